@@ -1,0 +1,1 @@
+"""What users program against, and (in `spi`) what a plugin implements."""

@@ -1,0 +1,473 @@
+"""The objects that users hold. The core's guards and sessions satisfy these protocols."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from types import TracebackType
+
+    import numpy as np
+    import numpy.typing as npt
+
+    from infercore.values.config import (
+        AdapterSpec,
+        ContextConfig,
+        DecodeConfig,
+        ModelConfig,
+        SamplingConfig,
+    )
+    from infercore.values.info import (
+        BackendInfo,
+        Capabilities,
+        MemoryPlan,
+        ModelInfo,
+        PerfCounters,
+    )
+    from infercore.values.session import (
+        ContextReport,
+        Message,
+        PrefixInput,
+        PrefixStatus,
+        Snapshot,
+        StreamChunk,
+        SuffixInput,
+        SuffixStatus,
+    )
+
+    FloatArray = npt.NDArray[np.float32]
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """**Protocol:** an engine that can load models; see `infercore.get_backend`."""
+
+    @property
+    def name(self) -> str:
+        """The name that users type."""
+
+    @property
+    def info(self) -> BackendInfo:
+        """What is known of it; its devices included."""
+
+    def match(self, path: str | os.PathLike[str]) -> float:
+        """Return how well it reads ``path``: 0 = not at all."""
+
+    def load_model(
+        self,
+        path: str | os.PathLike[str],
+        config: ModelConfig | None = None,
+        **fields: Any,
+    ) -> Model:
+        """Return the model at ``path``. Raises `ModelLoadError`; nothing is held then."""
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    """**Protocol:** text to token ids and back. May be used from many threads."""
+
+    @property
+    def n_vocab(self) -> int:
+        """Number of tokens; ids go from 0 to ``n_vocab - 1``."""
+
+    @property
+    def bos(self) -> int | None:
+        """Id of the beginning-of-sequence token, None where the model has none."""
+
+    @property
+    def eos(self) -> int | None:
+        """Id of the end-of-sequence token, None where the model has none."""
+
+    @property
+    def eot(self) -> int | None:
+        """Id of the end-of-turn token, None where the model has none."""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 hex over the vocabulary and its special ids."""
+
+    @property
+    def chat_template(self) -> str | None:
+        """The model's Jinja chat template, None where it has none."""
+
+    def encode(
+        self, text: str, *, add_special: bool = True, parse_special: bool = True
+    ) -> list[int]:
+        """Return the token ids of ``text``.
+
+        ``add_special`` adds what the model wants around a text (often BOS); ``parse_special``
+        turns the text of control tokens into those tokens. Raises `InvalidInputError` for a
+        value that is no str or holds lone surrogates.
+        """
+
+    def decode(self, tokens: Sequence[int], *, skip_special: bool = False) -> str:
+        """Return the text of ``tokens``; bytes that are no UTF-8 become U+FFFD.
+
+        Raises `InvalidTokenError` for an id outside the vocabulary.
+        """
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return the exact bytes of one token. Raises `InvalidTokenError`."""
+
+    def is_eog(self, token: int) -> bool:
+        """Tell whether ``token`` ends a generation. Raises `InvalidTokenError`."""
+
+    def is_control(self, token: int) -> bool:
+        """Tell whether ``token`` is a control token. Raises `InvalidTokenError`."""
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Message | Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **kwargs: Any,
+    ) -> str:
+        """Return the messages as the model's template renders them (sandboxed Jinja).
+
+        Raises `UnsupportedFeatureError` where the model has no template, `InvalidInputError`
+        where the template refuses the messages.
+        """
+
+
+@runtime_checkable
+class Model(Protocol):
+    """**Protocol:** loaded weights, shared by all their contexts; usable from many threads."""
+
+    @property
+    def backend(self) -> str:
+        """Name of the backend that loaded it."""
+
+    @property
+    def info(self) -> ModelInfo:
+        """Shape and metadata."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Those of a context with the default config; a context's own are the truth."""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 hex over the model's files, cached."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+
+    def new_context(self, config: ContextConfig | None = None, **fields: Any) -> Context:
+        """Return a new context on these weights; it keeps the model alive.
+
+        Raises `UnsupportedFeatureError`, `InvalidInputError` or `OutOfMemoryError`; the model
+        is unchanged by them.
+        """
+
+    def new_sampler(self, config: SamplingConfig | None = None, **fields: Any) -> Sampler:
+        """Return a sampler for this model's vocabulary."""
+
+    def new_session(self, config: ContextConfig | None = None, **fields: Any) -> Session:
+        """Return a session over a new context of its own."""
+
+    def plan_memory(self, config: ContextConfig | None = None, **fields: Any) -> MemoryPlan:
+        """Return the bytes that such a context will take."""
+
+    def close(self) -> None:
+        """Release the weights once the last context is closed; idempotent."""
+
+    def __enter__(self) -> Model: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+
+@runtime_checkable
+class Context(Protocol):
+    """**Protocol:** a KV cache driven by tokens and positions; one owner thread at a time.
+
+    Positions are half-open ranges [p0, p1); -1 as p0 means from the start, as p1 to the end.
+    Any call from a second thread raises `SessionBusyError`, any after `close`
+    `SessionClosedError`. Arguments are checked before the engine is called: state unchanged.
+    """
+
+    @property
+    def n_ctx(self) -> int:
+        """The window that is enforced, in tokens, over all sequences."""
+
+    @property
+    def n_ctx_seq(self) -> int:
+        """The window of one sequence, in tokens."""
+
+    @property
+    def n_batch(self) -> int:
+        """Most tokens of one engine call; `decode` splits longer input."""
+
+    @property
+    def n_ubatch(self) -> int:
+        """Most tokens of one compute step."""
+
+    @property
+    def n_seq_max(self) -> int:
+        """Number of sequences."""
+
+    @property
+    def n_threads(self) -> int:
+        """Threads for single tokens."""
+
+    @property
+    def n_threads_batch(self) -> int:
+        """Threads for batches."""
+
+    @property
+    def pooling_type(self) -> str:
+        """Pooling in force: "none", "mean", "cls", "last" or "rank"."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this context can do."""
+
+    @property
+    def effective(self) -> Mapping[str, Any]:
+        """The value in force of each `ContextConfig` field; ``n_ctx`` as the engine padded it."""
+
+    @property
+    def tolerance(self) -> float:
+        """How far a logit may move when the same tokens come in another split."""
+
+    @property
+    def attempts(self) -> Sequence[Any]:
+        """What was tried to fit the memory, one entry an attempt."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+
+    def decode(self, tokens: Sequence[int], *, seq_id: int = 0, logits: str = "last") -> None:
+        """Append ``tokens`` at the sequence's end, in chunks of ``n_batch``.
+
+        ``logits`` is "last" (one row, of the last token), "all" (a row a token) or "none". No
+        tokens is a no-op. Raises `InvalidTokenError`, `InvalidSequenceError` and
+        `ContextOverflowError` before anything changes; `DecodeAbortedError` in state *partial*.
+        """
+
+    def decode_one(self, token: int, *, seq_id: int = 0) -> None:
+        """Append one token and make its logits: the hot path. Errors as in `decode`."""
+
+    def eval(self, tokens: Sequence[int], n_past: int, *, seq_id: int = 0) -> None:
+        """Drop what lies at ``n_past`` and beyond, then `decode`.
+
+        Raises `InvalidPositionError` for a gap, `UnsupportedFeatureError` where that part cannot
+        be removed; both unchanged.
+        """
+
+    def decode_batch(self, entries: Sequence[tuple[int, Sequence[int], bool]]) -> None:
+        """Append ``(token, seq_ids, want_logits)`` entries of several sequences in one call.
+
+        Output rows are those wanted, in order. Raises `InvalidInputError` for more entries than
+        ``n_batch``, and what `decode` raises.
+        """
+
+    def encode(self, tokens: Sequence[int]) -> None:
+        """Run an encoder over ``tokens``. Raises `UnsupportedFeatureError` without one."""
+
+    def logits(self, i: int = -1) -> FloatArray:
+        """Return output row ``i`` of the last call: read-only float32 [n_vocab].
+
+        Negative ``i`` counts from the end. Valid until the next call; copy to keep. Raises
+        `OutputNotAvailableError` where the last call made no such row, or after a remove, clear
+        or restore.
+        """
+
+    def logits_all(self) -> FloatArray:
+        """Return float32 [n_outputs, n_vocab] of the last call made with ``logits="all"``."""
+
+    def embedding(self, seq_id: int = 0) -> FloatArray:
+        """Return the pooled embedding float32 [n_embd] (rank pooling: one score a class)."""
+
+    def embeddings(self) -> FloatArray:
+        """Return the embeddings float32 [n_tokens, n_embd]; only with pooling "none"."""
+
+    def n_past(self, seq_id: int = 0) -> int:
+        """Return the next position of the sequence, as the engine has it."""
+
+    def n_resident(self, seq_id: int = 0) -> int:
+        """Return how many tokens the sequence holds."""
+
+    def n_free(self, seq_id: int = 0) -> int:
+        """Return how many more tokens fit."""
+
+    def tokens(self, seq_id: int = 0) -> list[int]:
+        """Return the ids that the sequence holds, in order."""
+
+    @property
+    def n_outputs(self) -> int:
+        """How many output rows there are now."""
+
+    @property
+    def output_serial(self) -> int:
+        """A number that changes whenever the output rows do."""
+
+    def seq_pos_min(self, seq_id: int = 0) -> int:
+        """Return the first position held, -1 when empty."""
+
+    def seq_pos_max(self, seq_id: int = 0) -> int:
+        """Return the last position held, -1 when empty."""
+
+    def seq_remove(self, seq_id: int, p0: int = -1, p1: int = -1) -> bool:
+        """Remove positions [p0, p1); ``seq_id`` -1 = of all sequences.
+
+        Returns False, with nothing changed, where the engine cannot remove that part.
+        """
+
+    def seq_copy(self, src: int, dst: int, p0: int = -1, p1: int = -1) -> None:
+        """Make ``dst`` hold what ``src`` holds in [p0, p1)."""
+
+    def seq_keep(self, seq_id: int) -> None:
+        """Remove all other sequences."""
+
+    def seq_shift(self, seq_id: int, p0: int, p1: int, delta: int) -> None:
+        """Add ``delta`` to the positions in [p0, p1)."""
+
+    def seq_divide(self, seq_id: int, p0: int, p1: int, d: int) -> None:
+        """Divide the positions in [p0, p1) by ``d``."""
+
+    def clear(self) -> None:
+        """Remove everything."""
+
+    def save_state(self) -> bytes:
+        """Return all sequences and the last logits as bytes, with header and checksum."""
+
+    def load_state(self, data: bytes) -> None:
+        """Restore what `save_state` returned. Raises `SnapshotError`; see its state."""
+
+    def save_sequence(self, seq_id: int = 0) -> bytes:
+        """Return one sequence as bytes, with header and checksum."""
+
+    def load_sequence(self, seq_id: int, data: bytes) -> None:
+        """Restore what `save_sequence` returned, into ``seq_id``. Raises `SnapshotError`."""
+
+    def set_threads(self, n: int, n_batch: int | None = None) -> None:
+        """Set the thread counts from now on."""
+
+    def set_embeddings(self, on: bool) -> None:  # noqa: FBT001  (the contract's signature)
+        """Switch the output of embeddings on or off."""
+
+    def set_causal_attention(self, on: bool) -> None:  # noqa: FBT001
+        """Switch between causal and bidirectional attention."""
+
+    def abort(self) -> None:
+        """Make the call that runs in another thread stop with `DecodeAbortedError`."""
+
+    def set_abort_callback(self, callback: Callable[[], bool] | None) -> None:
+        """Ask ``callback`` while working; True aborts. None removes it."""
+
+    def set_adapters(self, adapters: Sequence[AdapterSpec]) -> None:
+        """Replace the whole list of LoRA adapters."""
+
+    def warmup(self) -> None:
+        """Touch weights and buffers once, so that the first real call is not slower."""
+
+    def synchronize(self) -> None:
+        """Wait until the engine has finished all queued work."""
+
+    def perf(self) -> PerfCounters:
+        """Return times and counts since the start or `reset_perf`."""
+
+    def reset_perf(self) -> None:
+        """Set all counters to zero."""
+
+    def close(self) -> None:
+        """Give the memory back; idempotent."""
+
+
+@runtime_checkable
+class Sampler(Protocol):
+    """**Protocol:** chooses tokens from a context's logits and remembers them."""
+
+    @property
+    def seed(self) -> int | None:
+        """The seed in use (drawn when the config had None)."""
+
+    def sample(self, context: Context, i: int = -1) -> int:
+        """Return a token from output row ``i``, accepted exactly once."""
+
+    def observe(self, tokens: Sequence[int], *, constrained: bool = True) -> None:
+        """Tell the sampler of tokens that are there already (penalties, constraints).
+
+        ``constrained=False`` keeps them from the constraint, as is right for a prompt.
+        """
+
+    def reset(self) -> None:
+        """Go back to the state after construction, seed included."""
+
+    def clone(self) -> Sampler:
+        """Return an independent sampler in the same state."""
+
+    def close(self) -> None:
+        """Release what the sampler holds; idempotent."""
+
+
+@runtime_checkable
+class Session(Protocol):
+    """**Protocol:** a stable prefix kept hot, a volatile suffix, and decoding from there.
+
+    States: EMPTY, PREFIXED, READY, DECODED, CLOSED, FATAL. While a decode iterator is open,
+    every other call but ``cancel``, ``explain_context`` and ``close`` raises `SessionBusyError`.
+    """
+
+    @property
+    def state(self) -> str:
+        """The state's name."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+
+    def ensure_prefix(self, prefix: PrefixInput | str) -> PrefixStatus:
+        """Make the context equal ``prefix``, evaluating only what is not resident."""
+
+    def prefill_suffix(self, suffix: SuffixInput | str) -> SuffixStatus:
+        """Put the volatile text after the prefix, evaluating only what is not resident."""
+
+    def decode(self, config: DecodeConfig | None = None, **fields: Any) -> Iterator[StreamChunk]:
+        """Return an iterator that generates from here."""
+
+    def generate(self, text: str, **decode: Any) -> str:
+        """Return the text generated after ``text`` as suffix."""
+
+    def explain_context(self) -> ContextReport:
+        """Report what is resident; never waits."""
+
+    def cancel(self) -> None:
+        """End the prefill or decode that runs, from any thread."""
+
+    def snapshot(self) -> Snapshot:
+        """Return the session's state as a value."""
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Take the state of ``snapshot``."""
+
+    def fork(self) -> Session:
+        """Return an independent session in the same state."""
+
+    def save(self, path: str | os.PathLike[str]) -> Snapshot:
+        """Write the session's state to a file, whole or not at all; return what was written."""
+
+    def load(self, path: str | os.PathLike[str]) -> Snapshot:
+        """Take the state in a file that `save` wrote; return what was read."""
+
+    def chat(
+        self, messages: Sequence[Message | Mapping[str, Any]], **decode: Any
+    ) -> Iterator[StreamChunk]:
+        """Return an iterator over the answer to ``messages``, as the model's template has them."""
+
+    def close(self) -> None:
+        """Release everything; idempotent. A decode that runs is cancelled."""

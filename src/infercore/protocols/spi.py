@@ -1,0 +1,131 @@
+"""What a plugin implements: the required part of each object, and the parts it may add.
+
+The core wraps each object in a guard of the same shape (`Model`, `Tokenizer`, `Context`). The
+guard has checked every argument before a call comes here, calls from one thread at a time per
+context, and keeps the books (ownership, windows, chunks, validity of outputs). So a plugin
+holds only what is particular to its engine: it reports its truth and raises what went wrong.
+
+Optional methods are looked up by name; whether they are called is decided by
+`Capabilities`. A capability that is declared without its method is a `PluginLoadError`.
+
+=====================  ==========================================================================
+capability             methods of `EngineContext` that it needs
+=====================  ==========================================================================
+``kv_remove``          ``seq_remove`` (always there; "none" removes whole sequences only)
+``kv_copy``            ``seq_copy(src, dst, p0, p1)``
+``kv_shift``           ``seq_shift(seq_id, p0, p1, delta)``
+``kv_divide``          ``seq_divide(seq_id, p0, p1, d)``
+``multi_sequence``     ``decode_batch(tokens, positions, seq_ids, wanted)``
+``state``              ``save_state() -> bytes``, ``load_state(data)``
+``sequence_state``     ``save_sequence(seq_id) -> bytes``, ``load_sequence(seq_id, data)``
+``logits_all``         ``decode(..., logits="all")`` makes a row for each token
+``embeddings``         ``embedding(seq_id)``, ``embeddings()``, ``set_embeddings(on)``
+``encoder``            ``encode(tokens)``
+``abort``              ``abort()``, ``clear_abort()``
+``live_threads``       ``set_threads(n, n_batch)``
+``lora``               ``set_adapters(adapters)``
+``perf``               ``perf() -> PerfCounters``, ``reset_perf()``
+=====================  ==========================================================================
+
+Further optional methods, each with a default in the guard: ``decode_one``, ``seq_pos_min``,
+``seq_pos_max``, ``clear``, ``synchronize``, ``warmup``, ``set_causal_attention``,
+``set_abort_callback``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import numpy as np
+    import numpy.typing as npt
+
+    from infercore.values.config import ContextConfig
+    from infercore.values.info import Capabilities, ModelInfo
+
+    TokenArray = npt.NDArray[np.int32]
+    FloatArray = npt.NDArray[np.float32]
+
+
+class EngineTokenizer(Protocol):
+    """**Protocol:** text to token ids and back, as the model's own vocabulary has it."""
+
+    n_vocab: int
+    bos: int | None
+    eos: int | None
+    eot: int | None
+    add_bos: bool
+    chat_template: str | None
+
+    def encode(self, text: str, *, add_special: bool, parse_special: bool) -> Sequence[int]:
+        """Return the ids of ``text`` (valid UTF-8; may be empty or hold NUL)."""
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return the exact bytes of one token; of a control token its text."""
+
+    def is_eog(self, token: int) -> bool:
+        """Tell whether ``token`` ends a generation."""
+
+    def is_control(self, token: int) -> bool:
+        """Tell whether ``token`` is a control token, that is: no text."""
+
+
+class EngineContext(Protocol):
+    """**Protocol:** one KV cache, its positions and the outputs of its last call.
+
+    ``n_batch`` is the most tokens that one `decode` takes here, ``n_ubatch`` one compute step.
+    ``effective`` has the value in force of every `ContextConfig` field that the engine knows;
+    its ``n_ctx`` may be padded. ``tolerance`` bounds how far logits may move when the same
+    tokens come in another split.
+    """
+
+    capabilities: Capabilities
+    effective: Mapping[str, Any]
+    tolerance: float
+    n_batch: int
+    n_ubatch: int
+
+    def decode(self, tokens: TokenArray, *, seq_id: int, logits: str) -> None:
+        """Append 1 to ``n_batch`` tokens at the sequence's end; ``logits`` last, all or none.
+
+        Raises `DecodeAbortedError` when cancelled, `ContextOverflowError` (stage "engine") when
+        the engine has no room; both with what stays resident counted by ``n_past`` afterwards.
+        """
+
+    def logits(self, i: int) -> FloatArray:
+        """Return output row ``i`` (0-based, counted over the last call) as float32 [n_vocab]."""
+
+    def seq_remove(self, seq_id: int, p0: int, p1: int) -> bool:
+        """Remove positions p0 <= p < p1 (p1 -1 = to the end) of one sequence; False if it can't."""
+
+    def n_past(self, seq_id: int) -> int:
+        """Return the sequence's next position, as the engine has it."""
+
+    def close(self) -> None:
+        """Give the memory back. Called once."""
+
+
+class EngineModel(Protocol):
+    """**Protocol:** loaded weights.
+
+    Optional: ``digest`` (a property; otherwise the core hashes ``files``), ``plan_memory(config)``,
+    ``new_sampler(config)`` where the capability ``native_sampler`` is declared.
+    """
+
+    info: ModelInfo
+    tokenizer: EngineTokenizer
+    capabilities: Capabilities
+    files: Sequence[str]
+    runtime: Mapping[str, Any]
+
+    def new_context(self, config: ContextConfig) -> EngineContext:
+        """Return a new context. Every field of ``config`` is honoured or refused.
+
+        The guard has resolved ``n_ctx`` (at least 1). Raises `UnsupportedFeatureError` for what
+        the engine lacks and `OutOfMemoryError` where an allocation fails.
+        """
+
+    def close(self) -> None:
+        """Free the weights. Called once, after all contexts are closed."""

@@ -1,0 +1,1 @@
+"""Configs, statuses, capabilities and identities: frozen values without behaviour."""

@@ -1,0 +1,195 @@
+"""Validators for the value types: each refuses with the field, the value and what is allowed."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import operator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import attrs
+
+from infercore.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+T = TypeVar("T")
+Validator = "Callable[[Any, attrs.Attribute[Any], Any], None]"
+
+
+def refuse(field: str, value: object, allowed: str) -> InvalidInputError:
+    """Return the error for ``value`` of ``field``."""
+    return InvalidInputError(
+        f"{field}={value!r} is not allowed; give {allowed}",
+        field=field,
+        value=value,
+        allowed=allowed,
+    )
+
+
+def _bounds(low: float | None, high: float | None) -> str:
+    if low is not None and high is not None:
+        return f" from {low} to {high}"
+    if low is not None:
+        return f" of at least {low}"
+    return f" of at most {high}" if high is not None else ""
+
+
+def integer(
+    low: int | None = None, high: int | None = None, *, optional: bool = True
+) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
+    """Accept an int (not a bool) in ``low..high``, and None where ``optional``."""
+    allowed = f"an integer{_bounds(low, high)}" + (", or None" if optional else "")
+
+    def check(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+        if value is None and optional:
+            return
+        if not is_integer(value) or not _within(value, low, high):
+            raise refuse(attribute.name, value, allowed)
+
+    return check
+
+
+def number(
+    low: float | None = None,
+    high: float | None = None,
+    *,
+    optional: bool = True,
+    infinite: bool = False,
+) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
+    """Accept a real number in ``low..high``; NaN never, infinity only where ``infinite``."""
+    allowed = f"a number{_bounds(low, high)}" + (", or None" if optional else "")
+
+    def check(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+        if value is None and optional:
+            return
+        if not is_number(value) or math.isnan(value) or (math.isinf(value) and not infinite):
+            raise refuse(attribute.name, value, allowed)
+        if not _within(value, low, high):
+            raise refuse(attribute.name, value, allowed)
+
+    return check
+
+
+def boolean(*, optional: bool = True) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
+    """Accept True and False, and None where ``optional``."""
+
+    def check(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+        if not (isinstance(value, bool) or (value is None and optional)):
+            raise refuse(
+                attribute.name, value, "True, False or None" if optional else "True or False"
+            )
+
+    return check
+
+
+def text(*, optional: bool = False) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
+    """Accept a str that can be encoded as UTF-8 (no lone surrogates)."""
+
+    def check(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+        if value is None and optional:
+            return
+        check_text(attribute.name, value)
+
+    return check
+
+
+def one_of(
+    *choices: object, optional: bool = True
+) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
+    """Accept one of ``choices``, and None where ``optional``."""
+
+    def check(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+        if value is None and optional:
+            return
+        if not any(value == choice and type(value) is type(choice) for choice in choices):
+            names = ", ".join(repr(choice) for choice in choices)
+            raise refuse(attribute.name, value, f"one of {names}")
+
+    return check
+
+
+def is_integer(value: object) -> bool:
+    """Tell whether ``value`` is an integer of any kind (NumPy's too), but no bool."""
+    if isinstance(value, bool):
+        return False
+    try:
+        operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return False
+    return True
+
+
+def is_number(value: object) -> bool:
+    """Tell whether ``value`` is a real number of any kind, but no bool."""
+    return is_integer(value) or isinstance(value, float) or type(value).__name__ == "float32"
+
+
+def _within(value: Any, low: float | None, high: float | None) -> bool:
+    return (low is None or value >= low) and (high is None or value <= high)
+
+
+def check_text(field: str, value: object) -> str:
+    """Return ``value`` if it is a str that UTF-8 can hold, else raise `InvalidInputError`."""
+    if not isinstance(value, str):
+        raise refuse(field, value, "a str")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        shown = value[max(0, error.start - 10) : error.start + 10]
+        raise InvalidInputError(
+            f"{field} holds a lone surrogate at index {error.start} ({shown!r}), which UTF-8 "
+            "cannot hold; decode the text with errors='replace' first",
+            field=field,
+            value=shown,
+            allowed="text without lone surrogates",
+        ) from error
+    return value
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return a hint that names the closest of ``known``, or all of them."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return "known are: " + ", ".join(names) if names else "there are none"
+
+
+def check_options(field: str, options: Mapping[str, object], known: Iterable[str]) -> None:
+    """Refuse a key of ``options`` that is not in ``known``, naming the nearest one."""
+    names = tuple(known)
+    for key in options:
+        if key not in names:
+            raise InvalidInputError(
+                f"unknown option {key!r} in {field}; {nearest(str(key), names)}",
+                field=field,
+                value=key,
+                allowed=names,
+            )
+
+
+def build(cls: type[T], config: T | None, fields: Mapping[str, Any]) -> T:
+    """Return ``config``, or a new one of ``cls``, with ``fields`` laid over it.
+
+    Raises `InvalidInputError` for a field that ``cls`` does not have, naming the nearest one.
+    """
+    known = _names(cls)
+    check_options(cls.__name__, fields, known)
+    if config is None:
+        return cls(**fields)
+    if not isinstance(config, cls):
+        raise refuse("config", config, f"a {cls.__name__}")
+    return attrs.evolve(config, **fields) if fields else config  # type: ignore[misc]
+
+
+def _names(cls: type) -> Sequence[str]:
+    return tuple(attribute.name for attribute in attrs.fields(cls))
+
+
+def frozen_mapping(value: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Return a read-only copy of ``value`` ({} for None)."""
+    from types import MappingProxyType  # noqa: PLC0415  (kept off the import path)
+
+    return MappingProxyType(dict(value or {}))

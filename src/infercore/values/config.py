@@ -1,0 +1,271 @@
+"""What a caller asks for: model, context, sampling and decode configs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from infercore.errors import InvalidInputError
+from infercore.values import checks
+
+KV_TYPES = (
+    "f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl", "u8",
+)  # fmt: skip
+QUANTISED_KV_TYPES = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl", "u8")
+POOLING_TYPES = ("none", "mean", "cls", "last", "rank")
+ROPE_SCALING_TYPES = ("none", "linear", "yarn", "longrope")
+MAX_SEQUENCES = 256
+MAX_THREADS = 512
+MAX_SEED = 2**32 - 2
+
+
+def _options(value: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    if value is not None and not isinstance(value, Mapping):
+        raise checks.refuse("backend_options", value, "a mapping of option names to values")
+    return checks.frozen_mapping(value)
+
+
+def _tensor_split(value: Sequence[float] | None) -> tuple[float, ...] | None:
+    if value is None:
+        return None
+    if isinstance(value, (str, bytes)):
+        raise checks.refuse("tensor_split", value, "a sequence of numbers, one a device")
+    split = tuple(value)
+    if not split or any(not checks.is_number(part) or not part >= 0 for part in split):
+        raise checks.refuse("tensor_split", value, "a sequence of numbers of at least 0")
+    return tuple(float(part) for part in split)
+
+
+def _callable(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if value is not None and not callable(value):
+        raise checks.refuse(attribute.name, value, "a callable or None")
+
+
+@attrs.frozen(kw_only=True)
+class ModelConfig:
+    """How to load a model. None leaves the choice to the backend.
+
+    ``n_gpu_layers`` counts layers put on the GPU (-1 = all), ``tensor_split`` gives each device's
+    share, ``split_mode`` is "none", "layer" or "row". ``device`` names a device of the backend
+    (see `BackendInfo.devices`). ``progress`` is called with the fraction loaded, 0.0 to 1.0; a
+    return value of False cancels. ``backend_options`` are options of one engine.
+    """
+
+    n_gpu_layers: int | None = attrs.field(default=None, validator=checks.integer(-1, 2**31 - 1))
+    split_mode: str | None = attrs.field(
+        default=None, validator=checks.one_of("none", "layer", "row")
+    )
+    main_gpu: int | None = attrs.field(default=None, validator=checks.integer(0, 255))
+    tensor_split: tuple[float, ...] | None = attrs.field(default=None, converter=_tensor_split)
+    device: str | None = attrs.field(default=None, validator=checks.text(optional=True))
+    use_mmap: bool | None = attrs.field(default=None, validator=checks.boolean())
+    use_mlock: bool | None = attrs.field(default=None, validator=checks.boolean())
+    check_tensors: bool | None = attrs.field(default=None, validator=checks.boolean())
+    progress: Callable[[float], object] | None = attrs.field(default=None, validator=_callable)
+    backend_options: Mapping[str, Any] = attrs.field(factory=dict, converter=_options)
+
+
+@attrs.frozen(kw_only=True)
+class AdapterSpec:
+    """A LoRA adapter file and the scale it is applied with."""
+
+    path: str = attrs.field(converter=str)
+    scale: float = attrs.field(default=1.0, validator=checks.number(optional=False))
+
+
+def _adapters(value: Sequence[AdapterSpec]) -> tuple[AdapterSpec, ...]:
+    adapters = tuple(value)
+    for adapter in adapters:
+        if not isinstance(adapter, AdapterSpec):
+            raise checks.refuse("adapters", adapter, "AdapterSpec objects")
+    return adapters
+
+
+def _no_defrag(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if value is not None:
+        raise InvalidInputError(
+            "defrag_thold has no effect in any engine any more; leave it out",
+            field=attribute.name,
+            value=value,
+            allowed=None,
+        )
+
+
+@attrs.frozen(kw_only=True)
+class ContextConfig:
+    """The fields of llama.cpp's context parameters; None leaves the choice to the backend.
+
+    A field that is set is honoured, or `UnsupportedFeatureError` is raised; what was chosen
+    stands in `Context.effective`. Sizes count tokens: ``n_ctx`` is the window (None = the smaller
+    of 4096 and the trained window, 0 = the trained window), ``n_batch`` the most tokens of one
+    engine call, ``n_ubatch`` of one compute step. ``flash_attn`` is "auto", "on" or "off";
+    ``type_k`` and ``type_v`` name the number format of the KV cache. With ``on_oom="shrink"``
+    a failed allocation is tried again with a smaller n_ubatch, a smaller KV type and then half
+    the window, down to ``n_ctx_min``; `Context.attempts` reports each try.
+
+    Source of names and meaning: ``llama_context_params`` in llama.cpp's ``llama.h``.
+    """
+
+    n_ctx: int | None = attrs.field(default=None, validator=checks.integer(0, 2**31 - 1))
+    n_batch: int | None = attrs.field(default=None, validator=checks.integer(1, 2**31 - 1))
+    n_ubatch: int | None = attrs.field(default=None, validator=checks.integer(1, 2**31 - 1))
+    n_seq_max: int | None = attrs.field(default=None, validator=checks.integer(1, MAX_SEQUENCES))
+    n_threads: int | None = attrs.field(default=None, validator=checks.integer(1, MAX_THREADS))
+    n_threads_batch: int | None = attrs.field(
+        default=None, validator=checks.integer(1, MAX_THREADS)
+    )
+    rope_scaling_type: str | None = attrs.field(
+        default=None, validator=checks.one_of(*ROPE_SCALING_TYPES)
+    )
+    rope_freq_base: float | None = attrs.field(default=None, validator=checks.number(0))
+    rope_freq_scale: float | None = attrs.field(default=None, validator=checks.number(0))
+    yarn_ext_factor: float | None = attrs.field(default=None, validator=checks.number(-1, 1))
+    yarn_attn_factor: float | None = attrs.field(default=None, validator=checks.number(-1))
+    yarn_beta_fast: float | None = attrs.field(default=None, validator=checks.number(-1))
+    yarn_beta_slow: float | None = attrs.field(default=None, validator=checks.number(-1))
+    yarn_orig_ctx: int | None = attrs.field(default=None, validator=checks.integer(0, 2**31 - 1))
+    defrag_thold: None = attrs.field(default=None, validator=_no_defrag)
+    pooling_type: str | None = attrs.field(default=None, validator=checks.one_of(*POOLING_TYPES))
+    attention_type: str | None = attrs.field(
+        default=None, validator=checks.one_of("causal", "non-causal")
+    )
+    flash_attn: str | None = attrs.field(default=None, validator=checks.one_of("auto", "on", "off"))
+    type_k: str | None = attrs.field(default=None, validator=checks.one_of(*KV_TYPES))
+    type_v: str | None = attrs.field(default=None, validator=checks.one_of(*KV_TYPES))
+    embeddings: bool | None = attrs.field(default=None, validator=checks.boolean())
+    offload_kqv: bool | None = attrs.field(default=None, validator=checks.boolean())
+    op_offload: bool | None = attrs.field(default=None, validator=checks.boolean())
+    swa_full: bool | None = attrs.field(default=None, validator=checks.boolean())
+    kv_unified: bool | None = attrs.field(default=None, validator=checks.boolean())
+    no_perf: bool | None = attrs.field(default=None, validator=checks.boolean())
+    adapters: tuple[AdapterSpec, ...] = attrs.field(default=(), converter=_adapters)
+    on_oom: str = attrs.field(
+        default="raise", validator=checks.one_of("raise", "shrink", optional=False)
+    )
+    n_ctx_min: int = attrs.field(default=256, validator=checks.integer(1, optional=False))
+    backend_options: Mapping[str, Any] = attrs.field(factory=dict, converter=_options)
+
+    def __attrs_post_init__(self) -> None:
+        if self.flash_attn == "off" and self.type_v in QUANTISED_KV_TYPES:
+            raise InvalidInputError(
+                f"type_v={self.type_v!r} is quantised and needs flash attention; "
+                "give flash_attn='auto' or 'on', or an unquantised type_v",
+                field="type_v",
+                value=self.type_v,
+                allowed="an unquantised type, or flash_attn other than 'off'",
+            )
+
+
+def _logit_bias(value: Mapping[int, float] | None) -> Mapping[int, float]:
+    bias = dict(value or {})
+    for token, amount in bias.items():
+        if not checks.is_integer(token) or token < 0:
+            raise checks.refuse("logit_bias", token, "token ids of at least 0 as keys")
+        if not checks.is_number(amount) or not amount < math.inf:
+            raise checks.refuse("logit_bias", amount, "numbers below infinity as values")
+    return checks.frozen_mapping(bias)  # type: ignore[arg-type,return-value]
+
+
+def _strings(value: str | Sequence[str] | None) -> tuple[str, ...]:
+    strings = (value,) if isinstance(value, str) else tuple(value or ())
+    for string in strings:
+        if not checks.check_text("stop", string):
+            raise checks.refuse("stop", string, "strings that are not empty")
+    return strings
+
+
+def _breakers(value: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(value, str):
+        raise checks.refuse("dry_sequence_breakers", value, "a sequence of strings")
+    return tuple(checks.check_text("dry_sequence_breakers", item) for item in value)
+
+
+@attrs.frozen(kw_only=True)
+class SamplingConfig:
+    """How the next token is chosen; the same meaning on every backend.
+
+    The order is fixed: constraint mask, bias, penalties, dry, top_n_sigma, top_k, typical,
+    top_p, min_p, xtc, temperature, selection. ``temperature=0`` takes the most likely token,
+    whatever else is set and without randomness. ``top_k=0`` and ``top_n_sigma=-1`` are off, as
+    are ``top_p=1``, ``min_p=0``, ``typical_p=1`` and ``xtc_probability=0``. ``seed=None`` draws
+    one; `Sampler.seed` reports it. ``implementation`` is "portable" (NumPy, the specification),
+    "native" (the engine's own) or "auto".
+    """
+
+    temperature: float = attrs.field(default=0.8, validator=checks.number(0, optional=False))
+    top_k: int = attrs.field(default=40, validator=checks.integer(0, optional=False))
+    top_p: float = attrs.field(default=0.95, validator=checks.number(0, 1, optional=False))
+    min_p: float = attrs.field(default=0.05, validator=checks.number(0, 1, optional=False))
+    typical_p: float = attrs.field(default=1.0, validator=checks.number(0, 1, optional=False))
+    top_n_sigma: float = attrs.field(default=-1.0, validator=checks.number(-1, optional=False))
+    xtc_probability: float = attrs.field(default=0.0, validator=checks.number(0, 1, optional=False))
+    xtc_threshold: float = attrs.field(default=0.1, validator=checks.number(0, 1, optional=False))
+    dynatemp_range: float = attrs.field(default=0.0, validator=checks.number(0, optional=False))
+    dynatemp_exponent: float = attrs.field(default=1.0, validator=checks.number(0, optional=False))
+    mirostat: int = attrs.field(default=0, validator=checks.one_of(0, 1, 2, optional=False))
+    mirostat_tau: float = attrs.field(default=5.0, validator=checks.number(0, optional=False))
+    mirostat_eta: float = attrs.field(default=0.1, validator=checks.number(0, optional=False))
+    repeat_penalty: float = attrs.field(default=1.0, validator=checks.number(1e-6, optional=False))
+    frequency_penalty: float = attrs.field(default=0.0, validator=checks.number(optional=False))
+    presence_penalty: float = attrs.field(default=0.0, validator=checks.number(optional=False))
+    penalty_last_n: int = attrs.field(default=64, validator=checks.integer(-1, optional=False))
+    dry_multiplier: float = attrs.field(default=0.0, validator=checks.number(0, optional=False))
+    dry_base: float = attrs.field(default=1.75, validator=checks.number(0, optional=False))
+    dry_allowed_length: int = attrs.field(default=2, validator=checks.integer(0, optional=False))
+    dry_penalty_last_n: int = attrs.field(default=-1, validator=checks.integer(-1, optional=False))
+    dry_sequence_breakers: tuple[str, ...] = attrs.field(
+        default=("\n", ":", '"', "*"), converter=_breakers
+    )
+    logit_bias: Mapping[int, float] = attrs.field(factory=dict, converter=_logit_bias)
+    seed: int | None = attrs.field(default=None, validator=checks.integer(0, MAX_SEED))
+    min_keep: int = attrs.field(default=1, validator=checks.integer(0, optional=False))
+    ignore_eos: bool = attrs.field(default=False, validator=checks.boolean(optional=False))
+    implementation: str = attrs.field(
+        default="auto",
+        validator=checks.one_of("auto", "native", "portable", optional=False),
+    )
+
+
+def _stop_tokens(value: Sequence[int] | None) -> tuple[int, ...]:
+    tokens = tuple(value or ())
+    for token in tokens:
+        if not checks.is_integer(token) or token < 0:
+            raise checks.refuse("stop_tokens", token, "token ids of at least 0")
+    return tuple(int(token) for token in tokens)
+
+
+def _processors(value: Sequence[Any] | None) -> tuple[Any, ...]:
+    processors = tuple(value or ())
+    for processor in processors:
+        if not callable(getattr(processor, "apply", None)):
+            raise checks.refuse("processors", processor, "objects with apply(logits) -> logits")
+    return processors
+
+
+@attrs.frozen(kw_only=True)
+class DecodeConfig:
+    """How one decode runs.
+
+    ``max_tokens`` bounds the generated tokens (None = until the window is full); ``stop`` holds
+    strings that end the text and never appear in it; ``stop_tokens`` are ids that end it as an
+    end-of-generation token does. ``sampling`` chooses tokens; ``logprobs=n`` reports the n most
+    likely tokens of each step beside the chosen one. ``processors`` are objects with
+    ``apply(logits) -> logits`` (float32 [n_vocab]). ``response_format`` constrains the text to
+    a JSON schema, regex, grammar or choice. ``special_text`` shows control tokens as text.
+    """
+
+    max_tokens: int | None = attrs.field(default=None, validator=checks.integer(1))
+    stop: tuple[str, ...] = attrs.field(default=(), converter=_strings)
+    stop_tokens: tuple[int, ...] = attrs.field(default=(), converter=_stop_tokens)
+    sampling: SamplingConfig = attrs.field(factory=SamplingConfig)
+    logprobs: int | None = attrs.field(default=None, validator=checks.integer(0, 1000))
+    processors: tuple[Any, ...] = attrs.field(default=(), converter=_processors)
+    response_format: Any = attrs.field(default=None)
+    special_text: bool = attrs.field(default=False, validator=checks.boolean(optional=False))
+
+    def __attrs_post_init__(self) -> None:
+        if not isinstance(self.sampling, SamplingConfig):
+            raise checks.refuse("sampling", self.sampling, "a SamplingConfig")

@@ -1,0 +1,175 @@
+"""What a backend, a model and a context say of themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from infercore.values import checks
+
+
+@attrs.frozen(kw_only=True)
+class DeviceInfo:
+    """A compute device: its name, kind ("cpu", "gpu", "igpu", "npu", "accel") and memory.
+
+    ``memory_total_bytes`` and ``memory_free_bytes`` are None where the engine does not tell.
+    """
+
+    name: str
+    kind: str
+    description: str = ""
+    memory_total_bytes: int | None = None
+    memory_free_bytes: int | None = None
+
+
+@attrs.frozen(kw_only=True)
+class BackendInfo:
+    """A backend as found: usable, or with the ``reason`` why it is not.
+
+    ``version`` is the engine's, ``plugin_version`` that of ``distribution``. ``formats`` are
+    short names of what it reads ("gguf", "openvino", ...). ``devices`` is empty until asked for
+    with ``backends(devices=True)``, as listing them imports the engine.
+    """
+
+    name: str
+    available: bool
+    reason: str | None = None
+    summary: str = ""
+    formats: tuple[str, ...] = ()
+    distribution: str | None = None
+    plugin_version: str | None = None
+    version: str | None = None
+    api_version: int | None = None
+    priority: int = 0
+    devices: tuple[DeviceInfo, ...] = ()
+
+
+@attrs.frozen(kw_only=True)
+class Capabilities:
+    """What the loaded model can do in this context: probed, never assumed.
+
+    What is declared works; what is not raises `UnsupportedFeatureError` and changes nothing.
+
+    ``kv_remove`` is "any" (any part of a sequence), "suffix" (its end), "rollback" (its last
+    ``max_rollback`` tokens) or "none" (only whole sequences). ``kv_copy`` is "any", "full" (whole
+    sequences) or "none". ``pooling``, ``kv_types`` and ``flash_attention`` list the accepted
+    values. ``abort`` tells that a running call can be cancelled from another thread.
+    """
+
+    kv_remove: str = attrs.field(
+        default="none", validator=checks.one_of("any", "suffix", "rollback", "none")
+    )
+    max_rollback: int = 0
+    kv_copy: str = attrs.field(default="none", validator=checks.one_of("any", "full", "none"))
+    kv_shift: bool = False
+    kv_divide: bool = False
+    multi_sequence: bool = False
+    state: bool = False
+    sequence_state: bool = False
+    logits_all: bool = False
+    embeddings: bool = False
+    pooling: tuple[str, ...] = ()
+    encoder: bool = False
+    abort: bool = False
+    live_threads: bool = False
+    kv_types: tuple[str, ...] = ()
+    flash_attention: tuple[str, ...] = ()
+    gpu_offload: bool = False
+    lora: bool = False
+    native_sampler: bool = False
+    perf: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class ModelInfo:
+    """The shape of a loaded model; ``metadata`` holds what else its files say, as text.
+
+    ``n_params`` counts weights, ``size_bytes`` their bytes in the files, ``n_ctx_train`` the
+    trained window in tokens. ``sliding_window`` is the width in tokens of the sliding-window
+    layers, None where there are none. ``tolerance`` bounds how far logits of the same tokens in
+    another split may differ (the contract's t), for the default context.
+    """
+
+    architecture: str
+    n_vocab: int
+    n_ctx_train: int
+    n_embd: int
+    n_layer: int
+    n_head: int
+    n_head_kv: int
+    n_params: int
+    size_bytes: int
+    is_recurrent: bool = False
+    is_hybrid: bool = False
+    sliding_window: int | None = None
+    has_encoder: bool = False
+    description: str = ""
+    metadata: Mapping[str, str] = attrs.field(factory=dict, converter=checks.frozen_mapping)
+
+
+@attrs.frozen(kw_only=True)
+class MemoryPlan:
+    """Bytes that a model and a context will take, from metadata alone.
+
+    ``kv_bytes_by_kind`` splits the cache by layer kind: "full", "sliding", "recurrent".
+    ``peak_bytes`` is the most that is held at once, loading included.
+    """
+
+    weights_bytes: int
+    kv_bytes: int
+    compute_bytes: int
+    peak_bytes: int
+    n_ctx: int
+    kv_bytes_by_kind: Mapping[str, int] = attrs.field(
+        factory=dict, converter=checks.frozen_mapping
+    )
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes held once everything is loaded."""
+        return self.weights_bytes + self.kv_bytes + self.compute_bytes
+
+
+@attrs.frozen(kw_only=True)
+class PerfCounters:
+    """Times in milliseconds and token counts of a context since its start or `reset_perf`.
+
+    ``decode`` counts calls of one token, ``prefill`` all others. ``reused_tokens`` were asked
+    for by a session and not evaluated because they were resident.
+    """
+
+    load_ms: float = 0.0
+    prefill_ms: float = 0.0
+    decode_ms: float = 0.0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    reused_tokens: int = 0
+
+
+@attrs.frozen(kw_only=True)
+class BackendDescriptor:
+    """What a plugin's ``infercore_backend`` hook returns.
+
+    ``match(path)`` gives a score: 0 = cannot read it, higher = better suited; it must be cheap
+    and import no engine. ``loader(path, config)`` imports the engine and returns its model.
+    Optional: ``check()`` raises `BackendUnavailableError` where the engine cannot run here,
+    ``engine_version()`` and ``devices()`` tell about the engine, ``plan_memory(path,
+    model_config, context_config)`` answers before loading. ``model_options`` and
+    ``context_options`` name the keys of ``backend_options`` that are understood.
+    """
+
+    name: str = attrs.field(validator=checks.text())
+    api_version: int = attrs.field(validator=checks.integer(1, optional=False))
+    loader: Any
+    match: Any
+    summary: str = ""
+    formats: tuple[str, ...] = attrs.field(default=(), converter=tuple)
+    priority: int = 0
+    check: Any = None
+    engine_version: Any = None
+    devices: Any = None
+    plan_memory: Any = None
+    model_options: tuple[str, ...] = attrs.field(default=(), converter=tuple)
+    context_options: tuple[str, ...] = attrs.field(default=(), converter=tuple)

@@ -1,0 +1,133 @@
+"""Cache identity: hashes of text and tokens, segments and the manifest."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from array import array
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from infercore.errors import InvalidInputError, ManifestMismatchError
+from infercore.values import checks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+IDENTITY_FIELDS = (
+    "profile_id",
+    "backend",
+    "backend_version",
+    "model_digest",
+    "tokenizer_digest",
+    "prompt_format",
+    "prompt_template_digest",
+    "runtime_digest",
+    "add_bos",
+    "adapters",
+)
+
+
+def hash_text(text: str) -> str:
+    """Return the SHA-256 hex digest of the UTF-8 bytes of ``text``."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def hash_token_ids(tokens: Iterable[int]) -> str:
+    """Return the SHA-256 hex digest over each id as an unsigned 64-bit little-endian integer.
+
+    Negative ids wrap (two's complement). ``[]`` gives the digest of no bytes.
+    """
+    ids = array("Q", (int(token) & 0xFFFF_FFFF_FFFF_FFFF for token in tokens))
+    if ids.itemsize != 8:  # noqa: PLR2004  pragma: no cover  (no such platform is supported)
+        raise AssertionError("array('Q') is not 64 bits wide here")
+    import sys  # noqa: PLC0415
+
+    if sys.byteorder == "big":  # pragma: no cover
+        ids.byteswap()
+    return hashlib.sha256(ids.tobytes()).hexdigest()
+
+
+def hash_json(value: object) -> str:
+    """Return the SHA-256 hex digest of ``value`` as canonical JSON (sorted keys, no blanks)."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hash_text(text)
+
+
+@attrs.frozen(kw_only=True)
+class ManifestSegment:
+    """A stretch of the context: its name, kind, byte and token ranges (half-open) and hash."""
+
+    name: str
+    kind: str = attrs.field(validator=checks.one_of("stable", "volatile", optional=False))
+    byte_start: int
+    byte_end: int
+    token_start: int
+    token_end: int
+    byte_hash: str | None = None
+
+
+def _adapter_names(value: Any) -> tuple[str, ...] | None:
+    return None if value is None else tuple(str(item) for item in value)
+
+
+def _segments(value: Any) -> tuple[ManifestSegment, ...]:
+    return tuple(
+        item if isinstance(item, ManifestSegment) else ManifestSegment(**item) for item in value
+    )
+
+
+@attrs.frozen(kw_only=True)
+class ContextManifest:
+    """The identity under which resident tokens may be reused.
+
+    A caller states some of the identity fields (None = not stated); a session computes all of
+    them. Hashes and segments describe the text and are not identity: an edited prefix still
+    reuses the tokens it has in common with the old one.
+    """
+
+    profile_id: str | None = None
+    backend: str | None = None
+    backend_version: str | None = None
+    model_digest: str | None = None
+    tokenizer_digest: str | None = None
+    prompt_format: str | None = None
+    prompt_template_digest: str | None = None
+    runtime_digest: str | None = None
+    add_bos: bool | None = None
+    adapters: tuple[str, ...] | None = attrs.field(default=None, converter=_adapter_names)
+    stable_byte_hash: str | None = None
+    stable_token_hash: str | None = None
+    volatile_byte_hash: str | None = None
+    volatile_token_hash: str | None = None
+    segments: tuple[ManifestSegment, ...] = attrs.field(default=(), converter=_segments)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 hex over the identity fields alone."""
+        return hash_json({name: getattr(self, name) for name in IDENTITY_FIELDS})
+
+    def mismatch(self, stated: ContextManifest) -> ManifestMismatchError | None:
+        """Return the error for the first identity field of ``stated`` that differs, if any."""
+        for name in IDENTITY_FIELDS:
+            expected = getattr(stated, name)
+            actual = getattr(self, name)
+            if expected is not None and expected != actual:
+                return ManifestMismatchError(field=name, expected=expected, actual=actual)
+        return None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the manifest as plain JSON types."""
+        result: dict[str, Any] = json.loads(json.dumps(attrs.asdict(self)))
+        return result
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> ContextManifest:
+        """Return the manifest that `to_dict` wrote; raises `InvalidInputError` for other data."""
+        try:
+            return cls(**data)
+        except (TypeError, ValueError) as error:
+            raise InvalidInputError(
+                f"not a manifest: {error}", field="manifest", value=data, allowed="to_dict output"
+            ) from error

@@ -1,0 +1,188 @@
+"""What goes into a session and what it reports."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from infercore.values import checks
+from infercore.values.manifest import ContextManifest
+
+
+def _manifest(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if value is not None and not isinstance(value, ContextManifest):
+        raise checks.refuse(attribute.name, value, "a ContextManifest or None")
+
+
+@attrs.frozen(kw_only=True)
+class PrefixInput:
+    """The stable text, and what the caller states of its identity.
+
+    ``parse_special`` turns the text of control tokens into those tokens. With ``on_mismatch="cold"`` a differing identity starts cold and says so
+    in `PrefixStatus.reset_reason`; with "error" it raises `ManifestMismatchError`.
+    """
+
+    text: str = attrs.field(validator=checks.text())
+    manifest: ContextManifest | None = attrs.field(default=None, validator=_manifest)
+    parse_special: bool = attrs.field(default=True, validator=checks.boolean(optional=False))
+    on_mismatch: str = attrs.field(
+        default="cold", validator=checks.one_of("cold", "error", optional=False)
+    )
+
+
+@attrs.frozen(kw_only=True)
+class SuffixInput:
+    """The volatile text that follows the prefix.
+
+    ``mode="replace"`` takes the place of an earlier suffix and of what was generated, "append"
+    adds to the end. ``boundary="joint"`` tokenizes prefix and suffix as one text, "split" apart.
+    """
+
+    text: str = attrs.field(validator=checks.text())
+    manifest: ContextManifest | None = attrs.field(default=None, validator=_manifest)
+    mode: str = attrs.field(
+        default="replace", validator=checks.one_of("replace", "append", optional=False)
+    )
+    boundary: str = attrs.field(
+        default="joint", validator=checks.one_of("joint", "split", optional=False)
+    )
+    parse_special: bool = attrs.field(default=True, validator=checks.boolean(optional=False))
+
+
+@attrs.frozen(kw_only=True)
+class PrefixStatus:
+    """What `ensure_prefix` reused and evaluated, in tokens.
+
+    ``reused_tokens + prefilled_tokens == prefix_tokens``; ``dropped_tokens`` were removed from
+    the engine to make room for the new ones. ``resident_tokens`` counts the logical context,
+    ``available_tokens`` what still fits. ``reset_reason`` says why nothing was reused.
+    """
+
+    reused_tokens: int
+    prefilled_tokens: int
+    dropped_tokens: int
+    prefix_tokens: int
+    suffix_tokens: int
+    resident_tokens: int
+    available_tokens: int
+    n_ctx: int
+    stable_byte_hash: str
+    stable_token_hash: str
+    manifest_digest: str
+    reset_reason: str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class SuffixStatus:
+    """What `prefill_suffix` reused and evaluated, in tokens.
+
+    ``reused_tokens + prefilled_tokens`` is the length of the text behind the prefix tokens that
+    stood: ``suffix_tokens``, which includes those that took the place of prefix tokens at the
+    seam (``seam_tokens`` of them gave way). Other fields as in `PrefixStatus`.
+    """
+
+    reused_tokens: int
+    prefilled_tokens: int
+    dropped_tokens: int
+    prefix_tokens: int
+    suffix_tokens: int
+    resident_tokens: int
+    available_tokens: int
+    n_ctx: int
+    stable_byte_hash: str
+    stable_token_hash: str
+    manifest_digest: str
+    reset_reason: str | None = None
+    seam_tokens: int = 0
+
+
+@attrs.frozen(kw_only=True)
+class Usage:
+    """What one decode took.
+
+    ``prompt_tokens`` were resident at its start, of which ``cached_tokens`` had not been
+    evaluated since the decode before. ``time_to_first_token_ms`` counts from the call of
+    ``decode`` to the first token, ``tokens_per_second`` the tokens after it.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    time_to_first_token_ms: float | None
+    tokens_per_second: float | None
+    seed: int | None
+
+
+@attrs.frozen(kw_only=True)
+class TokenLogprob:
+    """Natural-log probabilities at one step: of the chosen token, and of the likeliest ones."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@attrs.frozen(kw_only=True)
+class StreamChunk:
+    """A piece of generated text, and the ids of the tokens that ended in it.
+
+    The last chunk has a ``finish_reason`` ("eos", "stop", "length", "context", "cancelled") and
+    ``usage``. Text joined over the stream equals the whole; ids likewise.
+    """
+
+    text: str
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    finish_reason: str | None = None
+    usage: Usage | None = None
+
+
+@attrs.frozen(kw_only=True)
+class ContextReport:
+    """What a session holds, at any time and from any thread; also when closed or failed.
+
+    ``warm_tail_tokens`` are held by the engine beyond the logical context, for reuse.
+    ``fatal_cause`` is the text of the error that ended the session, if one did.
+    """
+
+    state: str
+    resident_tokens: int
+    prefix_tokens: int
+    suffix_tokens: int
+    generated_tokens: int
+    warm_tail_tokens: int
+    n_ctx: int
+    available_tokens: int
+    stable_byte_hash: str | None
+    stable_token_hash: str | None
+    manifest_digest: str
+    manifest: ContextManifest
+    closed: bool
+    fatal_cause: str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Message:
+    """One turn of a chat: its role ("system", "user", "assistant", "tool") and text."""
+
+    role: str = attrs.field(validator=checks.text())
+    content: str = attrs.field(validator=checks.text())
+
+
+@attrs.frozen(kw_only=True)
+class Snapshot:
+    """A session's state as bytes, with the identity it belongs to.
+
+    ``elapsed_ms`` is the time it took to make; ``size_bytes`` what ``data`` takes.
+    """
+
+    manifest: ContextManifest
+    data: bytes = attrs.field(repr=False)
+    resident_tokens: int
+    elapsed_ms: float = 0.0
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that the snapshot takes."""
+        return len(self.data)
