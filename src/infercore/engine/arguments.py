@@ -1,0 +1,131 @@
+"""Checks of what users pass to a context, before the engine is called."""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from infercore.errors import InvalidInputError, InvalidPositionError, InvalidSequenceError
+from infercore.errors import InvalidTokenError as _InvalidTokenError
+from infercore.values import checks
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from infercore.protocols.spi import TokenArray
+
+MAX_POSITION = 2**31 - 1
+
+
+def token_error(token: object, n_vocab: int) -> _InvalidTokenError:
+    """Return the error for an id outside the vocabulary."""
+    return _InvalidTokenError(
+        f"token {token!r} is not in the vocabulary; ids go from 0 to {n_vocab - 1}",
+        field="token",
+        value=token,
+        allowed=(0, n_vocab - 1),
+    )
+
+
+def check_token(token: Any, n_vocab: int) -> int:
+    """Return ``token`` as int. Raises `InvalidTokenError`."""
+    if not checks.is_integer(token) or not 0 <= token < n_vocab:
+        raise token_error(token, n_vocab)
+    return operator.index(token)
+
+
+def check_tokens(tokens: Sequence[int], n_vocab: int) -> TokenArray:
+    """Return ``tokens`` as int32 [n_tokens]. Raises `InvalidTokenError`, `InvalidInputError`."""
+    if isinstance(tokens, (str, bytes)):
+        raise checks.refuse("tokens", tokens, "a sequence of token ids; encode text first")
+    try:
+        array = np.asarray(tokens if isinstance(tokens, np.ndarray) else list(tokens))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise checks.refuse("tokens", tokens, "a sequence of token ids") from error
+    if array.ndim != 1:
+        raise checks.refuse("tokens", tokens, "a one-dimensional sequence of token ids")
+    if array.size == 0:
+        return np.empty(0, dtype=np.int32)
+    if array.dtype.kind not in "iu":
+        raise token_error(next(iter(tokens)), n_vocab)
+    low, high = int(array.min()), int(array.max())
+    if low < 0 or high >= n_vocab:
+        raise token_error(low if low < 0 else high, n_vocab)
+    return np.ascontiguousarray(array, dtype=np.int32)
+
+
+def check_sequence(seq_id: Any, n_seq_max: int, field: str = "seq_id") -> int:
+    """Return ``seq_id`` as int in 0..n_seq_max-1. Raises `InvalidSequenceError`."""
+    if not checks.is_integer(seq_id) or not 0 <= seq_id < n_seq_max:
+        raise InvalidSequenceError(
+            f"{field}={seq_id!r} is no sequence of this context; ids go from 0 to "
+            f"{n_seq_max - 1} (see n_seq_max)",
+            field=field,
+            value=seq_id,
+            allowed=(0, n_seq_max - 1),
+        )
+    return operator.index(seq_id)
+
+
+def check_range(p0: Any, p1: Any) -> tuple[int, int]:
+    """Return the half-open range with -1 resolved. Raises `InvalidPositionError`."""
+    for field, value in (("p0", p0), ("p1", p1)):
+        if not checks.is_integer(value) or value < -1:
+            raise _position_error(field, value, "-1, or a position of at least 0")
+    start = 0 if p0 == -1 else operator.index(p0)
+    end = MAX_POSITION if p1 == -1 else operator.index(p1)
+    if end < start:
+        raise _position_error("p1", p1, f"a position of at least p0={p0}")
+    return start, end
+
+
+def check_position(position: Any, field: str) -> int:
+    """Return ``position`` as int of at least 0. Raises `InvalidPositionError`."""
+    if not checks.is_integer(position) or position < 0:
+        raise _position_error(field, position, "a position of at least 0")
+    return operator.index(position)
+
+
+def _position_error(field: str, value: object, allowed: str) -> InvalidPositionError:
+    return InvalidPositionError(
+        f"{field}={value!r} is not allowed; give {allowed}",
+        field=field,
+        value=value,
+        allowed=allowed,
+    )
+
+
+def check_logits_mode(logits: Any) -> str:
+    """Return ``logits`` if it is "last", "all" or "none". Raises `InvalidInputError`."""
+    if not isinstance(logits, str) or logits not in ("last", "all", "none"):
+        raise checks.refuse("logits", logits, "'last', 'all' or 'none'")
+    return logits
+
+
+def check_bool(field: str, value: Any) -> bool:
+    """Return ``value`` if it is a bool. Raises `InvalidInputError`."""
+    if not isinstance(value, bool):
+        raise checks.refuse(field, value, "True or False")
+    return value
+
+
+def gap_error(n_past: int, at: int) -> InvalidPositionError:
+    """Return the error for a position that would leave a gap."""
+    return InvalidPositionError(
+        f"n_past={n_past} would leave a gap: the sequence's next position is {at}",
+        field="n_past",
+        value=n_past,
+        allowed=(0, at),
+    )
+
+
+def too_many(field: str, n_tokens: int, limit: int, why: str) -> InvalidInputError:
+    """Return the error for more tokens than one call may take."""
+    return InvalidInputError(
+        f"{n_tokens} tokens in one call, but {why}; give at most {limit}",
+        field=field,
+        value=n_tokens,
+        allowed=limit,
+    )

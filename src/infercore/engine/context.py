@@ -1,0 +1,40 @@
+"""The guarded context: the `Context` that users get, over any plugin's."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from infercore.engine.context_controls import Controls
+from infercore.engine.context_decode import Decoding
+from infercore.engine.context_state import Saving
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class GuardedContext(Saving, Decoding, Controls):
+    """A `Context` over a plugin's `EngineContext`; it keeps its model alive until closed."""
+
+    def __init__(self, inner: Any, *, release: Callable[[], None], **facts: Any) -> None:
+        super().__init__(inner, **facts)
+        self._finalizer = weakref.finalize(self, _close, inner, release)
+
+    def close(self) -> None:
+        """Give the memory back; idempotent. A call that runs in another thread is aborted."""
+        self.abort()
+        if self._gate.shut():
+            self._finalizer()
+
+    def __enter__(self) -> GuardedContext:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _close(inner: Any, release: Callable[[], None]) -> None:
+    try:
+        inner.close()
+    finally:
+        release()

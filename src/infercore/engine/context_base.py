@@ -1,0 +1,181 @@
+"""What all parts of the guarded context share: the engine, the books and the gate."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from infercore.engine import arguments
+from infercore.engine.gate import Gate
+from infercore.engine.ledger import Ledger
+from infercore.engine.outputs import Outputs
+from infercore.errors import (
+    ContextOverflowError,
+    InferCoreError,
+    OutOfMemoryError,
+    UnsupportedFeatureError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from infercore.engine.window import Window
+    from infercore.protocols.spi import EngineContext, FloatArray
+    from infercore.values.config import ContextConfig
+    from infercore.values.info import Capabilities
+
+
+class ContextBase:
+    """The engine's context with its ledger, outputs, gate and counters."""
+
+    def __init__(
+        self,
+        inner: EngineContext,
+        *,
+        config: ContextConfig,
+        window: Window,
+        n_vocab: int,
+        backend: str,
+        identity: Callable[[], Mapping[str, Any]],
+        attempts: Sequence[Any] = (),
+        load_ms: float = 0.0,
+    ) -> None:
+        self._inner: Any = inner
+        self._gate = Gate("context")
+        self._ledger = Ledger(window.n_seq_max)
+        self._outputs = Outputs(inner, n_vocab)
+        self._window = window
+        self._n_vocab = n_vocab
+        self._backend = backend
+        self._identity_source = identity
+        self._config = config
+        self._load_ms = load_ms
+        self.attempts = tuple(attempts)
+        self.capabilities: Capabilities = inner.capabilities
+        self.tolerance = inner.tolerance
+        self.n_ctx = window.n_ctx
+        self.n_ctx_seq = window.n_ctx_seq
+        self.n_seq_max = window.n_seq_max
+        self.n_batch = inner.n_batch
+        self.n_ubatch = inner.n_ubatch
+        self._causal = self.effective.get("attention_type", "causal") != "non-causal"
+        self._embeddings = bool(self.effective.get("embeddings", False))
+        self._embedded: frozenset[int] = frozenset()
+        self._n_embedded_tokens = 0
+        self._vectors: FloatArray | None = None
+        self._timed = config.no_perf is not True
+        self._abort_lock = threading.Lock()
+        self._abortable = False
+        self._aborted = False
+        self._abort_callback: Callable[[], bool] | None = None
+        self._decode_one_inner = getattr(inner, "decode_one", None)
+        self._n_past_inner = inner.n_past
+        self._zero_counters()
+
+    # -- facts ---------------------------------------------------------------------------------
+
+    @property
+    def effective(self) -> Mapping[str, Any]:
+        """The value in force of each `ContextConfig` field; ``n_ctx`` as the engine padded it."""
+        effective: Mapping[str, Any] = self._inner.effective
+        return effective
+
+    @property
+    def config(self) -> ContextConfig:
+        """What was asked for, after what the memory ladder gave up."""
+        return self._config
+
+    @property
+    def n_threads(self) -> int:
+        """Threads for single tokens."""
+        return int(self.effective["n_threads"])
+
+    @property
+    def n_threads_batch(self) -> int:
+        """Threads for batches."""
+        return int(self.effective["n_threads_batch"])
+
+    @property
+    def pooling_type(self) -> str:
+        """Pooling in force."""
+        return str(self.effective.get("pooling_type") or "none")
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._gate.closed
+
+    @property
+    def _identity(self) -> Mapping[str, Any]:
+        """What saved state must agree in; asked for only when saving, as digests take time."""
+        return self._identity_source()
+
+    def _zero_counters(self) -> None:
+        self._prefill_s = self._decode_s = 0.0
+        self._prefill_tokens = self._decode_tokens = self._reused_tokens = 0
+
+    # -- shared checks -------------------------------------------------------------------------
+
+    def _need(self, feature: str, *, declared: bool, hint: str = "") -> None:
+        if not declared:
+            raise UnsupportedFeatureError(feature=feature, backend=self._backend, hint=hint)
+
+    def _sequence(self, seq_id: Any, field: str = "seq_id") -> int:
+        return arguments.check_sequence(seq_id, self.n_seq_max, field)
+
+    def _room(self, seq_id: int) -> int:
+        """Tokens that still fit: of the shared window, or of the sequence's own."""
+        if self._window.shared:
+            return self._window.n_ctx - self._ledger.n_cells
+        return self._window.n_ctx_seq - self._ledger.length(seq_id)
+
+    def _check_room(self, seq_id: int, n_tokens: int) -> None:
+        room = self._room(seq_id)
+        if n_tokens > room:
+            n_ctx = self._window.n_ctx if self._window.shared else self._window.n_ctx_seq
+            raise ContextOverflowError(
+                stage="decode",
+                resident_tokens=n_ctx - room,
+                additional_tokens=n_tokens,
+                n_ctx=n_ctx,
+            )
+
+    def _forget_outputs(self) -> None:
+        self._outputs.invalidate()
+        self._embedded = frozenset()
+        self._n_embedded_tokens = 0
+        self._vectors = None
+
+    # -- running the engine --------------------------------------------------------------------
+
+    def _count(self, started: float, n_tokens: int, *, single: bool) -> None:
+        if not self._timed:
+            return
+        elapsed = time.perf_counter() - started
+        if single:
+            self._decode_s += elapsed
+            self._decode_tokens += n_tokens
+        else:
+            self._prefill_s += elapsed
+            self._prefill_tokens += n_tokens
+
+    def _settle(self, seq_id: int, tokens: Sequence[int], before: int, error: BaseException) -> None:
+        """After a failed append: enter what the engine kept, or stop trusting it.
+
+        ``before`` is the position where the append began. Typed errors and interruptions leave
+        the context usable; anything else that an engine raises ends it.
+        """
+        self._forget_outputs()
+        try:
+            kept = self._n_past_inner(seq_id) - before
+        except Exception as broken:
+            raise self._gate.fail(error) from broken
+        if not 0 <= kept <= len(tokens):
+            raise self._gate.fail(error) from error
+        if kept:
+            self._ledger.append((seq_id,), tokens[:kept], before)
+        if isinstance(error, Exception) and not isinstance(error, InferCoreError):
+            if isinstance(error, MemoryError):
+                raise OutOfMemoryError(f"the engine ran out of memory: {error}") from error
+            raise self._gate.fail(error) from error

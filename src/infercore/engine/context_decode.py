@@ -1,0 +1,395 @@
+"""Tokens in, logits out: appending with checks, chunks and a true count after any failure."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from infercore.engine import arguments
+from infercore.engine.context_sequences import Sequences
+from infercore.errors import (
+    ContextOverflowError,
+    DecodeAbortedError,
+    InvalidInputError,
+    InvalidPositionError,
+    OutputNotAvailableError,
+    UnsupportedFeatureError,
+)
+from infercore.values import checks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from infercore.protocols.spi import FloatArray, TokenArray
+
+
+class Decoding(Sequences):
+    """decode, decode_one, eval, decode_batch, encode and their outputs."""
+
+    def decode(self, tokens: Sequence[int], *, seq_id: int = 0, logits: str = "last") -> None:
+        """Append ``tokens`` at the sequence's end; see `Context.decode`."""
+        with self._gate:
+            ids = arguments.check_tokens(tokens, self._n_vocab)
+            seq_id = self._sequence(seq_id)
+            arguments.check_logits_mode(logits)
+            self._check_call(len(ids), logits)
+            self._check_room(seq_id, len(ids))
+            if len(ids):
+                self._append(ids, seq_id, logits)
+
+    def decode_one(self, token: int, *, seq_id: int = 0) -> None:
+        """Append one token and make its logits; see `Context.decode_one`."""
+        with self._gate:
+            if type(token) is not int or not 0 <= token < self._n_vocab:
+                token = arguments.check_token(token, self._n_vocab)
+            if seq_id != 0 or type(seq_id) is not int:
+                seq_id = self._sequence(seq_id)
+            if self._decode_one_inner is None or self._embeddings:
+                self._check_room(seq_id, 1)
+                self._append(np.array([token], dtype=np.int32), seq_id, "last")
+                return
+            if self._room(seq_id) < 1:
+                self._check_room(seq_id, 1)
+            outputs = self._outputs
+            outputs.count = 0
+            before = self._n_past_inner(seq_id)
+            started = time.perf_counter()
+            try:
+                self._decode_one_inner(token, seq_id=seq_id)
+            except BaseException as error:
+                self._settle(seq_id, [token], before, error)
+                raise self._typed(error) from error
+            if self._timed:
+                self._decode_s += time.perf_counter() - started
+                self._decode_tokens += 1
+            self._ledger.append_one(seq_id, token, before)
+            outputs.set_engine_rows(1)
+
+    def eval(self, tokens: Sequence[int], n_past: int, *, seq_id: int = 0) -> None:
+        """Drop what lies at ``n_past`` and beyond, then append; see `Context.eval`."""
+        with self._gate:
+            ids = arguments.check_tokens(tokens, self._n_vocab)
+            seq_id = self._sequence(seq_id)
+            at = arguments.check_position(n_past, "n_past")
+            end = self._n_past_inner(seq_id)
+            if at > end:
+                raise arguments.gap_error(at, end)
+            self._check_call(len(ids), "last")
+            dropped = self._ledger.holds(seq_id, at, arguments.MAX_POSITION)
+            self._check_room(seq_id, len(ids) - dropped)
+            if at < end:
+                self._drop_tail(seq_id, at)
+            if len(ids):
+                self._append(ids, seq_id, "last")
+
+    def _drop_tail(self, seq_id: int, at: int) -> None:
+        if not self._remove(seq_id, at, arguments.MAX_POSITION):
+            raise UnsupportedFeatureError(
+                feature="kv_remove",
+                backend=self._backend,
+                hint=f"this context cannot go back to position {at}; clear() and decode anew",
+            )
+
+    def decode_batch(self, entries: Sequence[tuple[int, Sequence[int], bool]]) -> None:
+        """Append entries of several sequences in one engine call; see `Context.decode_batch`."""
+        with self._gate:
+            self._need("multi_sequence", declared=self.capabilities.multi_sequence)
+            tokens, seq_ids, wanted = self._check_entries(entries)
+            if not tokens:
+                return
+            positions = self._positions(seq_ids)
+            self._check_batch_room(seq_ids)
+            self._run_batch(tokens, positions, seq_ids, wanted)
+
+    def _check_entries(
+        self, entries: Sequence[tuple[int, Sequence[int], bool]]
+    ) -> tuple[list[int], list[tuple[int, ...]], list[bool]]:
+        tokens: list[int] = []
+        seq_ids: list[tuple[int, ...]] = []
+        wanted: list[bool] = []
+        for entry in entries:
+            try:
+                token, ids, want = entry
+                ids = tuple(ids)
+            except (TypeError, ValueError) as error:
+                raise checks.refuse("entries", entry, "(token, seq_ids, want_logits)") from error
+            tokens.append(arguments.check_token(token, self._n_vocab))
+            checked = tuple(self._sequence(seq_id, "seq_ids") for seq_id in ids)
+            if not checked or len(set(checked)) != len(checked):
+                raise checks.refuse("seq_ids", ids, "at least one sequence id, each once")
+            seq_ids.append(checked)
+            wanted.append(arguments.check_bool("want_logits", want))
+        limit = self.n_ubatch if self._whole_calls() else self.n_batch
+        if len(tokens) > limit:
+            raise arguments.too_many("entries", len(tokens), limit, f"one call takes {limit}")
+        return tokens, seq_ids, wanted
+
+    def _positions(self, seq_ids: Sequence[tuple[int, ...]]) -> list[int]:
+        """The position of each entry: its sequences' next one, which must agree."""
+        ends = {s: self._n_past_inner(s) for ids in seq_ids for s in ids}
+        positions = []
+        for ids in seq_ids:
+            at = {ends[s] for s in ids}
+            if len(at) != 1:
+                raise InvalidPositionError(
+                    f"sequences {ids} are at different positions ({sorted(at)}); a token goes to "
+                    "several sequences only at the same position",
+                    field="seq_ids",
+                    value=ids,
+                    allowed="sequences of equal length",
+                )
+            positions.append(at.pop())
+            for s in ids:
+                ends[s] += 1
+        return positions
+
+    def _check_batch_room(self, seq_ids: Sequence[tuple[int, ...]]) -> None:
+        if self._window.shared:
+            self._check_room(0, len(seq_ids))
+            return
+        for seq_id in {s for ids in seq_ids for s in ids}:
+            self._check_room(seq_id, sum(seq_id in ids for ids in seq_ids))
+
+    def _run_batch(
+        self,
+        tokens: list[int],
+        positions: list[int],
+        seq_ids: list[tuple[int, ...]],
+        wanted: list[bool],
+    ) -> None:
+        self._forget_outputs()
+        started = time.perf_counter()
+        try:
+            self._inner.decode_batch(
+                np.array(tokens, dtype=np.int32),
+                np.array(positions, dtype=np.int32),
+                seq_ids,
+                np.array(wanted, dtype=np.bool_),
+            )
+        except BaseException as error:
+            self._settle_batch(tokens, positions, seq_ids, error)
+            raise self._typed(error) from error
+        self._count(started, len(tokens), single=False)
+        for token, pos, ids in zip(tokens, positions, seq_ids, strict=True):
+            self._ledger.append(ids, (token,), pos)
+        self._outputs.set_engine_rows(sum(wanted), all_rows=all(wanted))
+        self._note_embedded({s for ids in seq_ids for s in ids}, len(tokens))
+
+    def _settle_batch(
+        self,
+        tokens: list[int],
+        positions: list[int],
+        seq_ids: list[tuple[int, ...]],
+        error: BaseException,
+    ) -> None:
+        for token, pos, ids in zip(tokens, positions, seq_ids, strict=True):
+            kept = [s for s in ids if self._n_past_inner(s) > pos]
+            if kept:
+                self._ledger.append(kept, (token,), pos)
+        if isinstance(error, Exception) and not hasattr(error, "state_after"):
+            raise self._gate.fail(error) from error
+
+    def encode(self, tokens: Sequence[int]) -> None:
+        """Run an encoder over ``tokens``; see `Context.encode`."""
+        with self._gate:
+            self._need("encoder", declared=self.capabilities.encoder)
+            ids = arguments.check_tokens(tokens, self._n_vocab)
+            if len(ids) > self.n_ubatch:
+                raise arguments.too_many(
+                    "tokens", len(ids), self.n_ubatch, "an encoder works on one n_ubatch at once"
+                )
+            if not len(ids):
+                return
+            self._forget_outputs()
+            self._inner.encode(ids)
+            self._note_embedded({0}, len(ids))
+
+    # -- the append loop -----------------------------------------------------------------------
+
+    def _whole_calls(self) -> bool:
+        """Whether a call must fit one compute step: with pooling or non-causal attention."""
+        return (self._embeddings and self.pooling_type != "none") or not self._causal
+
+    def _check_call(self, n_tokens: int, logits: str) -> None:
+        if logits == "all" and n_tokens > 1:
+            self._need("logits_all", declared=self.capabilities.logits_all)
+        if n_tokens > self.n_ubatch and self._whole_calls():
+            raise arguments.too_many(
+                "tokens",
+                n_tokens,
+                self.n_ubatch,
+                "with pooling or non-causal attention all of them must fit one n_ubatch",
+            )
+
+    def _append(self, ids: TokenArray, seq_id: int, logits: str) -> None:
+        self._forget_outputs()
+        n_tokens = len(ids)
+        rows = None
+        if logits == "all" and n_tokens > self.n_batch:
+            rows = self._outputs.allocate(n_tokens)
+        vectors: list[FloatArray] = []
+        started = time.perf_counter()
+        self._begin_abortable()
+        try:
+            for start in range(0, n_tokens, self.n_batch):
+                chunk = ids[start : start + self.n_batch]
+                self._check_abort(seq_id)
+                self._append_chunk(chunk, seq_id, _mode(logits, start + len(chunk) == n_tokens))
+                if rows is not None:
+                    self._outputs.copy_engine_rows(len(chunk), rows[start : start + len(chunk)])
+                if self._embeddings and self.pooling_type == "none" and n_tokens > self.n_batch:
+                    vectors.append(np.array(self._inner.embeddings(), dtype=np.float32))
+        except BaseException:
+            self._forget_outputs()
+            raise
+        finally:
+            self._end_abortable()
+            self._count(started, n_tokens, single=n_tokens == 1)
+        self._publish(n_tokens, seq_id, logits, rows)
+        self._vectors = np.concatenate(vectors) if vectors else None
+
+    def _publish(self, n_tokens: int, seq_id: int, logits: str, rows: FloatArray | None) -> None:
+        if rows is not None:
+            self._outputs.set_gathered(rows, all_rows=True)
+        elif logits == "all":
+            self._outputs.set_engine_rows(n_tokens, all_rows=True)
+        elif logits == "last":
+            self._outputs.set_engine_rows(1)
+        self._note_embedded({seq_id}, n_tokens)
+
+    def _append_chunk(self, chunk: TokenArray, seq_id: int, logits: str) -> None:
+        before = self._n_past_inner(seq_id)
+        try:
+            self._inner.decode(chunk, seq_id=seq_id, logits=logits)
+        except BaseException as error:
+            self._settle(seq_id, chunk.tolist(), before, error)
+            raise self._typed(error) from error
+        self._ledger.append((seq_id,), chunk.tolist(), before)
+
+    def _typed(self, error: BaseException) -> BaseException:
+        """Return ``error`` with the true count of resident tokens."""
+        resident = self._ledger.n_cells
+        if isinstance(error, DecodeAbortedError):
+            return _aborted(resident)
+        if isinstance(error, ContextOverflowError):
+            return ContextOverflowError(
+                stage="engine",
+                resident_tokens=resident,
+                additional_tokens=error.additional_tokens,
+                n_ctx=self.n_ctx,
+            )
+        return error
+
+    # -- cancelling ----------------------------------------------------------------------------
+
+    def abort(self) -> None:
+        """Make the call that runs stop; without one running it does nothing."""
+        with self._abort_lock:
+            if not self._abortable:
+                return
+            self._aborted = True
+            if self.capabilities.abort and hasattr(self._inner, "abort"):
+                self._inner.abort()
+
+    def _begin_abortable(self) -> None:
+        with self._abort_lock:
+            self._abortable = True
+
+    def _end_abortable(self) -> None:
+        with self._abort_lock:
+            self._abortable = False
+            if self._aborted:
+                self._aborted = False
+                if hasattr(self._inner, "clear_abort"):
+                    self._inner.clear_abort()
+
+    def _check_abort(self, seq_id: int) -> None:
+        callback = self._abort_callback
+        if self._aborted or (callback is not None and callback()):
+            raise _aborted(self._ledger.length(seq_id))
+
+    # -- outputs -------------------------------------------------------------------------------
+
+    def logits(self, i: int = -1) -> FloatArray:
+        """Return output row ``i`` of the last call; see `Context.logits`."""
+        with self._gate:
+            return self._outputs.row(i)
+
+    def sample_native(self, sample: Callable[[Any, int], int], i: int) -> int:
+        """Let an engine's sampler choose from output row ``i``, once it is known to exist."""
+        with self._gate:
+            return int(sample(self._inner, self._outputs.engine_row(i)))
+
+    def logits_all(self) -> FloatArray:
+        """Return all rows of the last call made with ``logits="all"``."""
+        with self._gate:
+            self._need("logits_all", declared=self.capabilities.logits_all)
+            return self._outputs.rows()
+
+    def _note_embedded(self, seq_ids: set[int], n_tokens: int) -> None:
+        if self._embeddings or self.capabilities.encoder:
+            self._embedded = frozenset(seq_ids)
+            self._n_embedded_tokens = n_tokens
+
+    def embedding(self, seq_id: int = 0) -> FloatArray:
+        """Return the pooled embedding of the last call; see `Context.embedding`."""
+        with self._gate:
+            self._need("embeddings", declared=self.capabilities.embeddings)
+            seq_id = self._sequence(seq_id)
+            if self.pooling_type == "none":
+                raise InvalidInputError(
+                    "a pooled embedding needs pooling; open the context with pooling_type='mean', "
+                    "'cls' or 'last', or read embeddings()",
+                    field="pooling_type",
+                    value="none",
+                    allowed=self.capabilities.pooling,
+                )
+            if seq_id not in self._embedded:
+                raise self._no_embedding("embedding()")
+            return self._read_only(self._inner.embedding(seq_id))
+
+    def embeddings(self) -> FloatArray:
+        """Return the embedding of each token of the last call; see `Context.embeddings`."""
+        with self._gate:
+            self._need("embeddings", declared=self.capabilities.embeddings)
+            if self.pooling_type != "none":
+                raise InvalidInputError(
+                    f"token embeddings are not made with pooling_type={self.pooling_type!r}; "
+                    "open the context with pooling_type='none'",
+                    field="pooling_type",
+                    value=self.pooling_type,
+                    allowed="none",
+                )
+            if not self._n_embedded_tokens:
+                raise self._no_embedding("embeddings()")
+            vectors = self._vectors
+            return self._read_only(self._inner.embeddings() if vectors is None else vectors)
+
+    def _no_embedding(self, operation: str) -> OutputNotAvailableError:
+        return OutputNotAvailableError(
+            f"{operation}: the last call made none; open with embeddings=True (or "
+            "set_embeddings(True)) and decode first",
+            operation=operation,
+            state="no embeddings",
+        )
+
+    @staticmethod
+    def _read_only(array: Any) -> FloatArray:
+        view: FloatArray = np.asarray(array, dtype=np.float32).view()
+        view.flags.writeable = False
+        return view
+
+
+def _mode(logits: str, is_last: bool) -> str:  # noqa: FBT001
+    if logits == "all":
+        return "all"
+    return "last" if logits == "last" and is_last else "none"
+
+
+def _aborted(resident: int) -> DecodeAbortedError:
+    return DecodeAbortedError(
+        f"cancelled with {resident} tokens resident; decode the rest to go on",
+        resident_tokens=resident,
+    )

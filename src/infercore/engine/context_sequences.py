@@ -1,0 +1,236 @@
+"""Removing, copying, moving: what a context holds, and where."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from infercore.engine import arguments
+from infercore.engine.context_base import ContextBase
+from infercore.errors import InvalidInputError, InvalidPositionError, UnsupportedFeatureError
+from infercore.values import checks
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class Sequences(ContextBase):
+    """Queries and changes of sequences."""
+
+    def n_past(self, seq_id: int = 0) -> int:
+        """Return the next position of the sequence, as the engine has it."""
+        with self._gate:
+            return int(self._n_past_inner(self._sequence(seq_id)))
+
+    def n_resident(self, seq_id: int = 0) -> int:
+        """Return how many tokens the sequence holds."""
+        with self._gate:
+            return self._ledger.length(self._sequence(seq_id))
+
+    def n_free(self, seq_id: int = 0) -> int:
+        """Return how many more tokens fit: into the shared window, or the sequence's own."""
+        with self._gate:
+            return self._room(self._sequence(seq_id))
+
+    @property
+    def n_outputs(self) -> int:
+        """How many output rows there are now."""
+        return self._outputs.count
+
+    @property
+    def output_serial(self) -> int:
+        """A number that changes whenever the output rows do."""
+        return self._outputs.serial
+
+    def tokens(self, seq_id: int = 0) -> list[int]:
+        """Return the ids of the tokens that the sequence holds, in order."""
+        with self._gate:
+            return self._ledger.tokens(self._sequence(seq_id))
+
+    def seq_pos_min(self, seq_id: int = 0) -> int:
+        """Return the first position held, -1 when empty."""
+        with self._gate:
+            seq_id = self._sequence(seq_id)
+            own = getattr(self._inner, "seq_pos_min", None)
+            if own is not None:
+                return int(own(seq_id))
+            return min(self._ledger.positions(seq_id), default=-1)
+
+    def seq_pos_max(self, seq_id: int = 0) -> int:
+        """Return the last position held, -1 when empty."""
+        with self._gate:
+            return int(self._n_past_inner(self._sequence(seq_id))) - 1
+
+    # -- removing ------------------------------------------------------------------------------
+
+    def seq_remove(self, seq_id: int, p0: int = -1, p1: int = -1) -> bool:
+        """Remove positions [p0, p1); see `Context.seq_remove`."""
+        with self._gate:
+            everywhere = checks.is_integer(seq_id) and seq_id == -1
+            ids = range(self.n_seq_max) if everywhere else [self._sequence(seq_id)]
+            start, end = arguments.check_range(p0, p1)
+            held = [s for s in ids if self._ledger.holds(s, start, end)]
+            if not held:
+                return True
+            if any(not self._removable(s, start, end) for s in held):
+                return False
+            return all([self._remove(s, start, end) for s in held])
+
+    def _removable(self, seq_id: int, p0: int, p1: int) -> bool:
+        """Whether the declared capability covers this part."""
+        kind = self.capabilities.kv_remove
+        n_past = self._n_past_inner(seq_id)
+        if kind == "any" or self._is_whole(seq_id, p0, p1):
+            return True
+        if p1 < n_past or kind == "none":
+            return False
+        return kind == "suffix" or n_past - p0 <= self.capabilities.max_rollback
+
+    def _is_whole(self, seq_id: int, p0: int, p1: int) -> bool:
+        return self._ledger.holds(seq_id, p0, p1) == self._ledger.length(seq_id)
+
+    def _remove(self, seq_id: int, p0: int, p1: int) -> bool:
+        if not self._removable(seq_id, p0, p1):
+            return False
+        if self._is_whole(seq_id, p0, p1):
+            p0, p1 = 0, arguments.MAX_POSITION
+        done = self._change(
+            lambda: self._inner.seq_remove(seq_id, p0, -1 if p1 == arguments.MAX_POSITION else p1)
+        )
+        if done:
+            self._ledger.remove(seq_id, p0, p1)
+            self._forget_outputs()
+        return bool(done)
+
+    def _change(self, work: Any) -> Any:
+        """Run an engine call that changes the cache; an unexpected failure ends the context."""
+        try:
+            return work()
+        except Exception as error:
+            if hasattr(error, "state_after"):
+                raise
+            raise self._gate.fail(error) from error
+
+    def seq_keep(self, seq_id: int) -> None:
+        """Remove all other sequences."""
+        with self._gate:
+            kept = self._sequence(seq_id)
+            for other in range(self.n_seq_max):
+                if other != kept and self._ledger.length(other):
+                    self._remove(other, 0, arguments.MAX_POSITION)
+
+    def clear(self) -> None:
+        """Remove everything."""
+        with self._gate:
+            self._clear()
+
+    def _clear(self) -> None:
+        self._forget_outputs()
+        own = getattr(self._inner, "clear", None)
+        if own is not None:
+            self._change(own)
+        else:
+            for seq_id in range(self.n_seq_max):
+                self._change(lambda s=seq_id: self._inner.seq_remove(s, 0, -1))
+        self._ledger.clear()
+
+    # -- copying and moving --------------------------------------------------------------------
+
+    def seq_copy(self, src: int, dst: int, p0: int = -1, p1: int = -1) -> None:
+        """Make ``dst`` hold what ``src`` holds in [p0, p1); see `Context.seq_copy`.
+
+        What ``dst`` held in that range before is removed; of a whole copy, all it held. Output
+        rows stay.
+        """
+        with self._gate:
+            self._need("kv_copy", declared=self.capabilities.kv_copy != "none")
+            source, target = self._sequence(src, "src"), self._sequence(dst, "dst")
+            start, end = arguments.check_range(p0, p1)
+            if source == target or not self._ledger.holds(source, start, end):
+                return
+            whole = self._is_whole(source, start, end)
+            if not whole and self.capabilities.kv_copy != "any":
+                raise UnsupportedFeatureError(
+                    feature="kv_copy",
+                    backend=self._backend,
+                    hint="only whole sequences can be copied here; open with kv_unified=True",
+                )
+            self._copy(source, target, *((0, arguments.MAX_POSITION) if whole else (start, end)))
+
+    def _copy(self, source: int, target: int, start: int, end: int) -> None:
+        if self._ledger.holds(target, start, end) and not self._remove(target, start, end):
+            raise UnsupportedFeatureError(
+                feature="kv_remove",
+                backend=self._backend,
+                hint=f"sequence {target} holds tokens there that cannot be removed",
+            )
+        stop = -1 if end == arguments.MAX_POSITION else end
+        self._change(lambda: self._inner.seq_copy(source, target, start, stop))
+        self._ledger.copy(source, target, start, end)
+
+    def seq_shift(self, seq_id: int, p0: int, p1: int, delta: int) -> None:
+        """Add ``delta`` to the positions in [p0, p1); see `Context.seq_shift`.
+
+        Raises `InvalidPositionError` where a position would fall below 0 or onto another one.
+        """
+        with self._gate:
+            self._need("kv_shift", declared=self.capabilities.kv_shift)
+            seq_id = self._sequence(seq_id)
+            start, end = arguments.check_range(p0, p1)
+            if not checks.is_integer(delta):
+                raise checks.refuse("delta", delta, "an integer")
+            moved = [p for p in self._ledger.positions(seq_id) if start <= p < end]
+            if not moved or delta == 0:
+                return
+            self._check_shift(seq_id, start, end, int(delta), moved)
+            self._check_unshared(seq_id, start, end)
+            low, high = min(moved), max(moved) + 1
+            self._change(lambda: self._inner.seq_shift(seq_id, low, high, int(delta)))
+            self._ledger.shift(seq_id, low, high, int(delta))
+            self._forget_outputs()
+
+    def _check_shift(self, seq_id: int, p0: int, p1: int, delta: int, moved: Sequence[int]) -> None:
+        lowest, highest = min(moved) + delta, max(moved) + delta
+        stay = {p for p in self._ledger.positions(seq_id) if not p0 <= p < p1}
+        clash = next((p for p in moved if p + delta in stay), None)
+        if lowest < 0 or highest >= arguments.MAX_POSITION or clash is not None:
+            what = (
+                f"position {clash} would fall on {clash + delta}, which is held"
+                if clash is not None
+                else f"positions would become {lowest}..{highest}"
+            )
+            raise InvalidPositionError(
+                f"delta={delta} is not allowed: {what}",
+                field="delta",
+                value=delta,
+                allowed="a shift to free positions of at least 0",
+            )
+
+    def _check_unshared(self, seq_id: int, p0: int, p1: int) -> None:
+        """Where copies are the same cells, moving one would move the other."""
+        if getattr(self._inner, "shares_cells", False) and self._ledger.shared(seq_id, p0, p1):
+            raise UnsupportedFeatureError(
+                feature="kv_shift",
+                backend=self._backend,
+                hint="these cells are shared with another sequence, which would move too",
+            )
+
+    def seq_divide(self, seq_id: int, p0: int, p1: int, d: int) -> None:
+        """Divide the positions in [p0, p1) by ``d``; see `Context.seq_divide`."""
+        with self._gate:
+            self._need("kv_divide", declared=self.capabilities.kv_divide)
+            seq_id = self._sequence(seq_id)
+            start, end = arguments.check_range(p0, p1)
+            if not checks.is_integer(d) or d < 1:
+                raise InvalidInputError(
+                    f"d={d!r} is not allowed; give an integer of at least 1",
+                    field="d",
+                    value=d,
+                    allowed="at least 1",
+                )
+            if d == 1 or not self._ledger.holds(seq_id, start, end):
+                return
+            self._check_unshared(seq_id, start, end)
+            high = min(end, self._n_past_inner(seq_id))
+            self._change(lambda: self._inner.seq_divide(seq_id, start, high, int(d)))
+            self._ledger.divide(seq_id, start, high, int(d))
+            self._forget_outputs()

@@ -1,0 +1,136 @@
+"""Saving and restoring what a context holds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from infercore.engine import blob
+from infercore.engine.context_sequences import Sequences
+from infercore.errors import ContextOverflowError, OutputNotAvailableError, SnapshotError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Saving(Sequences):
+    """save_state, load_state, save_sequence, load_sequence."""
+
+    def save_state(self) -> bytes:
+        """Return all sequences and the last logits as bytes; see `Context.save_state`."""
+        with self._gate:
+            self._need("state", declared=self.capabilities.state)
+            held = [s for s in range(self.n_seq_max) if self._ledger.length(s)]
+            return self._pack("state", held, self._inner.save_state())
+
+    def save_sequence(self, seq_id: int = 0) -> bytes:
+        """Return one sequence and the last logits as bytes; see `Context.save_sequence`."""
+        with self._gate:
+            self._need("sequence_state", declared=self.capabilities.sequence_state)
+            seq_id = self._sequence(seq_id)
+            return self._pack("sequence", [seq_id], self._inner.save_sequence(seq_id))
+
+    def _pack(self, kind: str, seq_ids: list[int], payload: bytes) -> bytes:
+        header = {
+            "kind": kind,
+            **self._identity,
+            "n_seq_max": self.n_seq_max,
+            "n_cells": self._ledger.n_cells,
+            "sequences": [self._describe(s) for s in seq_ids],
+        }
+        return blob.pack(header, payload, self._last_row())
+
+    def _describe(self, seq_id: int) -> dict[str, Any]:
+        runs = self._ledger.runs(seq_id)
+        return {
+            "seq_id": seq_id,
+            "runs": [[run.pos, run.n] for run in runs],
+            "cells": [run.cell for run in runs],
+            "tokens": self._ledger.tokens(seq_id),
+        }
+
+    def _last_row(self) -> bytes:
+        try:
+            return self._outputs.row(-1).tobytes()
+        except OutputNotAvailableError:
+            return b""
+
+    def load_state(self, data: bytes) -> None:
+        """Restore what `save_state` returned; see `Context.load_state`.
+
+        Raises `SnapshotError`: refused by the header, the state is *unchanged*; refused by the
+        engine, it is *cleared*.
+        """
+        with self._gate:
+            self._need("state", declared=self.capabilities.state)
+            header, payload, logits = blob.unpack(data)
+            blob.require(header, {"kind": "state", **self._identity, "n_seq_max": self.n_seq_max})
+            self._check_fits(header["n_cells"], header["sequences"])
+            self._restore(lambda: self._inner.load_state(payload))
+            self._ledger.clear()
+            for sequence in header["sequences"]:
+                self._enter(sequence["seq_id"], sequence)
+            self._verify(header["sequences"])
+            self._take_logits(logits)
+
+    def load_sequence(self, seq_id: int, data: bytes) -> None:
+        """Restore what `save_sequence` returned, into ``seq_id``; errors as in `load_state`."""
+        with self._gate:
+            self._need("sequence_state", declared=self.capabilities.sequence_state)
+            seq_id = self._sequence(seq_id)
+            header, payload, logits = blob.unpack(data)
+            blob.require(header, {"kind": "sequence", **self._identity})
+            sequence = header["sequences"][0]
+            n_others = self._ledger.n_cells - self._ledger.length(seq_id)
+            n_tokens = len(sequence["tokens"])
+            self._check_fits(n_tokens + (n_others if self._window.shared else 0), [sequence])
+            self._restore(lambda: self._inner.load_sequence(seq_id, payload))
+            self._enter(seq_id, sequence)
+            self._verify([{**sequence, "seq_id": seq_id}])
+            self._take_logits(logits)
+
+    def _check_fits(self, n_cells: int, sequences: list[dict[str, Any]]) -> None:
+        longest = max((len(sequence["tokens"]) for sequence in sequences), default=0)
+        needed, n_ctx = (
+            (n_cells, self.n_ctx) if self._window.shared else (longest, self.n_ctx_seq)
+        )
+        if needed > n_ctx:
+            raise ContextOverflowError(
+                stage="restore", resident_tokens=0, additional_tokens=needed, n_ctx=n_ctx
+            )
+
+    def _restore(self, work: Callable[[], None]) -> None:
+        self._forget_outputs()
+        try:
+            work()
+        except Exception as error:
+            self._clear()
+            failure = SnapshotError(
+                f"the engine refused the saved state ({error}); the context is empty now",
+                reason="engine",
+            )
+            failure.state_after = "cleared"
+            raise failure from error
+
+    def _enter(self, seq_id: int, sequence: dict[str, Any]) -> None:
+        runs = [(pos, n) for pos, n in sequence["runs"]]
+        self._ledger.set_sequence(seq_id, runs, sequence["tokens"])
+
+    def _verify(self, sequences: list[dict[str, Any]]) -> None:
+        """Positions follow the engine: a restore that left others is not one."""
+        for sequence in sequences:
+            seq_id = sequence["seq_id"]
+            if self._n_past_inner(seq_id) != self._ledger.next_position(seq_id):
+                self._clear()
+                failure = SnapshotError(
+                    "the engine holds other positions than the saved state; the context is empty",
+                    reason="positions",
+                )
+                failure.state_after = "cleared"
+                raise failure
+
+    def _take_logits(self, data: bytes) -> None:
+        if data:
+            row = np.frombuffer(data, dtype=np.float32).copy()
+            self._outputs.set_gathered(row.reshape(1, -1), all_rows=False)

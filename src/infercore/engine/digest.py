@@ -1,0 +1,81 @@
+"""Digests of model files, remembered between runs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_CHUNK_BYTES = 1 << 22
+_REMEMBER_FROM_BYTES = 1 << 26
+_memory: dict[str, str] = {}
+
+
+def of_files(files: Sequence[str]) -> str:
+    """Return the SHA-256 hex digest over the contents of ``files``, in the order of their names.
+
+    Of one file it is the file's own digest. A file of 64 MiB and more is hashed once: the digest
+    is kept in the user's cache folder, keyed by path, size, inode and time of change.
+    """
+    paths = sorted(Path(file) for file in files)
+    if len(paths) == 1:
+        return _of_file(paths[0])
+    joined = "".join(f"{path.name}\0{_of_file(path)}\n" for path in paths)
+    return hashlib.sha256(joined.encode()).hexdigest()
+
+
+def _of_file(path: Path) -> str:
+    stat = path.stat()
+    key = f"{path.resolve()}|{stat.st_size}|{stat.st_ino}|{stat.st_mtime_ns}"
+    if key in _memory:
+        return _memory[key]
+    remember = stat.st_size >= _REMEMBER_FROM_BYTES
+    value = (_recall(key) if remember else None) or _hash(path)
+    _memory[key] = value
+    if remember:
+        _store(key, value)
+    return value
+
+
+def _hash(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _cache_file() -> Path:
+    root = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
+    return Path(root) / "infercore" / "digests.json"
+
+
+def _read_cache() -> dict[str, str]:
+    try:
+        data = json.loads(_cache_file().read_text())
+    except (OSError, ValueError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def _recall(key: str) -> str | None:
+    return _read_cache().get(key)
+
+
+def _store(key: str, value: str) -> None:
+    """Keep the digest; where the cache cannot be written it is only computed again."""
+    path = _cache_file()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent)
+        with os.fdopen(handle, "w") as file:
+            json.dump({**_read_cache(), key: value}, file)
+        Path(name).replace(path)
+    except OSError:
+        return

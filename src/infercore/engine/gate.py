@@ -1,0 +1,106 @@
+"""One thread at a time, in the process that made the object, and only while it is open."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING
+
+from infercore.errors import (
+    InvalidStateError,
+    SessionBusyError,
+    SessionClosedError,
+    SessionFatalError,
+)
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+_forks = 0
+
+
+def _count_fork() -> None:
+    global _forks  # noqa: PLW0603  (the one process-wide counter)
+    _forks += 1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_count_fork)
+
+
+def fork_count() -> int:
+    """Return how many forks lie between the first process and this one."""
+    return _forks
+
+
+class Gate:
+    """A context manager that each call of a guarded object passes through.
+
+    Raises `SessionBusyError` when another call is inside, `SessionClosedError` after `shut`,
+    `InvalidStateError` in a forked child and `SessionFatalError` after `fail`.
+    """
+
+    __slots__ = ("_born", "_lock", "_name", "closed", "fatal", "owner")
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._born = _forks
+        self.closed = False
+        self.fatal: SessionFatalError | None = None
+        self.owner: int | None = None
+
+    def __enter__(self) -> None:
+        if self._born != _forks:
+            raise InvalidStateError(
+                f"this {self._name} was made before os.fork(), and the engine's threads did not "
+                "come along; open a new one in the child",
+                operation="use",
+                state="forked",
+            )
+        if not self._lock.acquire(blocking=False):
+            raise SessionBusyError(
+                f"another call is using this {self._name}; one thread owns it at a time"
+            )
+        self.owner = threading.get_ident()
+        if self.closed or self.fatal is not None:
+            self.__exit__(None, None, None)
+            raise self._refusal()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.owner = None
+        self._lock.release()
+
+    def _refusal(self) -> SessionClosedError | SessionFatalError:
+        if self.closed or self.fatal is None:
+            return SessionClosedError(f"this {self._name} is closed; open a new one")
+        return SessionFatalError(str(self.fatal), cause=self.fatal.cause)
+
+    def fail(self, cause: BaseException) -> SessionFatalError:
+        """Refuse every later call with the first cause; return the error to raise now."""
+        if self.fatal is None:
+            self.fatal = SessionFatalError(
+                f"this {self._name} can no longer be trusted: {cause}; close it and open a new one",
+                cause=cause,
+            )
+        return self.fatal
+
+    def shut(self) -> bool:
+        """Close the gate after the call that is inside; False if it was closed already.
+
+        Raises `SessionBusyError` when the calling thread itself is inside (a callback).
+        """
+        if self._born != _forks:
+            self.closed = True
+            return False
+        if self.owner == threading.get_ident():
+            raise SessionBusyError(f"close this {self._name} after its call has returned")
+        with self._lock:
+            was_open = not self.closed
+            self.closed = True
+        return was_open

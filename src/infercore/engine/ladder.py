@@ -1,0 +1,84 @@
+"""What to give up, step by step, when memory does not suffice for a context."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+
+from infercore.errors import OutOfMemoryError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from infercore.protocols.spi import EngineContext
+    from infercore.values.config import ContextConfig
+    from infercore.values.info import Capabilities
+
+_SMALLER = {"f32": "f16", "f16": "q8_0", "bf16": "q8_0", "q8_0": "q4_0"}
+_MIN_UBATCH = 64
+
+
+@attrs.frozen(kw_only=True)
+class Attempt:
+    """One try to allocate a context: what was asked for and how it ended (None = it worked)."""
+
+    n_ctx: int
+    n_ubatch: int | None
+    type_k: str | None
+    type_v: str | None
+    error: str | None = None
+
+
+def allocate(
+    make: Callable[[ContextConfig], EngineContext], config: ContextConfig, kinds: Capabilities
+) -> tuple[EngineContext, ContextConfig, Sequence[Attempt]]:
+    """Return the first context of the ladder that fits, its config and the attempts made.
+
+    Raises `OutOfMemoryError` with all attempts.
+    """
+    attempts: list[Attempt] = []
+    for candidate in _candidates(config, kinds):
+        try:
+            inner = make(candidate)
+        except OutOfMemoryError as error:
+            attempts.append(_attempt(candidate, str(error)))
+            last = error
+        else:
+            return inner, candidate, (*attempts, _attempt(candidate, None))
+    raise OutOfMemoryError(
+        f"no memory for this context after {len(attempts)} attempts; the last said: {last}; "
+        "give a smaller n_ctx, or on_oom='shrink'",
+        attempts=attempts,
+    ) from last
+
+
+def _attempt(config: ContextConfig, error: str | None) -> Attempt:
+    return Attempt(
+        n_ctx=config.n_ctx or 0,
+        n_ubatch=config.n_ubatch,
+        type_k=config.type_k,
+        type_v=config.type_v,
+        error=error,
+    )
+
+
+def _candidates(config: ContextConfig, kinds: Capabilities) -> Iterator[ContextConfig]:
+    """Yield ``config``, then with a smaller n_ubatch, a smaller KV type, half windows."""
+    yield config
+    if config.on_oom != "shrink":
+        return
+    n_ubatch = config.n_ubatch or 512
+    while n_ubatch > _MIN_UBATCH:
+        n_ubatch //= 2
+        config = attrs.evolve(config, n_ubatch=n_ubatch)
+        yield config
+    smaller = _SMALLER.get(config.type_k or "f16")
+    if smaller in kinds.kv_types and config.flash_attn != "off":
+        config = attrs.evolve(config, type_k=smaller, type_v=smaller)
+        yield config
+    n_ctx = config.n_ctx or 0
+    while n_ctx // 2 >= config.n_ctx_min:
+        n_ctx //= 2
+        config = attrs.evolve(config, n_ctx=n_ctx)
+        yield config

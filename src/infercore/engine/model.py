@@ -1,0 +1,288 @@
+"""The guarded model: weights that outlive their last context, and what is made from them."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from infercore.engine import digest, window
+from infercore.engine.arguments import check_token
+from infercore.engine.context import GuardedContext
+from infercore.engine.gate import fork_count
+from infercore.engine.ladder import allocate
+from infercore.engine.sampler import GuardedSampler
+from infercore.engine.tokenizer import GuardedTokenizer
+from infercore.errors import (
+    InvalidStateError,
+    PluginLoadError,
+    SessionClosedError,
+    UnsupportedFeatureError,
+)
+from infercore.values import checks
+from infercore.values.config import ContextConfig, SamplingConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from infercore.protocols.public import Sampler, Session
+    from infercore.protocols.spi import EngineModel
+    from infercore.values.info import BackendDescriptor, Capabilities, MemoryPlan
+
+KV_IDENTITY_FIELDS = (
+    "type_k",
+    "type_v",
+    "rope_scaling_type",
+    "rope_freq_base",
+    "rope_freq_scale",
+    "yarn_ext_factor",
+    "yarn_attn_factor",
+    "yarn_beta_fast",
+    "yarn_beta_slow",
+    "yarn_orig_ctx",
+    "attention_type",
+    "flash_attn",
+    "swa_full",
+)
+
+
+SESSION_FIELDS = ("profile_id", "prompt_format", "add_bos")
+
+
+@attrs.frozen(kw_only=True)
+class Services:
+    """What layers above provide: sampler, session and template rendering."""
+
+    new_sampler: Callable[[GuardedModel, SamplingConfig], Sampler]
+    new_session: Callable[[GuardedModel, GuardedContext, dict[str, Any]], Session]
+    render: Callable[..., str]
+
+
+class _Weights:
+    """The engine's model and the count of those that need it; freed when none is left."""
+
+    def __init__(self, inner: EngineModel) -> None:
+        self.inner = inner
+        self._lock = threading.Lock()
+        self._n_users = 1
+
+    def take(self) -> None:
+        with self._lock:
+            self._n_users += 1
+
+    def release(self) -> None:
+        with self._lock:
+            self._n_users -= 1
+            last = self._n_users == 0
+        if last:
+            self.inner.close()
+
+
+class _Lease:
+    """Keeps the weights for one object; called when that is closed."""
+
+    def __init__(self, weights: _Weights) -> None:
+        self._weights = weights
+        weights.take()
+
+    def take(self) -> _Lease:
+        return _Lease(self._weights)
+
+    def __call__(self) -> None:
+        self._weights.release()
+
+
+class GuardedModel:
+    """A `Model` over a plugin's `EngineModel`."""
+
+    def __init__(
+        self,
+        inner: EngineModel,
+        *,
+        descriptor: BackendDescriptor,
+        services: Services,
+        load_ms: float = 0.0,
+    ) -> None:
+        self._inner = inner
+        self._weights = _Weights(inner)
+        self._finalizer = weakref.finalize(self, self._weights.release)
+        self._descriptor = descriptor
+        self._services = services
+        self._load_ms = load_ms
+        self._born = fork_count()
+        self.backend = descriptor.name
+        self.backend_version = _version(descriptor)
+        self.info = inner.info
+        self.runtime: Mapping[str, Any] = getattr(inner, "runtime", {})
+        closed = threading.Event()
+        self._closed = closed
+        self.tokenizer = GuardedTokenizer(
+            inner.tokenizer, render=services.render, is_closed=closed.is_set
+        )
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Those of a context with the default config."""
+        return self._inner.capabilities
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed.is_set()
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 hex over the model's files, cached."""
+        own = getattr(self._inner, "digest", None)
+        return own if isinstance(own, str) else digest.of_files(self._inner.files)
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise SessionClosedError("this model is closed; load it again")
+        if self._born != fork_count():
+            raise InvalidStateError(
+                "this model was loaded before os.fork(); load it in the child",
+                operation="use",
+                state="forked",
+            )
+
+    def new_context(self, config: ContextConfig | None = None, **fields: Any) -> GuardedContext:
+        """Return a new context on these weights; see `Model.new_context`."""
+        self._check_open()
+        config = checks.build(ContextConfig, config, fields)
+        checks.check_options(
+            "backend_options", config.backend_options, self._descriptor.context_options
+        )
+        self._check_adapters(config)
+        asked = attrs.evolve(config, n_ctx=window.resolve_n_ctx(config, self.info))
+        started = time.perf_counter()
+        lease = _Lease(self._weights)
+        try:
+            inner, got, attempts = allocate(
+                self._inner.new_context, asked, self._inner.capabilities
+            )
+        except BaseException:
+            lease()
+            raise
+        try:
+            _check_methods(inner, self.backend)
+            return GuardedContext(
+                inner,
+                release=lease,
+                config=got,
+                window=window.window_of(got.n_ctx or 0, inner.effective),
+                n_vocab=self.tokenizer.n_vocab,
+                backend=self.backend,
+                identity=lambda: self._state_identity(inner.effective),
+                attempts=attempts,
+                load_ms=self._load_ms + (time.perf_counter() - started) * 1e3,
+            )
+        except BaseException:
+            inner.close()
+            lease()
+            raise
+
+    def _check_adapters(self, config: ContextConfig) -> None:
+        if config.adapters and not self._inner.capabilities.lora:
+            raise UnsupportedFeatureError(feature="adapters", backend=self.backend)
+
+    def _state_identity(self, effective: Mapping[str, Any]) -> dict[str, Any]:
+        """What saved state must agree in."""
+        return {
+            "backend": self.backend,
+            "backend_version": self.backend_version,
+            "model_digest": self.digest,
+            "kv": {name: effective.get(name) for name in KV_IDENTITY_FIELDS},
+        }
+
+    def new_sampler(self, config: SamplingConfig | None = None, **fields: Any) -> Sampler:
+        """Return a sampler for this model's vocabulary; see `Model.new_sampler`."""
+        self._check_open()
+        return self._services.new_sampler(self, checks.build(SamplingConfig, config, fields))
+
+    def new_native_sampler(self, config: SamplingConfig) -> GuardedSampler:
+        """Return the engine's own sampler. Raises `UnsupportedFeatureError` without one."""
+        make = getattr(self._inner, "new_sampler", None)
+        if not self._inner.capabilities.native_sampler or make is None:
+            raise UnsupportedFeatureError(
+                feature="native_sampler",
+                backend=self.backend,
+                hint="use implementation='portable'",
+            )
+        for token in config.logit_bias:
+            check_token(token, self.tokenizer.n_vocab)
+        lease = _Lease(self._weights)
+        try:
+            inner = make(config)
+        except BaseException:
+            lease()
+            raise
+        return GuardedSampler(inner, n_vocab=self.tokenizer.n_vocab, release=lease)
+
+    def new_session(self, config: ContextConfig | None = None, **fields: Any) -> Session:
+        """Return a session over a new context of its own; see `Model.new_session`."""
+        options = {name: fields.pop(name) for name in SESSION_FIELDS if name in fields}
+        context = self.new_context(config, **fields)
+        try:
+            return self._services.new_session(self, context, options)
+        except BaseException:
+            context.close()
+            raise
+
+    def plan_memory(self, config: ContextConfig | None = None, **fields: Any) -> MemoryPlan:
+        """Return the bytes that such a context will take; see `Model.plan_memory`."""
+        self._check_open()
+        config = checks.build(ContextConfig, config, fields)
+        plan = getattr(self._inner, "plan_memory", None)
+        if plan is None:
+            raise UnsupportedFeatureError(feature="plan_memory", backend=self.backend)
+        asked = attrs.evolve(config, n_ctx=window.resolve_n_ctx(config, self.info))
+        result: MemoryPlan = plan(asked)
+        return result
+
+    def close(self) -> None:
+        """Release the weights once the last context is closed; idempotent."""
+        self._closed.set()
+        self._finalizer()
+
+    def __enter__(self) -> GuardedModel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _version(descriptor: BackendDescriptor) -> str:
+    version = getattr(descriptor, "engine_version", None)
+    return str(version()) if callable(version) else "unknown"
+
+
+_METHODS_OF = {
+    "kv_shift": ("seq_shift",),
+    "kv_divide": ("seq_divide",),
+    "multi_sequence": ("decode_batch",),
+    "state": ("save_state", "load_state"),
+    "sequence_state": ("save_sequence", "load_sequence"),
+    "embeddings": ("embedding", "embeddings", "set_embeddings"),
+    "encoder": ("encode",),
+    "live_threads": ("set_threads",),
+    "lora": ("set_adapters",),
+}
+
+
+def _check_methods(inner: Any, backend: str) -> None:
+    """Refuse a plugin that declares what it does not have."""
+    declared = inner.capabilities
+    needed = [name for capability, names in _METHODS_OF.items() if getattr(declared, capability) for name in names]
+    if declared.kv_copy != "none":
+        needed.append("seq_copy")
+    missing = [name for name in needed if not callable(getattr(inner, name, None))]
+    if missing:
+        raise PluginLoadError(
+            f"backend {backend!r} declares capabilities without their methods: "
+            + ", ".join(missing),
+            plugin=backend,
+        )

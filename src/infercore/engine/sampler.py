@@ -1,0 +1,76 @@
+"""The guard around a plugin's own sampler."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from infercore.engine import arguments
+from infercore.engine.context import GuardedContext
+from infercore.engine.gate import Gate
+from infercore.values import checks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from infercore.protocols.public import Context
+
+
+class GuardedSampler:
+    """A `Sampler` over an engine's native one: it samples from rows that exist, and only then."""
+
+    def __init__(self, inner: Any, *, n_vocab: int, release: Callable[[], None]) -> None:
+        self._inner = inner
+        self._n_vocab = n_vocab
+        self._release = release
+        self._gate = Gate("sampler")
+        self._finalizer = weakref.finalize(self, _close, inner, release)
+
+    @property
+    def seed(self) -> int | None:
+        """The seed in use."""
+        seed: int | None = self._inner.seed
+        return seed
+
+    def sample(self, context: Context, i: int = -1) -> int:
+        """Return a token from output row ``i``, accepted exactly once.
+
+        Raises `OutputNotAvailableError` where the context has no such row.
+        """
+        with self._gate:
+            if not isinstance(context, GuardedContext):
+                raise checks.refuse("context", context, "a context of this sampler's model")
+            return context.sample_native(self._inner.sample, i)
+
+    def observe(self, tokens: Sequence[int], *, constrained: bool = True) -> None:
+        """Take in tokens that are there already (penalties). Raises `InvalidTokenError`."""
+        del constrained  # an engine's sampler has no constraint
+        with self._gate:
+            self._inner.observe(arguments.check_tokens(tokens, self._n_vocab).tolist())
+
+    def reset(self) -> None:
+        """Go back to the state after construction."""
+        with self._gate:
+            self._inner.reset()
+
+    def clone(self) -> GuardedSampler:
+        """Return an independent sampler in the same state."""
+        with self._gate:
+            inner = self._inner.clone()
+        release = self._release
+        take = getattr(release, "take", None)
+        if take is not None:
+            release = take()
+        return GuardedSampler(inner, n_vocab=self._n_vocab, release=release)
+
+    def close(self) -> None:
+        """Release what the sampler holds; idempotent."""
+        if self._gate.shut():
+            self._finalizer()
+
+
+def _close(inner: Any, release: Callable[[], None]) -> None:
+    try:
+        inner.close()
+    finally:
+        release()

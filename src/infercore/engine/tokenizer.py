@@ -1,0 +1,122 @@
+"""The guard around a plugin's tokenizer."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+from infercore.engine.arguments import check_bool, check_token, check_tokens
+from infercore.errors import SessionClosedError, UnsupportedFeatureError
+from infercore.values import checks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from infercore.protocols.spi import EngineTokenizer
+    from infercore.values.session import Message
+
+    Renderer = Callable[..., str]
+
+
+class GuardedTokenizer:
+    """A `Tokenizer` that checks every id and text before the engine sees it."""
+
+    def __init__(
+        self, inner: EngineTokenizer, *, render: Renderer, is_closed: Callable[[], bool]
+    ) -> None:
+        self._inner = inner
+        self._render = render
+        self._is_closed = is_closed
+        self._digest: str | None = None
+        self.n_vocab = inner.n_vocab
+        self.bos = inner.bos
+        self.eos = inner.eos
+        self.eot = inner.eot
+        self.add_bos = inner.add_bos
+        self.chat_template = inner.chat_template
+
+    def _engine(self) -> EngineTokenizer:
+        if self._is_closed():
+            raise SessionClosedError("the model of this tokenizer is closed; load it again")
+        return self._inner
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 hex over every token's bytes and kind, and the special ids; cached."""
+        if self._digest is None:
+            own = getattr(self._inner, "digest", None)
+            self._digest = own if isinstance(own, str) else self._compute_digest()
+        return self._digest
+
+    def _compute_digest(self) -> str:
+        inner = self._engine()
+        digest = hashlib.sha256()
+        for token in range(self.n_vocab):
+            piece = inner.token_bytes(token)
+            kind = b"c" if inner.is_control(token) else b"t"
+            digest.update(len(piece).to_bytes(4, "little") + piece + kind)
+        digest.update(repr((self.bos, self.eos, self.eot, self.add_bos)).encode())
+        return digest.hexdigest()
+
+    def encode(
+        self, text: str, *, add_special: bool = True, parse_special: bool = True
+    ) -> list[int]:
+        """Return the token ids of ``text``; see `Tokenizer.encode`."""
+        checks.check_text("text", text)
+        check_bool("add_special", add_special)
+        check_bool("parse_special", parse_special)
+        ids = self._engine().encode(text, add_special=add_special, parse_special=parse_special)
+        return [int(token) for token in ids]
+
+    def decode(self, tokens: Sequence[int], *, skip_special: bool = False) -> str:
+        """Return the text of ``tokens``; see `Tokenizer.decode`."""
+        ids = check_tokens(tokens, self.n_vocab).tolist()
+        check_bool("skip_special", skip_special)
+        inner = self._engine()
+        own = getattr(inner, "decode", None)
+        if own is not None:
+            text: str = own(ids, skip_special=skip_special)
+            return text
+        shown = [t for t in ids if not (skip_special and inner.is_control(t))]
+        return b"".join(map(inner.token_bytes, shown)).decode("utf-8", errors="replace")
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return the exact bytes of one token."""
+        return self._engine().token_bytes(check_token(token, self.n_vocab))
+
+    def is_eog(self, token: int) -> bool:
+        """Tell whether ``token`` ends a generation."""
+        return self._engine().is_eog(check_token(token, self.n_vocab))
+
+    def is_control(self, token: int) -> bool:
+        """Tell whether ``token`` is a control token."""
+        return self._engine().is_control(check_token(token, self.n_vocab))
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Message | Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **kwargs: Any,
+    ) -> str:
+        """Return the messages as the model's template renders them."""
+        if not self.chat_template:
+            raise UnsupportedFeatureError(
+                feature="chat_template",
+                hint="this model has none; render the text yourself and use ensure_prefix",
+            )
+        return self._render(
+            self.chat_template,
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            tools=tools,
+            bos_token=self._text_of(self.bos),
+            eos_token=self._text_of(self.eos),
+            **kwargs,
+        )
+
+    def _text_of(self, token: int | None) -> str:
+        if token is None:
+            return ""
+        return self._engine().token_bytes(token).decode("utf-8", errors="replace")

@@ -1,0 +1,58 @@
+"""How large the window is that the core enforces."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from infercore.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from infercore.values.config import ContextConfig
+    from infercore.values.info import ModelInfo
+
+DEFAULT_N_CTX = 4096
+
+
+@attrs.frozen(kw_only=True)
+class Window:
+    """``n_ctx`` tokens in all, ``n_ctx_seq`` for one sequence; ``shared`` by all or not."""
+
+    n_ctx: int
+    n_ctx_seq: int
+    n_seq_max: int
+    shared: bool
+
+
+def resolve_n_ctx(config: ContextConfig, info: ModelInfo) -> int:
+    """Return the window asked for: None = the smaller of 4096 and the trained one, 0 = trained.
+
+    Raises `InvalidInputError` where the trained window is asked for and not known, and where an
+    encoder's window would exceed its trained positions.
+    """
+    trained = info.n_ctx_train
+    if config.n_ctx is None:
+        return min(DEFAULT_N_CTX, trained) if trained > 0 else DEFAULT_N_CTX
+    if config.n_ctx == 0 and trained <= 0:
+        raise InvalidInputError(
+            "n_ctx=0 asks for the trained window, but this model does not tell it; give a number",
+            field="n_ctx",
+            value=0,
+            allowed="at least 1",
+        )
+    return config.n_ctx or trained
+
+
+def window_of(n_ctx: int, effective: Mapping[str, Any]) -> Window:
+    """Return the window to enforce for ``n_ctx`` asked and the engine's ``effective`` values."""
+    n_seq_max = int(effective.get("n_seq_max") or 1)
+    shared = n_seq_max == 1 or bool(effective.get("kv_unified"))
+    return Window(
+        n_ctx=n_ctx,
+        n_ctx_seq=n_ctx if shared else n_ctx // n_seq_max,
+        n_seq_max=n_seq_max,
+        shared=shared,
+    )
