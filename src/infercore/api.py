@@ -1,0 +1,195 @@
+"""The functions users start from, and where the layers are put together."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+from infercore.chat.template import render
+from infercore.engine.model import GuardedModel, Services
+from infercore.errors import (
+    InferCoreError,
+    ModelFormatError,
+    ModelNotFoundError,
+    UnsupportedFeatureError,
+)
+from infercore.registry import default_registry
+from infercore.session.base import SessionOptions
+from infercore.session.session import new_session
+from infercore.values import checks
+from infercore.values.config import ContextConfig, DecodeConfig, ModelConfig, SamplingConfig
+
+if TYPE_CHECKING:
+    from infercore.protocols.public import Backend, Model, Sampler, Session
+    from infercore.values.info import BackendDescriptor, BackendInfo, MemoryPlan
+
+    AnyPath = str | os.PathLike[str]
+
+
+def backends(*, devices: bool = False) -> list[BackendInfo]:
+    """Return every backend that is announced, usable or not, sorted by name.
+
+    ``devices=True`` also lists compute devices, which imports the usable engines.
+    """
+    return default_registry().infos(devices=devices)
+
+
+def get_backend(name: str) -> Backend:
+    """Return the backend ``name``.
+
+    Raises `BackendNotFoundError`, `BackendUnavailableError` or `PluginError`, naming the cause.
+    """
+    return CoreBackend(default_registry().get(name))
+
+
+def load_model(
+    path: AnyPath,
+    *,
+    backend: str | None = None,
+    config: ModelConfig | None = None,
+    **fields: Any,
+) -> Model:
+    """Return the model at ``path``, loaded by ``backend`` or by the one that suits it best.
+
+    Raises `ModelNotFoundError`, `ModelFormatError`, `BackendNotFoundError`,
+    `BackendUnavailableError`, `PluginError`, `InvalidInputError` or `OutOfMemoryError`; nothing
+    is held then.
+    """
+    built = checks.build(ModelConfig, config, fields)
+    where = _existing(path)
+    registry = default_registry()
+    descriptor = registry.get(backend) if backend is not None else registry.choose(where)
+    return _load(descriptor, where, built)
+
+
+def open_session(
+    path_or_model: AnyPath | Model,
+    *,
+    backend: str | None = None,
+    config: ContextConfig | None = None,
+    **fields: Any,
+) -> Session:
+    """Return a session on a model, or on the model at a path, which it then owns.
+
+    ``fields`` are those of `ContextConfig`, `ModelConfig` (for a path) and the session's own:
+    ``profile_id``, ``prompt_format``, ``add_bos``. Raises what `load_model` and
+    `Model.new_session` raise; nothing is held then.
+    """
+    if not isinstance(path_or_model, (str, os.PathLike)):
+        return path_or_model.new_session(config, **fields)
+    model_names = {a.name for a in ModelConfig.__attrs_attrs__} - {"backend_options"}
+    model_fields = {name: fields.pop(name) for name in list(fields) if name in model_names}
+    with load_model(path_or_model, backend=backend, **model_fields) as model:
+        return model.new_session(config, **fields)
+
+
+def plan_memory(
+    path: AnyPath, config: ContextConfig | None = None, **fields: Any
+) -> MemoryPlan:
+    """Return the bytes that the model at ``path`` will take with such a context.
+
+    Raises `UnsupportedFeatureError` where its backend cannot tell before loading.
+    """
+    where = _existing(path)
+    descriptor = default_registry().choose(where)
+    plan = getattr(descriptor, "plan_memory", None)
+    if plan is None:
+        raise UnsupportedFeatureError(feature="plan_memory", backend=descriptor.name)
+    built = checks.build(ContextConfig, config, fields)
+    result: MemoryPlan = plan(where, ModelConfig(), built)
+    return result
+
+
+class CoreBackend:
+    """A `Backend` over a plugin's descriptor."""
+
+    def __init__(self, descriptor: BackendDescriptor) -> None:
+        self._descriptor = descriptor
+        self.name = descriptor.name
+
+    @property
+    def info(self) -> BackendInfo:
+        """What is known of it; its devices included."""
+        return default_registry().record(self.name).info(devices=True)
+
+    def match(self, path: AnyPath) -> float:
+        """Return how well it reads ``path``: 0 = not at all."""
+        return float(self._descriptor.match(os.fspath(path)))
+
+    def load_model(
+        self, path: AnyPath, config: ModelConfig | None = None, **fields: Any
+    ) -> Model:
+        """Return the model at ``path``; see `infercore.load_model`."""
+        built = checks.build(ModelConfig, config, fields)
+        return _load(self._descriptor, _existing(path), built)
+
+
+def _existing(path: AnyPath) -> str:
+    if not isinstance(path, (str, os.PathLike)):
+        raise checks.refuse("path", path, "a path, as str or os.PathLike")
+    where = os.fspath(path)
+    try:
+        exists = os.path.exists(where)
+    except ValueError as error:
+        raise checks.refuse("path", where, "a path without NUL characters") from error
+    if not where or not exists:
+        raise ModelNotFoundError(f"there is no model at {where!r}; check the path", path=where)
+    return where
+
+
+def _load(descriptor: BackendDescriptor, path: str, config: ModelConfig) -> GuardedModel:
+    checks.check_options("backend_options", config.backend_options, descriptor.model_options)
+    started = time.perf_counter()
+    try:
+        inner = descriptor.loader(path, config)
+    except InferCoreError:
+        raise
+    except Exception as error:
+        raise ModelFormatError(
+            f"backend {descriptor.name!r} could not load {path!r}: {error}", path=path
+        ) from error
+    load_ms = (time.perf_counter() - started) * 1e3
+    return GuardedModel(inner, descriptor=descriptor, services=_SERVICES, load_ms=load_ms)
+
+
+def _new_sampler(model: GuardedModel, config: SamplingConfig) -> Sampler:
+    from infercore.sampling.factory import new_portable_sampler  # noqa: PLC0415
+
+    if config.implementation == "native":
+        return model.new_native_sampler(config)
+    return new_portable_sampler(config, model.tokenizer, model.tokenizer.n_vocab)
+
+
+def _new_session(
+    model: GuardedModel, context: Any, options: dict[str, Any]
+) -> Session:
+    def sampler(config: DecodeConfig) -> Sampler:
+        return _decode_sampler(model, config)
+
+    return new_session(model, context, sampler, checks.build(SessionOptions, None, options))
+
+
+def _decode_sampler(model: GuardedModel, config: DecodeConfig) -> Sampler:
+    from infercore.sampling.factory import new_portable_sampler  # noqa: PLC0415
+
+    if config.sampling.implementation == "native":
+        for field in ("response_format", "processors", "logprobs"):
+            if getattr(config, field) not in (None, ()):
+                raise UnsupportedFeatureError(
+                    feature=field,
+                    backend=model.backend,
+                    hint="the engine's own sampler has none; use implementation='portable'",
+                )
+        return model.new_native_sampler(config.sampling)
+    return new_portable_sampler(
+        config.sampling,
+        model.tokenizer,
+        model.tokenizer.n_vocab,
+        response_format=config.response_format,
+        processors=config.processors,
+        logprobs=config.logprobs is not None,
+    )
+
+
+_SERVICES = Services(new_sampler=_new_sampler, new_session=_new_session, render=render)

@@ -1,0 +1,1 @@
+"""Chat: a model's own template, rendered in a sandbox."""

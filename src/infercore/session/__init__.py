@@ -1,0 +1,1 @@
+"""The session: a stable prefix kept hot, a volatile suffix, and decoding from there."""

@@ -1,0 +1,199 @@
+"""What all parts of the session share: its context, its books, its gate and its identity."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from infercore.engine.gate import Gate
+from infercore.errors import SessionBusyError, SessionClosedError, SessionFatalError
+from infercore.session.identity import identity
+from infercore.session.lease import SharedContext
+from infercore.session.parts import CLOSED, EMPTY, FATAL, PREFIXED, Parts
+from infercore.session.report import context_report
+from infercore.session.resident import Resident
+from infercore.values import checks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+    from typing import TypeVar
+    from weakref import ref
+
+    from typing_extensions import Self
+
+    from infercore.session.stream import DecodeStream
+    from infercore.values.config import DecodeConfig
+    from infercore.values.session import ContextReport
+
+    T = TypeVar("T")
+
+
+@attrs.frozen(kw_only=True)
+class SessionOptions:
+    """What a session is opened with beside its context.
+
+    ``add_bos=None`` follows the tokenizer. ``profile_id`` and ``prompt_format`` are names of the
+    caller's that become part of the identity.
+    """
+
+    profile_id: str | None = attrs.field(default=None, validator=checks.text(optional=True))
+    prompt_format: str | None = attrs.field(default=None, validator=checks.text(optional=True))
+    add_bos: bool | None = attrs.field(default=None, validator=checks.boolean())
+
+
+class SessionBase:
+    """A session's state, and how every call enters and leaves it."""
+
+    def __init__(
+        self,
+        model: Any,
+        shared: SharedContext,
+        *,
+        seq_id: int,
+        new_sampler: Callable[[DecodeConfig], Any],
+        options: SessionOptions,
+    ) -> None:
+        self.model = model
+        self.context = shared.context
+        self.resident = Resident(shared.context, seq_id)
+        self.parts = Parts()
+        self.gate = Gate("session")
+        self._shared = shared
+        self._tokenizer = model.tokenizer
+        self._new_sampler = new_sampler
+        self._options = options
+        self._state = EMPTY
+        self._stream: ref[DecodeStream] | None = None
+        self._add_bos = model.tokenizer.add_bos if options.add_bos is None else options.add_bos
+        self.identity = identity(
+            model,
+            shared.context.effective,
+            add_bos=self._add_bos,
+            profile_id=options.profile_id,
+            prompt_format=options.prompt_format,
+            adapters=[str(item) for item in shared.context.effective.get("adapters") or ()],
+        )
+        self._manifest_digest = self.identity.digest
+
+    @property
+    def state(self) -> str:
+        """EMPTY, PREFIXED, READY, DECODED, CLOSED or FATAL."""
+        if self.gate.closed:
+            return CLOSED
+        return FATAL if self.gate.fatal is not None else self._state
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self.gate.closed
+
+    def explain_context(self) -> ContextReport:
+        """Report what is resident; see `Session.explain_context`."""
+        return context_report(
+            state=self.state,
+            parts=self.parts,
+            tape=self.resident.tape,
+            n_ctx=self.context.n_ctx_seq,
+            identity=self.identity,
+            fatal=self.gate.fatal,
+        )
+
+    # -- for the parts of the session ----------------------------------------------------------
+
+    def enter(self, state: str, parts: Parts) -> None:
+        """Be in ``state`` with the logical context ``parts``."""
+        self._state = state
+        self.parts = parts
+
+    def guarded(self, work: Callable[[], T]) -> T:
+        """Run ``work``; where the context can no longer be trusted, nor can the session."""
+        try:
+            return work()
+        except SessionFatalError as error:
+            raise self.gate.fail(error.cause) from error
+
+    def prefilled(self, work: Callable[[], T], fallback: str) -> T:
+        """Run ``work``; where it fails after a change, the state is ``fallback``."""
+        before = self.resident.tape.tokens()
+        self.resident.cancelled = False
+        try:
+            return self.guarded(work)
+        except BaseException:
+            if self.resident.tape.tokens() != before:
+                self._fall_back(fallback)
+            raise
+
+    def _fall_back(self, state: str) -> None:
+        tape, parts = self.resident.tape, self.parts
+        self._state = state
+        if state == EMPTY:
+            self.parts = Parts()
+            tape.logical = 0
+        elif state == PREFIXED:
+            parts.n_prefix = tape.logical = tape.common(parts.prefix_ids)
+            parts.n_generated, parts.suffix_text, parts.ended_by = 0, "", None
+
+    def encode(self, text: str, *, parse_special: bool, add_special: bool = True) -> list[int]:
+        """Return the ids of ``text``, with BOS in front where the session has it."""
+        begins = add_special and self._add_bos
+        ids: list[int] = self._tokenizer.encode(
+            text, add_special=begins, parse_special=parse_special
+        )
+        bos = self._tokenizer.bos
+        if begins and bos is not None and not self._tokenizer.add_bos:
+            ids = [bos, *ids]
+        return ids
+
+    def open_stream(self) -> DecodeStream | None:
+        """Return the decode that holds the session, if any."""
+        stream = self._stream() if self._stream is not None else None
+        return None if stream is None or stream.finished else stream
+
+    def check_no_stream(self, operation: str) -> None:
+        """Raise `SessionBusyError` while a decode is open."""
+        if self.open_stream() is not None:
+            raise SessionBusyError(
+                f"{operation} has to wait: a decode is open; read it to its end, or close it"
+            )
+
+    # -- ends ----------------------------------------------------------------------------------
+
+    def cancel(self) -> None:
+        """End the prefill or decode that runs, from any thread; nothing where none runs."""
+        stream = self.open_stream()
+        if stream is not None:
+            stream.cancel()
+        if self.gate.owner is not None:
+            self.resident.cancelled = True
+            self.context.abort()
+
+    def close(self) -> None:
+        """Release everything; idempotent. What runs is cancelled first."""
+        self.cancel()
+        if self.gate.shut():
+            stream = self.open_stream()
+            if stream is not None:
+                stream.abandon()
+            self._give_back()
+
+    def _give_back(self) -> None:
+        try:
+            if self._shared.context.n_seq_max > 1 and not self.context.closed:
+                self.context.seq_remove(self.resident.seq_id)
+        except (SessionClosedError, SessionFatalError, SessionBusyError):
+            pass  # a context that is closed, failed or in use keeps nothing that could be removed
+        finally:
+            self._shared.give_back(self.resident.seq_id)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

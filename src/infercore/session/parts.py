@@ -1,0 +1,40 @@
+"""What a session's logical context is made of, and the names of its states."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING
+
+import attrs
+
+if TYPE_CHECKING:
+    from infercore.values.session import PrefixInput
+
+EMPTY, PREFIXED, READY, DECODED = "EMPTY", "PREFIXED", "READY", "DECODED"
+CLOSED, FATAL = "CLOSED", "FATAL"
+
+
+@attrs.define
+class Parts:
+    """Prefix, suffix and what was generated.
+
+    ``n_prefix`` tokens of the prefix stand (fewer than ``prefix_ids`` where it gave way at the
+    seam). ``n_evaluated`` were evaluated since the last decode began. ``ended_by`` is the
+    end-of-generation token that the last decode stopped at.
+    """
+
+    prefix: PrefixInput | None = None
+    prefix_ids: list[int] = attrs.field(factory=list)
+    byte_hash: str | None = None
+    token_hash: str | None = None
+    n_prefix: int = 0
+    n_generated: int = 0
+    suffix_text: str = ""
+    n_evaluated: int = 0
+    ended_by: int | None = None
+
+    def copy(self) -> Parts:
+        """Return an independent copy."""
+        twin = copy.copy(self)
+        twin.prefix_ids = list(self.prefix_ids)
+        return twin

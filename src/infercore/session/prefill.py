@@ -1,0 +1,162 @@
+"""Prefix and suffix: making the context equal a text, and saying truly what that took."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from infercore.errors import InvalidInputError, InvalidStateError
+from infercore.session.base import SessionBase
+from infercore.session.parts import DECODED, EMPTY, PREFIXED, READY, Parts
+from infercore.session.resident import Outcome
+from infercore.session.tape import common_prefix
+from infercore.values import checks
+from infercore.values.manifest import hash_text, hash_token_ids
+from infercore.values.session import PrefixInput, PrefixStatus, SuffixInput, SuffixStatus
+
+
+class Prefilling(SessionBase):
+    """ensure_prefix and prefill_suffix."""
+
+    def ensure_prefix(self, prefix: PrefixInput | str) -> PrefixStatus:
+        """Make the context equal ``prefix``; see `Session.ensure_prefix`.
+
+        Raises `ContextOverflowError` (stage "prefix"), `ManifestMismatchError` (asked for) and
+        `InvalidInputError`, all *unchanged*; `DecodeAbortedError` when cancelled (*partial*:
+        what was evaluated is reused when asked again).
+        """
+        with self.gate:
+            self.check_no_stream("ensure_prefix")
+            given: PrefixInput = _as_input(prefix, PrefixInput, "prefix")
+            ids = self.encode(given.text, parse_special=given.parse_special)
+            reason = self._reset_reason(given)
+            self.resident.check_fits(len(ids), stage="prefix", resident=0)
+            n_cold = self.guarded(self.resident.clear) if reason else 0
+            outcome = self.prefilled(lambda: self.resident.hold(ids, need_logits=False), EMPTY)
+            outcome = attrs.evolve(outcome, dropped=outcome.dropped + n_cold)
+            self._enter_prefix(given, ids, outcome)
+            return PrefixStatus(reset_reason=reason, **self._status_fields(outcome))
+
+    def _reset_reason(self, given: PrefixInput) -> str | None:
+        mismatch = self.identity.mismatch(given.manifest) if given.manifest else None
+        if mismatch is None:
+            return None
+        if given.on_mismatch == "error":
+            raise mismatch
+        return f"{mismatch.field} changed"
+
+    def _enter_prefix(self, given: PrefixInput, ids: list[int], outcome: Outcome) -> None:
+        parts = Parts(
+            prefix=given,
+            prefix_ids=ids,
+            byte_hash=hash_text(given.text),
+            token_hash=hash_token_ids(ids),
+            n_prefix=len(ids),
+            n_evaluated=outcome.prefilled,
+        )
+        self.enter(PREFIXED, parts)
+        self.context.count_reused(outcome.reused)
+        self.guarded(self.resident.checkpoint)
+
+    def prefill_suffix(self, suffix: SuffixInput | str) -> SuffixStatus:
+        """Put the volatile text after the prefix; see `Session.prefill_suffix`.
+
+        Raises `InvalidStateError` without a prefix, `ContextOverflowError` (stage "suffix"),
+        `ManifestMismatchError` and `InvalidInputError`, all *unchanged*; `DecodeAbortedError`
+        when cancelled (*partial*: the prefix stands, asking again resumes).
+        """
+        with self.gate:
+            self.check_no_stream("prefill_suffix")
+            given: SuffixInput = _as_input(suffix, SuffixInput, "suffix")
+            self._check_prefixed()
+            mismatch = self.identity.mismatch(given.manifest) if given.manifest else None
+            if mismatch is not None:
+                raise mismatch
+            follows = self.parts.n_generated or self.parts.ended_by is not None
+            if given.mode == "append" and follows:
+                return self._append_suffix(given)
+            return self._replace_suffix(given)
+
+    def _check_prefixed(self) -> None:
+        if self._state == EMPTY:
+            raise InvalidStateError(
+                "prefill_suffix needs a prefix; call ensure_prefix first ('' is one)",
+                operation="prefill_suffix",
+                state=EMPTY,
+            )
+
+    def _replace_suffix(self, given: SuffixInput) -> SuffixStatus:
+        text = given.text if given.mode == "replace" else self.parts.suffix_text + given.text
+        return self.set_suffix(self._suffix_ids(given, text), text)
+
+    def set_suffix(self, ids: list[int], text: str) -> SuffixStatus:
+        """Make the context equal ``ids``, which are those of the prefix and ``text`` behind it."""
+        parts = self.parts
+        stands = common_prefix(ids, parts.prefix_ids)
+        self.resident.check_fits(len(ids), stage="suffix", resident=stands)
+        outcome = self.prefilled(lambda: self.resident.hold(ids, need_logits=True), PREFIXED)
+        parts.n_prefix = stands
+        parts.n_generated = 0
+        parts.suffix_text = text
+        return self._enter_suffix(outcome, stands, len(parts.prefix_ids) - stands)
+
+    def _suffix_ids(self, given: SuffixInput, text: str) -> list[int]:
+        prefix, special = self.parts.prefix, given.parse_special
+        if given.boundary == "split" or prefix is None:
+            tail = self.encode(text, parse_special=special, add_special=False)
+            return self.parts.prefix_ids + tail
+        if special != prefix.parse_special and text and prefix.text:
+            raise InvalidInputError(
+                "prefix and suffix differ in parse_special, so they cannot be tokenized as one "
+                "text; give boundary='split'",
+                field="parse_special",
+                value=special,
+                allowed=prefix.parse_special,
+            )
+        return self.encode(prefix.text + text, parse_special=special)
+
+    def _append_suffix(self, given: SuffixInput) -> SuffixStatus:
+        """Add to the end, behind generated tokens: those stay as the model made them."""
+        ended_by = self.parts.ended_by
+        ids = [] if ended_by is None else [ended_by]
+        ids += self.encode(given.text, parse_special=given.parse_special, add_special=False)
+        logical = self.resident.tape.logical
+        self.resident.check_fits(logical + len(ids), stage="suffix", resident=logical)
+        target = self.resident.tape.tokens(0, logical) + ids
+        outcome = self.prefilled(lambda: self.resident.hold(target, need_logits=True), DECODED)
+        return self._enter_suffix(outcome, logical, 0)
+
+    def _enter_suffix(self, outcome: Outcome, n_before: int, seam_tokens: int) -> SuffixStatus:
+        """Be READY; ``n_before`` tokens were not asked for in this call."""
+        self._state = READY
+        self.parts.ended_by = None
+        self.parts.n_evaluated += outcome.prefilled
+        self.context.count_reused(outcome.reused)
+        self.guarded(self.resident.checkpoint)
+        shown = attrs.evolve(outcome, reused=max(0, outcome.reused - n_before))
+        return SuffixStatus(seam_tokens=seam_tokens, **self._status_fields(shown))
+
+    def _status_fields(self, outcome: Outcome) -> dict[str, Any]:
+        parts, logical = self.parts, self.resident.tape.logical
+        return {
+            "reused_tokens": outcome.reused,
+            "prefilled_tokens": outcome.prefilled,
+            "dropped_tokens": outcome.dropped,
+            "prefix_tokens": parts.n_prefix,
+            "suffix_tokens": logical - parts.n_prefix,
+            "resident_tokens": logical,
+            "available_tokens": self.resident.capacity - logical,
+            "n_ctx": self.context.n_ctx_seq,
+            "stable_byte_hash": parts.byte_hash,
+            "stable_token_hash": parts.token_hash,
+            "manifest_digest": self._manifest_digest,
+        }
+
+
+def _as_input(value: Any, cls: Any, field: str) -> Any:
+    if isinstance(value, cls):
+        return value
+    if isinstance(value, str):
+        return cls(text=value)
+    raise checks.refuse(field, value, f"a str or a {cls.__name__}")

@@ -1,0 +1,220 @@
+"""The session that the core provides over any context."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from weakref import ref
+
+import attrs
+
+from infercore.errors import InvalidStateError
+from infercore.session import chatting, snapshots
+from infercore.session.base import SessionOptions
+from infercore.session.lease import SharedContext
+from infercore.session.parts import EMPTY, PREFIXED, Parts
+from infercore.session.prefill import Prefilling
+from infercore.session.resident import Outcome
+from infercore.session.stream import DecodeStream
+from infercore.values import checks
+from infercore.values.config import DecodeConfig, SamplingConfig
+from infercore.values.manifest import hash_text, hash_token_ids
+from infercore.values.session import PrefixInput
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Mapping, Sequence
+
+    from infercore.values.session import Message, Snapshot
+
+
+class CoreSession(Prefilling):
+    """A `Session` over one sequence of a context."""
+
+    # -- decode --------------------------------------------------------------------------------
+
+    def decode(self, config: DecodeConfig | None = None, **fields: Any) -> DecodeStream:
+        """Return an iterator that generates from here; see `Session.decode`.
+
+        Fields of `SamplingConfig` may be given as well. The session is held until the iterator
+        ends, is closed or dropped. Raises `InvalidStateError` on nothing, `ContextOverflowError`
+        (stage "decode") without room for one token; both *unchanged*.
+        """
+        built = decode_config(config, fields)
+        with self.gate:
+            self.check_no_stream("decode")
+            return self._start(built)
+
+    def _start(self, config: DecodeConfig) -> DecodeStream:
+        prefixed = self._state == PREFIXED
+        n_logical = len(self.parts.prefix_ids) if prefixed else self.resident.tape.logical
+        if self._state == EMPTY or n_logical == 0:
+            raise InvalidStateError(
+                "there is nothing to decode from; call ensure_prefix with some text first",
+                operation="decode",
+                state=self._state,
+            )
+        self.resident.check_fits(n_logical + 1, stage="decode", resident=n_logical)
+        self.resident.cancelled = False
+        stream = DecodeStream(self, config, self._new_sampler(config))
+        self._stream = ref(stream)
+        return stream
+
+    def generate(self, text: str, **decode: Any) -> str:
+        """Return the text generated after ``text`` as suffix ('' is the prefix if none is set)."""
+        if self.state == EMPTY:
+            self.ensure_prefix("")
+        self.prefill_suffix(text)
+        return "".join(chunk.text for chunk in self.decode(**decode))
+
+    def chat(
+        self,
+        messages: Sequence[Message | Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_variables: Mapping[str, Any] | None = None,
+        parse_special: bool = False,
+        **decode: Any,
+    ) -> DecodeStream:
+        """Return an iterator over the answer to ``messages``; see `Session.chat`.
+
+        What two renders with different last user turns have in common becomes the prefix, the
+        rest the suffix. The text of a control token in a message stays text, unless
+        ``parse_special``. Raises `UnsupportedFeatureError` without a template,
+        `InvalidInputError` where it refuses the messages, and what `prefill_suffix` and `decode`
+        raise.
+        """
+        built = decode_config(None, decode)
+        with self.gate:
+            self.check_no_stream("chat")
+            turn = chatting.prepare(
+                self._tokenizer,
+                messages,
+                add_bos=self._add_bos,
+                parse_special=parse_special,
+                tools=tools,
+                **(template_variables or {}),
+            )
+            self._hold_turn(turn)
+            return self._start(built)
+
+    def _hold_turn(self, turn: chatting.Turn) -> None:
+        stable = turn.tokens[: turn.n_stable]
+        self.resident.check_fits(len(turn.tokens), stage="suffix", resident=len(stable))
+        outcome = Outcome(reused=0, prefilled=0, dropped=0)
+        if stable:
+            outcome = self.prefilled(lambda: self.resident.hold(stable, need_logits=False), EMPTY)
+        parts = Parts(
+            prefix=PrefixInput(text=turn.stable_text),
+            prefix_ids=stable,
+            byte_hash=hash_text(turn.stable_text),
+            token_hash=hash_token_ids(stable),
+            n_prefix=len(stable),
+            n_evaluated=outcome.prefilled,
+        )
+        self.enter(PREFIXED, parts)
+        self.guarded(self.resident.checkpoint)
+        self.set_suffix(turn.tokens, turn.text[len(turn.stable_text) :])
+
+    # -- state as a value ----------------------------------------------------------------------
+
+    def snapshot(self) -> Snapshot:
+        """Return the session's state as a value; see `Session.snapshot`."""
+        with self.gate:
+            self.check_no_stream("snapshot")
+            return self.guarded(lambda: snapshots.take(self))
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Take the state of ``snapshot``.
+
+        Raises `ManifestMismatchError` and `ContextOverflowError` (stage "restore"), *unchanged*;
+        `SnapshotError`: *unchanged*, or *cleared* where the engine refused it.
+        """
+        with self.gate:
+            self.check_no_stream("restore")
+            snapshots.put(self, snapshot)
+
+    def save(self, path: str | os.PathLike[str]) -> Snapshot:
+        """Write the state to a file, whole or not at all; return what was written."""
+        snapshot = self.snapshot()
+        snapshots.write(snapshot, path)
+        return snapshot
+
+    def load(self, path: str | os.PathLike[str]) -> Snapshot:
+        """Take the state in a file that `save` wrote; return what was read.
+
+        Raises `ModelNotFoundError` where there is no file, and what `restore` raises.
+        """
+        with self.gate:
+            self.check_no_stream("load")
+            snapshot = snapshots.read(path)
+            snapshots.put(self, snapshot)
+            return snapshot
+
+    def fork(self) -> CoreSession:
+        """Return an independent session in the same state, on the same weights.
+
+        A copy of the sequence where the context has a free one (see ``n_seq_max``), else a new
+        context. The context that both share is closed with the last of them.
+        """
+        with self.gate:
+            self.check_no_stream("fork")
+            return self.guarded(self._fork)
+
+    def _fork(self) -> CoreSession:
+        seq_id = self._shared.take() if self.context.capabilities.kv_copy != "none" else None
+        if seq_id is not None:
+            twin = self._twin(self._shared, seq_id)
+            self.context.seq_copy(self.resident.seq_id, seq_id)
+        else:
+            twin = self._twin(SharedContext(self.model.new_context(self.context.config)), None)
+            self._move_into(twin)
+        twin.resident.adopt(self.resident)
+        twin.enter(self._state, self.parts.copy())
+        return twin
+
+    def _twin(self, shared: SharedContext, seq_id: int | None) -> CoreSession:
+        return CoreSession(
+            self.model,
+            shared,
+            seq_id=shared.take() or 0 if seq_id is None else seq_id,
+            new_sampler=self._new_sampler,
+            options=self._options,
+        )
+
+    def _move_into(self, twin: CoreSession) -> None:
+        """Give another context what this sequence holds: by state, else by evaluating it."""
+        try:
+            if self.context.capabilities.sequence_state:
+                data = self.context.save_sequence(self.resident.seq_id)
+                twin.context.load_sequence(twin.resident.seq_id, data)
+            else:
+                twin.context.decode(self.resident.tape.tokens(), seq_id=twin.resident.seq_id)
+        except BaseException:
+            twin.close()
+            raise
+
+
+def new_session(
+    model: Any,
+    context: Any,
+    new_sampler: Callable[[DecodeConfig], Any],
+    options: SessionOptions,
+) -> CoreSession:
+    """Return a session that owns ``context``."""
+    shared = SharedContext(context)
+    return CoreSession(
+        model, shared, seq_id=shared.take() or 0, new_sampler=new_sampler, options=options
+    )
+
+
+def decode_config(config: DecodeConfig | None, fields: Mapping[str, Any]) -> DecodeConfig:
+    """Return the config, with fields of the sampling config taken as its own."""
+    names = {attribute.name for attribute in attrs.fields(SamplingConfig)}
+    known = names | {attribute.name for attribute in attrs.fields(DecodeConfig)}
+    checks.check_options("DecodeConfig", fields, known)
+    own = {name: value for name, value in fields.items() if name not in names}
+    built = checks.build(DecodeConfig, config, own)
+    sampling = {name: value for name, value in fields.items() if name in names}
+    if not sampling:
+        return built
+    return attrs.evolve(built, sampling=attrs.evolve(built.sampling, **sampling))

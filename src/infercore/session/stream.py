@@ -1,0 +1,243 @@
+"""The iterator that decodes: every end is defined, and the session is free again after each."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from infercore.errors import DecodeAbortedError, InferCoreError, SessionBusyError
+from infercore.session.parts import DECODED, PREFIXED
+from infercore.session.text import TextAssembler
+from infercore.values.session import StreamChunk, Usage
+
+if TYPE_CHECKING:
+    from infercore.session.resident import Resident
+    from infercore.values.config import DecodeConfig
+    from infercore.values.session import TokenLogprob
+
+
+class DecodeStream:
+    """An iterator of `StreamChunk`; a context manager that closes itself.
+
+    A token is shown as soon as it is chosen and made resident before the next one is; closing
+    or dropping the iterator makes the last one resident too.
+    """
+
+    def __init__(self, session: Any, config: DecodeConfig, sampler: Any) -> None:
+        self._session = session
+        self._config = config
+        self._sampler = sampler
+        self._text = TextAssembler(config.stop)
+        self._pending: int | None = None
+        self._shown: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
+        self._cancelled = False
+        self._begun = False
+        self._abandoned = False
+        self._n_completion = 0
+        self._n_prompt = 0
+        self._n_cached = 0
+        self._started = time.perf_counter()
+        self._first_at: float | None = None
+        self._last_at: float | None = None
+        self.finished = False
+
+    def __iter__(self) -> DecodeStream:
+        return self
+
+    def __next__(self) -> StreamChunk:
+        if self.finished and not self._abandoned:
+            raise StopIteration
+        with self._session.gate:
+            try:
+                return self._next_chunk()
+            except BaseException:
+                self._release()
+                raise
+
+    def _next_chunk(self) -> StreamChunk:
+        while True:
+            chunk = self._session.guarded(self._advance)
+            if chunk is not None:
+                return chunk  # type: ignore[no-any-return]
+
+    @property
+    def _resident(self) -> Resident:
+        resident: Resident = self._session.resident
+        return resident
+
+    def _advance(self) -> StreamChunk | None:
+        """Take one step; return a chunk when there is something to show."""
+        try:
+            self._begin()
+        except DecodeAbortedError:
+            if not self._cancelled:
+                raise
+            return self._finish("cancelled")
+        self._settle()
+        reason = self._end_reached()
+        if reason is not None:
+            return self._finish(reason)
+        token = self._sampler.sample(self._session.context, -1)
+        self._clock()
+        if self._ends(token):
+            self._session.parts.ended_by = token
+            return self._finish("eos" if self._is_eog(token) else "stop")
+        return self._take(token)
+
+    def _begin(self) -> None:
+        """Prime the sampler and see to it that the logits are those of the last token."""
+        if self._begun:
+            return
+        self._begun = True
+        session, tape = self._session, self._resident.tape
+        if session.state == PREFIXED:
+            prefix = session.parts.prefix_ids
+            evaluated = self._resident.hold(prefix, need_logits=True).prefilled
+        else:
+            evaluated = self._resident.renew_logits()
+        parts = session.parts
+        parts.ended_by = None
+        self._n_prompt = tape.logical
+        self._n_cached = max(0, tape.logical - parts.n_evaluated - evaluated)
+        parts.n_evaluated = 0
+        self._sampler.observe(tape.tokens(0, tape.logical), constrained=False)
+        session.enter(DECODED, parts)
+
+    def _settle(self) -> None:
+        """Make the token that was shown last resident."""
+        if self._pending is None:
+            return
+        token, self._pending = self._pending, None
+        tape = self._resident.tape
+        before = tape.logical
+        try:
+            self._resident.append_one(token)
+        finally:
+            self._session.parts.n_generated += tape.logical - before
+
+    def _end_reached(self) -> str | None:
+        if self._cancelled:
+            return "cancelled"
+        if self._text.stopped:
+            return "stop"
+        limit = self._config.max_tokens
+        if limit is not None and self._n_completion >= limit:
+            return "length"
+        return "context" if self._resident.free < 1 else None
+
+    def _is_eog(self, token: int) -> bool:
+        return bool(self._session.model.tokenizer.is_eog(token))
+
+    def _ends(self, token: int) -> bool:
+        return token in self._config.stop_tokens or self._is_eog(token)
+
+    def _take(self, token: int) -> StreamChunk | None:
+        self._pending = token
+        self._n_completion += 1
+        self._shown.append(token)
+        if self._config.logprobs is not None:
+            self._logprobs.append(self._sampler.last_logprobs(self._config.logprobs))
+        text = self._text.push(self._bytes_of(token))
+        return self._chunk(text) if text and not self._text.stopped else self._held(text)
+
+    def _held(self, text: str) -> StreamChunk | None:
+        """Keep the text before a stop string for the last chunk."""
+        if self._text.stopped:
+            self._settle()
+            return self._finish("stop", text)
+        return None
+
+    def _bytes_of(self, token: int) -> bytes:
+        tokenizer = self._session.model.tokenizer
+        if not self._config.special_text and tokenizer.is_control(token):
+            return b""
+        data: bytes = tokenizer.token_bytes(token)
+        return data
+
+    def _chunk(self, text: str, **ending: Any) -> StreamChunk:
+        tokens, self._shown = tuple(self._shown), []
+        logprobs: tuple[TokenLogprob, ...] | None = None
+        if self._config.logprobs is not None:
+            logprobs, self._logprobs = tuple(self._logprobs), []
+        return StreamChunk(text=text, tokens=tokens, logprobs=logprobs, **ending)
+
+    def _finish(self, reason: str, text: str = "") -> StreamChunk:
+        chunk = self._chunk(text + self._text.flush(), finish_reason=reason, usage=self._usage())
+        self._release()
+        return chunk
+
+    def _clock(self) -> None:
+        now = time.perf_counter()
+        if self._first_at is None:
+            self._first_at = now
+        self._last_at = now
+
+    def _usage(self) -> Usage:
+        return Usage(
+            prompt_tokens=self._n_prompt,
+            cached_tokens=self._n_cached,
+            completion_tokens=self._n_completion,
+            time_to_first_token_ms=(
+                None if self._first_at is None else (self._first_at - self._started) * 1e3
+            ),
+            tokens_per_second=self._rate(),
+            seed=self._sampler.seed,
+        )
+
+    def _rate(self) -> float | None:
+        if self._first_at is None or self._last_at is None or self._n_completion < 2:  # noqa: PLR2004
+            return None
+        elapsed = self._last_at - self._first_at
+        return (self._n_completion - 1) / elapsed if elapsed > 0 else None
+
+    # -- ends from outside ---------------------------------------------------------------------
+
+    def cancel(self) -> None:
+        """End with ``finish_reason="cancelled"`` at the next step; from any thread."""
+        self._cancelled = True
+
+    def abandon(self) -> None:
+        """End without touching the engine: the session is closed, and the next step says so."""
+        self._abandoned = True
+        self._release()
+
+    def close(self) -> None:
+        """End the decode; what was shown is resident, the session is free. Idempotent.
+
+        While another thread is taking a step, that step ends the decode as `cancel` does.
+        """
+        self._cancelled = True
+        if self.finished:
+            return
+        try:
+            with self._session.gate:
+                self._close_held()
+        except SessionBusyError:
+            return
+
+    def _close_held(self) -> None:
+        try:
+            self._session.guarded(self._settle)
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        self.finished = True
+        self._pending = None
+        self._sampler.close()
+
+    def __enter__(self) -> DecodeStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "finished", True) or sys.is_finalizing():
+            return
+        try:
+            self.close()
+        except InferCoreError:  # the session is closed, failed or busy: nothing is left to free
+            self.finished = True

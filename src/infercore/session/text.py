@@ -1,0 +1,69 @@
+"""From token bytes to text in pieces: whole characters only, and no stop string leaks."""
+
+from __future__ import annotations
+
+import codecs
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class StopMatcher:
+    """Passes text on, but for stop strings and what may yet become one."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._held = ""
+        self.matched: str | None = None
+
+    def push(self, text: str) -> str:
+        """Return the text that is safe to show now; sets ``matched`` once a stop is complete."""
+        held = self._held + text
+        found = [(at, stop) for stop in self._stops if (at := held.find(stop)) >= 0]
+        if found:
+            at, self.matched = min(found)
+            self._held = ""
+            return held[:at]
+        keep = max((_overlap(held, stop) for stop in self._stops), default=0)
+        safe = len(held) - keep
+        self._held = held[safe:]
+        return held[:safe]
+
+    def flush(self) -> str:
+        """Return what was held back, as no stop can be completed any more."""
+        text, self._held = self._held, ""
+        return text
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of ``text`` that is a proper beginning of ``stop``."""
+    for n in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:n]):
+            return n
+    return 0
+
+
+class TextAssembler:
+    """Turns token bytes into text: UTF-8 decoded incrementally, stop strings held back."""
+
+    def __init__(self, stops: Sequence[str] = ()) -> None:
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._stops = StopMatcher(stops)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string was completed."""
+        return self._stops.matched is not None
+
+    def push(self, data: bytes) -> str:
+        """Return the text that ``data`` completes and that is safe to show."""
+        text = self._utf8.decode(data)
+        return self._stops.push(text) if text else ""
+
+    def flush(self) -> str:
+        """Return the rest; bytes that never became a character are U+FFFD."""
+        if self.stopped:
+            return ""
+        text = self._stops.push(self._utf8.decode(b"", final=True))
+        return text if self.stopped else text + self._stops.flush()
