@@ -38,22 +38,34 @@ def check_token(token: Any, n_vocab: int) -> int:
 
 def check_tokens(tokens: Sequence[int], n_vocab: int) -> TokenArray:
     """Return ``tokens`` as int32 [n_tokens]. Raises `InvalidTokenError`, `InvalidInputError`."""
-    if isinstance(tokens, (str, bytes)):
-        raise checks.refuse("tokens", tokens, "a sequence of token ids; encode text first")
-    try:
-        array = np.asarray(tokens if isinstance(tokens, np.ndarray) else list(tokens))
-    except (TypeError, ValueError, OverflowError) as error:
-        raise checks.refuse("tokens", tokens, "a sequence of token ids") from error
+    array = _as_array(tokens, n_vocab)
     if array.ndim != 1:
         raise checks.refuse("tokens", tokens, "a one-dimensional sequence of token ids")
     if array.size == 0:
         return np.empty(0, dtype=np.int32)
     if array.dtype.kind not in "iu":
-        raise token_error(next(iter(tokens)), n_vocab)
+        raise token_error(array.flat[0], n_vocab)
     low, high = int(array.min()), int(array.max())
     if low < 0 or high >= n_vocab:
         raise token_error(low if low < 0 else high, n_vocab)
     return np.ascontiguousarray(array, dtype=np.int32)
+
+
+def _as_array(tokens: Any, n_vocab: int) -> Any:
+    if isinstance(tokens, np.ndarray):
+        return tokens
+    try:
+        ids = None if isinstance(tokens, (str, bytes)) else list(tokens)
+    except TypeError:
+        ids = None
+    if ids is None:
+        raise checks.refuse("tokens", tokens, "a sequence of token ids; encode text first")
+    if not set(map(type, ids)) <= {int}:
+        return np.array([check_token(token, n_vocab) for token in ids], dtype=np.int64)
+    try:
+        return np.array(ids, dtype=np.int64)
+    except OverflowError as error:
+        raise token_error(max(ids, key=abs), n_vocab) from error
 
 
 def check_sequence(seq_id: Any, n_seq_max: int, field: str = "seq_id") -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from infercore.engine.context_controls import Controls
 from infercore.engine.context_decode import Decoding
 from infercore.engine.context_state import Saving
+from infercore.engine.gate import fork_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,7 +19,7 @@ class GuardedContext(Saving, Decoding, Controls):
 
     def __init__(self, inner: Any, *, release: Callable[[], None], **facts: Any) -> None:
         super().__init__(inner, **facts)
-        self._finalizer = weakref.finalize(self, _close, inner, release)
+        self._finalizer = weakref.finalize(self, _close, inner, release, fork_count())
 
     def close(self) -> None:
         """Give the memory back; idempotent. A call that runs in another thread is aborted."""
@@ -33,7 +34,9 @@ class GuardedContext(Saving, Decoding, Controls):
         self.close()
 
 
-def _close(inner: Any, release: Callable[[], None]) -> None:
+def _close(inner: Any, release: Callable[[], None], born: int) -> None:
+    if born != fork_count():  # the parent's engine: closing it here may hang
+        return
     try:
         inner.close()
     finally:

@@ -69,6 +69,7 @@ class ContextBase:
         self._abortable = False
         self._aborted = False
         self._abort_callback: Callable[[], bool] | None = None
+        self._callback_error: BaseException | None = None
         self._decode_one_inner = getattr(inner, "decode_one", None)
         self._n_past_inner = inner.n_past
         self._zero_counters()
@@ -141,6 +142,13 @@ class ContextBase:
                 n_ctx=n_ctx,
             )
 
+    def _given_back(self, seq_id: int, p0: int) -> int:
+        """Room that removing the sequence's tokens from ``p0`` on would give back."""
+        end = arguments.MAX_POSITION
+        if self._window.shared:
+            return self._ledger.unshared(seq_id, p0, end)
+        return self._ledger.holds(seq_id, p0, end)
+
     def _forget_outputs(self) -> None:
         self._outputs.invalidate()
         self._embedded = frozenset()
@@ -175,7 +183,12 @@ class ContextBase:
             raise self._gate.fail(error) from error
         if kept:
             self._ledger.append((seq_id,), tokens[:kept], before)
-        if isinstance(error, Exception) and not isinstance(error, InferCoreError):
-            if isinstance(error, MemoryError):
-                raise OutOfMemoryError(f"the engine ran out of memory: {error}") from error
-            raise self._gate.fail(error) from error
+        self._judge(error)
+
+    def _judge(self, error: BaseException) -> None:
+        """Stop trusting an engine that raised what nobody expects; lack of memory is typed."""
+        if isinstance(error, InferCoreError) or not isinstance(error, Exception):
+            return
+        if isinstance(error, MemoryError):
+            raise OutOfMemoryError(f"the engine ran out of memory: {error}") from error
+        raise self._gate.fail(error) from error

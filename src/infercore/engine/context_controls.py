@@ -56,15 +56,29 @@ class Controls(ContextBase):
     def set_abort_callback(self, callback: Callable[[], bool] | None) -> None:
         """Ask ``callback`` while working; True aborts. None removes it.
 
-        Where the engine cannot ask within a call, it is asked between calls of ``n_batch``.
+        What it raises aborts the call that it was asked in and is raised by that. Where the
+        engine cannot ask within a call, it is asked between calls of ``n_batch``.
         """
         with self._gate:
             if callback is not None and not callable(callback):
                 raise checks.refuse("callback", callback, "a callable or None")
+            asked = None if callback is None else self._guarded(callback)
             own = getattr(self._inner, "set_abort_callback", None)
             if own is not None:
-                own(callback)
-            self._abort_callback = callback
+                own(asked)
+            self._abort_callback = asked
+
+    def _guarded(self, callback: Callable[[], bool]) -> Callable[[], bool]:
+        """Return ``callback`` so that it never raises inside an engine: it aborts instead."""
+
+        def ask() -> bool:
+            try:
+                return bool(callback())
+            except BaseException as error:  # noqa: BLE001  (raised by the call that it stops)
+                self._callback_error = error
+                return True
+
+        return ask
 
     def set_adapters(self, adapters: Sequence[AdapterSpec]) -> None:
         """Replace the whole list of LoRA adapters. Resident tokens were made with the old one."""

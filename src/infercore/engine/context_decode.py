@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -58,9 +58,9 @@ class Decoding(Sequences):
             started = time.perf_counter()
             try:
                 self._decode_one_inner(token, seq_id=seq_id)
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001  (raised anew, typed)
                 self._settle(seq_id, [token], before, error)
-                raise self._typed(error) from error
+                self._raise_typed(error, self._ledger.length(seq_id))
             if self._timed:
                 self._decode_s += time.perf_counter() - started
                 self._decode_tokens += 1
@@ -77,7 +77,7 @@ class Decoding(Sequences):
             if at > end:
                 raise arguments.gap_error(at, end)
             self._check_call(len(ids), "last")
-            dropped = self._ledger.holds(seq_id, at, arguments.MAX_POSITION)
+            dropped = self._given_back(seq_id, at)
             self._check_room(seq_id, len(ids) - dropped)
             if at < end:
                 self._drop_tail(seq_id, at)
@@ -161,6 +161,7 @@ class Decoding(Sequences):
     ) -> None:
         self._forget_outputs()
         started = time.perf_counter()
+        self._begin_abortable()
         try:
             self._inner.decode_batch(
                 np.array(tokens, dtype=np.int32),
@@ -168,9 +169,11 @@ class Decoding(Sequences):
                 seq_ids,
                 np.array(wanted, dtype=np.bool_),
             )
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001  (raised anew, typed)
             self._settle_batch(tokens, positions, seq_ids, error)
-            raise self._typed(error) from error
+            self._raise_typed(error, self._ledger.n_cells)
+        finally:
+            self._end_abortable()
         self._count(started, len(tokens), single=False)
         for token, pos, ids in zip(tokens, positions, seq_ids, strict=True):
             self._ledger.append(ids, (token,), pos)
@@ -188,8 +191,7 @@ class Decoding(Sequences):
             kept = [s for s in ids if self._n_past_inner(s) > pos]
             if kept:
                 self._ledger.append(kept, (token,), pos)
-        if isinstance(error, Exception) and not hasattr(error, "state_after"):
-            raise self._gate.fail(error) from error
+        self._judge(error)
 
     def encode(self, tokens: Sequence[int]) -> None:
         """Run an encoder over ``tokens``; see `Context.encode`."""
@@ -230,6 +232,7 @@ class Decoding(Sequences):
         if logits == "all" and n_tokens > self.n_batch:
             rows = self._outputs.allocate(n_tokens)
         vectors: list[FloatArray] = []
+        before = self._ledger.length(seq_id)
         started = time.perf_counter()
         self._begin_abortable()
         try:
@@ -246,7 +249,7 @@ class Decoding(Sequences):
             raise
         finally:
             self._end_abortable()
-            self._count(started, n_tokens, single=n_tokens == 1)
+            self._count(started, self._ledger.length(seq_id) - before, single=n_tokens == 1)
         self._publish(n_tokens, seq_id, logits, rows)
         self._vectors = np.concatenate(vectors) if vectors else None
 
@@ -263,16 +266,19 @@ class Decoding(Sequences):
         before = self._n_past_inner(seq_id)
         try:
             self._inner.decode(chunk, seq_id=seq_id, logits=logits)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001  (raised anew, typed)
             self._settle(seq_id, chunk.tolist(), before, error)
-            raise self._typed(error) from error
+            self._raise_typed(error, self._ledger.length(seq_id))
         self._ledger.append((seq_id,), chunk.tolist(), before)
 
-    def _typed(self, error: BaseException) -> BaseException:
-        """Return ``error`` with the true count of resident tokens."""
-        resident = self._ledger.n_cells
+    def _raise_typed(self, error: BaseException, resident: int) -> NoReturn:
+        typed = self._typed(error, resident)
+        raise typed from (error.__cause__ if typed is error else error)
+
+    def _typed(self, error: BaseException, resident: int) -> BaseException:
+        """Return ``error`` with the true count of resident tokens, or what a callback raised."""
         if isinstance(error, DecodeAbortedError):
-            return _aborted(resident)
+            return self._take_callback_error() or _aborted(resident)
         if isinstance(error, ContextOverflowError):
             return ContextOverflowError(
                 stage="engine",
@@ -308,7 +314,11 @@ class Decoding(Sequences):
     def _check_abort(self, seq_id: int) -> None:
         callback = self._abort_callback
         if self._aborted or (callback is not None and callback()):
-            raise _aborted(self._ledger.length(seq_id))
+            raise self._take_callback_error() or _aborted(self._ledger.length(seq_id))
+
+    def _take_callback_error(self) -> BaseException | None:
+        error, self._callback_error = self._callback_error, None
+        return error
 
     # -- outputs -------------------------------------------------------------------------------
 

@@ -6,7 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from infercore.engine import arguments
 from infercore.engine.context_base import ContextBase
-from infercore.errors import InvalidInputError, InvalidPositionError, UnsupportedFeatureError
+from infercore.errors import (
+    InferCoreError,
+    InvalidInputError,
+    InvalidPositionError,
+    UnsupportedFeatureError,
+)
 from infercore.values import checks
 
 if TYPE_CHECKING:
@@ -105,10 +110,13 @@ class Sequences(ContextBase):
         """Run an engine call that changes the cache; an unexpected failure ends the context."""
         try:
             return work()
+        except InferCoreError:
+            raise
         except Exception as error:
-            if hasattr(error, "state_after"):
-                raise
             raise self._gate.fail(error) from error
+        except BaseException as error:  # an interruption: nobody knows how far the engine came
+            self._gate.fail(error)
+            raise
 
     def seq_keep(self, seq_id: int) -> None:
         """Remove all other sequences."""

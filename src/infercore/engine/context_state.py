@@ -68,9 +68,7 @@ class Saving(Sequences):
             blob.require(header, {"kind": "state", **self._identity, "n_seq_max": self.n_seq_max})
             self._check_fits(header["n_cells"], header["sequences"])
             self._restore(lambda: self._inner.load_state(payload))
-            self._ledger.clear()
-            for sequence in header["sequences"]:
-                self._enter(sequence["seq_id"], sequence)
+            self._ledger.restore(header["sequences"])
             self._verify(header["sequences"])
             self._take_logits(logits)
 
@@ -82,11 +80,11 @@ class Saving(Sequences):
             header, payload, logits = blob.unpack(data)
             blob.require(header, {"kind": "sequence", **self._identity})
             sequence = header["sequences"][0]
-            n_others = self._ledger.n_cells - self._ledger.length(seq_id)
+            n_others = self._ledger.n_cells - self._given_back(seq_id, 0)
             n_tokens = len(sequence["tokens"])
             self._check_fits(n_tokens + (n_others if self._window.shared else 0), [sequence])
             self._restore(lambda: self._inner.load_sequence(seq_id, payload))
-            self._enter(seq_id, sequence)
+            self._ledger.set_sequence(seq_id, sequence["runs"], sequence["tokens"])
             self._verify([{**sequence, "seq_id": seq_id}])
             self._take_logits(logits)
 
@@ -112,10 +110,9 @@ class Saving(Sequences):
             )
             failure.state_after = "cleared"
             raise failure from error
-
-    def _enter(self, seq_id: int, sequence: dict[str, Any]) -> None:
-        runs = [(pos, n) for pos, n in sequence["runs"]]
-        self._ledger.set_sequence(seq_id, runs, sequence["tokens"])
+        except BaseException:  # an interruption: the engine may hold either
+            self._clear()
+            raise
 
     def _verify(self, sequences: list[dict[str, Any]]) -> None:
         """Positions follow the engine: a restore that left others is not one."""

@@ -11,10 +11,10 @@ a list of runs ``(cell, position, length)``; copied sequences share cells.
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 _COMPACT_AT = 65_536
 
@@ -136,6 +136,25 @@ class Ledger:
             cell += n
         self._replace(seq_id, fresh)
 
+    def restore(self, sequences: Iterable[Mapping[str, Any]]) -> None:
+        """Hold exactly these sequences, with the cells that they shared.
+
+        Each has its ``seq_id``, ``runs`` (position, length), ``cells`` (the first of each run)
+        and ``tokens``.
+        """
+        self.clear()
+        known: dict[int, int] = {}
+        for sequence in sequences:
+            runs = [
+                Run(cell, pos, n)
+                for cell, (pos, n) in zip(sequence["cells"], sequence["runs"], strict=True)
+            ]
+            cells = [run.cell + i for run in runs for i in range(run.n)]
+            known.update(zip(cells, sequence["tokens"], strict=True))
+            self._replace(sequence["seq_id"], runs)
+        self._store = array("i", [known.get(cell, 0) for cell in range(max(known, default=-1) + 1)])
+        self._compact()
+
     def positions(self, seq_id: int) -> Iterator[int]:
         """Yield the position of each token held, in order."""
         for run in self._runs[seq_id]:
@@ -153,29 +172,24 @@ class Ledger:
             a.cell < b.cell + b.n and b.cell < a.cell + a.n for a in own for b in others
         )
 
+    def unshared(self, seq_id: int, p0: int, p1: int) -> int:
+        """Return how many cells in [p0, p1) no other sequence holds."""
+        others = [run for i, runs in enumerate(self._runs) if i != seq_id for run in runs]
+        own = [part for run in self._runs[seq_id] for part in _inside(run, p0, p1)]
+        return _width([*others, *own]) - _width(others)
+
     def _replace(self, seq_id: int, runs: list[Run]) -> None:
         self._runs[seq_id] = []
         self._lengths[seq_id] = 0
         for run in runs:
             self._extend(seq_id, run)
-        self.n_cells = sum(end - start for start, end in self._spans())
-
-    def _spans(self) -> list[tuple[int, int]]:
-        """Return the cells in use as disjoint, ordered ranges."""
-        spans: list[tuple[int, int]] = []
-        for run in sorted(run for runs in self._runs for run in runs):
-            start, end = run.cell, run.cell + run.n
-            if spans and start <= spans[-1][1]:
-                spans[-1] = (spans[-1][0], max(end, spans[-1][1]))
-            else:
-                spans.append((start, end))
-        return spans
+        self.n_cells = _width(run for runs in self._runs for run in runs)
 
     def _compact(self) -> None:
         """Number the cells in use anew, so that the store does not grow for ever."""
         store = array("i")
         starts: list[tuple[int, int, int]] = []
-        for start, end in self._spans():
+        for start, end in _spans(run for runs in self._runs for run in runs):
             starts.append((start, end, len(store)))
             store.extend(self._store[start:end])
         self._store = store
@@ -186,6 +200,23 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     _Change = Callable[[Run], list[Run]]
+
+
+def _spans(runs: Iterable[Run]) -> list[tuple[int, int]]:
+    """Return the cells of ``runs`` as disjoint, ordered ranges."""
+    spans: list[tuple[int, int]] = []
+    for run in sorted(runs):
+        start, end = run.cell, run.cell + run.n
+        if spans and start <= spans[-1][1]:
+            spans[-1] = (spans[-1][0], max(end, spans[-1][1]))
+        else:
+            spans.append((start, end))
+    return spans
+
+
+def _width(runs: Iterable[Run]) -> int:
+    """Return how many different cells ``runs`` have."""
+    return sum(end - start for start, end in _spans(runs))
 
 
 def _moved(run: Run, starts: list[tuple[int, int, int]]) -> Run:

@@ -67,17 +67,25 @@ class _Weights:
     def __init__(self, inner: EngineModel) -> None:
         self.inner = inner
         self._lock = threading.Lock()
+        self._born = fork_count()
         self._n_users = 1
+
+    @property
+    def freed(self) -> bool:
+        """Whether nothing needs the weights any more."""
+        return self._n_users == 0
 
     def take(self) -> None:
         with self._lock:
+            if self._n_users == 0:
+                raise SessionClosedError("this model is closed; load it again")
             self._n_users += 1
 
     def release(self) -> None:
         with self._lock:
             self._n_users -= 1
             last = self._n_users == 0
-        if last:
+        if last and self._born == fork_count():  # in a fork they are the parent's
             self.inner.close()
 
 
@@ -117,10 +125,10 @@ class GuardedModel:
         self.backend_version = _version(descriptor)
         self.info = inner.info
         self.runtime: Mapping[str, Any] = getattr(inner, "runtime", {})
-        closed = threading.Event()
-        self._closed = closed
+        self._closed = threading.Event()
+        weights = self._weights
         self.tokenizer = GuardedTokenizer(
-            inner.tokenizer, render=services.render, is_closed=closed.is_set
+            inner.tokenizer, render=services.render, is_closed=lambda: weights.freed
         )
 
     @property
@@ -152,7 +160,10 @@ class GuardedModel:
     def new_context(self, config: ContextConfig | None = None, **fields: Any) -> GuardedContext:
         """Return a new context on these weights; see `Model.new_context`."""
         self._check_open()
-        config = checks.build(ContextConfig, config, fields)
+        return self.context_of(checks.build(ContextConfig, config, fields))
+
+    def context_of(self, config: ContextConfig) -> GuardedContext:
+        """Return a new context, also of a closed model that another context keeps alive."""
         checks.check_options(
             "backend_options", config.backend_options, self._descriptor.context_options
         )

@@ -387,6 +387,15 @@ class Context(Protocol):
     def close(self) -> None:
         """Give the memory back; idempotent."""
 
+    def __enter__(self) -> Context: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
 
 @runtime_checkable
 class Sampler(Protocol):
@@ -471,3 +480,12 @@ class Session(Protocol):
 
     def close(self) -> None:
         """Release everything; idempotent. A decode that runs is cancelled."""
+
+    def __enter__(self) -> Session: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...

@@ -166,7 +166,7 @@ class CoreSession(Prefilling):
             twin = self._twin(self._shared, seq_id)
             self.context.seq_copy(self.resident.seq_id, seq_id)
         else:
-            twin = self._twin(SharedContext(self.model.new_context(self.context.config)), None)
+            twin = self._twin(SharedContext(self.model.context_of(self.context.config)), None)
             self._move_into(twin)
         twin.resident.adopt(self.resident)
         twin.enter(self._state, self.parts.copy())

@@ -68,7 +68,9 @@ def put(session: CoreSession, snapshot: Snapshot) -> None:
         raise checks.refuse("snapshot", snapshot, "a Snapshot; read a file with load(path)")
     header, payload, _ = blob.unpack(snapshot.data)
     blob.require(header, {"kind": "session"})
-    mismatch = session.identity.mismatch(ContextManifest.from_dict(header["manifest"]))
+    mismatch = session.identity.mismatch(
+        ContextManifest.from_dict(header["manifest"]), strict=True
+    )
     if mismatch is not None:
         raise mismatch
     resident = session.resident

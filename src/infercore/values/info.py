@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import attrs
@@ -148,6 +148,10 @@ class PerfCounters:
     reused_tokens: int = 0
 
 
+def _names(value: Iterable[str]) -> tuple[str, ...]:
+    return tuple(value)
+
+
 @attrs.frozen(kw_only=True)
 class BackendDescriptor:
     """What a plugin's ``infercore_backend`` hook returns.
@@ -165,11 +169,11 @@ class BackendDescriptor:
     loader: Any
     match: Any
     summary: str = ""
-    formats: tuple[str, ...] = attrs.field(default=(), converter=tuple)
+    formats: tuple[str, ...] = attrs.field(default=(), converter=_names)
     priority: int = 0
     check: Any = None
     engine_version: Any = None
     devices: Any = None
     plan_memory: Any = None
-    model_options: tuple[str, ...] = attrs.field(default=(), converter=tuple)
-    context_options: tuple[str, ...] = attrs.field(default=(), converter=tuple)
+    model_options: tuple[str, ...] = attrs.field(default=(), converter=_names)
+    context_options: tuple[str, ...] = attrs.field(default=(), converter=_names)

@@ -108,12 +108,17 @@ class ContextManifest:
         """SHA-256 hex over the identity fields alone."""
         return hash_json({name: getattr(self, name) for name in IDENTITY_FIELDS})
 
-    def mismatch(self, stated: ContextManifest) -> ManifestMismatchError | None:
-        """Return the error for the first identity field of ``stated`` that differs, if any."""
+    def mismatch(
+        self, stated: ContextManifest, *, strict: bool = False
+    ) -> ManifestMismatchError | None:
+        """Return the error for the first identity field of ``stated`` that differs, if any.
+
+        None in ``stated`` is not compared, unless ``strict``.
+        """
         for name in IDENTITY_FIELDS:
             expected = getattr(stated, name)
             actual = getattr(self, name)
-            if expected is not None and expected != actual:
+            if (strict or expected is not None) and expected != actual:
                 return ManifestMismatchError(field=name, expected=expected, actual=actual)
         return None
 

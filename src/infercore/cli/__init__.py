@@ -1,0 +1,5 @@
+"""The command ``infercore``."""
+
+from infercore.cli.app import main
+
+__all__ = ["main"]

@@ -1,0 +1,50 @@
+"""Steps that change the logits of the whole vocabulary in place: bias and penalties.
+
+They come right after the constraint mask (see `infercore.sampling.constraints`) and before any
+token is dropped; `infercore.sampling.dry` holds the last of them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from infercore.sampling.candidates import FloatArray, IdArray
+
+
+def apply_bias(logits: FloatArray, ids: IdArray, amounts: FloatArray) -> None:
+    """Add ``amounts`` [m] to the logits [n_vocab] at ``ids`` [m], which are distinct; in place.
+
+    An amount of -inf forbids the token. Source: ``logit_bias`` in llama.cpp's
+    ``llama_sampler_init_logit_bias``.
+    """
+    logits[ids] += amounts
+
+
+def apply_penalties(
+    logits: FloatArray,
+    window: npt.NDArray[np.int32],
+    counts: npt.NDArray[np.int32],
+    *,
+    repeat: float,
+    frequency: float,
+    presence: float,
+) -> None:
+    """Lower the logits [n_vocab] of the tokens in ``window`` [m], in place.
+
+    ``counts`` [m] says how often ``window[i]`` stands in the window; a token may stand there
+    several times and is still penalised once. A positive logit is divided by ``repeat``, any
+    other multiplied by it, then ``count * frequency + presence`` is subtracted.
+
+    Source: repetition penalty of CTRL (Keskar et al. 2019, section 4.1) with the sign rule of
+    llama.cpp's ``llama_sampler_init_penalties``; frequency and presence as in OpenAI's API.
+    """
+    if window.size == 0:
+        return
+    before = logits[window].astype(np.float64)
+    after = np.where(before > 0, before / repeat, before * repeat)
+    logits[window] = after - (counts * frequency + presence)

@@ -1,0 +1,38 @@
+"""How the core makes its portable sampler."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from infercore.sampling.constraints import compile_constraint
+from infercore.sampling.portable import PortableSampler
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from infercore.protocols.public import Tokenizer
+    from infercore.values.config import SamplingConfig
+
+
+def new_portable_sampler(
+    config: SamplingConfig,
+    tokenizer: Tokenizer,
+    n_vocab: int,
+    *,
+    response_format: Any = None,
+    processors: Sequence[Any] = (),
+    logprobs: bool = False,
+) -> PortableSampler:
+    """Return a `PortableSampler`, its constraint compiled from ``response_format``.
+
+    ``config.implementation`` is the caller's business. Raises as `compile_constraint` and
+    `PortableSampler` do, before anything is sampled.
+    """
+    return PortableSampler(
+        config,
+        tokenizer=tokenizer,
+        n_vocab=n_vocab,
+        constraint=compile_constraint(response_format, tokenizer, n_vocab=n_vocab),
+        processors=processors,
+        logprobs=logprobs,
+    )

@@ -1,0 +1,196 @@
+"""From what a caller gives as ``response_format`` to a grammar that llguidance has checked."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+
+from infercore.errors import GrammarError, InvalidInputError
+from infercore.sampling.class_schema import schema_of_class
+from infercore.sampling.schema_place import place_of_error
+from infercore.sampling.vocabulary import llguidance
+from infercore.values import checks
+
+_FIELD = "response_format"
+_REQUIRED = {
+    "json_schema": "schema",
+    "json_object": None,
+    "regex": "pattern",
+    "choice": "choices",
+    "lark": "grammar",
+    "gbnf": "grammar",
+}
+_LABELS = {"name", "description", "strict"}
+_SCHEMA_TYPES = {"object", "array", "string", "number", "integer", "boolean", "null"}
+_SCHEMA_KEYWORDS = {
+    "$ref", "$defs", "definitions", "properties", "required", "items", "prefixItems", "enum",
+    "const", "anyOf", "allOf", "oneOf", "additionalProperties", "minimum", "maximum",
+}  # fmt: skip
+
+
+@attrs.frozen
+class Grammar:
+    """A grammar in llguidance's form (``text``), and the caller's ``source`` for messages.
+
+    ``schema`` is kept where it came from one.
+    """
+
+    text: str
+    source: str
+    schema: Mapping[str, Any] | None = None
+
+    def matcher(self, tokenizer: Any) -> Any:
+        """Return a new ``llguidance.LLMatcher``. Raises `GrammarError`, naming the place."""
+        matcher = llguidance().LLMatcher(tokenizer, self.text, log_level=0)
+        if matcher.is_error():
+            raise GrammarError(self._explained(str(matcher.get_error())), source=self.source)
+        return matcher
+
+    def _explained(self, error: str) -> str:
+        if self.schema is not None:
+            where = place_of_error(self.schema, error, _schema_error)
+            return f"the JSON schema is refused at {where}: {error}"
+        return f"the grammar is refused: {_without_wrapping(error)}"
+
+
+def grammar_of(response_format: Any) -> Grammar:
+    """Return the grammar of ``response_format``; see `compile_constraint` for the forms.
+
+    Raises `InvalidInputError` for none of them and `GrammarError` for a GBNF syntax error. The
+    grammar itself is checked by `Grammar.matcher`.
+    """
+    if isinstance(response_format, type):
+        return _from_schema(_class_schema(response_format))
+    if not isinstance(response_format, Mapping):
+        raise checks.refuse(_FIELD, response_format, _forms())
+    if _is_schema(response_format):
+        return _from_schema(response_format)
+    return _from_typed(response_format)
+
+
+def _forms() -> str:
+    names = ", ".join(repr(name) for name in _REQUIRED)
+    return f"a JSON schema, a mapping with a type of {names}, an attrs class or a pydantic model"
+
+
+def _is_schema(value: Mapping[str, Any]) -> bool:
+    kind = value.get("type")
+    if isinstance(kind, str) and kind in _REQUIRED:
+        return False
+    is_known = kind is None or isinstance(kind, list) or kind in _SCHEMA_TYPES
+    return is_known or not _SCHEMA_KEYWORDS.isdisjoint(value)
+
+
+def _class_schema(cls: type) -> Mapping[str, Any]:
+    if attrs.has(cls):
+        return schema_of_class(cls)
+    base = getattr(sys.modules.get("pydantic"), "BaseModel", None)
+    if base is not None and issubclass(cls, base):
+        schema: Mapping[str, Any] = cls.model_json_schema()  # type: ignore[attr-defined]
+        return schema
+    raise checks.refuse(_FIELD, cls, _forms())
+
+
+def _from_typed(value: Mapping[str, Any]) -> Grammar:
+    kind = value["type"]
+    if kind not in _REQUIRED:
+        raise InvalidInputError(
+            f"{_FIELD} has the unknown type {kind!r}; {checks.nearest(str(kind), _REQUIRED)}",
+            field=_FIELD,
+            value=kind,
+            allowed=_forms(),
+        )
+    if kind == "json_schema" and "schema" not in value and "json_schema" in value:
+        value = {"type": kind, **value["json_schema"]}  # the form of OpenAI's API
+    content = _content(kind, value)
+    return _MAKERS[kind](content)
+
+
+def _content(kind: str, value: Mapping[str, Any]) -> Any:
+    required = _REQUIRED[kind]
+    known = {"type"} | ({required} if required else set())
+    known |= _LABELS if kind == "json_schema" else set()
+    checks.check_options(_FIELD, value, known)
+    if required is not None and required not in value:
+        raise InvalidInputError(
+            f"{_FIELD} of type {kind!r} needs {required!r}",
+            field=_FIELD,
+            value=dict(value),
+            allowed=f"a mapping with {required!r}",
+        )
+    return value[required] if required else None
+
+
+def _from_schema(schema: Any) -> Grammar:
+    if not isinstance(schema, Mapping):
+        raise checks.refuse(_FIELD, schema, "a JSON schema as a mapping")
+    try:
+        source = json.dumps(schema)
+    except (TypeError, ValueError) as error:
+        raise checks.refuse(_FIELD, schema, "a schema that JSON can hold") from error
+    return Grammar(_schema_grammar(schema), source, schema)
+
+
+def _schema_grammar(schema: Mapping[str, Any]) -> str:
+    matcher = llguidance().LLMatcher
+    text: str = matcher.grammar_from_json_schema(dict(schema), {"whitespace_flexible": False})
+    return text
+
+
+def _schema_error(schema: Mapping[str, Any]) -> str:
+    return str(llguidance().LLMatcher.validate_grammar(_schema_grammar(schema)))
+
+
+def _from_object(_: None) -> Grammar:
+    return _from_schema({"type": "object"})
+
+
+def _from_regex(pattern: Any) -> Grammar:
+    source = checks.check_text(_FIELD, pattern)
+    return Grammar(llguidance().LLMatcher.grammar_from_regex(source), source)
+
+
+def _from_lark(grammar: Any) -> Grammar:
+    source = checks.check_text(_FIELD, grammar)
+    return Grammar(llguidance().LLMatcher.grammar_from_lark(source), source)
+
+
+def _from_gbnf(grammar: Any) -> Grammar:
+    source = checks.check_text(_FIELD, grammar)
+    llguidance()
+    from llguidance.gbnf_to_lark import gbnf_to_lark  # noqa: PLC0415  (optional)
+
+    try:
+        lark = gbnf_to_lark(source)
+    except Exception as error:  # the converter raises bare Exception
+        raise GrammarError(f"the GBNF grammar is refused: {error}", source=source) from error
+    return Grammar(llguidance().LLMatcher.grammar_from_lark(lark), source)
+
+
+def _from_choices(choices: Any) -> Grammar:
+    if isinstance(choices, str) or not isinstance(choices, (list, tuple)) or not choices:
+        raise checks.refuse(_FIELD, choices, "a list of choices, at least one")
+    texts = [checks.check_text(_FIELD, choice) for choice in choices]
+    lark = "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
+    return Grammar(llguidance().LLMatcher.grammar_from_lark(lark), json.dumps(texts))
+
+
+def _without_wrapping(error: str) -> str:
+    """Return ``error`` without the lines of the grammar that llguidance wraps a regex in."""
+    if "(in regex): " not in error:
+        return error.strip()
+    return error.split("(in regex): ", 1)[1].split("\n   1 | ", 1)[0].strip()
+
+
+_MAKERS: dict[str, Callable[[Any], Grammar]] = {
+    "json_schema": _from_schema,
+    "json_object": _from_object,
+    "regex": _from_regex,
+    "choice": _from_choices,
+    "lark": _from_lark,
+    "gbnf": _from_gbnf,
+}

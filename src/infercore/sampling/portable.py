@@ -1,0 +1,225 @@
+"""The sampler in NumPy: the specification that native samplers are compared with."""
+
+# ruff: noqa: SLF001  (a clone is filled in by its own class)
+
+from __future__ import annotations
+
+import copy
+import secrets
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import attrs
+import numpy as np
+
+from infercore.errors import (
+    InvalidStateError,
+    InvalidTokenError,
+    SessionClosedError,
+)
+from infercore.sampling import chain, logprobs
+from infercore.sampling.candidates import softmax
+from infercore.sampling.history import TokenHistory
+from infercore.sampling.rules import LogitRules
+from infercore.sampling.selection import Selected
+from infercore.values.config import MAX_SEED
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from infercore.protocols.public import Context, Tokenizer
+    from infercore.sampling.candidates import Candidates, FloatArray, IdArray, RealArray
+    from infercore.sampling.constraints import Constraint
+    from infercore.values.config import SamplingConfig
+    from infercore.values.session import TokenLogprob
+
+
+@attrs.frozen
+class _Step:
+    """What `PortableSampler.last_logprobs` tells of."""
+
+    token: int
+    raw: FloatArray | None
+    out_of: Candidates
+
+
+class PortableSampler:
+    """Chooses tokens as ``config`` says, the same ones for the same seed on every backend.
+
+    ``constraint`` limits the tokens (see `compile_constraint`) and belongs to this sampler from
+    now on; ``processors`` are objects with ``apply(logits) -> logits``, called first with a
+    copy of the row (float32 [n_vocab], writable); clones share them. With ``logprobs`` each step
+    keeps its row, so that `last_logprobs` can answer.
+
+    Random numbers come from ``numpy.random.Generator(PCG64(seed))``, as ``random()``: a step
+    takes one for the selection, and one before it where xtc is on; temperature 0 takes none.
+
+    Errors leave the sampler unchanged. `InvalidTokenError` for a bias outside the vocabulary.
+    """
+
+    def __init__(
+        self,
+        config: SamplingConfig,
+        *,
+        tokenizer: Tokenizer,
+        n_vocab: int,
+        constraint: Constraint | None = None,
+        processors: Sequence[Any] = (),
+        logprobs: bool = False,
+    ) -> None:
+        self._config = config
+        self._n_vocab = n_vocab
+        self._constraint = constraint
+        self._keeps_rows = logprobs
+        self._rules = LogitRules(config, tokenizer, n_vocab, tuple(processors))
+        self._seed = secrets.randbelow(MAX_SEED + 1) if config.seed is None else int(config.seed)
+        self._closed = False
+        self._rewind()
+
+    def _rewind(self) -> None:
+        self._random = np.random.Generator(np.random.PCG64(self._seed))
+        self._history = TokenHistory(self._n_vocab, self._rules.counted_window)
+        self._mu = 2.0 * self._config.mirostat_tau
+        self._last: _Step | None = None
+
+    @property
+    def seed(self) -> int:
+        """The seed in use, 0 to 2**32 - 2; drawn at construction where the config had None."""
+        return self._seed
+
+    @property
+    def config(self) -> SamplingConfig:
+        """What was asked for."""
+        return self._config
+
+    @property
+    def n_vocab(self) -> int:
+        """Length of the rows it samples from."""
+        return self._n_vocab
+
+    @property
+    def constraint(self) -> Constraint | None:
+        """The constraint in its present state; advance it through this sampler only."""
+        return self._constraint
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    def sample(self, context: Context, i: int = -1) -> int:
+        """Return a token from output row ``i`` of ``context``, accepted exactly once.
+
+        Raises what ``context.logits`` and `sample_logits` raise.
+        """
+        self._check_open()
+        return self.sample_logits(context.logits(i))
+
+    def sample_logits(self, logits: FloatArray) -> int:
+        """Return a token for the row ``logits`` (float32 [n_vocab]), accepted exactly once.
+
+        Raises `InvalidInputError` for another shape, `InvalidStateError` where a logit is NaN or
+        infinite or where no token is left, and whatever a processor raises: state unchanged.
+        """
+        self._check_open()
+        ready = self._rules.apply(logits, self._history, self._constraint)
+        kept = chain.candidates_of(ready, self._config, self._random.random)
+        chosen = self._choose(kept)
+        self._accept((chosen.token,))
+        self._mu = chosen.mu
+        row = logits.copy() if self._keeps_rows else None
+        self._last = _Step(chosen.token, row, chosen.out_of)
+        return chosen.token
+
+    def _choose(self, kept: Candidates) -> Selected:
+        if self._config.temperature == 0:
+            return Selected(int(kept.ids[0]), kept, self._mu)
+        uniform = self._random.random()
+        return chain.select(kept, self._config, uniform, mu=self._mu, n_vocab=self._n_vocab)
+
+    def distribution(self, logits: FloatArray) -> tuple[IdArray, RealArray]:
+        """Return ids [n] and probabilities float64 [n] that the next draw from ``logits`` has.
+
+        Mirostat's own cut is not part of it. Nothing is accepted and no random number is used
+        up; raises as `sample_logits`.
+        """
+        self._check_open()
+        ready = self._rules.apply(logits, self._history, self._constraint)
+        kept = chain.candidates_of(ready, self._config, copy.deepcopy(self._random).random)
+        return kept.ids, softmax(kept.logits)
+
+    def observe(self, tokens: Sequence[int], *, constrained: bool = True) -> None:
+        """Take in tokens that are there already: penalties, dry and the constraint see them.
+
+        ``constrained=False`` keeps them from the constraint: right for a prompt, which is no
+        part of the constrained text. Raises `InvalidTokenError` for an id outside the
+        vocabulary and `InvalidInputError` where the constraint refuses one; state unchanged.
+        """
+        self._check_open()
+        for token in tokens:
+            if not 0 <= token < self._n_vocab:
+                self._refuse_token(token)
+        self._accept(tokens, constrained=constrained)
+
+    def _accept(self, tokens: Sequence[int], *, constrained: bool = True) -> None:
+        if self._constraint is not None and constrained:
+            self._constraint.accept_all(tokens)
+        self._history.extend(tokens)
+
+    def last_logprobs(self, top_n: int = 0, *, processed: bool = False) -> TokenLogprob:
+        """Return natural-log probabilities of the latest step: the chosen and ``top_n`` tokens.
+
+        Of the row as the model gave it, or with ``processed`` of what was drawn from (all steps
+        done). Raises `InvalidStateError` before the first step, and for a row that was not kept.
+        """
+        self._check_open()
+        if self._last is None:
+            raise InvalidStateError(
+                "nothing was sampled yet; call sample first",
+                operation="last_logprobs",
+                state="no step",
+            )
+        if processed:
+            return logprobs.candidate_logprobs(self._last.out_of, self._last.token, top_n)
+        if self._last.raw is None:
+            raise InvalidStateError(
+                "the row was not kept; make the sampler with logprobs=True",
+                operation="last_logprobs",
+                state="rows not kept",
+            )
+        return logprobs.raw_logprobs(self._last.raw, self._last.token, top_n)
+
+    def reset(self) -> None:
+        """Go back to the state after construction: seed, penalties, mirostat and constraint."""
+        self._check_open()
+        self._rewind()
+        if self._constraint is not None:
+            self._constraint.reset()
+
+    def clone(self) -> PortableSampler:
+        """Return an independent sampler in the same state: it continues with the same tokens."""
+        self._check_open()
+        twin = PortableSampler.__new__(PortableSampler)
+        vars(twin).update(vars(self))
+        twin._random = copy.deepcopy(self._random)
+        twin._history = self._history.copy()
+        twin._rules = self._rules.clone()
+        twin._constraint = self._constraint.clone() if self._constraint is not None else None
+        return twin
+
+    def close(self) -> None:
+        """Let go of constraint and buffers; idempotent. Any later use is `SessionClosedError`."""
+        self._closed = True
+        self._constraint = None
+        self._last = None
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SessionClosedError("the sampler is closed; make a new one")
+
+    def _refuse_token(self, token: object) -> NoReturn:
+        raise InvalidTokenError(
+            f"token {token!r} is outside the vocabulary of {self._n_vocab}",
+            field="tokens",
+            value=token,
+            allowed=f"0 to {self._n_vocab - 1}",
+        )

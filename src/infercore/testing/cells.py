@@ -1,0 +1,96 @@
+"""What one sequence holds: its tokens, their positions, and K and V of each layer."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    from infercore.protocols.spi import TokenArray
+
+_FIELDS = ("tokens", "positions", "k", "v")
+
+
+@attrs.frozen(eq=False)
+class Cells:
+    """An immutable list of cells; every change makes a new one, so a copy costs nothing.
+
+    ``tokens`` and ``positions`` are [n_cells], ``k`` and ``v`` [n_layer, n_cells, n_head_kv,
+    head_dim]. K is kept before rope: moving a cell only writes another position.
+    """
+
+    tokens: TokenArray
+    positions: npt.NDArray[np.int64]
+    k: npt.NDArray[Any]
+    v: npt.NDArray[Any]
+
+    @classmethod
+    def empty(cls, n_layer: int, n_head_kv: int, head_dim: int, types: Sequence[str]) -> Cells:
+        """Return no cells of this shape; ``types`` are the number formats of K and V."""
+        k, v = (np.empty((n_layer, 0, n_head_kv, head_dim), dtype=kind) for kind in types)
+        return cls(np.empty(0, np.int32), np.empty(0, np.int64), k, v)
+
+    @property
+    def next_position(self) -> int:
+        """One more than the highest position, 0 when empty."""
+        return int(self.positions.max(initial=-1)) + 1
+
+    def inside(self, p0: int, p1: int) -> npt.NDArray[np.bool_]:
+        """Tell which cells are in [p0, p1); p1 = -1 is the end."""
+        inside: npt.NDArray[np.bool_] = self.positions >= p0
+        return inside if p1 == -1 else inside & (self.positions < p1)
+
+    def where(self, kept: npt.NDArray[Any]) -> Cells:
+        """Return the cells that ``kept`` chooses, by truth or by place."""
+        return Cells(self.tokens[kept], self.positions[kept], self.k[:, kept], self.v[:, kept])
+
+    def joined(self, other: Cells) -> Cells:
+        """Return these cells and then ``other``."""
+        return Cells(
+            np.concatenate([self.tokens, other.tokens]),
+            np.concatenate([self.positions, other.positions]),
+            np.concatenate([self.k, other.k], axis=1),
+            np.concatenate([self.v, other.v], axis=1),
+        )
+
+    def moved(self, positions: npt.NDArray[np.int64]) -> Cells:
+        """Return these cells at other positions."""
+        return attrs.evolve(self, positions=positions)
+
+
+def dump(sequences: dict[int, Cells]) -> bytes:
+    """Return sequences as bytes (NumPy's npz, without pickles)."""
+    arrays = {
+        f"{seq_id}.{field}": getattr(cells, field)
+        for seq_id, cells in sequences.items()
+        for field in _FIELDS
+    }
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)
+    return buffer.getvalue()
+
+
+def load(data: bytes, like: Cells) -> dict[int, Cells]:
+    """Return what `dump` wrote. Raises `ValueError` for cells of another shape than ``like``."""
+    with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+        seq_ids = sorted({int(name.split(".")[0]) for name in arrays.files})
+        found = {s: Cells(*(arrays[f"{s}.{field}"] for field in _FIELDS)) for s in seq_ids}
+    for cells in found.values():
+        _check(cells, like)
+    return found
+
+
+def _check(cells: Cells, like: Cells) -> None:
+    n = len(cells.tokens)
+    for field in _FIELDS:
+        array, model = getattr(cells, field), getattr(like, field)
+        shape = (n,) if model.ndim == 1 else (model.shape[0], n, *model.shape[2:])
+        if array.shape != shape or array.dtype != model.dtype:
+            raise ValueError(f"{field} is {array.dtype}{array.shape}, not {model.dtype}{shape}")

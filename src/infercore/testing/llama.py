@@ -1,0 +1,171 @@
+"""The llama architecture in plain NumPy, float32 throughout.
+
+Source: ``LlamaForCausalLM`` of Hugging Face transformers, whose tensor names are used here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import numpy as np
+
+from infercore.errors import ModelFormatError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from infercore.protocols.spi import FloatArray, TokenArray
+
+    Attend = Callable[[int, FloatArray, FloatArray, FloatArray], FloatArray]
+
+
+@attrs.frozen(kw_only=True)
+class Shape:
+    """The numbers of ``config.json`` that fix the computation."""
+
+    n_vocab: int
+    n_embd: int
+    n_ff: int
+    n_layer: int
+    n_head: int
+    n_head_kv: int
+    head_dim: int
+    n_ctx_train: int
+    norm_eps: float
+    rope_theta: float
+    has_own_head: bool
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], path: str) -> Shape:
+        """Return the shape. Raises `ModelFormatError` for what is not a plain llama."""
+        rope = _rope_of(config)
+        try:
+            _check_plain(config, rope)
+            n_head = int(config["num_attention_heads"])
+            n_embd = int(config["hidden_size"])
+            return cls(
+                n_vocab=int(config["vocab_size"]),
+                n_embd=n_embd,
+                n_ff=int(config["intermediate_size"]),
+                n_layer=int(config["num_hidden_layers"]),
+                n_head=n_head,
+                n_head_kv=int(config.get("num_key_value_heads") or n_head),
+                head_dim=int(config.get("head_dim") or n_embd // n_head),
+                n_ctx_train=int(config["max_position_embeddings"]),
+                norm_eps=float(config["rms_norm_eps"]),
+                rope_theta=float(rope.get("rope_theta", 10_000.0)),
+                has_own_head=not config.get("tie_word_embeddings", False),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ModelFormatError(
+                f"{path} holds no llama that the reference can compute: {error}", path=path
+            ) from error
+
+
+def _rope_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The rope settings, which older files keep at the top."""
+    return config.get("rope_parameters") or {
+        "rope_theta": config.get("rope_theta", 10_000.0),
+        **(config.get("rope_scaling") or {}),
+    }
+
+
+def _check_plain(config: Mapping[str, Any], rope: Mapping[str, Any]) -> None:
+    found = {
+        "model_type": config["model_type"],
+        "hidden_act": config.get("hidden_act", "silu"),
+        "attention_bias": config.get("attention_bias", False),
+        "mlp_bias": config.get("mlp_bias", False),
+        "rope_type": rope.get("rope_type", "default"),
+    }
+    plain = ("llama", "silu", False, False, "default")
+    for (name, value), expected in zip(found.items(), plain, strict=True):
+        if value != expected:
+            raise ValueError(f"its {name} is {value!r}, not {expected!r}")
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Layer:
+    """The weights of one layer, each matrix [n_out, n_in]."""
+
+    attention_norm: FloatArray
+    query: FloatArray
+    key: FloatArray
+    value: FloatArray
+    output: FloatArray
+    mlp_norm: FloatArray
+    gate: FloatArray
+    up: FloatArray
+    down: FloatArray
+
+
+class Llama:
+    """Weights and the forward pass; attention is passed in, as it knows of sequences."""
+
+    def __init__(self, shape: Shape, tensors: Mapping[str, FloatArray], path: str) -> None:
+        self.shape = shape
+        self._tensors = tensors
+        self._path = path
+        s = shape
+        self._embed = self._take("model.embed_tokens.weight", s.n_vocab, s.n_embd)
+        self._norm = self._take("model.norm.weight", s.n_embd)
+        self._head = self._embed
+        if s.has_own_head:
+            self._head = self._take("lm_head.weight", s.n_vocab, s.n_embd)
+        self._layers = [self._layer(i) for i in range(s.n_layer)]
+
+    def _take(self, name: str, *shape: int) -> FloatArray:
+        tensor = self._tensors.get(name)
+        if tensor is None or tensor.shape != shape:
+            found = "is missing" if tensor is None else f"has shape {tensor.shape}, not {shape}"
+            raise ModelFormatError(f"{self._path}: tensor {name} {found}", path=self._path)
+        return tensor
+
+    def _layer(self, i: int) -> Layer:
+        s, at = self.shape, f"model.layers.{i}."
+        n_q, n_kv = s.n_head * s.head_dim, s.n_head_kv * s.head_dim
+        return Layer(
+            attention_norm=self._take(at + "input_layernorm.weight", s.n_embd),
+            query=self._take(at + "self_attn.q_proj.weight", n_q, s.n_embd),
+            key=self._take(at + "self_attn.k_proj.weight", n_kv, s.n_embd),
+            value=self._take(at + "self_attn.v_proj.weight", n_kv, s.n_embd),
+            output=self._take(at + "self_attn.o_proj.weight", s.n_embd, n_q),
+            mlp_norm=self._take(at + "post_attention_layernorm.weight", s.n_embd),
+            gate=self._take(at + "mlp.gate_proj.weight", s.n_ff, s.n_embd),
+            up=self._take(at + "mlp.up_proj.weight", s.n_ff, s.n_embd),
+            down=self._take(at + "mlp.down_proj.weight", s.n_embd, s.n_ff),
+        )
+
+    def forward(self, tokens: TokenArray, attend: Attend) -> FloatArray:
+        """Return the final-norm hidden states [n_tokens, n_embd].
+
+        ``attend(layer, q, k, v)`` gets [n_tokens, n_heads, head_dim] each, before rope, and
+        returns what each head of each token reads, shaped as q.
+        """
+        s, n = self.shape, len(tokens)
+        x = self._embed[tokens]
+        for i, layer in enumerate(self._layers):
+            h = _rms_norm(x, layer.attention_norm, s.norm_eps)
+            q = (h @ layer.query.T).reshape(n, s.n_head, s.head_dim)
+            k = (h @ layer.key.T).reshape(n, s.n_head_kv, s.head_dim)
+            v = (h @ layer.value.T).reshape(n, s.n_head_kv, s.head_dim)
+            x = x + attend(i, q, k, v).reshape(n, -1) @ layer.output.T
+            h = _rms_norm(x, layer.mlp_norm, s.norm_eps)
+            x = x + (_silu(h @ layer.gate.T) * (h @ layer.up.T)) @ layer.down.T
+        return _rms_norm(x, self._norm, s.norm_eps)
+
+    def logits(self, hidden: FloatArray) -> FloatArray:
+        """Return the logits [n_rows, n_vocab] of final-norm hidden states."""
+        rows: FloatArray = hidden @ self._head.T
+        return rows
+
+
+def _rms_norm(x: FloatArray, weight: FloatArray, eps: float) -> FloatArray:
+    mean = np.square(x).mean(axis=-1, keepdims=True, dtype=np.float32)
+    return np.asarray(x / np.sqrt(mean + np.float32(eps)) * weight, dtype=np.float32)
+
+
+def _silu(x: FloatArray) -> FloatArray:
+    half = x * np.float32(0.5)
+    return np.asarray(half + half * np.tanh(half), dtype=np.float32)

@@ -1,0 +1,100 @@
+"""The reference backend: how it is announced, and how tests load a model with it."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from infercore import api
+from infercore.errors import ModelNotFoundError
+from infercore.protocols.hooks import API_VERSION
+from infercore.values import checks
+from infercore.values.config import ModelConfig
+from infercore.values.info import BackendDescriptor, Capabilities
+
+if TYPE_CHECKING:
+    from infercore.engine.model import GuardedModel
+    from infercore.testing.faults import Faults
+
+
+def reference_backend() -> BackendDescriptor:
+    """Return the descriptor of the reference backend, named "reference".
+
+    It reads directories in Hugging Face's format with a plain llama in them, and computes in
+    float32 with NumPy: slow, and right.
+    """
+    from infercore.testing.reference_model import match  # noqa: PLC0415  (keeps NumPy out)
+
+    return BackendDescriptor(
+        name="reference",
+        api_version=API_VERSION,
+        summary="Llama in plain NumPy, to test other backends against",
+        formats=("hf",),
+        match=match,
+        loader=_load,
+        engine_version=_version,
+        priority=-100,
+    )
+
+
+def _load(path: str, config: ModelConfig) -> Any:
+    from infercore.testing.reference_model import ReferenceModel  # noqa: PLC0415
+
+    return ReferenceModel(path, config)
+
+
+def _version() -> str:
+    import numpy as np  # noqa: PLC0415
+
+    return f"numpy {np.__version__}"
+
+
+def load_reference_model(
+    path: str | os.PathLike[str] | None = None,
+    *,
+    config: ModelConfig | None = None,
+    limits: Capabilities | None = None,
+    faults: Faults | None = None,
+    **capabilities: Any,
+) -> GuardedModel:
+    """Return a model computed by the reference backend; by default the pack's storyteller.
+
+    ``limits`` makes it less capable: its contexts lack what is not declared there. Keywords
+    change single capabilities (``kv_remove="none"``). ``faults`` lets engine calls fail.
+    """
+
+    def load(where: str, built: ModelConfig) -> Any:
+        inner = _load(where, built)
+        kinds = limits or inner.capabilities
+        checks.check_options(
+            "capabilities", capabilities, [field.name for field in attrs.fields(Capabilities)]
+        )
+        return wrapped(inner, attrs.evolve(kinds, **capabilities), faults)
+
+    descriptor = attrs.evolve(reference_backend(), loader=load)
+    return api._load(  # noqa: SLF001  (the descriptor is given, so that none need be installed)
+        descriptor, os.fspath(storyteller() if path is None else path), config or ModelConfig()
+    )
+
+
+def wrapped(inner: Any, capabilities: Capabilities, faults: Faults | None) -> Any:
+    """Return an `EngineModel` with limits and faults around it, where there are any."""
+    from infercore.testing.limits import LimitedModel  # noqa: PLC0415
+
+    if capabilities != inner.capabilities:
+        inner = LimitedModel(inner, capabilities)
+    return inner if faults is None else faults.around(inner)
+
+
+def storyteller() -> str:
+    """Return the path of the pack's storyteller. Raises `ModelNotFoundError` without the pack."""
+    try:
+        import infercore_models  # noqa: PLC0415  (a distribution of its own)
+    except ImportError as error:
+        raise ModelNotFoundError(
+            "the model pack is not installed; run: pip install infercore-models, or give a path",
+            path="storyteller",
+        ) from error
+    return str(infercore_models.path("storyteller", "hf"))

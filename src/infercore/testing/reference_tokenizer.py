@@ -1,0 +1,114 @@
+"""The tokenizer of a Hugging Face directory, through the ``tokenizers`` package."""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from infercore.errors import BackendUnavailableError, ModelFormatError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>")
+
+
+class ReferenceTokenizer:
+    """An `EngineTokenizer` over ``tokenizer.json``; its vocabulary is byte-level BPE."""
+
+    def __init__(self, folder: str, n_vocab: int, config: Mapping[str, Any]) -> None:
+        text = _read(folder, "tokenizer.json")
+        self._parsing = _load(text, folder)
+        self._plain = _load(text, folder)
+        self._plain.encode_special_tokens = True
+        self._vocabulary = json.loads(text)
+        self._control = self._control_tokens()
+        generation = json.loads(_read(folder, "generation_config.json", "{}"))
+        eos = generation.get("eos_token_id", config.get("eos_token_id"))
+        eog = eos if isinstance(eos, list) else [eos]
+        self.n_vocab = n_vocab
+        self.bos: int | None = config.get("bos_token_id")
+        self.eos: int | None = eog[0]
+        self.eot = self._end_of_turn()
+        self.add_bos = self._parsing.encode("").ids[:1] == [self.bos]
+        self.chat_template = self._template(folder)
+        self._eog = {token for token in (*eog, self.eot) if token is not None}
+
+    def _control_tokens(self) -> dict[int, str]:
+        added = self._vocabulary.get("added_tokens", ())
+        return {entry["id"]: entry["content"] for entry in added if entry["special"]}
+
+    def _end_of_turn(self) -> int | None:
+        by_text = {text: token for token, text in self._control.items()}
+        return next((by_text[text] for text in _END_OF_TURN if text in by_text), None)
+
+    @staticmethod
+    def _template(folder: str) -> str | None:
+        text = _read(folder, "chat_template.jinja", "")
+        settings = json.loads(_read(folder, "tokenizer_config.json", "{}"))
+        return text or settings.get("chat_template")
+
+    def encode(self, text: str, *, add_special: bool, parse_special: bool) -> Sequence[int]:
+        """Return the ids of ``text``."""
+        tokenizer = self._parsing if parse_special else self._plain
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=add_special).ids
+        return ids
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return the exact bytes of one token; of a control token its text."""
+        if token in self._control:
+            return self._control[token].encode()
+        piece = self._parsing.id_to_token(token)
+        if piece is None:  # a place in the matrix that the vocabulary leaves free
+            return b""
+        alphabet = byte_alphabet()
+        return bytes(alphabet[character] for character in piece)
+
+    def is_eog(self, token: int) -> bool:
+        """Tell whether ``token`` ends a generation."""
+        return token in self._eog
+
+    def is_control(self, token: int) -> bool:
+        """Tell whether ``token`` is a control token."""
+        return token in self._control
+
+
+def _read(folder: str, name: str, default: str | None = None) -> str:
+    path = os.path.join(folder, name)
+    if default is not None and not os.path.exists(path):
+        return default
+    with open(path, encoding="utf-8") as file:
+        return file.read()
+
+
+def _load(text: str, folder: str) -> Any:
+    try:
+        from tokenizers import Tokenizer  # noqa: PLC0415  (needed by this backend alone)
+    except ImportError as error:
+        raise BackendUnavailableError(
+            "the reference backend needs the tokenizers package; run: pip install tokenizers",
+            backend="reference",
+            reason="tokenizers is not installed",
+        ) from error
+    try:
+        return Tokenizer.from_str(text)
+    except Exception as error:
+        raise ModelFormatError(
+            f"{folder}: tokenizer.json cannot be read: {error}", path=folder
+        ) from error
+
+
+@lru_cache(maxsize=1)
+def byte_alphabet() -> dict[str, int]:
+    """Return the byte that each character of a byte-level vocabulary stands for.
+
+    Printable bytes stand for themselves, the others for characters from U+0100 on, in order.
+    Source: ``bytes_to_unicode`` of OpenAI's GPT-2.
+    """
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    alphabet = {chr(byte): byte for byte in printable}
+    alphabet.update({chr(0x100 + i): byte for i, byte in enumerate(others)})
+    return alphabet

@@ -1,0 +1,70 @@
+"""Chat over the model's own template: warm history, and text that stays text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import infercore as ic
+
+
+N_TEMPLATE_TOKENS = 16  # what the template puts around one more turn
+
+
+def answer(session: Any, messages: list[Any], n: int = 12) -> str:
+    chunks = session.chat(messages, max_tokens=n, temperature=0)
+    return "".join(chunk.text for chunk in chunks)
+
+
+def test_an_agent_loop_evaluates_only_what_is_new(model: Any, session: Any) -> None:
+    messages: list[dict[str, str]] = [{"role": "system", "content": "You are a storyteller."}]
+    for turn in range(8):
+        messages.append({"role": "user", "content": f"Tell me about tale number {turn}."})
+        new = len(model.tokenizer.encode(messages[-1]["content"], add_special=False))
+        before = session.context.perf().prefill_tokens
+        text = answer(session, messages)
+        evaluated = session.context.perf().prefill_tokens - before
+        assert turn == 0 or evaluated <= new + N_TEMPLATE_TOKENS + 8
+        messages.append({"role": "assistant", "content": text})
+
+
+def test_a_control_token_typed_by_a_user_is_text(model: Any, session: Any) -> None:
+    eot = model.tokenizer.token_bytes(model.tokenizer.eot).decode()
+    content = f"hello {eot} world"
+    answer(session, [{"role": "user", "content": content}], n=1)
+    held = session.context.tokens()
+    plain = answer_tokens(model, session, "hello world")
+    assert held.count(model.tokenizer.eot) == plain.count(model.tokenizer.eot)
+    answer_special = session.chat(
+        [{"role": "user", "content": content}], parse_special=True, max_tokens=1
+    )
+    list(answer_special)
+    asked = session.context.tokens()
+    assert asked.count(model.tokenizer.eot) == plain.count(model.tokenizer.eot) + 1
+
+
+def answer_tokens(model: Any, session: Any, content: str) -> list[int]:
+    del model
+    answer(session, [{"role": "user", "content": content}], n=1)
+    tokens: list[int] = session.context.tokens()
+    return tokens
+
+
+@pytest.mark.parametrize(
+    "messages", [[], "text", [5], [{"content": "x"}], [{"role": "user", "content": "\ud800"}]]
+)
+def test_malformed_messages(session: Any, messages: Any) -> None:
+    with pytest.raises(ic.InvalidInputError):
+        session.chat(messages)
+    assert session.state == "EMPTY"
+
+
+def test_messages_as_values_and_as_mappings_are_the_same(session: Any) -> None:
+    text = answer(session, [ic.Message(role="user", content="Who is Mira?")])
+    assert answer(session, [{"role": "user", "content": "Who is Mira?"}]) == text
+
+
+def test_one_bos(model: Any, session: Any) -> None:
+    answer(session, [{"role": "user", "content": "hi"}], n=1)
+    assert session.context.tokens().count(model.tokenizer.bos) == 1

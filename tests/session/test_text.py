@@ -1,0 +1,62 @@
+"""Text in pieces: whole characters only, and no stop string leaks."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from infercore.session.text import TextAssembler
+
+texts = st.text(alphabet="abcé漢🙂 \n", max_size=30)
+stops = st.lists(st.text(alphabet="abcé漢 ", min_size=1, max_size=4), max_size=3)
+
+
+def cut_bytes(data: bytes, cuts: list[int]) -> list[bytes]:
+    edges = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
+    return [data[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+
+
+@given(texts, st.lists(st.integers(0, 200), max_size=12))
+def test_text_cut_at_any_byte_arrives_whole(text: str, cuts: list[int]) -> None:
+    assembler = TextAssembler()
+    pieces = [assembler.push(piece) for piece in cut_bytes(text.encode(), cuts)]
+    assert "\ufffd" not in "".join(pieces)
+    assert "".join(pieces) + assembler.flush() == text
+
+
+@given(texts, stops, st.lists(st.integers(0, 200), max_size=12))
+def test_no_stop_string_is_ever_shown(text: str, stops: list[str], cuts: list[int]) -> None:
+    assembler = TextAssembler(stops)
+    shown = ""
+    for piece in cut_bytes(text.encode(), cuts):
+        shown += assembler.push(piece)
+        if assembler.stopped:
+            break
+    shown += assembler.flush()
+    assert not any(stop in shown for stop in stops)
+    assert text.startswith(shown)
+    assert assembler.stopped == any(stop in text for stop in stops)
+
+
+@given(texts, stops)
+def test_text_is_shown_as_soon_as_no_stop_can_begin_in_it(text: str, stops: list[str]) -> None:
+    assembler = TextAssembler(stops)
+    shown = "".join(assembler.push(character.encode()) for character in text)
+    if not assembler.stopped:
+        held = text[len(shown) :]
+        assert not held or any(stop.startswith(held) for stop in stops)
+
+
+def test_a_stop_that_spans_pieces_and_characters() -> None:
+    assembler = TextAssembler(["é🙂"])
+    data = "ab é🙂 c".encode()
+    shown = "".join(assembler.push(bytes([byte])) for byte in data[:-2])
+    assert shown == "ab "
+    assert assembler.stopped
+    assert assembler.flush() == ""
+
+
+def test_bytes_that_never_become_a_character_are_replaced_at_the_end() -> None:
+    assembler = TextAssembler()
+    assert assembler.push("é".encode()[:1]) == ""
+    assert assembler.flush() == "\ufffd"

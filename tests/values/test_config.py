@@ -1,0 +1,74 @@
+"""Configs refuse what cannot be meant, naming field, value and what is allowed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import infercore as ic
+
+REFUSED = [
+    (ic.SamplingConfig, "temperature", -0.1),
+    (ic.SamplingConfig, "temperature", float("nan")),
+    (ic.SamplingConfig, "temperature", True),
+    (ic.SamplingConfig, "top_p", 2),
+    (ic.SamplingConfig, "top_k", -1),
+    (ic.SamplingConfig, "min_p", 1.5),
+    (ic.SamplingConfig, "mirostat", 3),
+    (ic.SamplingConfig, "seed", 2**32 - 1),
+    (ic.SamplingConfig, "seed", -1),
+    (ic.SamplingConfig, "implementation", "fast"),
+    (ic.SamplingConfig, "logit_bias", {-1: 1.0}),
+    (ic.ContextConfig, "n_ctx", -1),
+    (ic.ContextConfig, "n_ctx", 2.5),
+    (ic.ContextConfig, "n_ctx", "1024"),
+    (ic.ContextConfig, "n_batch", 0),
+    (ic.ContextConfig, "n_threads", 0),
+    (ic.ContextConfig, "n_threads", 100_000),
+    (ic.ContextConfig, "n_seq_max", 0),
+    (ic.ContextConfig, "n_seq_max", 257),
+    (ic.ContextConfig, "type_k", "q3_k"),
+    (ic.ContextConfig, "flash_attn", True),
+    (ic.ContextConfig, "pooling_type", "median"),
+    (ic.ContextConfig, "defrag_thold", 0.1),
+    (ic.ContextConfig, "embeddings", 1),
+    (ic.ContextConfig, "on_oom", "pray"),
+    (ic.ModelConfig, "n_gpu_layers", -2),
+    (ic.ModelConfig, "tensor_split", [-1.0]),
+    (ic.ModelConfig, "split_mode", "column"),
+    (ic.DecodeConfig, "max_tokens", 0),
+    (ic.DecodeConfig, "stop", ""),
+    (ic.DecodeConfig, "stop", "\ud800"),
+    (ic.DecodeConfig, "stop_tokens", [-1]),
+    (ic.DecodeConfig, "processors", [object()]),
+]
+
+
+@pytest.mark.parametrize(("cls", "field", "value"), REFUSED)
+def test_a_bad_value_is_refused_with_its_field(cls: Any, field: str, value: object) -> None:
+    with pytest.raises(ic.InvalidInputError) as caught:
+        cls(**{field: value})
+    assert caught.value.field == field
+    assert caught.value.allowed is not None or field == "defrag_thold"
+    assert isinstance(caught.value, ValueError)
+
+
+def test_quantised_v_without_flash_attention_is_refused() -> None:
+    with pytest.raises(ic.InvalidInputError, match="flash attention"):
+        ic.ContextConfig(type_v="q8_0", flash_attn="off")
+    assert ic.ContextConfig(type_v="q8_0").type_v == "q8_0"
+
+
+def test_values_are_frozen_and_keyword_only() -> None:
+    config = ic.ContextConfig(n_ctx=5)
+    with pytest.raises(AttributeError):
+        config.n_ctx = 6  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        ic.ContextConfig(5)  # type: ignore[misc]
+
+
+def test_documented_sampling_defaults() -> None:
+    config = ic.SamplingConfig()
+    assert (config.temperature, config.top_k, config.top_p, config.min_p) == (0.8, 40, 0.95, 0.05)
+    assert (config.repeat_penalty, config.penalty_last_n, config.seed) == (1.0, 64, None)
