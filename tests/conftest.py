@@ -1,0 +1,55 @@
+"""What tests over both engines share.
+
+A test that takes ``backend_name``, or anything made from it, runs once for each engine. Without
+an engine it is skipped with the reason, unless ``INFERCORE_REQUIRE_BACKENDS`` names it: then it
+fails.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import pack
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(scope="session", params=sorted(pack.FORMATS))
+def backend_name(request: pytest.FixtureRequest) -> str:
+    """Return the name of an engine that can be used here."""
+    pack.need_backend(request.param)
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def pack_path(backend_name: str) -> Path:
+    """Return the storyteller, float32, in the engine's format."""
+    return pack.model_path(backend_name)
+
+
+@pytest.fixture(scope="session")
+def model(backend_name: str, pack_path: Path) -> Iterator[Any]:
+    """Return the storyteller, loaded once for each engine; tests do not close it."""
+    import infercore
+
+    with infercore.load_model(pack_path, backend=backend_name) as loaded:
+        yield loaded
+
+
+@pytest.fixture(scope="session")
+def exact() -> dict[str, str]:
+    """Return context fields with which the engines' logits can be compared."""
+    return dict(pack.EXACT)
+
+
+@pytest.fixture(scope="session")
+def golden() -> Any:
+    """Return the storyteller's golden prompts, logits and greedy tokens."""
+    pack.need_pack()
+    import infercore_models
+
+    return infercore_models.golden(pack.MODEL)
