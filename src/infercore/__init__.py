@@ -18,6 +18,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from infercore.api import aopen_session as aopen_session
     from infercore.api import backends as backends
     from infercore.api import get_backend as get_backend
     from infercore.api import load_model as load_model
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from infercore.protocols.spi import EngineContext as EngineContext
     from infercore.protocols.spi import EngineModel as EngineModel
     from infercore.protocols.spi import EngineTokenizer as EngineTokenizer
+    from infercore.session.asynchronous import AsyncSession as AsyncSession
     from infercore.values.config import AdapterSpec as AdapterSpec
     from infercore.values.config import ContextConfig as ContextConfig
     from infercore.values.config import DecodeConfig as DecodeConfig
@@ -89,7 +91,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "infercore.api": "backends get_backend load_model open_session plan_memory",
+    "infercore.api": "aopen_session backends get_backend load_model open_session plan_memory",
     "infercore.errors": (
         "BackendNotFoundError BackendUnavailableError ContextOverflowError DecodeAbortedError "
         "GrammarError InferCoreError InvalidInputError InvalidPositionError InvalidSequenceError "
@@ -101,6 +103,7 @@ _HOMES = {
     "infercore.protocols.hooks": "API_VERSION hookimpl",
     "infercore.protocols.public": "Backend Context Model Sampler Session Tokenizer",
     "infercore.protocols.spi": "EngineContext EngineModel EngineTokenizer",
+    "infercore.session.asynchronous": "AsyncSession",
     "infercore.values.config": (
         "AdapterSpec ContextConfig DecodeConfig ModelConfig SamplingConfig"
     ),

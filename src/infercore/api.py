@@ -15,6 +15,7 @@ from infercore.errors import (
     UnsupportedFeatureError,
 )
 from infercore.registry import default_registry
+from infercore.session.asynchronous import Opening
 from infercore.session.base import SessionOptions
 from infercore.session.session import new_session
 from infercore.values import checks
@@ -73,7 +74,7 @@ def open_session(
     """Return a session on a model, or on the model at a path, which it then owns.
 
     ``fields`` are those of `ContextConfig`, `ModelConfig` (for a path) and the session's own:
-    ``profile_id``, ``prompt_format``, ``add_bos``. Raises what `load_model` and
+    ``profile_id``, ``prompt_format``, ``add_bos``, ``overflow``. Raises what `load_model` and
     `Model.new_session` raise; nothing is held then.
     """
     if not isinstance(path_or_model, (str, os.PathLike)):
@@ -82,6 +83,24 @@ def open_session(
     model_fields = {name: fields.pop(name) for name in list(fields) if name in model_names}
     with load_model(path_or_model, backend=backend, **model_fields) as model:
         return model.new_session(config, **fields)
+
+
+def aopen_session(
+    path_or_model: AnyPath | Model,
+    *,
+    backend: str | None = None,
+    config: ContextConfig | None = None,
+    **fields: Any,
+) -> Opening:
+    """Return what ``async with`` opens an `AsyncSession` from, and what awaiting gives one.
+
+    Arguments and errors as in `open_session`; loading runs in a thread.
+    """
+
+    def work() -> Session:
+        return open_session(path_or_model, backend=backend, config=config, **fields)
+
+    return Opening(work)
 
 
 def plan_memory(

@@ -49,7 +49,7 @@ KV_IDENTITY_FIELDS = (
 )
 
 
-SESSION_FIELDS = ("profile_id", "prompt_format", "add_bos")
+SESSION_FIELDS = ("profile_id", "prompt_format", "add_bos", "overflow")
 
 
 @attrs.frozen(kw_only=True)

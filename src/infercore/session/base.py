@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from infercore.engine.gate import Gate
-from infercore.errors import SessionBusyError, SessionClosedError, SessionFatalError
+from infercore.errors import (
+    SessionBusyError,
+    SessionClosedError,
+    SessionFatalError,
+    UnsupportedFeatureError,
+)
 from infercore.session.identity import identity
 from infercore.session.lease import SharedContext
 from infercore.session.parts import CLOSED, EMPTY, FATAL, PREFIXED, Parts
@@ -35,12 +40,18 @@ class SessionOptions:
     """What a session is opened with beside its context.
 
     ``add_bos=None`` follows the tokenizer. ``profile_id`` and ``prompt_format`` are names of the
-    caller's that become part of the identity.
+    caller's that become part of the identity. ``overflow`` says what happens when the window is
+    full: "error" raises; "truncate" drops the oldest tokens of a suffix that does not fit;
+    "shift" drops the oldest half of suffix and generated tokens while decoding, and moves the
+    rest up. Statuses and chunks report every token that was dropped.
     """
 
     profile_id: str | None = attrs.field(default=None, validator=checks.text(optional=True))
     prompt_format: str | None = attrs.field(default=None, validator=checks.text(optional=True))
     add_bos: bool | None = attrs.field(default=None, validator=checks.boolean())
+    overflow: str = attrs.field(
+        default="error", validator=checks.one_of("error", "truncate", "shift", optional=False)
+    )
 
 
 class SessionBase:
@@ -55,6 +66,13 @@ class SessionBase:
         new_sampler: Callable[[DecodeConfig], Any],
         options: SessionOptions,
     ) -> None:
+        kinds = shared.context.capabilities
+        if options.overflow == "shift" and not (kinds.kv_remove == "any" and kinds.kv_shift):
+            raise UnsupportedFeatureError(
+                feature="overflow='shift'",
+                backend=model.backend,
+                hint="this context cannot move tokens; use 'error' or 'truncate'",
+            )
         self.model = model
         self.context = shared.context
         self.resident = Resident(shared.context, seq_id)
@@ -64,6 +82,7 @@ class SessionBase:
         self._tokenizer = model.tokenizer
         self._new_sampler = new_sampler
         self._options = options
+        self.overflow = options.overflow
         self._state = EMPTY
         self._stream: ref[DecodeStream] | None = None
         self._add_bos = model.tokenizer.add_bos if options.add_bos is None else options.add_bos

@@ -94,12 +94,26 @@ class Prefilling(SessionBase):
         """Make the context equal ``ids``, which are those of the prefix and ``text`` behind it."""
         parts = self.parts
         stands = common_prefix(ids, parts.prefix_ids)
+        ids, dropped = self._truncated(ids, stands)
         self.resident.check_fits(len(ids), stage="suffix", resident=stands)
         outcome = self.prefilled(lambda: self.resident.hold(ids, need_logits=True), PREFIXED)
         parts.n_prefix = stands
         parts.n_generated = 0
         parts.suffix_text = text
-        return self._enter_suffix(outcome, stands, len(parts.prefix_ids) - stands)
+        seam = len(parts.prefix_ids) - stands
+        return self._enter_suffix(outcome, stands, seam_tokens=seam, truncated_tokens=dropped)
+
+    def _truncated(self, ids: list[int], stands: int) -> tuple[list[int], tuple[int, ...]]:
+        """Drop the oldest suffix tokens that do not fit, where that was asked for.
+
+        One place is left free, so that a decode can begin.
+        """
+        excess = len(ids) - (self.resident.capacity - 1)
+        room = len(ids) - stands - 1
+        if self.overflow != "truncate" or not 0 < excess <= room:
+            return ids, ()
+        cut = stands + excess
+        return ids[:stands] + ids[cut:], tuple(ids[stands:cut])
 
     def _suffix_ids(self, given: SuffixInput, text: str) -> list[int]:
         prefix, special = self.parts.prefix, given.parse_special
@@ -125,9 +139,9 @@ class Prefilling(SessionBase):
         self.resident.check_fits(logical + len(ids), stage="suffix", resident=logical)
         target = self.resident.tape.tokens(0, logical) + ids
         outcome = self.prefilled(lambda: self.resident.hold(target, need_logits=True), DECODED)
-        return self._enter_suffix(outcome, logical, 0)
+        return self._enter_suffix(outcome, logical)
 
-    def _enter_suffix(self, outcome: Outcome, n_before: int, seam_tokens: int) -> SuffixStatus:
+    def _enter_suffix(self, outcome: Outcome, n_before: int, **fields: Any) -> SuffixStatus:
         """Be READY; ``n_before`` tokens were not asked for in this call."""
         self._state = READY
         self.parts.ended_by = None
@@ -135,7 +149,7 @@ class Prefilling(SessionBase):
         self.context.count_reused(outcome.reused)
         self.guarded(self.resident.checkpoint)
         shown = attrs.evolve(outcome, reused=max(0, outcome.reused - n_before))
-        return SuffixStatus(seam_tokens=seam_tokens, **self._status_fields(shown))
+        return SuffixStatus(**fields, **self._status_fields(shown))
 
     def _status_fields(self, outcome: Outcome) -> dict[str, Any]:
         parts, logical = self.parts, self.resident.tape.logical

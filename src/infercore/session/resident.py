@@ -133,7 +133,12 @@ class Resident:
         if self.has_logits():
             return 0
         logical = self.tape.tokens(0, self.tape.logical)
-        return self.hold(logical, need_logits=True).prefilled
+        if not self.tape.is_cut:
+            return self.hold(logical, need_logits=True).prefilled
+        self._shorten(len(logical) - 1, logical)
+        self._append(logical[-1:])
+        self.tape.logical = len(logical)
+        return 1
 
     def checkpoint(self) -> None:
         """Keep the state at the end of the logical context, where it cannot be come back to."""
@@ -146,6 +151,21 @@ class Resident:
         fresh = Checkpoint(tokens=tokens, data=data)
         kept = [c for c in self._checkpoints if common_prefix(c.tokens, tokens) == len(c.tokens)]
         self._checkpoints = [*kept[-2:], fresh]
+
+    def shift_out(self, start: int, end: int) -> list[int]:
+        """Remove the tokens in [start, end) and move the rest into their place; return them.
+
+        The context's outputs are gone afterwards. Raises `UnsupportedFeatureError` where the
+        engine cannot, unchanged.
+        """
+        if not (self.context.capabilities.kv_remove == "any" and self.context.capabilities.kv_shift):
+            raise UnsupportedFeatureError(
+                feature="overflow='shift'", hint="this context cannot move tokens; use 'error'"
+            )
+        self.context.seq_remove(self.seq_id, start, end)
+        self.context.seq_shift(self.seq_id, end, -1, start - end)
+        self._checkpoints = [c for c in self._checkpoints if len(c.tokens) <= start]
+        return self.tape.cut_out(start, end)
 
     def load(self, data: bytes, logical: int) -> None:
         """Hold what ``data`` (of `Context.save_sequence`) holds; ``logical`` tokens count.

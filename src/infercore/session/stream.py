@@ -32,6 +32,7 @@ class DecodeStream:
         self._pending: int | None = None
         self._shown: list[int] = []
         self._logprobs: list[TokenLogprob] = []
+        self._shifted: list[int] = []
         self._cancelled = False
         self._begun = False
         self._abandoned = False
@@ -125,7 +126,22 @@ class DecodeStream:
         limit = self._config.max_tokens
         if limit is not None and self._n_completion >= limit:
             return "length"
-        return "context" if self._resident.free < 1 else None
+        if self._resident.free < 1 and not self._make_room():
+            return "context"
+        return None
+
+    def _make_room(self) -> bool:
+        """Drop the older half of what follows the prefix, where that was asked for."""
+        start = self._session.parts.n_prefix
+        end = start + (self._resident.tape.logical - start) // 2
+        if self._session.overflow != "shift" or end <= start:
+            return False
+        self._shifted += self._resident.shift_out(start, end)
+        parts = self._session.parts
+        parts.n_generated = min(parts.n_generated, self._resident.tape.logical - start)
+        parts.suffix_text = ""
+        self._resident.renew_logits()
+        return True
 
     def _is_eog(self, token: int) -> bool:
         return bool(self._session.model.tokenizer.is_eog(token))
@@ -161,7 +177,10 @@ class DecodeStream:
         logprobs: tuple[TokenLogprob, ...] | None = None
         if self._config.logprobs is not None:
             logprobs, self._logprobs = tuple(self._logprobs), []
-        return StreamChunk(text=text, tokens=tokens, logprobs=logprobs, **ending)
+        shifted, self._shifted = tuple(self._shifted), []
+        return StreamChunk(
+            text=text, tokens=tokens, logprobs=logprobs, shifted_out=shifted, **ending
+        )
 
     def _finish(self, reason: str, text: str = "") -> StreamChunk:
         chunk = self._chunk(text + self._text.flush(), finish_reason=reason, usage=self._usage())

@@ -39,14 +39,24 @@ class Plan:
 
 
 class Tape:
-    """The engine's tokens of one sequence, in order; the first ``logical`` of them count."""
+    """The engine's tokens of one sequence, in order; the first ``logical`` of them count.
+
+    After tokens were cut out of the middle, those behind the cut were computed with more before
+    them than is there now: they are good for going on, not for reuse.
+    """
 
     def __init__(self) -> None:
         self._tokens: list[int] = []
+        self._cut: int | None = None
         self.logical = 0
 
     def __len__(self) -> int:
         return len(self._tokens)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether tokens were cut out before some that are held."""
+        return self._cut is not None
 
     @property
     def warm_tail(self) -> int:
@@ -59,7 +69,8 @@ class Tape:
 
     def common(self, target: Sequence[int]) -> int:
         """Return how many tokens of ``target`` are held already, from the start."""
-        return common_prefix(self._tokens, list(target))
+        n = common_prefix(self._tokens, list(target))
+        return n if self._cut is None else min(n, self._cut)
 
     def plan(self, target: Sequence[int], *, last_again: bool = False) -> Plan:
         """Return what is to be done so that ``target`` is held.
@@ -76,8 +87,18 @@ class Tape:
 
     def truncate(self, n: int) -> None:
         """Say that the engine holds only the first ``n`` tokens now."""
+        if self._cut is not None and n <= self._cut:
+            self._cut = None
         del self._tokens[n:]
         self.logical = min(self.logical, n)
+
+    def cut_out(self, start: int, end: int) -> list[int]:
+        """Say that the engine moved the rest into the place of [start, end); return that part."""
+        gone = self._tokens[start:end]
+        del self._tokens[start:end]
+        self.logical -= max(0, min(self.logical, end) - start)
+        self._cut = start if self._cut is None else min(start, self._cut)
+        return gone
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Say that the engine holds ``tokens`` more; the logical context is not changed."""
@@ -86,4 +107,5 @@ class Tape:
     def replace(self, tokens: Sequence[int], logical: int) -> None:
         """Say that the engine holds exactly ``tokens``, of which ``logical`` count."""
         self._tokens = list(tokens)
+        self._cut = None
         self.logical = logical

@@ -79,7 +79,8 @@ class SuffixStatus:
 
     ``reused_tokens + prefilled_tokens`` is the length of the text behind the prefix tokens that
     stood: ``suffix_tokens``, which includes those that took the place of prefix tokens at the
-    seam (``seam_tokens`` of them gave way). Other fields as in `PrefixStatus`.
+    seam (``seam_tokens`` of them gave way). ``truncated_tokens`` are the ids that
+    ``overflow="truncate"`` left out. Other fields as in `PrefixStatus`.
     """
 
     reused_tokens: int
@@ -95,6 +96,7 @@ class SuffixStatus:
     manifest_digest: str
     reset_reason: str | None = None
     seam_tokens: int = 0
+    truncated_tokens: tuple[int, ...] = ()
 
 
 @attrs.frozen(kw_only=True)
@@ -128,7 +130,8 @@ class StreamChunk:
     """A piece of generated text, and the ids of the tokens that ended in it.
 
     The last chunk has a ``finish_reason`` ("eos", "stop", "length", "context", "cancelled") and
-    ``usage``. Text joined over the stream equals the whole; ids likewise.
+    ``usage``. Text joined over the stream equals the whole; ids likewise. ``shifted_out`` are the
+    ids that ``overflow="shift"`` dropped from the context since the chunk before.
     """
 
     text: str
@@ -136,6 +139,7 @@ class StreamChunk:
     logprobs: tuple[TokenLogprob, ...] | None = None
     finish_reason: str | None = None
     usage: Usage | None = None
+    shifted_out: tuple[int, ...] = ()
 
 
 @attrs.frozen(kw_only=True)
