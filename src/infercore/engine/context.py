@@ -26,6 +26,7 @@ class GuardedContext(Saving, Decoding, Controls):
         self.abort()
         if self._gate.shut():
             self._finalizer()
+            self._identity_source = dict  # what it asks keeps the model alive
 
     def __enter__(self) -> GuardedContext:
         return self

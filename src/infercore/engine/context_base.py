@@ -65,6 +65,7 @@ class ContextBase:
         self._n_embedded_tokens = 0
         self._vectors: FloatArray | None = None
         self._timed = config.no_perf is not True
+        self._row_of: tuple[int, ...] = ()  # sequences whose end the last output row is of
         self._abort_lock = threading.Lock()
         self._abortable = False
         self._aborted = False

@@ -66,6 +66,7 @@ class Decoding(Sequences):
                 self._decode_tokens += 1
             self._ledger.append_one(seq_id, token, before)
             outputs.set_engine_rows(1)
+            self._row_of = (seq_id,)
 
     def eval(self, tokens: Sequence[int], n_past: int, *, seq_id: int = 0) -> None:
         """Drop what lies at ``n_past`` and beyond, then append; see `Context.eval`."""
@@ -178,6 +179,7 @@ class Decoding(Sequences):
         for token, pos, ids in zip(tokens, positions, seq_ids, strict=True):
             self._ledger.append(ids, (token,), pos)
         self._outputs.set_engine_rows(sum(wanted), all_rows=all(wanted))
+        self._row_of = _ending_at_last_row(seq_ids, wanted)
         self._note_embedded({s for ids in seq_ids for s in ids}, len(tokens))
 
     def _settle_batch(
@@ -260,6 +262,7 @@ class Decoding(Sequences):
             self._outputs.set_engine_rows(n_tokens, all_rows=True)
         elif logits == "last":
             self._outputs.set_engine_rows(1)
+        self._row_of = (seq_id,)
         self._note_embedded({seq_id}, n_tokens)
 
     def _append_chunk(self, chunk: TokenArray, seq_id: int, logits: str) -> None:
@@ -396,6 +399,17 @@ def _mode(logits: str, is_last: bool) -> str:  # noqa: FBT001
     if logits == "all":
         return "all"
     return "last" if logits == "last" and is_last else "none"
+
+
+def _ending_at_last_row(
+    seq_ids: Sequence[tuple[int, ...]], wanted: Sequence[bool]
+) -> tuple[int, ...]:
+    """Return the sequences whose last token in the batch is that of its last output row."""
+    last = max((i for i, want in enumerate(wanted) if want), default=None)
+    if last is None:
+        return ()
+    later = {s for ids in seq_ids[last + 1 :] for s in ids}
+    return tuple(s for s in seq_ids[last] if s not in later)
 
 
 def _aborted(resident: int) -> DecodeAbortedError:

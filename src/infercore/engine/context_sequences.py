@@ -174,6 +174,9 @@ class Sequences(ContextBase):
         stop = -1 if end == arguments.MAX_POSITION else end
         self._change(lambda: self._inner.seq_copy(source, target, start, stop))
         self._ledger.copy(source, target, start, end)
+        owners = tuple(s for s in self._row_of if s != target)
+        whole = self._is_whole(source, start, end)
+        self._row_of = (*owners, target) if whole and source in owners else owners
 
     def seq_shift(self, seq_id: int, p0: int, p1: int, delta: int) -> None:
         """Add ``delta`` to the positions in [p0, p1); see `Context.seq_shift`.

@@ -38,8 +38,10 @@ class Saving(Sequences):
             "n_seq_max": self.n_seq_max,
             "n_cells": self._ledger.n_cells,
             "sequences": [self._describe(s) for s in seq_ids],
+            "row_of": list(self._row_of),
         }
-        return blob.pack(header, payload, self._last_row())
+        has_row = kind == "state" or seq_ids[0] in self._row_of
+        return blob.pack(header, payload, self._last_row() if has_row else b"")
 
     def _describe(self, seq_id: int) -> dict[str, Any]:
         runs = self._ledger.runs(seq_id)
@@ -70,7 +72,7 @@ class Saving(Sequences):
             self._restore(lambda: self._inner.load_state(payload))
             self._ledger.restore(header["sequences"])
             self._verify(header["sequences"])
-            self._take_logits(logits)
+            self._take_logits(logits, tuple(header["row_of"]))
 
     def load_sequence(self, seq_id: int, data: bytes) -> None:
         """Restore what `save_sequence` returned, into ``seq_id``; errors as in `load_state`."""
@@ -86,7 +88,7 @@ class Saving(Sequences):
             self._restore(lambda: self._inner.load_sequence(seq_id, payload))
             self._ledger.set_sequence(seq_id, sequence["runs"], sequence["tokens"])
             self._verify([{**sequence, "seq_id": seq_id}])
-            self._take_logits(logits)
+            self._take_logits(logits, (seq_id,))
 
     def _check_fits(self, n_cells: int, sequences: list[dict[str, Any]]) -> None:
         longest = max((len(sequence["tokens"]) for sequence in sequences), default=0)
@@ -127,7 +129,8 @@ class Saving(Sequences):
                 failure.state_after = "cleared"
                 raise failure
 
-    def _take_logits(self, data: bytes) -> None:
+    def _take_logits(self, data: bytes, row_of: tuple[int, ...]) -> None:
         if data:
+            self._row_of = row_of
             row = np.frombuffer(data, dtype=np.float32).copy()
             self._outputs.set_gathered(row.reshape(1, -1), all_rows=False)

@@ -150,9 +150,9 @@ class Llama:
             q = (h @ layer.query.T).reshape(n, s.n_head, s.head_dim)
             k = (h @ layer.key.T).reshape(n, s.n_head_kv, s.head_dim)
             v = (h @ layer.value.T).reshape(n, s.n_head_kv, s.head_dim)
-            x = x + attend(i, q, k, v).reshape(n, -1) @ layer.output.T
+            x += attend(i, q, k, v).reshape(n, -1) @ layer.output.T
             h = _rms_norm(x, layer.mlp_norm, s.norm_eps)
-            x = x + (_silu(h @ layer.gate.T) * (h @ layer.up.T)) @ layer.down.T
+            x += (_silu(h @ layer.gate.T) * (h @ layer.up.T)) @ layer.down.T
         return _rms_norm(x, self._norm, s.norm_eps)
 
     def logits(self, hidden: FloatArray) -> FloatArray:

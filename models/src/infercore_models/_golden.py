@@ -1,0 +1,58 @@
+"""Reads the outputs that were computed with transformers, in float32, from the model's weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from infercore_models._catalogue import folder
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, eq=False)
+class GoldenPrompt:
+    """One prompt and what the model makes of it.
+
+    `tokens` are the ids of `text` with the leading BOS. `logits` is a read-only float32 array
+    [n_tokens, n_vocab]; row i predicts the token after `tokens[i]`. `greedy` are the ids that
+    argmax appends, without the end token; `ended` tells whether one came, else the limit cut it
+    off.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    logits: NDArray[np.float32]
+    greedy: tuple[int, ...]
+    ended: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Golden:
+    """The golden outputs of one model; `max_new_tokens` is the limit of every `greedy`."""
+
+    prompts: tuple[GoldenPrompt, ...]
+    max_new_tokens: int
+
+
+def golden(name: str) -> Golden:
+    """The prompts of that model with their logits and greedy continuations.
+
+    Raises `UnknownModelError`, a `LookupError`.
+    """
+    import numpy as np
+
+    with np.load(folder(name) / "golden.npz", allow_pickle=False) as arrays:
+        limit = int(arrays["max_new_tokens"])
+        texts = [str(text) for text in arrays["prompts"]]
+        return Golden(tuple(_prompt(arrays, i, t, limit) for i, t in enumerate(texts)), limit)
+
+
+def _prompt(arrays: np.lib.npyio.NpzFile, number: int, text: str, limit: int) -> GoldenPrompt:
+    logits: NDArray[np.float32] = arrays[f"logits_{number}"]
+    logits.setflags(write=False)
+    greedy = tuple(arrays[f"greedy_{number}"].tolist())
+    tokens = tuple(arrays[f"tokens_{number}"].tolist())
+    return GoldenPrompt(text, tokens, logits, greedy, ended=len(greedy) < limit)

@@ -1,0 +1,70 @@
+"""LoRA adapters: loaded once for a model, applied to its contexts, freed with it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+from infercore import InferCoreError, ModelFormatError, ModelNotFoundError
+from infercore_llamacpp import log
+from infercore_llamacpp.library import api
+from infercore_llamacpp.settings import refuse
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from infercore import AdapterSpec
+
+
+class Adapters:
+    """The adapters that were loaded for one model."""
+
+    def __init__(self, model: int) -> None:
+        self._model = model
+        self._loaded: dict[tuple[str, int, int], Any] = {}
+        self._lock = threading.Lock()
+
+    def apply(self, context: int, adapters: Sequence[AdapterSpec]) -> None:
+        """Replace the list of ``context`` by ``adapters``; unchanged where one cannot be loaded."""
+        handles = [self._load(adapter.path) for adapter in adapters]
+        n = len(handles)
+        # One call with the whole list: each call replaces what the one before had set.
+        code = api.llama_set_adapters_lora(
+            context,
+            (api.llama_adapter_lora_p_ctypes * n)(*handles) if n else None,
+            n,
+            (ctypes.c_float * n)(*(adapter.scale for adapter in adapters)) if n else None,
+        )
+        if code != 0:
+            raise log.explain(InferCoreError(f"llama.cpp refused the adapters with {code}"))
+
+    def _load(self, path: str) -> Any:
+        try:
+            found = os.stat(path)
+        except OSError as error:
+            raise ModelNotFoundError(f"there is no adapter at {path}", path=path) from error
+        key = (os.path.realpath(path), found.st_mtime_ns, found.st_size)
+        with self._lock:
+            if key not in self._loaded:
+                self._loaded[key] = self._read(path)
+            return self._loaded[key]
+
+    def _read(self, path: str) -> Any:
+        with log.listening():
+            handle = api.llama_adapter_lora_init(self._model, os.fsencode(path))
+            if not handle:
+                raise log.explain(
+                    ModelFormatError(f"{path} is no LoRA adapter for this model", path=path)
+                )
+        if api.llama_adapter_get_alora_n_invocation_tokens(handle):
+            api.llama_adapter_lora_free(handle)
+            raise refuse("activated LoRA", f"{path} works only after its invocation tokens")
+        return handle
+
+    def close(self) -> None:
+        """Free all adapters. No context may use one any more."""
+        for handle in self._loaded.values():
+            api.llama_adapter_lora_free(handle)
+        self._loaded.clear()

@@ -1,0 +1,158 @@
+"""One llama.cpp context: what it holds, how that is saved, and its live controls."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from infercore import PerfCounters
+from infercore_llamacpp import state
+from infercore_llamacpp.decoding import NO_ROOM, Decoding
+from infercore_llamacpp.library import api
+from infercore_llamacpp.settings import refuse
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from infercore import AdapterSpec
+
+
+class LlamaContext(Decoding):
+    """A KV cache on a loaded model. Arguments have been checked by the caller."""
+
+    # -- sequences -----------------------------------------------------------------------------
+
+    def seq_remove(self, seq_id: int, p0: int, p1: int) -> bool:
+        """Remove positions [p0, p1); False, and unchanged, where the engine cannot."""
+        removed = self.memory.remove(seq_id, p0, p1)
+        if removed:
+            self._rows = ()
+        return removed
+
+    def seq_copy(self, src: int, dst: int, p0: int, p1: int) -> None:
+        """Let ``dst`` hold what ``src`` holds in [p0, p1)."""
+        self.memory.copy(src, dst, p0, p1)
+
+    def seq_shift(self, seq_id: int, p0: int, p1: int, delta: int) -> None:
+        """Add ``delta`` to the positions in [p0, p1)."""
+        self.memory.shift(seq_id, p0, p1, delta)
+
+    def seq_divide(self, seq_id: int, p0: int, p1: int, d: int) -> None:
+        """Divide the positions in [p0, p1) by ``d``."""
+        self.memory.divide(seq_id, p0, p1, d)
+
+    def clear(self) -> None:
+        """Remove everything."""
+        self._rows = ()
+        self.memory.clear()
+
+    # -- saved state ---------------------------------------------------------------------------
+
+    def save_state(self) -> bytes:
+        """Return all sequences as bytes."""
+        self._settle()
+        return state.save(self.handle)
+
+    def load_state(self, data: bytes) -> None:
+        """Replace everything by what `save_state` returned; cleared where it is refused."""
+        self._rows = ()
+        state.load(self.handle, self.memory, data)
+
+    def save_sequence(self, seq_id: int) -> bytes:
+        """Return one sequence as bytes."""
+        self._settle()
+        return state.save_sequence(self.handle, seq_id)
+
+    def load_sequence(self, seq_id: int, data: bytes) -> None:
+        """Replace a sequence by what `save_sequence` returned; emptied where it is refused."""
+        self._rows = ()
+        state.load_sequence(self.handle, self.memory, seq_id, data)
+
+    def _settle(self) -> None:
+        """Let the engine carry out copies and shifts, which it puts off until it next decodes."""
+        if not self.memory.has_pending_changes:
+            return
+        self._rows = ()
+        seq_id = next(s for s in range(self._effective["n_seq_max"]) if self.n_past(s))
+        end = self.n_past(seq_id)
+        batch = self._batch.fill(np.zeros(1, np.int32), end, seq_id, every=False, last=False)
+        code = self._decode(self.handle, batch)
+        if code not in (0, NO_ROOM):
+            self._check(code, 1, (seq_id,))
+        self.memory.remove(seq_id, end, -1)
+        self.memory.has_pending_changes = False
+
+    # -- live controls -------------------------------------------------------------------------
+
+    def set_threads(self, n: int, n_batch: int) -> None:
+        """Set the thread counts for single tokens and for batches."""
+        api.llama_set_n_threads(self.handle, n, n_batch)
+        self._effective.update(n_threads=n, n_threads_batch=n_batch)
+
+    def set_embeddings(self, on: bool) -> None:  # noqa: FBT001  (the contract's signature)
+        """Switch the output of embeddings on or off."""
+        if not on and self.memory.handle is None:
+            raise refuse("set_embeddings(False)", "embeddings are all that this model makes")
+        api.llama_set_embeddings(self.handle, on)
+        self._embeddings = self._effective["embeddings"] = on
+        self._rows = ()
+
+    def set_causal_attention(self, on: bool) -> None:  # noqa: FBT001
+        """Switch between causal and bidirectional attention."""
+        api.llama_set_causal_attn(self.handle, on)
+        self._effective["attention_type"] = "causal" if on else "non-causal"
+
+    def abort(self) -> None:
+        """Stop the call that runs; from any thread."""
+        self._switch.set()
+
+    def clear_abort(self) -> None:
+        """Let later calls run."""
+        self._switch.clear()
+
+    def set_abort_callback(self, callback: Callable[[], bool] | None) -> None:
+        """Ask ``callback`` at every step; what it raises is raised by the call it stopped."""
+        self._switch.ask(callback)
+
+    def set_adapters(self, adapters: Sequence[AdapterSpec]) -> None:
+        """Replace the whole list of LoRA adapters."""
+        self.model.adapters.apply(self.handle, adapters)
+        self._effective["adapters"] = tuple(adapters)
+        self._rows = ()
+
+    def warmup(self) -> None:
+        """Evaluate one token and forget it, so that weights and buffers are touched."""
+        if not self.memory.is_empty:
+            raise refuse("warmup", "the context holds tokens; warm up before the first decode")
+        token = self.model.tokenizer.bos or 0
+        batch = self._batch.fill(np.array([token], np.int32), 0, 0, every=True, last=True)
+        run = api.llama_encode if self._needs_encoder_output else self._decode
+        self._rows = ()
+        self._check(run(self.handle, batch), 1, (0,))
+        self.memory.clear()
+
+    def synchronize(self) -> None:
+        """Wait until the engine has finished all queued work."""
+        api.llama_synchronize(self.handle)
+
+    def perf(self) -> PerfCounters:
+        """Return the engine's own times and counts."""
+        found = api.llama_perf_context(self.handle)
+        return PerfCounters(
+            load_ms=self.model.load_ms,
+            prefill_ms=found.t_p_eval_ms,
+            decode_ms=found.t_eval_ms,
+            prefill_tokens=found.n_p_eval,
+            decode_tokens=found.n_eval,
+        )
+
+    def reset_perf(self) -> None:
+        """Set the engine's counters to zero."""
+        api.llama_perf_context_reset(self.handle)
+
+    def close(self) -> None:
+        """Give the memory back."""
+        handle, self.handle = self.handle, 0
+        if handle:
+            api.llama_free(handle)

@@ -1,0 +1,201 @@
+"""The hot path: tokens in, logits and embeddings out."""
+
+from __future__ import annotations
+
+import ctypes
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from infercore import (
+    ContextOverflowError,
+    DecodeAbortedError,
+    InferCoreError,
+    InvalidStateError,
+    OutputNotAvailableError,
+)
+from infercore_llamacpp import capabilities, log
+from infercore_llamacpp.abort import AbortSwitch
+from infercore_llamacpp.batch import Batch, OneToken
+from infercore_llamacpp.library import api, bind
+from infercore_llamacpp.memory import Memory
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import numpy.typing as npt
+
+    from infercore_llamacpp.model import LlamaModel
+
+    Ints = npt.NDArray[np.int32]
+    Floats = npt.NDArray[np.float32]
+
+NO_ROOM, _ABORTED = 1, 2
+_FIRST_ROW = (0,)
+
+# These give addresses as numbers: a view over one costs half of what ctypes pointers take.
+_logits_row = bind("llama_get_logits_ith", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)
+_token_row = bind("llama_get_embeddings_ith", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)
+_pooled_row = bind("llama_get_embeddings_seq", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)
+
+
+class Decoding:
+    """The part of a context that evaluates tokens and keeps the outputs of the last call.
+
+    ``handle`` is the engine's context. Arguments have been checked by the caller.
+    """
+
+    def __init__(self, model: LlamaModel, handle: int, effective: dict[str, Any]) -> None:
+        self.handle = handle
+        self.model = model
+        traits = model.traits
+        self.memory = Memory(handle, effective, traits)
+        self._effective = effective
+        self.effective: Mapping[str, Any] = MappingProxyType(effective)
+        self.capabilities = capabilities.of_context(traits, effective, self.memory.handle)
+        self.tolerance = capabilities.tolerance(traits, effective)
+        self.shares_cells: bool = effective["kv_unified"]
+        self.n_batch: int = effective["n_batch"]
+        self.n_ubatch: int = effective["n_ubatch"]
+        self._embeddings: bool = effective["embeddings"]
+        self._needs_encoder_output = traits.info.has_encoder and traits.has_memory
+        self._batch = Batch(self.n_batch)
+        self._one = OneToken()
+        self._rows: Sequence[int] = ()
+        self._n_tokens = 0
+        self._row_type = ctypes.c_float * traits.info.n_vocab
+        self._switch = AbortSwitch(handle)
+        self._decode = api.llama_decode
+        self.seq_pos_max = self.memory.pos_max
+        self.seq_pos_min = self.memory.pos_min
+
+    def n_past(self, seq_id: int) -> int:
+        """Return the sequence's next position."""
+        return self.seq_pos_max(seq_id) + 1
+
+    # -- tokens in -----------------------------------------------------------------------------
+
+    def decode(self, tokens: Ints, *, seq_id: int, logits: str) -> None:
+        """Append 1 to ``n_batch`` tokens; rows of the "last", of "all" or of "none"."""
+        n = len(tokens)
+        batch = self._batch.fill(
+            tokens,
+            self.n_past(seq_id),
+            seq_id,
+            every=logits == "all" or self._embeddings,
+            last=logits == "last",
+        )
+        self._run(batch, n, (seq_id,))
+        self._rows = range(n) if logits == "all" else (n - 1,) if logits == "last" else ()
+
+    def decode_one(self, token: int, *, seq_id: int = 0) -> None:
+        """Append one token and make its row."""
+        one = self._one
+        one.token.value = token
+        one.position.value = self.seq_pos_max(seq_id) + 1
+        one.seq_id.value = seq_id
+        self._run(one.struct, 1, (seq_id,))
+        self._rows = _FIRST_ROW
+
+    def decode_batch(
+        self,
+        tokens: Ints,
+        positions: Ints,
+        seq_ids: Sequence[tuple[int, ...]],
+        wanted: npt.NDArray[np.bool_],
+    ) -> None:
+        """Append tokens of several sequences in one call; rows of those wanted, in order."""
+        flags = np.ones_like(wanted) if self._embeddings else wanted
+        batch = self._batch.mixed(tokens, positions, seq_ids, flags)
+        self._run(batch, len(tokens), tuple({s for ids in seq_ids for s in ids}))
+        self._rows = np.flatnonzero(wanted).tolist()
+
+    def encode(self, tokens: Ints) -> None:
+        """Run the encoder over ``tokens``."""
+        batch = self._batch.fill(tokens, 0, 0, every=True, last=True)
+        self._rows, self._n_tokens = (), 0
+        encode = self._decode if self.memory.handle is None else api.llama_encode
+        self._check(encode(self.handle, batch), len(tokens), (0,))
+        self._n_tokens = len(tokens)
+        self._needs_encoder_output = False
+
+    def _run(self, batch: Any, n_tokens: int, seq_ids: Sequence[int]) -> None:
+        self._rows, self._n_tokens = (), 0
+        if self._needs_encoder_output:
+            raise InvalidStateError(
+                "decode needs the encoder's output; call encode() first",
+                operation="decode",
+                state="nothing encoded",
+            )
+        code = self._decode(self.handle, batch)
+        if code:
+            self._check(code, n_tokens, seq_ids)
+        self._n_tokens = n_tokens
+        self.memory.has_pending_changes = False
+
+    def _check(self, code: int, n_tokens: int, seq_ids: Sequence[int]) -> None:
+        """Raise what a return code of ``llama_decode`` means; 0 is success."""
+        if code == 0:
+            return
+        resident = sum(self.n_past(seq_id) for seq_id in seq_ids)
+        if code == _ABORTED:
+            raise self._switch.take_error() or DecodeAbortedError(
+                f"aborted; {resident} tokens are resident", resident_tokens=resident
+            )
+        if code == NO_ROOM:
+            raise log.explain(
+                ContextOverflowError(
+                    stage="engine",
+                    resident_tokens=resident,
+                    additional_tokens=n_tokens,
+                    n_ctx=self._effective["n_ctx"],
+                )
+            )
+        raise log.explain(InferCoreError(f"llama.cpp failed to decode: it returned {code}"))
+
+    # -- outputs -------------------------------------------------------------------------------
+
+    def batch_index(self, row: int) -> int:
+        """Return the place in the last batch of output row ``row``."""
+        if not 0 <= row < len(self._rows):
+            raise self._unavailable(f"logits({row})")
+        return self._rows[row]
+
+    def logits(self, i: int) -> Floats:
+        """Return output row ``i``, a read-only view that the next call overwrites."""
+        address = _logits_row(self.handle, self.batch_index(i))
+        if not address:
+            raise self._unavailable(f"logits({i})")
+        memory: Any = self._row_type.from_address(address)
+        row = np.frombuffer(memory, np.float32)
+        row.flags.writeable = False
+        return row
+
+    def embedding(self, seq_id: int) -> Floats:
+        """Return the pooled embedding of a sequence, or its score a class with rank pooling."""
+        traits = self.model.traits
+        ranks = self._effective["pooling_type"] == "rank"
+        address = _pooled_row(self.handle, seq_id) if self._embeddings else None
+        return self._copy(address, traits.n_cls_out if ranks else traits.n_embd_out)
+
+    def embeddings(self) -> Floats:
+        """Return the embedding of each token of the last call, [n_tokens, n_embd]."""
+        n_embd = self.model.traits.n_embd_out
+        found = np.empty((self._n_tokens, n_embd), dtype=np.float32)
+        for i in range(self._n_tokens):
+            found[i] = self._copy(_token_row(self.handle, i) if self._embeddings else None, n_embd)
+        return found
+
+    def _copy(self, address: int | None, length: int) -> Floats:
+        if not address:
+            raise self._unavailable("embedding")
+        return np.array((ctypes.c_float * length).from_address(address), dtype=np.float32)
+
+    def _unavailable(self, operation: str) -> OutputNotAvailableError:
+        return OutputNotAvailableError(
+            f"{operation} is not available: the last call made {len(self._rows)} rows of logits "
+            f"(embeddings {'on' if self._embeddings else 'off'})",
+            operation=operation,
+            state=f"{len(self._rows)} output rows",
+        )

@@ -1,0 +1,106 @@
+"""What a context holds, by sequence and position."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from infercore_llamacpp.library import api
+
+if TYPE_CHECKING:
+    from infercore_llamacpp.traits import Traits
+
+
+class Memory:
+    """The sequences of one context. All their positions come from the engine."""
+
+    def __init__(self, context: int, chosen: dict[str, Any], traits: Traits) -> None:
+        # None for an encoder, which keeps nothing; the engine's functions accept that.
+        self.handle: int | None = api.llama_get_memory(context)
+        self._n_seq_max: int = chosen["n_seq_max"]
+        self._whole_only = traits.is_recurrent
+        self._window = traits.info.sliding_window
+        self._keeps_window_only = self._window is not None and not chosen["swa_full"]
+        # Saved state has of sliding layers only the window: where it began, by sequence.
+        self._restored_from: dict[int, int] = {}
+        # The engine carries these out with the next decode; saving must not come before.
+        self.has_pending_changes = False
+        self._pos_max = api.llama_memory_seq_pos_max
+
+    def pos_min(self, seq_id: int) -> int:
+        """Return the first position held, -1 when empty."""
+        return int(api.llama_memory_seq_pos_min(self.handle, seq_id))
+
+    def pos_max(self, seq_id: int) -> int:
+        """Return the last position held, -1 when empty."""
+        return int(self._pos_max(self.handle, seq_id))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no sequence holds anything."""
+        return all(self.pos_max(seq_id) < 0 for seq_id in range(self._n_seq_max))
+
+    def remove(self, seq_id: int, p0: int, p1: int) -> bool:
+        """Remove positions [p0, p1); False, and nothing changed, where that cannot be."""
+        if seq_id >= 0 and not self._may_remove(seq_id, max(p0, 0), p1):
+            return False
+        removed = bool(api.llama_memory_seq_rm(self.handle, seq_id, p0, p1))
+        if self._restored_from:
+            self._forget_empty()
+        return removed
+
+    def _forget_empty(self) -> None:
+        restored = self._restored_from.items()
+        self._restored_from = {s: first for s, first in restored if self.pos_max(s) >= 0}
+
+    def _may_remove(self, seq_id: int, p0: int, p1: int) -> bool:
+        """Refuse what the engine says it did, but does not or wrongly.
+
+        A recurrent state has no parts. Cells that a sliding window has passed are gone; going back
+        needs those of the window before the new end, and the engine computes without them.
+        """
+        end = self.pos_max(seq_id)
+        is_tail = p1 < 0 or p1 > end
+        if p0 > end or (is_tail and p0 == 0):
+            return True
+        first = self._first_complete(seq_id)
+        if self._window is None or first <= 0:
+            return not self._whole_only
+        return is_tail and first <= max(0, p0 - self._window)
+
+    def _first_complete(self, seq_id: int) -> int:
+        """Return the first position that is there in all layers."""
+        if self._keeps_window_only:
+            return self.pos_min(seq_id)
+        return self._restored_from.get(seq_id, 0)
+
+    def note_restored(self, seq_id: int | None = None) -> None:
+        """Take note that a sequence, or all, came from saved state."""
+        self.has_pending_changes = seq_id is not None and self.has_pending_changes
+        if self._window is not None:
+            for found in range(self._n_seq_max) if seq_id is None else (seq_id,):
+                self._restored_from[found] = self.pos_min(found)
+
+    def copy(self, src: int, dst: int, p0: int, p1: int) -> None:
+        """Let ``dst`` hold what ``src`` holds in [p0, p1)."""
+        api.llama_memory_seq_cp(self.handle, src, dst, p0, p1)
+        if src in self._restored_from:
+            self._restored_from[dst] = self._restored_from[src]
+        self.has_pending_changes = True
+
+    def shift(self, seq_id: int, p0: int, p1: int, delta: int) -> None:
+        """Add ``delta`` to the positions in [p0, p1)."""
+        api.llama_memory_seq_add(self.handle, seq_id, p0, p1, delta)
+        if seq_id in self._restored_from:
+            self._restored_from[seq_id] += max(0, delta)
+        self.has_pending_changes = True
+
+    def divide(self, seq_id: int, p0: int, p1: int, d: int) -> None:
+        """Divide the positions in [p0, p1) by ``d``."""
+        api.llama_memory_seq_div(self.handle, seq_id, p0, p1, d)
+        self.has_pending_changes = True
+
+    def clear(self, *, erase: bool = False) -> None:
+        """Remove everything; ``erase`` also overwrites the buffers."""
+        api.llama_memory_clear(self.handle, erase)
+        self._restored_from.clear()
+        self.has_pending_changes = False

@@ -1,0 +1,146 @@
+"""A loaded GGUF model: its facts, its tokenizer, and the contexts made on it."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import TYPE_CHECKING, Any
+
+from infercore import OutOfMemoryError
+from infercore_llamacpp import capabilities, gguf, loading, log, plan, rope, settings
+from infercore_llamacpp.adapters import Adapters
+from infercore_llamacpp.context import LlamaContext
+from infercore_llamacpp.library import api
+from infercore_llamacpp.tokenizer import open_tokenizer
+from infercore_llamacpp.traits import POOLING, read_traits
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from infercore import ContextConfig, MemoryPlan, ModelConfig, SamplingConfig
+    from infercore_llamacpp.sampler import LlamaSampler
+
+_FLASH_LINE = re.compile(r"flash attention (?:was auto, set to )?(enabled|disabled)", re.IGNORECASE)
+_FLASH_REFUSED = re.compile(r"flash_attn.*(forcing off|not compatible)")
+
+
+class LlamaModel:
+    """Weights in memory, shared by all contexts; ``handle`` is the engine's model."""
+
+    def __init__(self, path: str, config: ModelConfig, loaded: loading.Loaded) -> None:
+        self._path, self._config = path, config
+        self.handle = loaded.handle
+        self.load_ms = 0.0
+        self.traits = read_traits(self.handle, has_gpu=loaded.has_gpu)
+        self.info = self.traits.info
+        self.vocab: int = api.llama_model_get_vocab(self.handle)
+        template = api.llama_model_chat_template(self.handle, None)
+        self.tokenizer = open_tokenizer(
+            self.vocab, template.decode("utf-8", "replace") if template else None
+        )
+        self.capabilities = capabilities.of_model(self.traits)
+        self.adapters = Adapters(self.handle)
+        self.files: Sequence[str] = gguf.parts(path)
+        self.runtime: Mapping[str, Any] = {
+            "device": loaded.device,
+            "n_gpu_layers": loaded.n_gpu_layers,
+        }
+
+    @classmethod
+    def load(cls, path: str, config: ModelConfig) -> LlamaModel:
+        """Return the model at ``path``; see `loading.load` for what it raises."""
+        started = time.perf_counter()
+        loaded = loading.load(str(path), config)
+        try:
+            model = cls(str(path), config, loaded)
+        except BaseException:
+            api.llama_model_free(loaded.handle)
+            raise
+        model.load_ms = (time.perf_counter() - started) * 1e3
+        return model
+
+    def new_context(self, config: ContextConfig) -> LlamaContext:
+        """Return a new context; every field of ``config`` is honoured or refused."""
+        chosen = settings.resolve(config, self.traits)
+        self._check_fits(config, chosen)
+        with log.listening() as lines:
+            handle = api.llama_init_from_model(self.handle, settings.to_params(chosen, self.traits))
+            if not handle:
+                raise log.explain(
+                    OutOfMemoryError(
+                        f"llama.cpp could not allocate a context of n_ctx={chosen['n_ctx']}: "
+                        f"{log.last_complaint() or 'it gives no reason'}"
+                    )
+                )
+        try:
+            self.adapters.apply(handle, config.adapters)
+            return LlamaContext(self, handle, self._in_force(handle, chosen, lines))
+        except BaseException:
+            api.llama_free(handle)
+            raise
+
+    def plan_memory(self, config: ContextConfig) -> MemoryPlan:
+        """Return the bytes that such a context will take, the weights' own beside them."""
+        return plan.plan_memory(self._path, self._config, config)
+
+    def _check_fits(self, config: ContextConfig, chosen: dict[str, Any]) -> None:
+        """Refuse what the system would grant now and kill the process for later.
+
+        The engine writes to all of its cache at once, so a cache beyond the free memory does not
+        fail: the process is ended from outside.
+        """
+        free = plan.free_bytes()
+        n_bytes = plan.most_kv_bytes(chosen, self.traits)
+        if self.traits.has_gpu or n_bytes <= free // 2:
+            return
+        if n_bytes <= free or not self.traits.keeps_whole_window:
+            needed = self.plan_memory(config)
+            n_bytes = needed.kv_bytes + needed.compute_bytes
+        if n_bytes > free:
+            raise OutOfMemoryError(
+                f"a context of n_ctx={chosen['n_ctx']} takes {n_bytes:,} bytes and {free:,} are "
+                "free; give a smaller n_ctx or type_k and type_v"
+            )
+
+    def _in_force(
+        self, handle: int, chosen: dict[str, Any], lines: Sequence[str]
+    ) -> dict[str, Any]:
+        """Return the value of each field as the engine has it."""
+        return {
+            **chosen,
+            **rope.in_force(chosen, self.traits),
+            "n_ctx": api.llama_n_ctx(handle),
+            "n_batch": api.llama_n_batch(handle),
+            "n_ubatch": api.llama_n_ubatch(handle),
+            "n_seq_max": api.llama_n_seq_max(handle),
+            "n_threads": api.llama_n_threads(handle),
+            "n_threads_batch": api.llama_n_threads_batch(handle),
+            "pooling_type": POOLING[max(0, api.llama_pooling_type(handle))],
+            "attention_type": "causal" if api.llama_get_causal_attn(handle) else "non-causal",
+            "flash_attn": _flash_in_force(chosen["flash_attn"], lines),
+        }
+
+    def new_sampler(self, config: SamplingConfig) -> LlamaSampler:
+        """Return the engine's own sampler for ``config``."""
+        from infercore_llamacpp.sampler import LlamaSampler  # noqa: PLC0415
+
+        return LlamaSampler.build(self, config)
+
+    def close(self) -> None:
+        """Free adapters and weights. All contexts are closed."""
+        handle, self.handle = self.handle, 0
+        if handle:
+            self.adapters.close()
+            api.llama_model_free(handle)
+
+
+def _flash_in_force(asked: str, lines: Sequence[str]) -> str:
+    """Only the log tells what became of "auto", and of "on" where a model cannot have it."""
+    if any(_FLASH_REFUSED.search(line) for line in lines):
+        if asked == "on":
+            raise settings.refuse("flash_attn='on'", "llama.cpp turned it off for this model")
+        return "off"
+    if asked != "auto":
+        return asked
+    found = [match[1].lower() for line in lines if (match := _FLASH_LINE.search(line))]
+    return {"enabled": "on", "disabled": "off"}[found[-1]] if found else "auto"

@@ -1,0 +1,114 @@
+"""How much memory a context takes: asked of the engine itself, which can pretend to allocate.
+
+The sizes are those that it logs, rounded by it to a hundredth of a MiB.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from infercore import ContextConfig, MemoryPlan, ModelConfig, OutOfMemoryError
+from infercore_llamacpp import loading, log, settings
+from infercore_llamacpp.library import api
+from infercore_llamacpp.traits import KV_BLOCK, read_traits
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from infercore_llamacpp.traits import Traits
+
+_MIB = 2**20
+_CACHE = re.compile(r"^(llama_kv_cache|llama_memory_recurrent)\w*: size = +([\d.]+) MiB")
+_COMPUTE = re.compile(r"(?:compute|output) buffer size = +([\d.]+) MiB")
+_SLIDING, _FULL = "creating     SWA KV cache", "creating non-SWA KV cache"
+_BYTES_OF_BLOCK = {
+    "f32": 128, "f16": 64, "bf16": 64, "q8_0": 34, "q5_1": 24, "q5_0": 22, "q4_1": 20,
+    "q4_0": 18, "iq4_nl": 18,
+}  # fmt: skip
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def plan_memory(
+    path: str, model_config: ModelConfig | None, config: ContextConfig | None
+) -> MemoryPlan:
+    """Return the bytes that the model at ``path`` and a context on it will take."""
+    loaded = loading.load(str(path), model_config or ModelConfig(), allocate=False)
+    try:
+        traits = read_traits(loaded.handle, has_gpu=loaded.has_gpu)
+        chosen = settings.resolve(config or ContextConfig(), traits)
+        return _plan(loaded.handle, chosen, traits)
+    finally:
+        api.llama_model_free(loaded.handle)
+
+
+def _plan(model: int, chosen: dict[str, Any], traits: Traits) -> MemoryPlan:
+    with log.listening() as lines:
+        context = api.llama_init_from_model(model, settings.to_params(chosen, traits))
+        if not context:
+            raise log.explain(
+                OutOfMemoryError(
+                    f"llama.cpp cannot lay out a context of n_ctx={chosen['n_ctx']}: "
+                    f"{log.last_complaint() or 'it gives no reason'}"
+                )
+            )
+        api.llama_free(context)
+    kinds = _cache_bytes(lines)
+    kv_bytes = sum(kinds.values())
+    compute_bytes = sum(_bytes(found[1]) for line in lines if (found := _COMPUTE.search(line)))
+    return MemoryPlan(
+        weights_bytes=traits.info.size_bytes,
+        kv_bytes=kv_bytes,
+        compute_bytes=compute_bytes,
+        peak_bytes=traits.info.size_bytes + kv_bytes + compute_bytes,
+        n_ctx=chosen["n_ctx"],
+        kv_bytes_by_kind=kinds,
+    )
+
+
+def _bytes(mib: str) -> int:
+    return round(float(mib) * _MIB)
+
+
+def _cache_bytes(lines: Sequence[str]) -> dict[str, int]:
+    kinds: dict[str, int] = {}
+    kind = "full"
+    for line in lines:
+        if _SLIDING in line or _FULL in line:
+            kind = "sliding" if _SLIDING in line else "full"
+        if found := _CACHE.match(line):
+            name = "recurrent" if found[1] == "llama_memory_recurrent" else kind
+            kinds[name] = kinds.get(name, 0) + _bytes(found[2])
+    return kinds
+
+
+# -- before allocating -------------------------------------------------------------------------
+
+
+def most_kv_bytes(chosen: dict[str, Any], traits: Traits) -> int:
+    """Return the size of the cache if every layer kept the whole window; costs nothing to know."""
+    k, v = _BYTES_OF_BLOCK[chosen["type_k"]], _BYTES_OF_BLOCK[chosen["type_v"]]
+    n_rows = int(chosen["n_ctx"]) * traits.info.n_layer * max(1, traits.info.n_head_kv)
+    return n_rows * (k * traits.head_k + v * traits.head_v) // KV_BLOCK
+
+
+def free_bytes() -> int:
+    """Return the memory that this process may still take, a very large number if unknown."""
+    return min(_system_free(), _group_free())
+
+
+def _system_free() -> int:
+    try:
+        found = re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text())
+    except OSError:
+        found = None
+    return int(found[1]) * 1024 if found else 2**62
+
+
+def _group_free() -> int:
+    try:
+        limit = int((_CGROUP / "memory.max").read_text())
+        return max(0, limit - int((_CGROUP / "memory.current").read_text()))
+    except (OSError, ValueError):  # no control groups, or "max": no limit
+        return 2**62

@@ -1,0 +1,67 @@
+"""What infercore finds: the backend's descriptor. Imports no engine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from infercore import API_VERSION, BackendDescriptor, hookimpl
+from infercore_llamacpp import gguf
+
+if TYPE_CHECKING:
+    from infercore import ContextConfig, DeviceInfo, MemoryPlan, ModelConfig
+
+MODEL_OPTIONS = ("kv_overrides", "no_host", "use_extra_bufts")
+
+
+@hookimpl
+def infercore_backend() -> BackendDescriptor:
+    """Return the descriptor of the llama.cpp backend."""
+    return BackendDescriptor(
+        name="llamacpp",
+        api_version=API_VERSION,
+        summary="GGUF models through llama.cpp (llama-cpp-python)",
+        formats=("gguf",),
+        match=gguf.match,
+        loader=load,
+        check=check,
+        engine_version=engine_version,
+        devices=devices,
+        plan_memory=plan_memory,
+        model_options=MODEL_OPTIONS,
+        priority=10,
+    )
+
+
+def load(path: str, config: ModelConfig) -> Any:
+    """Return the model at ``path``. Raises `ModelLoadError` and `BackendUnavailableError`."""
+    from infercore_llamacpp.model import LlamaModel  # noqa: PLC0415  (imports the engine)
+
+    return LlamaModel.load(path, config)
+
+
+def plan_memory(
+    path: str, model_config: ModelConfig | None, config: ContextConfig | None
+) -> MemoryPlan:
+    """Return the bytes that the model at ``path`` and a context on it will take."""
+    from infercore_llamacpp.plan import plan_memory as plan  # noqa: PLC0415
+
+    return plan(path, model_config, config)
+
+
+def check() -> None:
+    """Raise `BackendUnavailableError` where llama.cpp cannot run here."""
+    from infercore_llamacpp import library  # noqa: F401, PLC0415  (its import is the check)
+
+
+def engine_version() -> str:
+    """Return the versions of llama-cpp-python and of the llama.cpp inside it."""
+    from infercore_llamacpp import library  # noqa: PLC0415
+
+    return library.version()
+
+
+def devices() -> tuple[DeviceInfo, ...]:
+    """Return the compute devices that this build of llama.cpp sees."""
+    from infercore_llamacpp.devices import list_devices  # noqa: PLC0415
+
+    return tuple(device.info for device in list_devices())

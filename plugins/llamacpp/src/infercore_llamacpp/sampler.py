@@ -1,0 +1,179 @@
+"""The engine's own sampler: a chain in the fixed order that infercore documents.
+
+Bias, penalties, dry, top_n_sigma, top_k, typical, top_p, min_p, xtc, temperature, selection. The
+engine ends the process over a chain that selects nothing, so exactly one selector is last, and
+over a row that does not exist, so rows are asked for first.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import secrets
+from typing import TYPE_CHECKING, Any
+
+from infercore import InvalidInputError, InvalidTokenError
+from infercore_llamacpp.library import api
+from infercore_llamacpp.settings import refuse
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from infercore import SamplingConfig
+    from infercore_llamacpp.context import LlamaContext
+    from infercore_llamacpp.model import LlamaModel
+
+N_SEEDS = 2**32 - 1  # the one above is llama.cpp's sign for "random"
+_MAX_BREAKER_BYTES = 40
+_MIROSTAT_TOKENS = 100  # how many tokens estimate the distribution's shape, as in the paper
+
+
+class LlamaSampler:
+    """Chooses tokens from a context's rows, and remembers them for its penalties.
+
+    ``seed`` is the one in use. The model must outlive it.
+    """
+
+    def __init__(self, chain: Any, seed: int) -> None:
+        self._chain = chain
+        self.seed = seed
+
+    @classmethod
+    def build(cls, model: LlamaModel, config: SamplingConfig) -> LlamaSampler:
+        """Return the sampler of ``config``; `InvalidInputError` for a bias that masks all."""
+        seed = secrets.randbelow(N_SEEDS) if config.seed is None else config.seed
+        sampler = cls(api.llama_sampler_chain_init(api.llama_sampler_chain_default_params()), seed)
+        try:
+            for stage in _stages(model, config, seed, _bias(model, config)):
+                api.llama_sampler_chain_add(sampler._chain, stage)
+        except BaseException:
+            sampler.close()
+            raise
+        return sampler
+
+    def sample(self, context: LlamaContext, row: int) -> int:
+        """Return a token from output row ``row``, accepted exactly once."""
+        context.logits(row)  # raises where there is no such row
+        index = context.batch_index(row)
+        return int(api.llama_sampler_sample(self._chain, context.handle, index))
+
+    def observe(self, tokens: Sequence[int]) -> None:
+        """Take ``tokens`` as chosen before."""
+        for token in tokens:
+            api.llama_sampler_accept(self._chain, token)
+
+    def reset(self) -> None:
+        """Go back to the state after construction, seed included."""
+        api.llama_sampler_reset(self._chain)
+
+    def clone(self) -> LlamaSampler:
+        """Return an independent sampler in the same state."""
+        return LlamaSampler(api.llama_sampler_clone(self._chain), self.seed)
+
+    def close(self) -> None:
+        """Release the chain; idempotent."""
+        chain, self._chain = self._chain, None
+        if chain:
+            api.llama_sampler_free(chain)
+
+
+def _bias(model: LlamaModel, config: SamplingConfig) -> dict[int, float]:
+    n_vocab = model.info.n_vocab
+    bias = dict(config.logit_bias)
+    for token in bias:
+        if token >= n_vocab:
+            raise InvalidTokenError(
+                f"logit_bias has token {token}; the vocabulary ends at {n_vocab - 1}",
+                field="logit_bias",
+                value=token,
+                allowed=f"0 to {n_vocab - 1}",
+            )
+    if config.ignore_eos:
+        ends = (token for token in range(n_vocab) if model.tokenizer.is_eog(token))
+        bias.update(dict.fromkeys(ends, -math.inf))
+    if sum(amount == -math.inf for amount in bias.values()) == n_vocab:
+        raise InvalidInputError(
+            "logit_bias masks the whole vocabulary; leave at least one token",
+            field="logit_bias",
+            value=-math.inf,
+            allowed="at least one token that is not -inf",
+        )
+    return bias
+
+
+def _stages(
+    model: LlamaModel, config: SamplingConfig, seed: int, bias: dict[int, float]
+) -> Iterator[Any]:
+    if bias:
+        entries = (api.llama_logit_bias * len(bias))(*bias.items())
+        yield api.llama_sampler_init_logit_bias(model.info.n_vocab, len(bias), entries)
+    yield from _penalties(model, config)
+    if config.temperature == 0:
+        yield api.llama_sampler_init_greedy()
+        return
+    yield from _filters(config, seed)
+    yield api.llama_sampler_init_temp_ext(
+        config.temperature, config.dynatemp_range, config.dynatemp_exponent
+    )
+    yield _selector(model, config, seed)
+
+
+def _penalties(model: LlamaModel, config: SamplingConfig) -> Iterator[Any]:
+    penalties = (config.repeat_penalty, config.frequency_penalty, config.presence_penalty)
+    last_n = _window(config.penalty_last_n, model)
+    if penalties != (1.0, 0.0, 0.0) and last_n:
+        yield api.llama_sampler_init_penalties(model.info.n_vocab, last_n, *penalties)
+    last_n = _window(config.dry_penalty_last_n, model)
+    if config.dry_multiplier and config.dry_base >= 1 and last_n:
+        breakers = _breakers(config.dry_sequence_breakers)
+        yield api.llama_sampler_init_dry(
+            model.vocab,
+            config.dry_multiplier,
+            config.dry_base,
+            config.dry_allowed_length,
+            last_n,
+            (ctypes.c_char_p * len(breakers))(*breakers),
+            len(breakers),
+        )
+
+
+def _breakers(texts: Sequence[str]) -> list[bytes]:
+    """Return ``texts`` as the engine takes them: it would drop or cut those refused here."""
+    breakers = [text.encode() for text in texts]
+    for breaker in breakers:
+        if not 0 < len(breaker) <= _MAX_BREAKER_BYTES or b"\0" in breaker:
+            raise refuse(
+                f"dry_sequence_breakers with {breaker!r}",
+                f"the engine takes 1 to {_MAX_BREAKER_BYTES} bytes; implementation='portable' any",
+            )
+    return breakers
+
+
+def _window(last_n: int, model: LlamaModel) -> int:
+    """Return ``last_n`` with -1 as the trained window; the engine would take -1 as off."""
+    return model.info.n_ctx_train if last_n < 0 else last_n
+
+
+def _filters(config: SamplingConfig, seed: int) -> Iterator[Any]:
+    keep = max(1, config.min_keep)
+    if config.top_n_sigma > 0:
+        yield api.llama_sampler_init_top_n_sigma(config.top_n_sigma)
+    if config.top_k:
+        yield api.llama_sampler_init_top_k(config.top_k)
+    if config.typical_p < 1:
+        yield api.llama_sampler_init_typical(config.typical_p, keep)
+    if config.top_p < 1:
+        yield api.llama_sampler_init_top_p(config.top_p, keep)
+    if config.min_p > 0:
+        yield api.llama_sampler_init_min_p(config.min_p, keep)
+    if config.xtc_probability > 0:
+        yield api.llama_sampler_init_xtc(config.xtc_probability, config.xtc_threshold, keep, seed)
+
+
+def _selector(model: LlamaModel, config: SamplingConfig, seed: int) -> Any:
+    tau, eta = config.mirostat_tau, config.mirostat_eta
+    if not config.mirostat:
+        return api.llama_sampler_init_dist(seed)
+    if config.mirostat == 1:
+        return api.llama_sampler_init_mirostat(model.info.n_vocab, seed, tau, eta, _MIROSTAT_TOKENS)
+    return api.llama_sampler_init_mirostat_v2(seed, tau, eta)

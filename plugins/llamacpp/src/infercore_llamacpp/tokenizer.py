@@ -1,0 +1,115 @@
+"""Text to token ids and back, as the model's own vocabulary has it."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any
+
+from infercore import InferCoreError
+from infercore_llamacpp.library import api
+from infercore_llamacpp.settings import refuse
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_SPLIT_TEXT = (
+    api.LLAMA_TOKEN_ATTR_CONTROL | api.LLAMA_TOKEN_ATTR_USER_DEFINED | api.LLAMA_TOKEN_ATTR_UNKNOWN
+)
+
+
+class LlamaTokenizer:
+    """The tokenizer of one loaded model. May be used from many threads."""
+
+    def __init__(self, vocab: int, chat_template: str | None) -> None:
+        self._vocab = vocab
+        self._pieces: dict[int, bytes] = {}
+        self.n_vocab: int = api.llama_vocab_n_tokens(vocab)
+        self.bos = self._special(api.llama_vocab_bos)
+        self.eos = self._special(api.llama_vocab_eos)
+        self.eot = self._special(api.llama_vocab_eot)
+        self.add_bos: bool = api.llama_vocab_get_add_bos(vocab)
+        self.chat_template = chat_template
+        self._has_no_text: bool = api.llama_vocab_type(vocab) == api.LLAMA_VOCAB_TYPE_NONE
+
+    def _special(self, getter: Any) -> int | None:
+        token: int = getter(self._vocab)
+        return token if 0 <= token < self.n_vocab else None
+
+    def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        """Return the ids of ``text`` (may be empty or hold NUL)."""
+        if self._has_no_text:
+            raise refuse("encode", "this model's file holds no vocabulary")
+        data = text.encode()
+        room = len(data) + 8
+        while True:
+            tokens = (ctypes.c_int32 * room)()
+            n: int = api.llama_tokenize(
+                self._vocab, data, len(data), tokens, room, add_special, parse_special
+            )
+            if n >= 0:
+                return list(tokens[:n])
+            if -n <= room:
+                raise InferCoreError(f"llama_tokenize failed on {len(data)} bytes with {n}")
+            room = -n
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return the exact bytes of one token; of a control token its text."""
+        piece = self._pieces.get(token)
+        if piece is None:
+            piece = self._pieces[token] = self._read_piece(token)
+        return piece
+
+    def _read_piece(self, token: int) -> bytes:
+        if self._has_no_text:
+            return b""
+        size = 64
+        while True:
+            buffer = ctypes.create_string_buffer(size)
+            n: int = api.llama_token_to_piece(self._vocab, token, buffer, size, 0, True)
+            if n >= 0:
+                return buffer.raw[:n]
+            size = -n
+
+    def is_eog(self, token: int) -> bool:
+        """Tell whether ``token`` ends a generation."""
+        return not self._has_no_text and bool(api.llama_vocab_is_eog(self._vocab, token))
+
+    def is_control(self, token: int) -> bool:
+        """Tell whether ``token`` is a control token, that is: no text."""
+        return not self._has_no_text and bool(api.llama_vocab_is_control(self._vocab, token))
+
+
+class SpacePrefixTokenizer(LlamaTokenizer):
+    """The tokenizer of a vocabulary that puts a space before each text (SentencePiece)."""
+
+    def decode(self, tokens: Sequence[int], *, skip_special: bool) -> str:
+        """Return the text of ``tokens`` without the spaces that `encode` adds.
+
+        The engine adds one at the start and after each token that splits the text.
+        """
+        pieces = []
+        at_start = True
+        for token in tokens:
+            piece = self.token_bytes(token)
+            if api.llama_vocab_get_attr(self._vocab, token) & _SPLIT_TEXT:
+                at_start = True
+                if skip_special and self.is_control(token):
+                    continue
+            elif at_start:
+                piece = piece.removeprefix(b" ")
+                at_start = False
+            pieces.append(piece)
+        return b"".join(pieces).decode("utf-8", "replace")
+
+
+def open_tokenizer(vocab: int, chat_template: str | None) -> LlamaTokenizer:
+    """Return the tokenizer of ``vocab``, of the kind that gives back the text it was given."""
+    tokenizer = LlamaTokenizer(vocab, chat_template)
+    if api.llama_vocab_type(vocab) == api.LLAMA_VOCAB_TYPE_NONE:
+        return tokenizer
+    pieces = map(
+        tokenizer.token_bytes, tokenizer.encode("a", add_special=False, parse_special=False)
+    )
+    if b"".join(pieces).startswith(b" "):
+        return SpacePrefixTokenizer(vocab, chat_template)
+    return tokenizer

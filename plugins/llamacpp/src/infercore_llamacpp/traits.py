@@ -1,0 +1,187 @@
+"""What is known of a loaded model: read once, and asked by everything that checks a config."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from infercore import ModelInfo
+from infercore_llamacpp.library import api, text_of
+
+KV_TYPES = {
+    "f32": api.GGML_TYPE_F32,
+    "f16": api.GGML_TYPE_F16,
+    "bf16": 30,  # in ggml.h, but not among the declarations of llama-cpp-python
+    "q8_0": api.GGML_TYPE_Q8_0,
+    "q5_1": api.GGML_TYPE_Q5_1,
+    "q5_0": api.GGML_TYPE_Q5_0,
+    "q4_1": api.GGML_TYPE_Q4_1,
+    "q4_0": api.GGML_TYPE_Q4_0,
+    "iq4_nl": api.GGML_TYPE_IQ4_NL,
+}
+PLAIN_KV_TYPES = ("f32", "f16", "bf16")
+KV_BLOCK = 32  # elements of a block of every quantised type above
+POOLING = ("none", "mean", "cls", "last", "rank")  # by their number in llama.h
+ROPE_SCALING = ("none", "linear", "yarn", "longrope")  # likewise
+_FIXED_POSITION_ROPES = (
+    api.LLAMA_ROPE_TYPE_MROPE,
+    api.LLAMA_ROPE_TYPE_IMROPE,
+    api.LLAMA_ROPE_TYPE_VISION,
+)
+
+
+@dataclass(frozen=True)
+class Traits:
+    """The shape of a model, what its file says, and what a first small context showed."""
+
+    info: ModelInfo
+    head_k: int
+    head_v: int
+    n_embd_out: int
+    n_cls_out: int
+    rope_type: int
+    ftype: int
+    has_memory: bool
+    can_shift: bool
+    is_causal: bool
+    has_gpu: bool
+
+    def own(self, key: str) -> str | None:
+        """Return the metadata value of ``key`` under the model's architecture."""
+        return self.info.metadata.get(f"{self.info.architecture}.{key}")
+
+    def own_number(self, key: str, default: float) -> float:
+        """Return `own` as a number, ``default`` where it is absent or none."""
+        try:
+            return float(self.own(key) or "")
+        except ValueError:
+            return default
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether any layer keeps a state that cannot be cut."""
+        return self.info.is_recurrent or self.info.is_hybrid
+
+    @property
+    def has_attention(self) -> bool:
+        """Whether any layer attends to earlier tokens."""
+        return not self.info.is_recurrent or self.info.is_hybrid
+
+    @property
+    def has_kv(self) -> bool:
+        """Whether keys and values are kept; if not, there is nothing to choose a type for."""
+        return self.has_memory and self.has_attention
+
+    @property
+    def keeps_whole_window(self) -> bool:
+        """Whether every layer keeps keys and values for all tokens of the window."""
+        return self.has_kv and not self.is_recurrent and self.info.sliding_window is None
+
+    @property
+    def moves_positions(self) -> bool:
+        """Whether positions of resident tokens can be changed."""
+        plain = self.rope_type not in _FIXED_POSITION_ROPES
+        return self.has_memory and self.can_shift and not self.is_recurrent and plain
+
+    @property
+    def has_learned_positions(self) -> bool:
+        """Whether positions beyond the trained window are outside a table."""
+        if not self.has_memory:
+            return True
+        return self.rope_type == api.LLAMA_ROPE_TYPE_NONE and not self.is_recurrent
+
+    @property
+    def pooling(self) -> str:
+        """The pooling that the model was trained for, "none" where its file names none."""
+        number = int(self.own_number("pooling_type", 0))
+        return POOLING[number] if 0 <= number < len(POOLING) else "none"
+
+    @property
+    def poolings(self) -> tuple[str, ...]:
+        """The poolings that make sense: ranking needs a head that was trained for it."""
+        return POOLING if self.pooling == "rank" else POOLING[:-1]
+
+    @property
+    def kv_types(self) -> tuple[str, ...]:
+        """The number formats that fit the model's head sizes."""
+        if not self.has_kv:
+            return ("f32",)
+        fits = self.head_k % KV_BLOCK == 0 and self.head_v % KV_BLOCK == 0
+        return tuple(KV_TYPES) if fits else PLAIN_KV_TYPES
+
+    @property
+    def shares_kv_types(self) -> bool:
+        """Whether K and V are one compressed tensor (MLA) and so of one type."""
+        return self.own("attention.key_length_mla") is not None
+
+
+def read_metadata(model: int) -> dict[str, str]:
+    """Return what the model's file says of itself, as text."""
+    metadata = {}
+    for i in range(api.llama_model_meta_count(model)):
+        key = text_of(api.llama_model_meta_key_by_index, model, i)
+        value = text_of(api.llama_model_meta_val_str_by_index, model, i)
+        if key is not None and value is not None:
+            metadata[key] = value
+    return metadata
+
+
+def read_info(model: int, *, has_memory: bool) -> ModelInfo:
+    """Return the shape of a loaded model."""
+    metadata = read_metadata(model)
+    return ModelInfo(
+        architecture=metadata.get("general.architecture", ""),
+        n_vocab=api.llama_vocab_n_tokens(api.llama_model_get_vocab(model)),
+        n_ctx_train=api.llama_model_n_ctx_train(model),
+        n_embd=api.llama_model_n_embd(model),
+        n_layer=api.llama_model_n_layer(model),
+        n_head=api.llama_model_n_head(model),
+        n_head_kv=api.llama_model_n_head_kv(model),
+        n_params=api.llama_model_n_params(model),
+        size_bytes=api.llama_model_size(model),
+        is_recurrent=api.llama_model_is_recurrent(model),
+        is_hybrid=api.llama_model_is_hybrid(model),
+        sliding_window=api.llama_model_n_swa(model) or None,
+        has_encoder=api.llama_model_has_encoder(model) or not has_memory,
+        description=text_of(api.llama_model_desc, model) or "",
+        metadata=metadata,
+    )
+
+
+def read_traits(model: int, *, has_gpu: bool) -> Traits:
+    """Return all that is known of a loaded model; makes a small context for a moment."""
+    has_memory, can_shift, is_causal = _probe(model)
+    info = read_info(model, has_memory=has_memory)
+    head = info.n_embd // info.n_head if info.n_head else 0
+
+    def length(key: str) -> int:
+        value = info.metadata.get(f"{info.architecture}.attention.{key}", "")
+        return int(value) if value.isdigit() else head
+
+    return Traits(
+        info=info,
+        head_k=length("key_length"),
+        head_v=length("value_length"),
+        n_embd_out=api.llama_model_n_embd_out(model),
+        n_cls_out=api.llama_model_n_cls_out(model),
+        rope_type=api.llama_model_rope_type(model),
+        ftype=api.llama_model_ftype(model),
+        has_memory=has_memory,
+        can_shift=can_shift,
+        is_causal=is_causal,
+        has_gpu=has_gpu,
+    )
+
+
+def _probe(model: int) -> tuple[bool, bool, bool]:
+    """Ask a context of the smallest size for what only a context can tell."""
+    params = api.llama_context_default_params()
+    params.n_ctx = params.n_batch = params.n_ubatch = 1
+    context = api.llama_init_from_model(model, params)
+    if not context:  # new_context will say why
+        return True, False, True
+    try:
+        memory = api.llama_get_memory(context)
+        can_shift = bool(memory) and api.llama_memory_can_shift(memory)
+        return bool(memory), can_shift, api.llama_get_causal_attn(context)
+    finally:
+        api.llama_free(context)

@@ -1,0 +1,203 @@
+"""What both forms of a context share: facts, cancelling, outputs, embeddings, times."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from infercore import DecodeAbortedError, PerfCounters
+from infercore_openvino.outputs import Rows, pooled, wanted_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy.typing as npt
+
+    from infercore import Capabilities
+    from infercore_openvino.compiled import Compiled, CompiledGraphs
+    from infercore_openvino.settings import Settings
+
+    Floats = npt.NDArray[np.float32]
+    Tokens = npt.NDArray[np.int32]
+
+
+class BaseContext:
+    """A context over one infer request of a compiled graph. A subclass has the cache.
+
+    Cancelling is a flag that is read between compute steps: an engine call that is broken off
+    leaves the request in an unsafe state.
+    """
+
+    capabilities: Capabilities
+
+    def __init__(self, compiled: Compiled, graphs: CompiledGraphs, settings: Settings) -> None:
+        self._compiled = compiled
+        self._graphs = graphs
+        self._request = compiled.engine.create_infer_request()
+        self._settings = settings
+        self.tolerance = settings.tolerance
+        self.n_batch = settings.n_batch
+        self.n_ubatch = settings.n_ubatch
+        self._aborted = threading.Event()
+        self._abort_callback: Callable[[], bool] | None = None
+        self._logits = Rows()
+        self._hidden: dict[int, Floats] = {}
+        self._hidden_all = Rows()
+        self._embeddings = settings.embeddings
+        self._timed = settings.timed
+        self.reset_perf()
+        self.effective = self._effective()
+
+    def _effective(self) -> dict[str, Any]:
+        s = self._settings
+        return {
+            **s.fixed,
+            "n_ctx": s.n_ctx,
+            "n_batch": s.n_batch,
+            "n_ubatch": s.n_ubatch,
+            "n_seq_max": s.n_seq_max,
+            "n_threads": self._compiled.n_threads,
+            "n_threads_batch": self._compiled.n_threads,
+            "defrag_thold": None,
+            "pooling_type": s.pooling,
+            "flash_attn": "off",
+            "type_k": s.kv_type,
+            "type_v": s.kv_type,
+            "embeddings": s.embeddings,
+            "kv_unified": s.kv_unified,
+            "no_perf": not s.timed,
+            "adapters": (),
+            "form": self._compiled.graph.form,
+            "inference_precision": s.precision,
+            "dynamic_quantization_group_size": int(
+                s.properties["DYNAMIC_QUANTIZATION_GROUP_SIZE"]
+            ),
+        }
+
+    @staticmethod
+    def check(settings: Settings) -> None:
+        """Refuse settings that this form cannot honour, before anything is compiled."""
+
+    # -- what a subclass has -------------------------------------------------------------------
+
+    def n_past(self, seq_id: int) -> int:
+        """Return the sequence's next position."""
+        raise NotImplementedError
+
+    def _step(self, tokens: Tokens, seq_id: int, out_rows: Any, hidden_rows: Any) -> None:
+        """Append ``tokens``, at most n_ubatch; on failure nothing is appended."""
+        raise NotImplementedError
+
+    # -- appending -----------------------------------------------------------------------------
+
+    def decode(self, tokens: Tokens, *, seq_id: int, logits: str) -> None:
+        """Append ``tokens`` in compute steps of n_ubatch."""
+        started = time.perf_counter()
+        self._begin_outputs()
+        n_tokens = len(tokens)
+        for start in range(0, n_tokens, self.n_ubatch):
+            self._check_abort(seq_id)
+            part = tokens[start : start + self.n_ubatch]
+            last = start + len(part) == n_tokens
+            self._step(part, seq_id, wanted_rows(logits, len(part), last=last), self._wanted(part))
+            self._take_outputs(last=last)
+        if self._embeddings:
+            self._hidden[seq_id] = self._hidden_all.all()
+        self._count(started, n_tokens)
+
+    def _wanted(self, tokens: Tokens) -> Any:
+        return np.arange(len(tokens) if self._embeddings else 0, dtype=np.int64)
+
+    def _begin_outputs(self) -> None:
+        self._logits.begin()
+        self._hidden_all.begin()
+        self._hidden = {}
+
+    def _take_outputs(self, *, last: bool) -> None:
+        rows = self._request.get_output_tensor(0).data
+        self._logits.add(rows.reshape(-1, rows.shape[-1]), last=last)
+        if self._embeddings:
+            hidden = self._request.get_output_tensor(1).data
+            self._hidden_all.add(hidden.reshape(-1, hidden.shape[-1]), last=last)
+
+    def logits(self, i: int) -> Floats:
+        """Return row ``i`` of the last call, a view."""
+        row: Floats = self._logits.all()[i]
+        return row
+
+    # -- embeddings ----------------------------------------------------------------------------
+
+    def set_embeddings(self, on: bool) -> None:  # noqa: FBT001  (the contract's signature)
+        """Make hidden states from now on, or no longer."""
+        self._embeddings = on
+        self.effective["embeddings"] = on
+
+    def embedding(self, seq_id: int) -> Floats:
+        """Return the pooled output of the sequence's tokens of the last call."""
+        return pooled(self._settings.pooling, self._hidden[seq_id])
+
+    def embeddings(self) -> Floats:
+        """Return the output of each token of the last call."""
+        return self._hidden_all.all()
+
+    # -- cancelling ----------------------------------------------------------------------------
+
+    def abort(self) -> None:
+        """End the call that runs before its next compute step; from any thread."""
+        self._aborted.set()
+
+    def clear_abort(self) -> None:
+        """Forget an earlier `abort`."""
+        self._aborted.clear()
+
+    def set_abort_callback(self, callback: Callable[[], bool] | None) -> None:
+        """Ask ``callback`` before each compute step."""
+        self._abort_callback = callback
+
+    def _check_abort(self, seq_id: int) -> None:
+        callback = self._abort_callback
+        if self._aborted.is_set() or (callback is not None and callback()):
+            n_past = self.n_past(seq_id)
+            raise DecodeAbortedError("cancelled between two steps", resident_tokens=n_past)
+
+    # -- times ---------------------------------------------------------------------------------
+
+    def perf(self) -> PerfCounters:
+        """Return times and counts since the start or `reset_perf`."""
+        return PerfCounters(
+            prefill_ms=self._prefill_s * 1e3,
+            decode_ms=self._decode_s * 1e3,
+            prefill_tokens=self._prefill_tokens,
+            decode_tokens=self._decode_tokens,
+        )
+
+    def reset_perf(self) -> None:
+        """Set all counters to zero."""
+        self._prefill_s = self._decode_s = 0.0
+        self._prefill_tokens = self._decode_tokens = 0
+
+    def _count(self, started: float, n_tokens: int) -> None:
+        if not self._timed:
+            return
+        elapsed = time.perf_counter() - started
+        if n_tokens == 1:
+            self._decode_s += elapsed
+            self._decode_tokens += 1
+        else:
+            self._prefill_s += elapsed
+            self._prefill_tokens += n_tokens
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def synchronize(self) -> None:
+        """Nothing is ever queued: each call returns when its work is done."""
+
+    def close(self) -> None:
+        """Drop the request and give the compiled graph back."""
+        self._begin_outputs()
+        self._request = None
+        self._graphs.give_back(self._compiled)
+

@@ -1,0 +1,135 @@
+"""Compiled graphs: made once for each set of properties, shared by contexts, freed when idle."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from infercore import ModelLoadError, UnsupportedFeatureError
+from infercore_openvino.engine import BACKEND, first_lines, logger, memory_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from infercore_openvino.graph import Graph
+    from infercore_openvino.settings import Settings
+
+_RANK = 4
+
+
+class Compiled:
+    """One compiled graph and the number of contexts that run it."""
+
+    def __init__(self, graph: Graph, engine: Any) -> None:
+        self.graph = graph
+        self.engine: Any = engine
+        self.n_users = 0
+        self.n_threads = int(engine.get_property("INFERENCE_NUM_THREADS"))
+        self.rotates: bool | None = None
+
+    def drop(self) -> None:
+        """Give its memory back, for good: run again after this, the engine corrupts the heap."""
+        if self.graph.form == "stateful":  # it would keep its activations; the paged form does not
+            self.engine.release_memory()
+        self.engine = None
+
+    def caches(self) -> list[Any]:
+        """The inputs that are KV blocks: all keys, then all values, in the order of the layers."""
+        ports = [p for p in self.engine.inputs if "_cache." in p.get_any_name()]
+        return sorted(ports, key=_cache_order)
+
+
+def _cache_order(port: Any) -> tuple[str, int]:
+    kind, layer = port.get_any_name().split(".")
+    return kind, int(layer)
+
+
+class CompiledGraphs:
+    """The compiled graphs of one model."""
+
+    def __init__(
+        self, core: Any, device: str, build: Callable[[str], Graph], extra: dict[str, Any]
+    ) -> None:
+        self._core = core
+        self._device = device
+        self._build = build
+        self._extra = extra
+        self._lock = threading.Lock()
+        self._graphs: dict[str, Graph] = {}
+        self._compiled: dict[tuple[Any, ...], Compiled] = {}
+
+    def graph(self, form: str) -> Graph:
+        """Return the graph in ``form``, read once."""
+        if form not in self._graphs:
+            self._graphs[form] = self._build(form)
+        return self._graphs[form]
+
+    def take(self, form: str, settings: Settings) -> Compiled:
+        """Return the compiled graph for ``settings``, with one more user."""
+        key = (form, *sorted(settings.properties.items()))
+        with self._lock:
+            if key not in self._compiled:
+                self._drop_idle()
+                self._compiled[key] = self._compile(form, settings)
+            compiled = self._compiled[key]
+            compiled.n_users += 1
+        return compiled
+
+    def give_back(self, compiled: Compiled) -> None:
+        """Take a user away; what has none stays for the next one, until another is compiled."""
+        with self._lock:
+            compiled.n_users -= 1
+
+    def close(self) -> None:
+        """Free all."""
+        with self._lock:
+            self._drop_idle()
+            self._graphs.clear()
+
+    def _drop_idle(self) -> None:
+        for key in [k for k, c in self._compiled.items() if not c.n_users]:
+            self._compiled.pop(key).drop()
+
+    def _compile(self, form: str, settings: Settings) -> Compiled:
+        graph = self.graph(form)
+        properties = {**self._extra, **settings.properties}
+        logger.debug("compiling the %s form for %s with %s", form, self._device, properties)
+        try:
+            with memory_errors("the compiled graph"):
+                engine = self._core.compile_model(graph.model, self._device, properties)
+        except RuntimeError as error:
+            raise ModelLoadError(
+                f"{self._device} cannot compile this model: {first_lines(error)}",
+                path=str(graph.model.get_friendly_name()),
+            ) from error
+        compiled = Compiled(graph, engine)
+        _check_in_force(compiled, settings)
+        return compiled
+
+
+def _check_in_force(compiled: Compiled, settings: Settings) -> None:
+    """Compare what was asked with what the engine made of it."""
+    precision = compiled.engine.get_property("INFERENCE_PRECISION_HINT").to_string()
+    if precision != settings.precision:
+        raise _not_honoured(
+            "inference_precision", settings.precision, f"this device computes in {precision}"
+        )
+    if settings.n_threads not in {None, compiled.n_threads}:
+        raise _not_honoured(
+            "n_threads", settings.n_threads, f"this machine gives at most {compiled.n_threads}"
+        )
+    for port in compiled.caches():
+        found = port.get_element_type().to_string()
+        if found != settings.kv_type:
+            raise _not_honoured("type_k", settings.kv_type, f"the engine chose {found}")
+        if port.get_partial_shape().rank.get_length() != _RANK:
+            raise _not_honoured("device", "", "its cache has a layout that is not known here")
+
+
+def _not_honoured(name: str, asked: object, hint: str) -> UnsupportedFeatureError:
+    return UnsupportedFeatureError(
+        f"{name}={asked!r} is not honoured by the engine; {hint}",
+        feature=name,
+        backend=BACKEND,
+        hint=hint,
+    )

@@ -1,0 +1,45 @@
+"""The engine itself: imported once, its errors turned into typed ones."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import TYPE_CHECKING, Any
+
+import openvino as ov
+
+from infercore import OutOfMemoryError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+BACKEND = "openvino"
+logger = logging.getLogger("infercore.openvino")
+
+_MEMORY_WORDS = ("bad_alloc", "cannot allocate", "can not allocate", "out of memory")
+
+
+def new_core() -> Any:
+    """Return an `openvino.Core`."""
+    return ov.Core()
+
+
+def first_lines(error: BaseException, n_lines: int = 4) -> str:
+    """Return the lines of the engine's message that tell something, without its stack."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    telling = [line for line in lines if line and not line.startswith("Exception from")]
+    return " ".join(telling[:n_lines])
+
+
+@contextlib.contextmanager
+def memory_errors(work: str) -> Iterator[None]:
+    """Turn a failed allocation into `OutOfMemoryError`; let other errors pass."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        text = str(error).lower()
+        if isinstance(error, OutOfMemoryError):
+            raise
+        if isinstance(error, MemoryError) or any(word in text for word in _MEMORY_WORDS):
+            raise OutOfMemoryError(f"no memory for {work}: {first_lines(error)}") from error
+        raise

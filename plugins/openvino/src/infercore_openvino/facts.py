@@ -1,0 +1,83 @@
+"""What config.json says of a model, in the words of `ModelInfo`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from infercore import ModelInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from infercore_openvino.files import ModelFiles
+    from infercore_openvino.graph import Shape
+
+
+@dataclass(frozen=True)
+class KvShape:
+    """Layers, heads and head size of the KV cache."""
+
+    n_layer: int
+    n_head: int
+    n_head_kv: int
+    head_size: int
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> KvShape:
+        """Read the shape; 0 where the config does not tell."""
+        n_head = _int(config, "num_attention_heads")
+        width = _int(config, "hidden_size")
+        return cls(
+            n_layer=_int(config, "num_hidden_layers"),
+            n_head=n_head,
+            n_head_kv=_int(config, "num_key_value_heads") or n_head,
+            head_size=_int(config, "head_dim") or (width // n_head if n_head else 0),
+        )
+
+    @property
+    def numbers_per_token(self) -> int:
+        """Numbers that one token takes in the cache, keys and values together."""
+        return 2 * self.n_layer * self.n_head_kv * self.head_size
+
+
+def _int(config: Mapping[str, Any], name: str) -> int:
+    value = config.get(name)
+    return value if isinstance(value, int) else 0
+
+
+def n_ctx_train(config: Mapping[str, Any]) -> int:
+    """Return the trained window in tokens, 0 where the config does not tell."""
+    return _int(config, "max_position_embeddings")
+
+
+def sliding_window(config: Mapping[str, Any]) -> int | None:
+    """Return the width of sliding-window layers, None where there are none."""
+    if config.get("use_sliding_window") is False:
+        return None
+    kinds = config.get("layer_types")
+    if kinds is not None and "sliding_attention" not in kinds:
+        return None
+    return _int(config, "sliding_window") or None
+
+
+def model_info(files: ModelFiles, shape: Shape) -> ModelInfo:
+    """Return the facts of config.json and of the graph."""
+    config = files.config
+    kv = KvShape.of(config)
+    architecture = str(config.get("model_type") or "unknown")
+    simple = (str, int, float, bool)
+    return ModelInfo(
+        architecture=architecture,
+        n_vocab=shape.n_vocab,
+        n_ctx_train=n_ctx_train(config),
+        n_embd=shape.n_embd,
+        n_layer=shape.n_layer,
+        n_head=kv.n_head,
+        n_head_kv=kv.n_head_kv,
+        n_params=shape.n_params,
+        size_bytes=files.weights_bytes,
+        sliding_window=sliding_window(config),
+        description=f"{architecture}, {shape.n_params / 1e6:.1f} M parameters, OpenVINO IR",
+        metadata={name: str(v) for name, v in config.items() if isinstance(v, simple)},
+    )

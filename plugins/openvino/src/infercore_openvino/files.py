@@ -1,0 +1,126 @@
+"""The files of an exported model, and what its JSON files say."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from infercore import ModelFormatError, ModelNotFoundError
+
+MODEL_XML = "openvino_model.xml"
+_HEAD_BYTES = 4096
+_WEIGHT_RANGE = re.compile(rb'offset="(\d+)" size="(\d+)"')
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """Where the graph, its weights and the tokenizer lie, and the parsed JSON beside them."""
+
+    xml: str
+    bin: str
+    folder: str
+    config: dict[str, Any] = field(default_factory=dict)
+    generation: dict[str, Any] = field(default_factory=dict)
+    tokenizer: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def tokenizer_json(self) -> str:
+        """The path of the tokenizer's file, whether or not it is there."""
+        return os.path.join(self.folder, "tokenizer.json")
+
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes of the weights file."""
+        return os.path.getsize(self.bin)
+
+    def existing(self) -> tuple[str, ...]:
+        """The files that make up the model."""
+        return tuple(p for p in (self.xml, self.bin, self.tokenizer_json) if os.path.isfile(p))
+
+
+def xml_of(path: str) -> str | None:
+    """Return the graph file that ``path`` (a folder or an .xml file) names, None if it has none."""
+    if os.path.isdir(path):
+        path = os.path.join(path, MODEL_XML)
+    return path if path.lower().endswith(".xml") and os.path.isfile(path) else None
+
+
+def bin_of(xml: str) -> str:
+    """Return the path of the weights that belong to a graph file."""
+    return os.path.splitext(xml)[0] + ".bin"
+
+
+def find(path: str) -> ModelFiles:
+    """Return the files of the model at ``path``, checked as far as that needs no engine.
+
+    Raises `ModelNotFoundError` and `ModelFormatError`, which name the file and what is wrong.
+    """
+    if not os.path.exists(path):
+        raise ModelNotFoundError(f"there is no file or folder {path}", path=path)
+    xml = xml_of(path)
+    if xml is None:
+        raise ModelFormatError(
+            f"{path} holds no {MODEL_XML}; give the folder of an exported model, or its .xml file",
+            path=path,
+        )
+    weights = bin_of(xml)
+    if not os.path.isfile(weights):
+        raise ModelFormatError(
+            f"{weights} is missing: the weights of {os.path.basename(xml)}; copy both files",
+            path=path,
+        )
+    _check_graph(xml, weights, path)
+    folder = os.path.dirname(os.path.abspath(xml))
+    return ModelFiles(
+        xml=xml,
+        bin=weights,
+        folder=folder,
+        config=_read_json(folder, "config.json", path),
+        generation=_read_json(folder, "generation_config.json", path),
+        tokenizer=_read_json(folder, "tokenizer_config.json", path),
+    )
+
+
+def _check_graph(xml: str, weights: str, path: str) -> None:
+    """Refuse a graph that is no XML of a network, or that needs more weights than there are."""
+    with open(xml, "rb") as file:
+        graph = file.read()
+    if b"<net" not in graph[:_HEAD_BYTES] or b"</net>" not in graph[-_HEAD_BYTES:]:
+        raise ModelFormatError(
+            f"{xml} is no OpenVINO graph, or only the beginning of one; export or copy it again",
+            path=path,
+        )
+    needed = max((int(m[1]) + int(m[2]) for m in _WEIGHT_RANGE.finditer(graph)), default=0)
+    actual = os.path.getsize(weights)
+    if actual < needed:
+        raise ModelFormatError(
+            f"{weights} is truncated: {actual} bytes of at least {needed}; copy it again",
+            path=path,
+        )
+
+
+def _read_json(folder: str, name: str, path: str) -> dict[str, Any]:
+    try:
+        with open(os.path.join(folder, name), encoding="utf-8") as file:
+            found = json.load(file)
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ModelFormatError(
+            f"{os.path.join(folder, name)} cannot be read: {error}", path=path
+        ) from error
+    if not isinstance(found, dict):
+        raise ModelFormatError(f"{os.path.join(folder, name)} holds no JSON object", path=path)
+    return found
+
+
+def read_text(folder: str, name: str) -> str | None:
+    """Return the text of a file, None if it is not there."""
+    try:
+        with open(os.path.join(folder, name), encoding="utf-8") as file:
+            return file.read()
+    except FileNotFoundError:
+        return None

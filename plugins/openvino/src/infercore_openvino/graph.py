@@ -1,0 +1,240 @@
+"""The model's graph: read, checked, and brought into the form that a context runs.
+
+In the *paged* form attention reads keys and values from blocks that are inputs of the graph, so
+they are arrays of our own: trimming is a change of an integer, a fork shares blocks. In the
+*stateful* form they are variables inside the engine. Both forms get two more inputs,
+``out_rows`` and ``hidden_rows``: which tokens get logits, and which hidden states.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from openvino import opset13 as op
+
+from infercore import ModelFormatError, UnsupportedFeatureError
+from infercore_openvino import rope
+from infercore_openvino.engine import BACKEND, first_lines, logger, memory_errors
+
+if TYPE_CHECKING:
+    from infercore_openvino.files import ModelFiles
+    from infercore_openvino.rope import Floats
+
+FORMS = ("paged", "stateful")
+_CAUSAL_INPUTS = {"input_ids", "attention_mask", "beam_idx"}
+_LOGITS_RANK = 3
+_F16_RELATIVE_ERROR = 2e-3
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the graph itself tells of the model."""
+
+    n_vocab: int
+    n_embd: int
+    n_layer: int
+    n_params: int
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A graph in one form; ``inv_freq`` are its rotary frequencies, None if not found."""
+
+    model: Any
+    form: str
+    shape: Shape
+    inv_freq: Floats | None
+
+
+def build(core: Any, files: ModelFiles, form: str, path: str) -> Graph:
+    """Read the graph and bring it into ``form``.
+
+    Raises `ModelFormatError` for a broken file or one that is no causal language model,
+    `UnsupportedFeatureError` where the engine has no paged form of it.
+    """
+    model = _read(core, files.xml, path)
+    _check_causal(model, path)
+    n_params, n_layer = _count_params(model), len(model.get_sinks()) // 2
+    inv_freq = _inv_freq(model, files)
+    if form == "paged":
+        _to_paged(model)
+    head = _head_of(model, path)
+    _add_row_inputs(model, head, axis=0 if form == "paged" else 1)
+    shape = Shape(
+        n_vocab=model.output("logits").partial_shape[2].get_length(),
+        n_embd=_width(head),
+        n_layer=n_layer,
+        n_params=n_params,
+    )
+    return Graph(model=model, form=form, shape=shape, inv_freq=inv_freq)
+
+
+def _read(core: Any, xml: str, path: str) -> Any:
+    try:
+        with memory_errors(f"the model {xml}"):
+            return core.read_model(xml)
+    except RuntimeError as error:
+        raise ModelFormatError(
+            f"{xml} cannot be read: {first_lines(error)}; export or copy the model again",
+            path=path,
+        ) from error
+
+
+def _names(ports: Any) -> set[str]:
+    return {name for port in ports for name in port.get_names()}
+
+
+def _check_causal(model: Any, path: str) -> None:
+    inputs, outputs = _names(model.inputs), _names(model.outputs)
+    causal = inputs >= _CAUSAL_INPUTS and "logits" in outputs and model.get_sinks()
+    if causal and model.output("logits").partial_shape.rank.get_length() == _LOGITS_RANK:
+        return
+    raise ModelFormatError(
+        f"{path} is no causal language model with a KV cache (inputs {sorted(inputs)}, outputs "
+        f"{sorted(outputs)}); export it with the task text-generation-with-past",
+        path=path,
+    )
+
+
+def _count_params(model: Any) -> int:
+    """Count the elements of the weights; what computes shapes and indices is left out."""
+    sizes = (
+        math.prod(node.get_output_shape(0))
+        for node in model.get_ordered_ops()
+        if node.get_type_name() == "Constant"
+        and node.get_element_type().to_string() not in {"i64", "i32", "boolean"}
+    )
+    return sum(size for size in sizes if size > 1)
+
+
+# -- the paged form ----------------------------------------------------------------------------
+
+
+def has_paged_transformation() -> bool:
+    """Tell whether this engine can make the paged form (a module of its own that may go)."""
+    return _transformation() is not None
+
+
+def _transformation() -> Any:
+    try:
+        from openvino._offline_transformations import paged_attention_transformation  # noqa: PLC0415  (no public name)
+    except ImportError:
+        return None
+    return paged_attention_transformation
+
+
+def _to_paged(model: Any) -> None:
+    transform = _transformation()
+    try:
+        if transform is None:
+            raise RuntimeError("this version of openvino has no such transformation")
+        transform(model)
+    except RuntimeError as error:
+        raise UnsupportedFeatureError(
+            f"the paged form of this model cannot be made: {first_lines(error)}; "
+            'use backend_options={"form": "stateful"}',
+            feature="form",
+            backend=BACKEND,
+        ) from error
+
+
+# -- more inputs and outputs -------------------------------------------------------------------
+
+
+def _head_of(model: Any, path: str) -> Any:
+    """Return the node that makes logits of hidden states: the last MatMul."""
+    node = model.output("logits").get_node().input_value(0).get_node()
+    while node.get_type_name() != "MatMul":
+        if not node.inputs():
+            raise ModelFormatError(f"{path} has no output layer that is known here", path=path)
+        node = node.input_value(0).get_node()
+    return node
+
+
+def _width(head: Any) -> int:
+    return int(head.input_value(0).get_partial_shape()[2].get_length())
+
+
+def _add_row_inputs(model: Any, head: Any, axis: int) -> None:
+    """Let ``out_rows`` choose the rows of logits, and ``hidden_rows`` those of a new output."""
+    hidden = head.input_value(0)
+    out_rows, rows = (_row_input(name) for name in ("out_rows", "hidden_rows"))
+    at = op.constant(axis, dtype=np.int64)
+    head.input(0).replace_source_output(op.gather(hidden, out_rows, at).output(0))
+    taken = op.gather(hidden, rows, at)
+    taken.output(0).set_names({"hidden"})
+    model.add_parameters([out_rows, rows])
+    model.add_results([op.result(taken.output(0))])
+    model.validate_nodes_and_infer_types()
+
+
+def _row_input(name: str) -> Any:
+    parameter = op.parameter([-1], np.int64, name=name)
+    parameter.output(0).set_names({name})
+    return parameter
+
+
+# -- rotary frequencies ------------------------------------------------------------------------
+
+
+def _inv_freq(model: Any, files: ModelFiles) -> Floats | None:
+    """Return the frequencies that all layers share, in float32 in the graph too.
+
+    Some exports round them to float16, an error that grows with the position; they are computed
+    anew from the config then.
+    """
+    sources = _frequency_constants(model)
+    if len(sources) != 1:
+        return None
+    constant = next(iter(sources.values()))
+    stored = np.asarray(constant.data, dtype=np.float32).reshape(-1)
+    if constant.get_element_type().to_string() != "f16":
+        return stored
+    exact = rope.frequencies(files.config, len(stored))
+    if exact is None or not np.allclose(exact, stored, rtol=_F16_RELATIVE_ERROR, atol=1e-7):
+        logger.warning("%s: rotary frequencies are rounded to float16", files.xml)
+        return stored
+    _replace(constant, exact.reshape(constant.get_output_shape(0)))
+    return exact
+
+
+def _frequency_constants(model: Any) -> dict[str, Any]:
+    """Find the constants that are multiplied with positions on the way to a cosine."""
+    found = {}
+    for node in model.get_ordered_ops():
+        if node.get_type_name() == "Cos":
+            constant = _constant_before(node)
+            if constant is not None:
+                found[constant.get_friendly_name()] = constant
+    return found
+
+
+def _constant_before(node: Any) -> Any:
+    """Walk back from a cosine over its layout changes to the product, and return its constant."""
+    while node.get_type_name() in {"Cos", "Concat", "Transpose", "Convert", "Unsqueeze", "Reshape"}:
+        node = node.input_value(0).get_node()
+    if node.get_type_name() not in {"MatMul", "Multiply"}:
+        return None
+    sources = (_through_converts(node.input_value(i).get_node()) for i in range(2))
+    return next((s for s in sources if s.get_type_name() == "Constant"), None)
+
+
+def _through_converts(node: Any) -> Any:
+    while node.get_type_name() in {"Convert", "Broadcast", "Unsqueeze"}:
+        node = node.input_value(0).get_node()
+    return node
+
+
+def _replace(constant: Any, values: Floats) -> None:
+    """Put ``values`` in float32 where the float16 constant and its conversion were."""
+    fresh = op.constant(values, dtype=np.float32).output(0)
+    for target in list(constant.output(0).get_target_inputs()):
+        user = target.get_node()
+        if user.get_type_name() == "Convert":
+            for port in list(user.output(0).get_target_inputs()):
+                port.replace_source_output(fresh)
+        else:
+            target.replace_source_output(fresh)

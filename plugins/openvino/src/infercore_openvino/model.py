@@ -1,0 +1,146 @@
+"""Loaded weights: graph and tokenizer read, compiled when the first context needs them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from infercore import ContextConfig, ModelLoadError, UnsupportedFeatureError
+from infercore_openvino import files, graph, memory, options
+from infercore_openvino.compiled import CompiledGraphs
+from infercore_openvino.engine import BACKEND, logger, new_core
+from infercore_openvino.facts import model_info
+from infercore_openvino.paged import PagedContext
+from infercore_openvino.paged import capabilities as paged_capabilities
+from infercore_openvino.settings import settings
+from infercore_openvino.stateful import StatefulContext
+from infercore_openvino.stateful import capabilities as stateful_capabilities
+from infercore_openvino.tokenizer import JsonTokenizer
+
+if TYPE_CHECKING:
+    from infercore import Capabilities, MemoryPlan, ModelConfig
+    from infercore_openvino.files import ModelFiles
+    from infercore_openvino.graph import Graph
+
+DEFAULT_DEVICE = "CPU"
+_ALLOWED = {
+    "n_gpu_layers": (None, 0),
+    "split_mode": (None, "none"),
+    "main_gpu": (None,),
+    "tensor_split": (None,),
+    "use_mlock": (None, False),
+    "check_tensors": (None, False),
+}
+_NO_GPU_HINT = "the model runs on one device as a whole; choose it with device"
+_HINTS = {
+    "use_mlock": "the engine cannot lock weights in memory",
+    "check_tensors": "the engine does not look for broken values",
+}
+
+
+def load(path: str, config: ModelConfig) -> OpenVinoModel:
+    """Load the model at ``path``.
+
+    Raises `ModelNotFoundError`, `ModelFormatError`, `UnsupportedFeatureError` for a field of
+    ``config`` that cannot be honoured, `ModelLoadError` when ``progress`` cancels.
+    """
+    path = str(path)
+    _refuse(config)
+    options.check(config.backend_options, options.MODEL_OPTIONS)
+    _report(config, path, 0.0)
+    found = files.find(path)
+    core = new_core()
+    device = _device(core, config.device)
+    if config.use_mmap is not None:
+        core.set_property({"ENABLE_MMAP": config.use_mmap})
+    model = OpenVinoModel(core, found, path, device, config)
+    _report(config, path, 1.0)
+    return model
+
+
+def _refuse(config: ModelConfig) -> None:
+    for name, allowed in _ALLOWED.items():
+        value = getattr(config, name)
+        if value not in allowed:
+            hint = _HINTS.get(name, _NO_GPU_HINT)
+            raise UnsupportedFeatureError(
+                f"{name}={value!r} is not supported on backend {BACKEND!r}; {hint}",
+                feature=name,
+                backend=BACKEND,
+                hint=hint,
+            )
+
+
+def _report(config: ModelConfig, path: str, share: float) -> None:
+    if config.progress is not None and config.progress(share) is False:
+        raise ModelLoadError(f"loading {path} was cancelled by its progress callback", path=path)
+
+
+def _device(core: Any, asked: str | None) -> str:
+    device = asked or DEFAULT_DEVICE
+    available = core.available_devices
+    if device in available:
+        return device
+    hint = "there are: " + ", ".join(available)
+    raise UnsupportedFeatureError(
+        f"device={device!r} is not supported here; {hint}",
+        feature="device",
+        backend=BACKEND,
+        hint=hint,
+    )
+
+
+class OpenVinoModel:
+    """An `EngineModel`: one graph, in the forms that contexts ask for."""
+
+    def __init__(
+        self, core: Any, found: ModelFiles, path: str, device: str, config: ModelConfig
+    ) -> None:
+        self._files = found
+        self._graphs = CompiledGraphs(
+            core,
+            device,
+            lambda form: graph.build(core, found, form, path),
+            {name.upper(): value for name, value in config.backend_options.items()},
+        )
+        first = self._first_graph()
+        self._default_form = first.form
+        self.info = model_info(found, first.shape)
+        self.tokenizer = JsonTokenizer(found, self.info.n_vocab, path)
+        self.files = found.existing()
+        self.runtime = {"device": device}
+        self.capabilities = self._capabilities(first)
+
+    def _first_graph(self) -> Graph:
+        """The paged form where the engine can make it, else the stateful one."""
+        try:
+            return self._graphs.graph("paged")
+        except UnsupportedFeatureError as error:
+            logger.warning("%s; falling back to the stateful form", error)
+            return self._graphs.graph("stateful")
+
+    def _capabilities(self, first: Graph) -> Capabilities:
+        default = settings(ContextConfig(), self._files.config)
+        if first.form == "paged":
+            return paged_capabilities(default, shift=first.inv_freq is not None)
+        return stateful_capabilities(default)
+
+    def new_context(self, config: ContextConfig) -> PagedContext | StatefulContext:
+        """Return a new context. Raises `UnsupportedFeatureError` and `OutOfMemoryError`."""
+        asked = settings(config, self._files.config)
+        form = asked.form or self._default_form
+        kind = PagedContext if form == "paged" else StatefulContext
+        kind.check(asked)
+        compiled = self._graphs.take(form, asked)
+        try:
+            return kind(compiled, self._graphs, asked)
+        except BaseException:
+            self._graphs.give_back(compiled)
+            raise
+
+    def plan_memory(self, config: ContextConfig) -> MemoryPlan:
+        """Return the bytes that a context of ``config`` will take."""
+        return memory.plan(self._files, config)
+
+    def close(self) -> None:
+        """Free the weights."""
+        self._graphs.close()

@@ -1,0 +1,248 @@
+"""The context over paged attention: any part removed, forks that share, batches of sequences."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from infercore import Capabilities
+from infercore_openvino import state
+from infercore_openvino.base import BaseContext
+from infercore_openvino.cache import SCRATCH_BLOCK, KvCache
+from infercore_openvino.paged_request import PagedRequest
+from infercore_openvino.probe import keys_rotate
+from infercore_openvino.settings import FLASH_ATTENTION, POOLING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    from infercore_openvino.base import Tokens
+    from infercore_openvino.blocks import Positions
+    from infercore_openvino.compiled import Compiled, CompiledGraphs
+    from infercore_openvino.settings import Settings
+
+_NO_ROWS = np.empty(0, dtype=np.int64)
+
+
+def capabilities(settings: Settings, *, shift: bool) -> Capabilities:
+    """Return what a paged context can do; ``shift`` tells whether keys can be turned exactly."""
+    return Capabilities(
+        kv_remove="any",
+        kv_copy="any",
+        kv_shift=shift,
+        kv_divide=shift,
+        multi_sequence=True,
+        state=True,
+        sequence_state=True,
+        logits_all=True,
+        embeddings=True,
+        pooling=POOLING,
+        abort=True,
+        kv_types=settings.kv_types,
+        flash_attention=FLASH_ATTENTION,
+        perf=True,
+    )
+
+
+class PagedContext(BaseContext):
+    """Sequences over one pool of KV blocks."""
+
+    def __init__(self, compiled: Compiled, graphs: CompiledGraphs, settings: Settings) -> None:
+        super().__init__(compiled, graphs, settings)
+        s = settings
+        per_sequence = s.n_ctx if s.kv_unified else -(-s.n_ctx // s.n_seq_max)
+        self._cache = KvCache(
+            compiled.caches(),
+            n_cells=s.n_ctx,
+            # each sequence may leave one block partly empty
+            n_extra=s.n_seq_max,
+            n_seq=s.n_seq_max,
+        )
+        self._tables = self._cache.tables
+        self._sequences = self._tables.tables
+        self._paged = PagedRequest(compiled.engine, self._request)
+        self._cache.on_grown = self._bind_cache
+        self._bind_cache()
+        size = self._tables.block_size
+        self.effective["n_ctx"] = -(-per_sequence // size) * size * (
+            1 if s.kv_unified else s.n_seq_max
+        )
+        if compiled.rotates is None:
+            compiled.rotates = keys_rotate(self._cache, self._paged, compiled.graph.inv_freq)
+        self.capabilities = capabilities(settings, shift=compiled.rotates)
+
+    def _bind_cache(self) -> None:
+        self._paged.bind_cache(self._cache.arrays)
+
+    # -- queries -------------------------------------------------------------------------------
+
+    def n_past(self, seq_id: int) -> int:
+        """Return the sequence's next position."""
+        return self._sequences[seq_id].next
+
+    def seq_pos_min(self, seq_id: int) -> int:
+        """Return the first position held, -1 when empty."""
+        return int(min(self._tables.positions(seq_id), default=-1))
+
+    def seq_pos_max(self, seq_id: int) -> int:
+        """Return the last position held, -1 when empty."""
+        return self._sequences[seq_id].next - 1
+
+    # -- appending -----------------------------------------------------------------------------
+
+    def _step(self, tokens: Tokens, seq_id: int, out_rows: Any, hidden_rows: Any) -> None:
+        table = self._sequences[seq_id]
+        past = table.n
+        self._cache.change(lambda: self._tables.append(seq_id, len(tokens)))
+        try:
+            self._paged.run(
+                tokens, table.positions[past:], [past], [len(tokens)], [table.blocks],
+                (out_rows, hidden_rows),
+            )  # fmt: skip
+        except BaseException:
+            self._tables.trim(seq_id, past)
+            raise
+
+    def decode_one(self, token: int, *, seq_id: int) -> None:
+        """Append one token and make its logits."""
+        started = time.perf_counter()
+        table = self._sequences[seq_id]
+        past, position = table.n, table.next
+        self._cache.change(lambda: self._tables.append(seq_id, 1))
+        try:
+            self._paged.run_one(token, position, past, table, seq_id)
+        except BaseException:
+            self._tables.trim(seq_id, past)
+            raise
+        self._begin_outputs()
+        rows = self._request.get_output_tensor(0).data
+        self._logits.add(rows.reshape(1, -1), last=True)
+        self._count(started, 1)
+
+    def decode_batch(
+        self,
+        tokens: Tokens,
+        positions: npt.NDArray[np.int32],
+        seq_ids: Sequence[Sequence[int]],
+        wanted: npt.NDArray[np.bool_],
+    ) -> None:
+        """Append tokens of several sequences, in compute steps of n_ubatch entries."""
+        started = time.perf_counter()
+        self._begin_outputs()
+        for start in range(0, len(tokens), self.n_ubatch):
+            self._check_abort(seq_ids[start][0])
+            part = slice(start, start + self.n_ubatch)
+            self._batch_step(tokens[part], positions[part], seq_ids[part], wanted[part])
+            self._take_outputs(last=start + self.n_ubatch >= len(tokens))
+        if self._embeddings:
+            self._share_out(seq_ids)
+        self._count(started, len(tokens))
+
+    def _batch_step(
+        self, tokens: Tokens, positions: Any, seq_ids: Sequence[Sequence[int]], wanted: Any
+    ) -> None:
+        """Run one step: a token of several sequences is worked out for each of them."""
+        places = [(s, i) for i, ids in enumerate(seq_ids) for s in ids]
+        order = sorted(range(len(places)), key=lambda k: places[k][0])
+        row_of = {places[k]: row for row, k in enumerate(order)}
+        entries = [places[k][1] for k in order]
+        involved = sorted({s for s, _ in places})
+        past = {s: self._sequences[s].n for s in involved}
+        first = [row_of[ids[0], i] for i, ids in enumerate(seq_ids)]
+        try:
+            for s, i in places:
+                self._append(s, int(positions[i]))
+            self._paged.run(
+                tokens[entries],
+                np.asarray(positions)[entries],
+                [past[s] for s in involved],
+                [self._sequences[s].n - past[s] for s in involved],
+                [self._sequences[s].blocks for s in involved],
+                (np.array(first)[wanted], np.array(first if self._embeddings else _NO_ROWS)),
+            )
+        except BaseException:
+            for s in involved:
+                self._tables.trim(s, past[s])
+            raise
+
+    def _append(self, seq_id: int, position: int) -> None:
+        self._cache.change(lambda: self._tables.append(seq_id, 1, position))
+
+    def _share_out(self, seq_ids: Sequence[Sequence[int]]) -> None:
+        """Give each sequence the hidden states of its entries."""
+        vectors = self._hidden_all.all()
+        for s in {s for ids in seq_ids for s in ids}:
+            self._hidden[s] = vectors[[s in ids for ids in seq_ids]]
+
+    # -- changing ------------------------------------------------------------------------------
+
+    def seq_remove(self, seq_id: int, p0: int, p1: int) -> bool:
+        """Remove positions [p0, p1); what lies behind moves up in its blocks."""
+        self._cache.change(lambda: self._tables.remove(seq_id, p0, p1))
+        return True
+
+    def seq_copy(self, src: int, dst: int, p0: int, p1: int) -> None:
+        """Let ``dst`` hold what ``src`` holds in [p0, p1), shared until one of them changes it."""
+        self._cache.change(lambda: self._tables.copy(src, dst, p0, p1))
+
+    def seq_shift(self, seq_id: int, p0: int, p1: int, delta: int) -> None:
+        """Add ``delta`` to the positions in [p0, p1)."""
+        mask = self._tables.select(seq_id, p0, p1)
+        self._move(seq_id, mask, self._tables.positions(seq_id)[mask] + delta)
+
+    def seq_divide(self, seq_id: int, p0: int, p1: int, d: int) -> None:
+        """Divide the positions in [p0, p1) by ``d``."""
+        mask = self._tables.select(seq_id, p0, p1)
+        self._move(seq_id, mask, self._tables.positions(seq_id)[mask] // d)
+
+    def _move(self, seq_id: int, mask: Any, positions: Positions) -> None:
+        inv_freq = self._compiled.graph.inv_freq
+        assert inv_freq is not None  # noqa: S101  (the capability is not declared without)
+        self._cache.move(seq_id, mask, positions, inv_freq)
+
+    def clear(self) -> None:
+        """Remove everything."""
+        self._tables.clear()
+
+    # -- state ---------------------------------------------------------------------------------
+
+    def _identity(self) -> dict[str, Any]:
+        """What must agree beyond what the core compares: it is set by backend options."""
+        names = ("form", "inference_precision", "dynamic_quantization_group_size", "type_k")
+        return {name: self.effective[name] for name in names}
+
+    def save_state(self) -> bytes:
+        """Return all sequences as bytes."""
+        held = [s for s, table in enumerate(self._sequences) if table.n]
+        return state.save(self._cache, held, self._identity())
+
+    def load_state(self, data: bytes) -> None:
+        """Restore what `save_state` returned."""
+        self.clear()
+        state.load(self._cache, data, self._identity())
+
+    def save_sequence(self, seq_id: int) -> bytes:
+        """Return one sequence as bytes."""
+        return state.save(self._cache, [seq_id], self._identity())
+
+    def load_sequence(self, seq_id: int, data: bytes) -> None:
+        """Restore what `save_sequence` returned."""
+        self._tables.trim(seq_id, 0)
+        state.load(self._cache, data, self._identity(), seq_id=seq_id)
+
+    # -- the rest ------------------------------------------------------------------------------
+
+    def warmup(self) -> None:
+        """Run a token in a block that no sequence holds."""
+        self._paged.run([0], [0], [0], [1], [[SCRATCH_BLOCK]], (np.zeros(1), _NO_ROWS))
+
+    def close(self) -> None:
+        """Drop the blocks, the request and the use of the compiled graph."""
+        self._cache.drop()
+        self._paged.drop()
+        super().close()
+

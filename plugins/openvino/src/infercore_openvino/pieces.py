@@ -1,0 +1,59 @@
+"""The exact bytes of a token, from the way its vocabulary writes them down."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_SPACE_MARK = "\u2581"
+
+
+def byte_alphabet() -> dict[str, int]:
+    """Return the byte that each character of a byte-level vocabulary stands for.
+
+    Printable characters of Latin-1 stand for themselves; the other bytes are numbered from
+    U+0100 on. Source: the byte encoder of GPT-2.
+    """
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(0x100) if byte not in plain]
+    alphabet = {chr(byte): byte for byte in plain}
+    alphabet.update({chr(0x100 + i): byte for i, byte in enumerate(others)})
+    return alphabet
+
+
+def piece_reader(description: Mapping[str, Any]) -> Callable[[str], bytes]:
+    """Return what turns the text of a token into its bytes; ``description`` is a tokenizer.json."""
+    kinds = set(_kinds(description.get("decoder"))) | set(_kinds(description.get("pre_tokenizer")))
+    if "ByteLevel" in kinds:
+        return _byte_level(byte_alphabet())
+    model = description.get("model") or {}
+    marked = "Metaspace" in kinds or _SPACE_MARK in str(description.get("decoder"))
+    if marked or model.get("byte_fallback"):
+        return _sentencepiece
+    return str.encode
+
+
+def _kinds(part: Any) -> Iterator[str]:
+    if isinstance(part, dict):
+        yield str(part.get("type"))
+        for inner in (*part.get("decoders", ()), *part.get("pretokenizers", ())):
+            yield from _kinds(inner)
+
+
+def _byte_level(alphabet: Mapping[str, int]) -> Callable[[str], bytes]:
+    def read(piece: str) -> bytes:
+        try:
+            return bytes(alphabet[character] for character in piece)
+        except KeyError:
+            return piece.encode()
+
+    return read
+
+
+def _sentencepiece(piece: str) -> bytes:
+    byte = _BYTE_TOKEN.fullmatch(piece)
+    return bytes([int(byte[1], 16)]) if byte else piece.replace(_SPACE_MARK, " ").encode()

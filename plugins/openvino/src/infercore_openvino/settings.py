@@ -1,0 +1,178 @@
+"""What a `ContextConfig` means here: each field is taken over, or refused by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from infercore import UnsupportedFeatureError
+from infercore_openvino import options, rope
+from infercore_openvino.engine import BACKEND
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from infercore import ContextConfig
+
+DEFAULT_N_BATCH = 2048
+DEFAULT_N_UBATCH = 512
+KV_TYPES = {"f32": ("f32", "f16"), "bf16": ("bf16",), "f16": ("f16", "bf16")}
+POOLING = ("none", "mean", "cls", "last")
+FLASH_ATTENTION = ("auto", "off")
+
+# How far logits may move in another split, by inference precision and KV type. Exact arithmetic
+# differs in its order of summation only; a cache in 16 bits is read back rounded.
+_TOLERANCE = {("f32", "f32"): 1e-3, ("f32", "f16"): 3e-2}
+_ROUGH_TOLERANCE = 0.6
+
+_HINTS = {
+    "attention_type": "attention is causal",
+    "flash_attn": "attention is exact, in blocks; leave flash_attn at 'auto' or 'off'",
+    "offload_kqv": "the cache is in the memory of the device",
+    "op_offload": "all operations run on one device",
+    "swa_full": "the whole cache is always kept",
+    "pooling_type": "give 'none', 'mean', 'cls' or 'last'",
+}
+_ROPE_HINT = "the exported graph has its rotary embedding built in; leave it out"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of one context. None leaves the choice to the engine."""
+
+    n_ctx: int
+    n_batch: int
+    n_ubatch: int
+    n_seq_max: int
+    kv_unified: bool
+    kv_type: str
+    precision: str
+    form: str | None
+    n_threads: int | None
+    embeddings: bool
+    pooling: str
+    timed: bool
+    properties: Mapping[str, Any]
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def tolerance(self) -> float:
+        """The bound that contexts of these settings state."""
+        if self.properties["DYNAMIC_QUANTIZATION_GROUP_SIZE"] != "0":
+            return _ROUGH_TOLERANCE
+        return _TOLERANCE.get((self.precision, self.kv_type), _ROUGH_TOLERANCE)
+
+    @property
+    def kv_types(self) -> tuple[str, ...]:
+        """The KV types that go with this inference precision."""
+        return KV_TYPES[self.precision]
+
+
+def settings(config: ContextConfig, model_config: Mapping[str, Any]) -> Settings:
+    """Return the settings that ``config`` asks for.
+
+    Raises `UnsupportedFeatureError` for a field that cannot be honoured, `InvalidInputError`
+    for a backend option of a wrong value.
+    """
+    chosen = dict(config.backend_options)
+    options.check(chosen, options.CONTEXT_OPTIONS)
+    fixed = _fixed(model_config)
+    _refuse(config, fixed)
+    precision = chosen.get("inference_precision", "f32")
+    kv_type = _kv_type(config, precision)
+    n_threads = _n_threads(config)
+    n_batch = config.n_batch or max(DEFAULT_N_BATCH, config.n_ubatch or 0)
+    return Settings(
+        n_ctx=config.n_ctx or 1,
+        n_batch=n_batch,
+        n_ubatch=min(n_batch, config.n_ubatch or DEFAULT_N_UBATCH),
+        n_seq_max=config.n_seq_max or 1,
+        kv_unified=bool(config.kv_unified),
+        kv_type=kv_type,
+        precision=precision,
+        form=chosen.get("form"),
+        n_threads=n_threads,
+        embeddings=bool(config.embeddings),
+        pooling=config.pooling_type or "none",
+        timed=config.no_perf is not True,
+        properties=_properties(chosen, precision, kv_type, n_threads),
+        fixed=fixed,
+    )
+
+
+def _fixed(model_config: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that the graph or the engine decides, with the value in force."""
+    parameters = rope.parameters(model_config)
+    kind = parameters["rope_type"]
+    scale = 1.0 / float(parameters["factor"]) if kind == "linear" else 1.0
+    yarn = ("ext_factor", "attn_factor", "beta_fast", "beta_slow", "orig_ctx")
+    return {
+        "rope_scaling_type": "none" if kind == "default" else kind,
+        "rope_freq_base": parameters["rope_theta"],
+        "rope_freq_scale": scale,
+        **{f"yarn_{name}": None for name in yarn},
+        "attention_type": "causal",
+        "offload_kqv": False,
+        "op_offload": False,
+        "swa_full": True,
+    }
+
+
+def _refuse(config: ContextConfig, fixed: Mapping[str, Any]) -> None:
+    for name, in_force in fixed.items():
+        asked = getattr(config, name)
+        if asked is not None and asked != in_force:
+            raise _unsupported(name, asked)
+    if config.flash_attn == "on":
+        raise _unsupported("flash_attn", "on")
+    if config.pooling_type not in {None, *POOLING}:
+        raise _unsupported("pooling_type", config.pooling_type)
+
+
+def _unsupported(name: str, asked: object, hint: str = "") -> UnsupportedFeatureError:
+    hint = hint or _HINTS.get(name, _ROPE_HINT)
+    return UnsupportedFeatureError(
+        f"{name}={asked!r} is not supported on backend {BACKEND!r}; {hint}",
+        feature=name,
+        backend=BACKEND,
+        hint=hint,
+    )
+
+
+def _kv_type(config: ContextConfig, precision: str) -> str:
+    """Keys and values have one type, and it must go with the inference precision."""
+    allowed = KV_TYPES[precision]
+    asked = {name: getattr(config, name) for name in ("type_k", "type_v")}
+    for name, value in asked.items():
+        if value is not None and value not in allowed:
+            raise _unsupported(name, value, f"with inference precision {precision} give {allowed}")
+    k, v = asked["type_k"], asked["type_v"]
+    if k and v and k != v:
+        raise _unsupported("type_v", v, f"keys and values have one type here; give {k!r}")
+    default = "bf16" if precision == "bf16" else "f16"
+    return str(k or v or default)
+
+
+def _n_threads(config: ContextConfig) -> int | None:
+    n, n_batch = config.n_threads, config.n_threads_batch
+    if n and n_batch and n != n_batch:
+        hint = f"one number of threads does all work here; give {n}, or leave it out"
+        raise _unsupported("n_threads_batch", n_batch, hint)
+    return n or n_batch
+
+
+def _properties(
+    chosen: Mapping[str, Any], precision: str, kv_type: str, n_threads: int | None
+) -> dict[str, Any]:
+    """The engine's compile properties; two contexts with the same ones share a compiled graph."""
+    found: dict[str, Any] = {
+        "INFERENCE_PRECISION_HINT": precision,
+        "KV_CACHE_PRECISION": kv_type,
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": str(chosen.get("dynamic_quantization_group_size", 0)),
+    }
+    if n_threads is not None:
+        found["INFERENCE_NUM_THREADS"] = n_threads
+    for name in ("num_streams", "enable_hyper_threading", "enable_cpu_pinning"):
+        if name in chosen:
+            found[name.upper()] = chosen[name]
+    return found

@@ -1,0 +1,132 @@
+"""Saved sequences: their tables, and the blocks they use.
+
+``int64 header length | header (JSON) | positions (int64) of each sequence | arrays``: each array
+holds the used blocks, in the order of their first use, with unused slots as zeros. Numbers are
+little-endian. Blocks that sequences share are kept once and shared again when restored.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from infercore import SnapshotError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from infercore_openvino.blocks import Positions
+    from infercore_openvino.cache import KvCache
+
+_LENGTH_BYTES = 8
+
+
+def save(cache: KvCache, seq_ids: Sequence[int], identity: dict[str, Any]) -> bytes:
+    """Return the sequences ``seq_ids`` of ``cache`` as bytes."""
+    tables = [cache.tables.tables[seq_id] for seq_id in seq_ids]
+    used = cache.tables.extent(tables)
+    number = {block: i for i, block in enumerate(used)}
+    header = {
+        **identity,
+        "block_size": cache.tables.block_size,
+        "n_blocks": len(used),
+        "sequences": [
+            {"n": t.n, "blocks": [number[b] for b in t.blocks], "seq_id": s}
+            for s, t in zip(seq_ids, tables, strict=True)
+        ],
+    }
+    parts = [table.positions.astype("<i8").tobytes() for table in tables]
+    parts += [_used_blocks(array.data, used) for array in cache.arrays]
+    return pack(header, parts)
+
+
+def pack(header: dict[str, Any], parts: Sequence[bytes]) -> bytes:
+    """Return ``parts`` behind ``header``."""
+    text = json.dumps(header).encode()
+    return b"".join([len(text).to_bytes(_LENGTH_BYTES, "little"), text, *parts])
+
+
+def _used_blocks(data: Any, used: dict[int, int]) -> bytes:
+    blocks = data[list(used)]
+    for i, n_slots in enumerate(used.values()):
+        blocks[i, :, n_slots:] = 0
+    return bytes(blocks.tobytes())
+
+
+def load(
+    cache: KvCache, data: bytes, identity: dict[str, Any], *, seq_id: int | None = None
+) -> None:
+    """Put the saved sequences back: each into its own, or the only one into ``seq_id``.
+
+    The sequences must be empty. Raises `SnapshotError`, then what is there is not to be trusted.
+    """
+    header, view = unpack(data, {**identity, "block_size": cache.tables.block_size})
+    saved = header["sequences"]
+    positions, view = read_positions(view, [s["n"] for s in saved])
+    shapes = [(header["n_blocks"], *array.data.shape[1:]) for array in cache.arrays]
+    stored = read_arrays(view, shapes, cache.arrays[0].data.dtype)
+    blocks = _take(cache, header["n_blocks"])
+    for array, saved_blocks in zip(cache.arrays, stored, strict=True):
+        array.data[blocks] = saved_blocks
+    for entry, at in zip(saved, positions, strict=True):
+        target = entry["seq_id"] if seq_id is None else seq_id
+        cache.tables.restore(target, [blocks[i] for i in entry["blocks"]], at)
+    for block in blocks:
+        cache.tables.pool.release(block)
+
+
+def unpack(data: bytes, expected: dict[str, Any]) -> tuple[dict[str, Any], memoryview]:
+    """Return the header, which must agree with ``expected``, and what stands behind it."""
+    view = memoryview(data)
+    start = _LENGTH_BYTES + int.from_bytes(view[:_LENGTH_BYTES], "little")
+    try:
+        header: dict[str, Any] = json.loads(bytes(view[_LENGTH_BYTES:start]))
+    except ValueError as error:
+        raise _refused("has no header") from error
+    for name, value in expected.items():
+        if header.get(name) != value:
+            raise _refused(f"has {name} {header.get(name)!r}, this context {value!r}")
+    return header, view[start:]
+
+
+def read_positions(
+    view: memoryview, lengths: Sequence[int]
+) -> tuple[list[Positions], memoryview]:
+    """Return the positions of sequences of these ``lengths``, and what stands behind them."""
+    found: list[Positions] = []
+    for n in lengths:
+        found.append(np.frombuffer(view[: 8 * n], dtype="<i8").astype(np.int64))
+        view = view[8 * n :]
+    return found, view
+
+
+def read_arrays(view: memoryview, shapes: Sequence[Sequence[int]], dtype: Any) -> list[Any]:
+    """Return arrays of these ``shapes`` that follow each other and fill ``view``."""
+    sizes = [math.prod(shape) * np.dtype(dtype).itemsize for shape in shapes]
+    if len(view) != sum(sizes):
+        raise _refused("has another number of bytes than its tables need")
+    ends = np.cumsum([0, *sizes])
+    return [
+        np.frombuffer(view[start : start + size], dtype=dtype).reshape(shape)
+        for start, size, shape in zip(ends, sizes, shapes, strict=False)
+    ]
+
+
+def _take(cache: KvCache, n_blocks: int) -> list[int]:
+    holder: list[int] = []
+
+    def take() -> tuple[()]:
+        cache.tables.pool.need(n_blocks)
+        holder.extend(cache.tables.pool.take() for _ in range(n_blocks))
+        return ()
+
+    cache.change(take)
+    return holder
+
+
+def _refused(what: str) -> SnapshotError:
+    return SnapshotError(f"the saved state {what}", reason="engine")
+

@@ -1,0 +1,184 @@
+"""The context over the stateful form: one sequence, kept inside the engine.
+
+The fallback where the paged form cannot be made. Removing marks slots as holes that the attention
+mask leaves out, which costs nothing; when the holes outgrow the window, the state is rewritten
+without them.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import openvino as ov
+
+from infercore import Capabilities, UnsupportedFeatureError
+from infercore_openvino import state
+from infercore_openvino.base import BaseContext
+from infercore_openvino.engine import BACKEND, memory_errors
+from infercore_openvino.settings import FLASH_ATTENTION, POOLING
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from infercore_openvino.base import Tokens
+    from infercore_openvino.compiled import Compiled, CompiledGraphs
+    from infercore_openvino.settings import Settings
+
+_STATE_NAME = re.compile(r"past_key_values\.(\d+)\.(key|value)")
+_SEQUENCE = 0
+_STORED_AS: dict[str, Any] = {"f16": np.float16}
+
+
+def capabilities(settings: Settings) -> Capabilities:
+    """Return what a stateful context can do."""
+    return Capabilities(
+        kv_remove="any",
+        state=True,
+        sequence_state=True,
+        logits_all=True,
+        embeddings=True,
+        pooling=POOLING,
+        abort=True,
+        kv_types=settings.kv_types,
+        flash_attention=FLASH_ATTENTION,
+        perf=True,
+    )
+
+
+def _order(name: str) -> tuple[int, str]:
+    """Sort variables by layer, keys first; some exports garble the end of the name."""
+    found = _STATE_NAME.match(name)
+    return (int(found[1]), found[2]) if found else (-1, name)
+
+
+class StatefulContext(BaseContext):
+    """One sequence: the position of each slot, and whether it is still held."""
+
+    @staticmethod
+    def check(settings: Settings) -> None:
+        """Refuse more than one sequence."""
+        if settings.n_seq_max > 1:
+            hint = "the stateful form holds one sequence; use the paged form"
+            raise UnsupportedFeatureError(
+                f"n_seq_max={settings.n_seq_max} is not supported; {hint}",
+                feature="n_seq_max",
+                backend=BACKEND,
+                hint=hint,
+            )
+
+    def __init__(self, compiled: Compiled, graphs: CompiledGraphs, settings: Settings) -> None:
+        super().__init__(compiled, graphs, settings)
+        self.capabilities = capabilities(settings)
+        self._inputs = {name for port in compiled.engine.inputs for name in port.get_names()}
+        self._positions: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
+        self._held: npt.NDArray[np.bool_] = np.empty(0, dtype=np.bool_)
+
+    def n_past(self, seq_id: int) -> int:  # noqa: ARG002  (there is one)
+        """Return the next position."""
+        held = self._positions[self._held]
+        return int(held.max()) + 1 if len(held) else 0
+
+    def _step(self, tokens: Tokens, seq_id: int, out_rows: Any, hidden_rows: Any) -> None:
+        self._make_room()
+        first = self.n_past(seq_id)
+        positions = np.arange(first, first + len(tokens), dtype=np.int64)
+        held = np.append(self._held, np.ones(len(tokens), dtype=np.bool_))
+        try:
+            self._infer(self._request, tokens, positions, held, out_rows, hidden_rows)
+        except BaseException:
+            self.clear()  # some layers may have appended, others not
+            raise
+        self._positions = np.append(self._positions, positions)
+        self._held = held
+
+    def _infer(
+        self, request: Any, tokens: Any, positions: Any, held: Any, out_rows: Any, hidden_rows: Any
+    ) -> None:
+        inputs = {
+            "input_ids": np.asarray(tokens, dtype=np.int64)[None],
+            "attention_mask": held.astype(np.int64)[None],
+            "position_ids": positions[None],
+            "beam_idx": np.zeros(1, dtype=np.int32),
+            "out_rows": out_rows,
+            "hidden_rows": hidden_rows,
+        }
+        known = {name: array for name, array in inputs.items() if name in self._inputs}
+        with memory_errors("a compute step"):
+            request.infer(known, share_inputs=True, share_outputs=True)
+
+    # -- removing ------------------------------------------------------------------------------
+
+    def seq_remove(self, seq_id: int, p0: int, p1: int) -> bool:  # noqa: ARG002
+        """Remove positions [p0, p1)."""
+        end = self._positions.max(initial=-1) + 1 if p1 < 0 else p1
+        self._held &= ~((self._positions >= p0) & (self._positions < end))
+        if not self._held.any():
+            self.clear()
+        return True
+
+    def clear(self) -> None:
+        """Remove everything."""
+        self._request.reset_state()
+        self._positions = self._positions[:0]
+        self._held = self._held[:0]
+
+    def _make_room(self) -> None:
+        """Rewrite the state without its holes, once they outnumber the window."""
+        if np.count_nonzero(~self._held) > self._settings.n_ctx:
+            self._put([np.ascontiguousarray(data[:, :, self._held]) for data in self._data()])
+            self._positions = self._positions[self._held]
+            self._held = np.ones(len(self._positions), dtype=np.bool_)
+
+    # -- state ---------------------------------------------------------------------------------
+
+    def _variables(self) -> list[Any]:
+        return sorted(self._request.query_state(), key=lambda variable: _order(variable.name))
+
+    def _data(self) -> list[Any]:
+        return [variable.state.data for variable in self._variables()]
+
+    def _put(self, arrays: list[Any]) -> None:
+        for variable, array in zip(self._variables(), arrays, strict=True):
+            variable.state = ov.Tensor(array)
+
+    def _identity(self) -> dict[str, Any]:
+        names = ("form", "inference_precision", "dynamic_quantization_group_size", "type_k")
+        return {name: self.effective[name] for name in names}
+
+    def save_sequence(self, seq_id: int) -> bytes:  # noqa: ARG002
+        """Return the sequence as bytes; numbers in the type of the cache."""
+        stored_as = _STORED_AS.get(self._settings.kv_type, np.float32)
+        data = self._data() if self._held.any() else []
+        arrays = [array[:, :, self._held].astype(stored_as) for array in data]
+        shapes = [array.shape for array in arrays]
+        header = {**self._identity(), "n": int(self._held.sum()), "shapes": shapes}
+        parts = [self._positions[self._held].astype("<i8").tobytes()]
+        return state.pack(header, [*parts, *(array.tobytes() for array in arrays)])
+
+    def load_sequence(self, seq_id: int, data: bytes) -> None:  # noqa: ARG002
+        """Restore what `save_sequence` returned."""
+        self.clear()
+        header, view = state.unpack(data, self._identity())
+        positions, view = state.read_positions(view, [header["n"]])
+        stored_as = _STORED_AS.get(self._settings.kv_type, np.float32)
+        arrays = state.read_arrays(view, header["shapes"], stored_as)
+        if arrays:
+            self._put([array.astype(np.float32) for array in arrays])
+        self._positions = positions[0]
+        self._held = np.ones(header["n"], dtype=np.bool_)
+
+    def save_state(self) -> bytes:
+        """Return everything as bytes."""
+        return self.save_sequence(_SEQUENCE)
+
+    def load_state(self, data: bytes) -> None:
+        """Restore what `save_state` returned."""
+        self.load_sequence(_SEQUENCE, data)
+
+    def warmup(self) -> None:
+        """Run a token in a request of its own."""
+        one = np.ones(1, dtype=np.int64)
+        request = self._compiled.engine.create_infer_request()
+        self._infer(request, one, one - 1, one, one - 1, one[:0])

@@ -1,0 +1,172 @@
+"""The tokenizer of an exported model, read from its tokenizer.json."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+from tokenizers import Tokenizer
+
+from infercore import ModelFormatError
+from infercore_openvino.files import read_text
+from infercore_openvino.pieces import piece_reader
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from infercore_openvino.files import ModelFiles
+
+# Names that end a turn or a text, the end of a turn first. Source: the names that llama.cpp
+# looks for in a vocabulary.
+_END_OF_TURN = (
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<end_of_turn>",
+    "<turn|>",
+    "<|end_of_turn|>",
+    "<|eom_id|>",
+    "<EOT>",
+)
+_END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
+_PROBE = "a"
+
+
+class JsonTokenizer:
+    """An `EngineTokenizer` over the `tokenizers` library.
+
+    Whether control tokens are read in a text is a switch of the whole tokenizer there; so there
+    are two of them, and threads do not meet.
+    """
+
+    def __init__(self, files: ModelFiles, n_vocab: int, path: str) -> None:
+        text = _description(files, path)
+        self.n_vocab = n_vocab
+        self._parsing = _load(text, files.tokenizer_json, path)
+        self._plain = _load(text, files.tokenizer_json, path)
+        self._plain.encode_special_tokens = True
+        description = json.loads(text)
+        self._added = {t["id"]: t for t in description.get("added_tokens") or ()}
+        self._read_piece = piece_reader(description)
+        self._set_special_ids(files)
+        self._prefix, self._suffix = self._frame(files.tokenizer)
+        self.add_bos = self.bos is not None and self.bos in self._prefix
+        self.chat_template = _chat_template(files)
+
+    # -- text to ids ---------------------------------------------------------------------------
+
+    def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        """Return the ids of ``text``."""
+        tokenizer = self._parsing if parse_special else self._plain
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        return [*self._prefix, *ids, *self._suffix] if add_special else ids
+
+    def _frame(self, config: Mapping[str, Any]) -> tuple[list[int], list[int]]:
+        """Return what is put before and after a text: the template, as the config overrides it."""
+        bare = self._parsing.encode(_PROBE, add_special_tokens=False).ids
+        framed = self._parsing.encode(_PROBE, add_special_tokens=True).ids
+        at = next(i for i in range(len(framed)) if framed[i : i + len(bare)] == bare)
+        prefix, suffix = framed[:at], framed[at + len(bare) :]
+        return (
+            self._overridden(prefix, self.bos, config.get("add_bos_token")),
+            self._overridden(suffix, self.eos, config.get("add_eos_token")),
+        )
+
+    @staticmethod
+    def _overridden(ids: list[int], token: int | None, asked: object) -> list[int]:
+        if token is None or not isinstance(asked, bool) or asked == (token in ids):
+            return ids
+        return [token, *ids] if asked else [i for i in ids if i != token]
+
+    # -- ids to text ---------------------------------------------------------------------------
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return the bytes of one token; of an id that the vocabulary leaves out, none."""
+        added = self._added.get(token)
+        if added is not None:
+            return str(added["content"]).encode()
+        piece = self._parsing.id_to_token(token)
+        return b"" if piece is None else self._read_piece(piece)
+
+    # -- kinds ---------------------------------------------------------------------------------
+
+    def is_eog(self, token: int) -> bool:
+        """Tell whether ``token`` ends a turn or a text."""
+        return token in self._eog
+
+    def is_control(self, token: int) -> bool:
+        """Tell whether ``token`` is no text."""
+        added = self._added.get(token)
+        return added is not None and bool(added["special"])
+
+    def _set_special_ids(self, files: ModelFiles) -> None:
+        self.bos = self._special("bos", files)
+        self.eos = self._special("eos", files)
+        named = [self._control(name) for name in _END_OF_TURN]
+        self.eot = next((token for token in named if token is not None), None)
+        self._eog = {
+            token
+            for token in (
+                self.eos,
+                *named,
+                *map(self._control, _END_OF_TEXT),
+                *_ids(files.generation.get("eos_token_id")),
+                *_ids(files.config.get("eos_token_id")),
+            )
+            if token is not None
+        }
+
+    def _special(self, kind: str, files: ModelFiles) -> int | None:
+        """The id that tokenizer_config.json names, else that of config.json and its sibling."""
+        named = files.tokenizer.get(f"{kind}_token")
+        name = named.get("content") if isinstance(named, dict) else named
+        token = self._parsing.token_to_id(name) if isinstance(name, str) else None
+        if token is not None:
+            return int(token)
+        configs = (files.config, files.generation)
+        listed = [i for config in configs for i in _ids(config.get(f"{kind}_token_id"))]
+        return listed[0] if listed else None
+
+    def _control(self, name: str) -> int | None:
+        token = self._parsing.token_to_id(name)
+        return int(token) if token is not None and self.is_control(token) else None
+
+
+def _ids(value: object) -> list[int]:
+    values = value if isinstance(value, list) else [value]
+    return [i for i in values if isinstance(i, int)]
+
+
+def _description(files: ModelFiles, path: str) -> str:
+    text = read_text(files.folder, os.path.basename(files.tokenizer_json))
+    if text is None:
+        raise ModelFormatError(
+            f"{files.tokenizer_json} is missing; copy it from the model that was exported, "
+            "or save it with AutoTokenizer.save_pretrained",
+            path=path,
+        )
+    return text
+
+
+def _load(text: str, name: str, path: str) -> Any:
+    try:
+        tokenizer = Tokenizer.from_str(text)
+    except Exception as error:  # the library raises plain Exception
+        raise ModelFormatError(
+            f"{name} cannot be read: {error}; export or copy it again", path=path
+        ) from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _chat_template(files: ModelFiles) -> str | None:
+    text = read_text(files.folder, "chat_template.jinja")
+    if text is not None:
+        return text
+    found = files.tokenizer.get("chat_template")
+    if isinstance(found, list):
+        named = {entry.get("name"): entry.get("template") for entry in found}
+        found = named.get("default")
+    return found if isinstance(found, str) else None

@@ -1,0 +1,189 @@
+"""Writes small GGUF files with random weights, of architectures that the model pack lacks.
+
+They have no vocabulary, only ids. Source of the layout: ``docs/gguf.md`` in the ggml repository;
+of the names: ``gguf/constants.py`` in llama.cpp.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+N_VOCAB, N_EMBD, N_FF, N_CTX = 128, 64, 128, 512
+WINDOW = 32
+_KINDS = {bool: (7, "<?"), int: (4, "<I"), float: (6, "<f")}
+
+
+def write(path: Path, kind: str) -> Path:
+    """Write a model of ``kind``: llama, head16, sliding, recurrent, encoder, rank or adapter."""
+    metadata, tensors = globals()[f"_{kind}"](np.random.default_rng(7))
+    return write_file(path, metadata, tensors)
+
+
+def write_file(path: Path, metadata: dict[str, Any], tensors: dict[str, Any]) -> Path:
+    """Write a GGUF file of float32 tensors."""
+    head = [b"GGUF", struct.pack("<IQQ", 3, len(tensors), len(metadata))]
+    head += [_text(key) + _value(value) for key, value in metadata.items()]
+    offset = 0
+    for name, tensor in tensors.items():
+        dims = tensor.shape[::-1]
+        head.append(_text(name) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, 0, offset))
+        offset += _padded(tensor.nbytes)
+    start = b"".join(head)
+    data = [tensor.tobytes().ljust(_padded(tensor.nbytes), b"\0") for tensor in tensors.values()]
+    path.write_bytes(start.ljust(_padded(len(start)), b"\0") + b"".join(data))
+    return path
+
+
+def _text(text: str) -> bytes:
+    data = text.encode()
+    return struct.pack("<Q", len(data)) + data
+
+
+def _value(value: Any) -> bytes:
+    if isinstance(value, str):
+        return struct.pack("<I", 8) + _text(value)
+    kind, layout = _KINDS[type(value)]
+    return struct.pack("<I", kind) + struct.pack(layout, value)
+
+
+def _padded(size: int) -> int:
+    return -(-size // 32) * 32
+
+
+def _metadata(arch: str, n_layer: int = 2, n_head: int = 2, **more: Any) -> dict[str, Any]:
+    own = {
+        "vocab_size": N_VOCAB,
+        "context_length": N_CTX,
+        "embedding_length": N_EMBD,
+        "block_count": n_layer,
+        "feed_forward_length": N_FF,
+        "attention.head_count": n_head,
+        "attention.head_count_kv": n_head,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        "attention.layer_norm_epsilon": 1e-5,
+        **more,
+    }
+    named = {f"{arch}.{key}": value for key, value in own.items()}
+    return {"general.architecture": arch, "tokenizer.ggml.model": "none", **named}
+
+
+class _Tensors(dict[str, Any]):
+    def __init__(self, random: np.random.Generator) -> None:
+        self.random = random
+
+    def weight(self, name: str, *shape: int, scale: float = 0.2) -> None:
+        self[f"{name}.weight"] = (self.random.standard_normal(shape) * scale).astype(np.float32)
+
+    def bias(self, name: str, size: int) -> None:
+        self[f"{name}.bias"] = (self.random.standard_normal(size) * 0.1).astype(np.float32)
+
+    def both(self, name: str, *shape: int) -> None:
+        self.weight(name, *shape)
+        self.bias(name, shape[0])
+
+    def norm(self, name: str, size: int = N_EMBD) -> None:
+        self[f"{name}.weight"] = np.ones(size, dtype=np.float32)
+
+    def frame(self) -> None:
+        self.weight("token_embd", N_VOCAB, N_EMBD)
+        self.norm("output_norm")
+        self.weight("output", N_VOCAB, N_EMBD)
+
+    def layer(self, i: int) -> None:
+        for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
+            self.weight(f"blk.{i}.{name}", N_EMBD, N_EMBD)
+        self.weight(f"blk.{i}.ffn_gate", N_FF, N_EMBD)
+        self.weight(f"blk.{i}.ffn_up", N_FF, N_EMBD)
+        self.weight(f"blk.{i}.ffn_down", N_EMBD, N_FF)
+        self.norm(f"blk.{i}.attn_norm")
+        self.norm(f"blk.{i}.ffn_norm")
+
+
+def _llama(random: np.random.Generator, n_head: int = 2) -> tuple[dict[str, Any], _Tensors]:
+    tensors = _Tensors(random)
+    tensors.frame()
+    for i in range(2):
+        tensors.layer(i)
+    rope = {"rope.dimension_count": N_EMBD // n_head}
+    return _metadata("llama", n_head=n_head, **rope), tensors
+
+
+def _head16(random: np.random.Generator) -> tuple[dict[str, Any], _Tensors]:
+    return _llama(random, n_head=4)
+
+
+def _sliding(random: np.random.Generator) -> tuple[dict[str, Any], _Tensors]:
+    tensors = _Tensors(random)
+    tensors.frame()
+    for i in range(6):
+        tensors.layer(i)
+        for name in ("post_attention_norm", "post_ffw_norm"):
+            tensors.norm(f"blk.{i}.{name}")
+        for name in ("attn_q_norm", "attn_k_norm"):
+            tensors.norm(f"blk.{i}.{name}", 32)
+    more = {"attention.sliding_window": WINDOW, "attention.key_length": 32}
+    more |= {"attention.value_length": 32, "rope.freq_base": 10000.0}
+    return _metadata("gemma3", n_layer=6, **more), tensors
+
+
+def _recurrent(random: np.random.Generator) -> tuple[dict[str, Any], _Tensors]:
+    inner, state, rank, kernel = 2 * N_EMBD, 16, 4, 4
+    tensors = _Tensors(random)
+    tensors.frame()
+    for i in range(2):
+        tensors.norm(f"blk.{i}.attn_norm")
+        tensors.weight(f"blk.{i}.ssm_in", 2 * inner, N_EMBD)
+        tensors.both(f"blk.{i}.ssm_conv1d", inner, kernel)
+        tensors.weight(f"blk.{i}.ssm_x", rank + 2 * state, inner)
+        tensors.both(f"blk.{i}.ssm_dt", inner, rank)
+        tensors[f"blk.{i}.ssm_a"] = -np.exp(random.standard_normal((inner, state))).astype("f4")
+        tensors[f"blk.{i}.ssm_d"] = random.standard_normal(inner).astype("f4")
+        tensors.weight(f"blk.{i}.ssm_out", N_EMBD, inner)
+    more = {"ssm.conv_kernel": kernel, "ssm.inner_size": inner, "ssm.state_size": state}
+    more |= {"ssm.time_step_rank": rank}
+    return _metadata("mamba", **more), tensors
+
+
+def _encoder(random: np.random.Generator, pooling: int = 1) -> tuple[dict[str, Any], _Tensors]:
+    tensors = _Tensors(random)
+    tensors.weight("token_embd", N_VOCAB, N_EMBD)
+    tensors.weight("token_types", 2, N_EMBD)
+    tensors.weight("position_embd", N_CTX, N_EMBD)
+    norms = ["token_embd_norm"]
+    for i in range(2):
+        for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
+            tensors.both(f"blk.{i}.{name}", N_EMBD, N_EMBD)
+        tensors.both(f"blk.{i}.ffn_up", N_FF, N_EMBD)
+        tensors.both(f"blk.{i}.ffn_down", N_EMBD, N_FF)
+        norms += [f"blk.{i}.attn_output_norm", f"blk.{i}.layer_output_norm"]
+    for name in norms:
+        tensors.norm(name)
+        tensors.bias(name, N_EMBD)
+    more = {"attention.causal": False, "pooling_type": pooling}
+    metadata = _metadata("bert", **more)
+    metadata["tokenizer.ggml.token_type_count"] = 2
+    return metadata, tensors
+
+
+def _rank(random: np.random.Generator) -> tuple[dict[str, Any], _Tensors]:
+    metadata, tensors = _encoder(random, pooling=4)
+    tensors.both("cls", N_EMBD, N_EMBD)
+    tensors.both("cls.output", 1, N_EMBD)
+    return metadata, tensors
+
+
+def _adapter(random: np.random.Generator) -> tuple[dict[str, Any], _Tensors]:
+    """A LoRA adapter for the ``llama`` kind."""
+    tensors = _Tensors(random)
+    for i in range(2):
+        for letter, shape in (("a", (4, N_EMBD)), ("b", (N_EMBD, 4))):
+            name = f"blk.{i}.attn_q.weight.lora_{letter}"
+            tensors[name] = random.standard_normal(shape).astype(np.float32)
+    metadata = {"general.architecture": "llama", "general.type": "adapter"}
+    return {**metadata, "adapter.type": "lora", "adapter.lora.alpha": 4.0}, tensors

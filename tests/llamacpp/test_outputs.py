@@ -1,0 +1,162 @@
+"""Rows of logits, embeddings, warm-up, counters and the log."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+
+import infercore as ic
+
+
+def test_rows_are_those_asked_for(context, prompt):
+    context.decode(prompt[:10], seq_id=0, logits="all")
+    last = context.logits(9).copy()
+    context.clear()
+    context.decode(prompt[:10], seq_id=0, logits="last")
+    assert np.abs(context.logits(0) - last).max() < 1e-4
+    context.decode(prompt[10:12], seq_id=0, logits="none")
+    with pytest.raises(ic.OutputNotAvailableError):
+        context.logits(0)
+
+
+def test_a_row_is_a_read_only_view(context, prompt):
+    context.decode(prompt, seq_id=0, logits="last")
+    row = context.logits(0)
+    assert row.dtype == np.float32
+    assert row.shape == (1024,)
+    assert not row.flags.writeable
+    assert not row.flags.owndata
+
+
+@pytest.mark.parametrize("change", ["clear", "seq_remove"])
+def test_rows_are_gone_after_a_change(context, prompt, change):
+    context.decode(prompt, seq_id=0, logits="last")
+    context.clear() if change == "clear" else context.seq_remove(0, 5, -1)
+    with pytest.raises(ic.OutputNotAvailableError):
+        context.logits(0)
+
+
+def test_token_embeddings_and_logits_together(context, prompt):
+    context.decode(prompt[:10], seq_id=0, logits="all")
+    row = context.logits(9).copy()
+    context.clear()
+    context.set_embeddings(True)
+    context.decode(prompt[:10], seq_id=0, logits="last")
+    assert np.abs(context.logits(0) - row).max() < 1e-4
+    assert context.embeddings().shape == (10, 128)
+    assert context.effective["embeddings"] is True
+    context.set_embeddings(False)
+    context.decode(prompt[10:12], seq_id=0, logits="last")
+    with pytest.raises(ic.OutputNotAvailableError):
+        context.embeddings()
+
+
+def test_pooling_is_what_numpy_makes_of_the_tokens(story, open_context, prompt):
+    tokens = prompt[:30]
+    each = open_context(story, embeddings=True)
+    each.decode(tokens, seq_id=0, logits="none")
+    rows = each.embeddings()
+    for pooling, expected in (("mean", rows.mean(0)), ("last", rows[-1]), ("cls", rows[0])):
+        context = open_context(story, pooling_type=pooling)
+        assert context.effective["embeddings"] is True
+        assert context.n_ubatch == context.n_batch
+        context.decode(tokens, seq_id=0, logits="none")
+        np.testing.assert_allclose(context.embedding(0), expected, atol=1e-4)
+
+
+def test_encoders(tiny, open_context):
+    tokens = np.arange(20, dtype=np.int32)
+    model = tiny("encoder")
+    assert model.capabilities.encoder
+    assert model.info.has_encoder
+    context = open_context(model)
+    assert context.effective["pooling_type"] == "mean"
+    context.encode(tokens)
+    pooled = context.embedding(0).copy()
+    each = open_context(model, pooling_type="none")
+    each.encode(tokens)
+    np.testing.assert_allclose(each.embeddings().mean(0), pooled, atol=1e-5)
+    scores = open_context(tiny("rank"))
+    scores.encode(tokens)
+    assert scores.embedding(0).shape == (1,)
+
+
+def test_an_encoder_takes_several_texts_in_one_call(tiny, open_context):
+    model = tiny("encoder")
+    texts = [np.arange(5, dtype=np.int32), np.arange(7, 19, dtype=np.int32)]
+    together = open_context(model, n_seq_max=2)
+    positions = np.concatenate([np.arange(len(text)) for text in texts]).astype(np.int32)
+    seq_ids = [(i,) for i, text in enumerate(texts) for _ in text]
+    together.decode_batch(np.concatenate(texts), positions, seq_ids, np.ones(17, dtype=bool))
+    for i, text in enumerate(texts):
+        alone = open_context(model)
+        alone.encode(text)
+        np.testing.assert_allclose(together.embedding(i), alone.embedding(0), atol=1e-5)
+
+
+def test_an_encoder_always_makes_embeddings(tiny, open_context):
+    with pytest.raises(ic.UnsupportedFeatureError):
+        open_context(tiny("encoder"), embeddings=False)
+    with pytest.raises(ic.UnsupportedFeatureError):
+        open_context(tiny("encoder")).set_embeddings(False)
+
+
+def test_bidirectional_attention_changes_early_rows(context, prompt):
+    rows = []
+    for causal in (True, False, True):
+        context.clear()
+        context.set_causal_attention(causal)
+        context.decode(prompt[:20], seq_id=0, logits="all")
+        rows.append(context.logits(0).copy())
+    assert np.abs(rows[0] - rows[1]).max() > 1e-2
+    assert np.abs(rows[0] - rows[2]).max() < 1e-4
+
+
+def test_warming_up_leaves_nothing_and_never_costs_tokens(context, prompt):
+    context.warmup()
+    assert context.n_past(0) == 0
+    context.decode(prompt, seq_id=0, logits="none")
+    with pytest.raises(ic.UnsupportedFeatureError):
+        context.warmup()
+    assert context.n_past(0) == len(prompt)
+
+
+def test_counters(context, prompt):
+    context.decode(prompt, seq_id=0, logits="last")
+    context.synchronize()
+    for _ in range(3):
+        context.decode_one(5)
+        context.synchronize()
+    perf = context.perf()
+    assert (perf.prefill_tokens, perf.decode_tokens) == (len(prompt), 3)
+    assert min(perf.prefill_ms, perf.decode_ms, perf.load_ms) > 0
+    context.reset_perf()
+    assert context.perf().prefill_ms == 0.0
+
+
+def test_the_log_goes_to_a_logger_at_its_level(plugin_model, story_path, caplog):
+    with caplog.at_level(logging.INFO, logger="infercore.llamacpp"):
+        plugin_model.LlamaModel.load(str(story_path), ic.ModelConfig()).close()
+    assert any("loaded meta data" in record.message for record in caplog.records)
+    assert all(record.levelno >= logging.INFO for record in caplog.records)
+
+
+def test_the_log_is_silent_by_default(plugin_model, story_path, capfd):
+    plugin_model.LlamaModel.load(str(story_path), ic.ModelConfig()).close()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_log_pieces_are_joined_into_lines():
+    from infercore_llamacpp import log
+
+    with log.listening() as lines:
+        log.receive(2, b"one ")
+        log.receive(5, b"line\n")
+        log.receive(5, b".")
+        log.receive(5, b".")
+        log.receive(3, b"a warning\n")
+        log.receive(1, b"not shown\n")
+    assert lines == ["one line", "a warning"]
+    assert log.last_complaint() == ""

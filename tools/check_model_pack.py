@@ -1,0 +1,139 @@
+"""Compares llama.cpp and OpenVINO with the golden outputs of the model pack.
+
+    python tools/check_model_pack.py [llamacpp] [llamacpp-q8_0] [openvino]
+
+Run it where ``infercore-models``, ``tokenizers`` and the engines named are installed. It prints,
+for each engine, the largest difference of a logit, how many greedy tokens differ, and how many odd
+strings its tokenizer splits differently.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+import infercore_models
+
+NAME = "storyteller"
+ODD_STRINGS = (
+    "", " ", "  ", "\n", "\n\n", "\t", " \n ", "a", " a", "a ", "  a  b   c    ", "\r\n", "\u00a0x",
+    "\u3000x", "Hello, world!", "don't we'll I'm you've they're he'd it's DON'T", "'s 's", "'",
+    "1234567890", "12 345.67", "x1y2z3", "foo_bar(baz) { return 1; }", "<b>&amp;</b>", "\x00",
+    "a\x00b", "\x7f\x80\x9f", "café", "cafe\u0301", "Zoë Jürgen André", "ÄÖÜß", "Привет, мир",
+    "שלום", "مرحبا", "山", "龍 🐉", "山龍日本語テスト", "한국어", "👩‍👩‍👧‍👦", "🏳️‍🌈", "🇩🇪",
+    "e\u0301\u0323", "\ufeffbom", "\u200b", "²³½", "Ⅷ", "٣", "ﬁ", "�", "<|endoftext|>",
+    "<|im_start|>user\nHi<|im_end|>\n", "<|startoftext|>x", "<|im_start", "|>", " <|im_end|> x",
+    "<|im_end|><|im_end|>", "Once upon a time", "the the the", "UPPER lower Title", "a" * 300,
+    "-" * 77, "?!...,;:", "\u2028", "\U0001d4b3", "\U0010ffff",
+)  # fmt: skip
+
+
+class Engine(Protocol):
+    """**Protocol:** what is compared."""
+
+    def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """Start anew; logits of every position."""
+
+    def step(self, token: int) -> NDArray[np.float32]:
+        """Append one token; its logits."""
+
+    def encode(self, text: str) -> list[int]:
+        """Ids with BOS, special tokens recognised."""
+
+
+class LlamaCpp:
+    def __init__(self, form: str = "gguf-f32") -> None:
+        import llama_cpp
+
+        path = str(infercore_models.path(NAME, form))
+        self.llama: Any = llama_cpp.Llama(
+            path, n_ctx=1024, logits_all=True, flash_attn=False, type_k=0, type_v=0, verbose=False
+        )
+
+    def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        self.llama.reset()
+        self.llama.eval(tokens)
+        return np.array(self.llama.scores[: len(tokens)])
+
+    def step(self, token: int) -> NDArray[np.float32]:
+        self.llama.eval([token])
+        return np.array(self.llama.scores[self.llama.n_tokens - 1])
+
+    def encode(self, text: str) -> list[int]:
+        return list(self.llama.tokenize(text.encode(), add_bos=True, special=True))
+
+
+class OpenVino:
+    def __init__(self) -> None:
+        import openvino
+
+        folder = infercore_models.path(NAME, "openvino")
+        plain = {
+            "INFERENCE_PRECISION_HINT": "f32",
+            "KV_CACHE_PRECISION": "f32",
+            "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
+        }
+        core = openvino.Core()
+        self.request: Any = core.compile_model(
+            folder / "openvino_model.xml", "CPU", plain
+        ).create_infer_request()
+        self.n_past = 0
+        self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+    def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        self.request.reset_state()
+        self.n_past = 0
+        return self._append(tokens)
+
+    def step(self, token: int) -> NDArray[np.float32]:
+        row: NDArray[np.float32] = self._append([token])[-1]
+        return row
+
+    def encode(self, text: str) -> list[int]:
+        return list(self.tokenizer.encode(text).ids)
+
+    def _append(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        end = self.n_past + len(tokens)
+        inputs = {
+            "input_ids": np.array([tokens], np.int64),
+            "attention_mask": np.ones((1, end), np.int64),
+            "position_ids": np.arange(self.n_past, end, dtype=np.int64)[None],
+            "beam_idx": np.zeros(1, np.int32),
+        }
+        self.n_past = end
+        return np.array(self.request.infer(inputs)["logits"][0])
+
+
+def compare(engine: Engine) -> dict[str, float]:
+    """Numbers that should all be near or at zero."""
+    worst, wrong = 0.0, 0
+    for prompt in infercore_models.golden(NAME).prompts:
+        logits = engine.logits(prompt.tokens)
+        worst = max(worst, float(np.abs(logits - prompt.logits).max()))
+        for token in prompt.greedy:
+            wrong += int(logits[-1].argmax()) != token
+            logits = engine.step(token)[None]
+    reference = Tokenizer.from_file(str(infercore_models.path(NAME, "hf") / "tokenizer.json"))
+    other = [text for text in ODD_STRINGS if engine.encode(text) != reference.encode(text).ids]
+    return {"largest_difference": worst, "other_tokens": wrong, "other_splits": len(other)}
+
+
+ENGINES: dict[str, Callable[[], Engine]] = {
+    "llamacpp": LlamaCpp,
+    "llamacpp-q8_0": lambda: LlamaCpp("gguf-q8_0"),
+    "openvino": OpenVino,
+}
+
+
+def main(chosen: Sequence[str]) -> None:
+    for name in chosen or ENGINES:
+        print(name, compare(ENGINES[name]()))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

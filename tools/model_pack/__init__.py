@@ -1,0 +1,1 @@
+"""Builds the models that ship in the ``infercore-models`` distribution."""
