@@ -3,7 +3,7 @@
 >>> import infercore as ic
 >>> with ic.load_model("model.gguf") as model:                  # doctest: +SKIP
 ...     with model.new_session(n_ctx=4096) as session:
-...         session.ensure_prefix("You are a careful reviewer.\\n")
+...         session.ensure_prefix("You are a careful reviewer. ")
 ...         session.prefill_suffix("Review this diff: ...")
 ...         for chunk in session.decode(max_tokens=128):
 ...             print(chunk.text, end="", flush=True)
@@ -118,7 +118,7 @@ _HOMES = {
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
 
-__all__ = sorted(_HOME_OF)  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = sorted(_HOME_OF)  # noqa: PLE0605  (the names stand once, in _HOMES)
 
 
 def __getattr__(name: str) -> Any:

@@ -103,9 +103,7 @@ def aopen_session(
     return Opening(work)
 
 
-def plan_memory(
-    path: AnyPath, config: ContextConfig | None = None, **fields: Any
-) -> MemoryPlan:
+def plan_memory(path: AnyPath, config: ContextConfig | None = None, **fields: Any) -> MemoryPlan:
     """Return the bytes that the model at ``path`` will take with such a context.
 
     Raises `UnsupportedFeatureError` where its backend cannot tell before loading.
@@ -136,9 +134,7 @@ class CoreBackend:
         """Return how well it reads ``path``: 0 = not at all."""
         return float(self._descriptor.match(os.fspath(path)))
 
-    def load_model(
-        self, path: AnyPath, config: ModelConfig | None = None, **fields: Any
-    ) -> Model:
+    def load_model(self, path: AnyPath, config: ModelConfig | None = None, **fields: Any) -> Model:
         """Return the model at ``path``; see `infercore.load_model`."""
         built = checks.build(ModelConfig, config, fields)
         return _load(self._descriptor, _existing(path), built)
@@ -180,9 +176,7 @@ def _new_sampler(model: GuardedModel, config: SamplingConfig) -> Sampler:
     return new_portable_sampler(config, model.tokenizer, model.tokenizer.n_vocab)
 
 
-def _new_session(
-    model: GuardedModel, context: Any, options: dict[str, Any]
-) -> Session:
+def _new_session(model: GuardedModel, context: Any, options: dict[str, Any]) -> Session:
     def sampler(config: DecodeConfig) -> Sampler:
         return _decode_sampler(model, config)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import infercore as ic
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def one_line(error: BaseException) -> str:
@@ -38,9 +40,10 @@ def test_an_unknown_field_names_the_nearest(model: Any, backend_name: str, pack_
         ic.load_model(pack_path, backend=backend_name, n_gpu_layer=0)
     with pytest.raises(ic.InvalidInputError, match="did you mean 'n_ctx'"):
         model.new_context(n_ctxx=5)
-    with pytest.raises(ic.InvalidInputError, match="did you mean 'max_tokens'"), (
-        model.new_session(n_ctx=64)
-    ) as session:
+    with (
+        pytest.raises(ic.InvalidInputError, match="did you mean 'max_tokens'"),
+        model.new_session(n_ctx=64) as session,
+    ):
         session.ensure_prefix("a")
         session.decode(max_token=5)
 

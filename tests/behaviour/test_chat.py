@@ -8,7 +8,6 @@ import pytest
 
 import infercore as ic
 
-
 N_TEMPLATE_TOKENS = 16  # what the template puts around one more turn
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import pytest
 
 import infercore as ic
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 PROMPT = "Once upon a time there was a baker named Mira"
 
@@ -96,9 +98,9 @@ def test_damaged_state_is_refused_and_changes_nothing(new_session: Any, tmp_path
     data = session.save(path).data
     session.prefill_suffix(" and")
     before = session.explain_context()
-    bad = [b"", b"x", data[:-1], data + b"x", data[: len(data) // 2]]
-    for at in (0, 9, 40, len(data) // 3, len(data) - 40, len(data) - 1):
-        bad.append(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+    places = (0, 9, 40, len(data) // 3, len(data) - 40, len(data) - 1)
+    flipped = [data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :] for at in places]
+    bad = [b"", b"x", data[:-1], data + b"x", data[: len(data) // 2], *flipped]
     for damaged in bad:
         path.write_bytes(damaged)
         with pytest.raises(ic.SnapshotError):
@@ -171,7 +173,5 @@ def test_stated_identity(session: Any) -> None:
     with pytest.raises(ic.ManifestMismatchError):
         session.prefill_suffix(ic.SuffixInput(text=" x", manifest=foreign))
     with pytest.raises(ic.ManifestMismatchError):
-        session.ensure_prefix(
-            ic.PrefixInput(text=PROMPT, manifest=foreign, on_mismatch="error")
-        )
+        session.ensure_prefix(ic.PrefixInput(text=PROMPT, manifest=foreign, on_mismatch="error"))
     assert session.explain_context().resident_tokens == status.prefix_tokens

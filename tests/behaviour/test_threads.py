@@ -7,12 +7,14 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import infercore as ic
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 PROMPT = "Once upon a time there was a baker named Mira"
 
@@ -39,7 +41,7 @@ def test_a_second_thread_is_refused_or_waits_its_turn(session: Any) -> None:
             try:
                 session.ensure_prefix(PROMPT)
                 outcomes.append("ok")
-            except ic.SessionBusyError:
+            except ic.SessionBusyError:  # noqa: PERF203
                 outcomes.append("busy")
 
     threads = [threading.Thread(target=hammer) for _ in range(4)]

@@ -73,9 +73,7 @@ def test_the_warm_tail_is_reused_by_the_next_suffix(session: Any, story: str) ->
     assert status.prefilled_tokens <= 1
 
 
-def test_an_edited_prefix_reuses_the_common_tokens(
-    model: Any, session: Any, story: str
-) -> None:
+def test_an_edited_prefix_reuses_the_common_tokens(model: Any, session: Any, story: str) -> None:
     half = len(story) // 2
     edited = story[:half] + " Suddenly a storm rose. " + story[half:]
     old, new = model.tokenizer.encode(story), model.tokenizer.encode(edited)

@@ -52,7 +52,7 @@ def test_each_error_is_also_the_closest_builtin(name: str, builtin: type) -> Non
 
 @pytest.mark.parametrize("error", SAMPLES, ids=lambda error: type(error).__name__)
 def test_errors_survive_pickling_with_their_facts(error: ic.InferCoreError) -> None:
-    twin = pickle.loads(pickle.dumps(error))
+    twin = pickle.loads(pickle.dumps(error))  # noqa: S301
     assert type(twin) is type(error)
     assert str(twin) == str(error)
     assert twin.__dict__ == error.__dict__

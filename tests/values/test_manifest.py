@@ -42,7 +42,7 @@ def test_each_identity_field_is_compared_and_digested(field: str) -> None:
 
 def test_text_hashes_are_no_identity() -> None:
     own = ic.ContextManifest(backend="b", stable_byte_hash="x")
-    stated = ic.ContextManifest(stable_byte_hash="y", volatile_token_hash="z")
+    stated = ic.ContextManifest(stable_byte_hash="y", volatile_token_hash="z")  # noqa: S106
     assert own.mismatch(stated) is None
     assert own.digest == ic.ContextManifest(backend="b").digest
 

@@ -13,6 +13,8 @@ from infercore.engine.gate import fork_count
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from typing_extensions import Self
+
 
 class GuardedContext(Saving, Decoding, Controls):
     """A `Context` over a plugin's `EngineContext`; it keeps its model alive until closed."""
@@ -28,7 +30,7 @@ class GuardedContext(Saving, Decoding, Controls):
             self._finalizer()
             self._identity_source = dict  # what it asks keeps the model alive
 
-    def __enter__(self) -> GuardedContext:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -169,7 +169,9 @@ class ContextBase:
             self._prefill_s += elapsed
             self._prefill_tokens += n_tokens
 
-    def _settle(self, seq_id: int, tokens: Sequence[int], before: int, error: BaseException) -> None:
+    def _settle(
+        self, seq_id: int, tokens: Sequence[int], before: int, error: BaseException
+    ) -> None:
         """After a failed append: enter what the engine kept, or stop trusting it.
 
         ``before`` is the position where the append began. Typed errors and interruptions leave

@@ -108,9 +108,7 @@ class Controls(ContextBase):
     def perf(self) -> PerfCounters:
         """Return times and counts since the start or `reset_perf`."""
         with self._gate:
-            self._need(
-                "perf", declared=self._timed, hint="open the context without no_perf=True"
-            )
+            self._need("perf", declared=self._timed, hint="open the context without no_perf=True")
             return PerfCounters(
                 load_ms=self._load_ms,
                 prefill_ms=self._prefill_s * 1e3,

@@ -78,7 +78,8 @@ class Sequences(ContextBase):
                 return True
             if any(not self._removable(s, start, end) for s in held):
                 return False
-            return all([self._remove(s, start, end) for s in held])
+            removed = [self._remove(s, start, end) for s in held]
+            return all(removed)
 
     def _removable(self, seq_id: int, p0: int, p1: int) -> bool:
         """Whether the declared capability covers this part."""

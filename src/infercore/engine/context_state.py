@@ -92,9 +92,7 @@ class Saving(Sequences):
 
     def _check_fits(self, n_cells: int, sequences: list[dict[str, Any]]) -> None:
         longest = max((len(sequence["tokens"]) for sequence in sequences), default=0)
-        needed, n_ctx = (
-            (n_cells, self.n_ctx) if self._window.shared else (longest, self.n_ctx_seq)
-        )
+        needed, n_ctx = (n_cells, self.n_ctx) if self._window.shared else (longest, self.n_ctx_seq)
         if needed > n_ctx:
             raise ContextOverflowError(
                 stage="restore", resident_tokens=0, additional_tokens=needed, n_ctx=n_ctx

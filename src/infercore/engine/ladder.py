@@ -41,7 +41,7 @@ def allocate(
     for candidate in _candidates(config, kinds):
         try:
             inner = make(candidate)
-        except OutOfMemoryError as error:
+        except OutOfMemoryError as error:  # noqa: PERF203  (each step is tried on its own)
             attempts.append(_attempt(candidate, str(error)))
             last = error
         else:

@@ -11,6 +11,7 @@ a list of runs ``(cell, position, length)``; copied sequences share cells.
 from __future__ import annotations
 
 from array import array
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -92,7 +93,9 @@ class Ledger:
 
     def remove(self, seq_id: int, p0: int, p1: int) -> None:
         """Take positions [p0, p1) from the sequence."""
-        self._replace(seq_id, [part for run in self._runs[seq_id] for part in _outside(run, p0, p1)])
+        self._replace(
+            seq_id, [part for run in self._runs[seq_id] for part in _outside(run, p0, p1)]
+        )
 
     def copy(self, src: int, dst: int, p0: int, p1: int) -> None:
         """Let ``dst`` hold the cells that ``src`` has in [p0, p1)."""
@@ -126,7 +129,9 @@ class Ledger:
         self._store = array("i")
         self.n_cells = 0
 
-    def set_sequence(self, seq_id: int, runs: Iterable[tuple[int, int]], tokens: Sequence[int]) -> None:
+    def set_sequence(
+        self, seq_id: int, runs: Iterable[tuple[int, int]], tokens: Sequence[int]
+    ) -> None:
         """Let the sequence hold ``tokens`` at the positions of ``runs`` (position, length)."""
         cell = len(self._store)
         self._store.extend(tokens)
@@ -168,9 +173,7 @@ class Ledger:
         """Tell whether another sequence holds one of the cells in [p0, p1)."""
         own = [part for run in self._runs[seq_id] for part in _inside(run, p0, p1)]
         others = [run for i, runs in enumerate(self._runs) if i != seq_id for run in runs]
-        return any(
-            a.cell < b.cell + b.n and b.cell < a.cell + a.n for a in own for b in others
-        )
+        return any(a.cell < b.cell + b.n and b.cell < a.cell + a.n for a in own for b in others)
 
     def unshared(self, seq_id: int, p0: int, p1: int) -> int:
         """Return how many cells in [p0, p1) no other sequence holds."""
@@ -240,6 +243,6 @@ def _split(run: Run, p0: int, p1: int) -> list[Run]:
     cuts = [run.pos, *sorted(cut for cut in {p0, p1} if run.pos < cut < end), end]
     return [
         Run(run.cell + start - run.pos, start, stop - start)
-        for start, stop in zip(cuts, cuts[1:], strict=False)
+        for start, stop in pairwise(cuts)
         if stop > start
     ]

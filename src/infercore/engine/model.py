@@ -28,6 +28,8 @@ from infercore.values.config import ContextConfig, SamplingConfig
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from typing_extensions import Self
+
     from infercore.protocols.public import Sampler, Session
     from infercore.protocols.spi import EngineModel
     from infercore.values.info import BackendDescriptor, Capabilities, MemoryPlan
@@ -259,7 +261,7 @@ class GuardedModel:
         self._closed.set()
         self._finalizer()
 
-    def __enter__(self) -> GuardedModel:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -287,7 +289,12 @@ _METHODS_OF = {
 def _check_methods(inner: Any, backend: str) -> None:
     """Refuse a plugin that declares what it does not have."""
     declared = inner.capabilities
-    needed = [name for capability, names in _METHODS_OF.items() if getattr(declared, capability) for name in names]
+    needed = [
+        name
+        for capability, names in _METHODS_OF.items()
+        if getattr(declared, capability)
+        for name in names
+    ]
     if declared.kv_copy != "none":
         needed.append("seq_copy")
     missing = [name for name in needed if not callable(getattr(inner, name, None))]

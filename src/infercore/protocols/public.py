@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     import numpy as np
     import numpy.typing as npt
+    from typing_extensions import Self
 
     from infercore.values.config import (
         AdapterSpec,
@@ -179,7 +180,7 @@ class Model(Protocol):
     def close(self) -> None:
         """Release the weights once the last context is closed; idempotent."""
 
-    def __enter__(self) -> Model: ...
+    def __enter__(self) -> Self: ...
 
     def __exit__(
         self,
@@ -387,7 +388,7 @@ class Context(Protocol):
     def close(self) -> None:
         """Give the memory back; idempotent."""
 
-    def __enter__(self) -> Context: ...
+    def __enter__(self) -> Self: ...
 
     def __exit__(
         self,
@@ -481,7 +482,7 @@ class Session(Protocol):
     def close(self) -> None:
         """Release everything; idempotent. A decode that runs is cancelled."""
 
-    def __enter__(self) -> Session: ...
+    def __enter__(self) -> Self: ...
 
     def __exit__(
         self,

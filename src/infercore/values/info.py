@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping  # noqa: TC003  (attrs resolves annotations)
 from typing import Any
 
 import attrs
@@ -122,9 +122,7 @@ class MemoryPlan:
     compute_bytes: int
     peak_bytes: int
     n_ctx: int
-    kv_bytes_by_kind: Mapping[str, int] = attrs.field(
-        factory=dict, converter=checks.frozen_mapping
-    )
+    kv_bytes_by_kind: Mapping[str, int] = attrs.field(factory=dict, converter=checks.frozen_mapping)
 
     @property
     def total_bytes(self) -> int:

@@ -19,8 +19,9 @@ def _manifest(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
 class PrefixInput:
     """The stable text, and what the caller states of its identity.
 
-    ``parse_special`` turns the text of control tokens into those tokens. With ``on_mismatch="cold"`` a differing identity starts cold and says so
-    in `PrefixStatus.reset_reason`; with "error" it raises `ManifestMismatchError`.
+    ``parse_special`` turns the text of control tokens into those tokens. With
+    ``on_mismatch="cold"`` a differing identity starts cold and says so in
+    `PrefixStatus.reset_reason`; with "error" it raises `ManifestMismatchError`.
     """
 
     text: str = attrs.field(validator=checks.text())
