@@ -1,0 +1,201 @@
+"""Write a model of a real shape with random weights: GGUF, and an OpenVINO IR made from it."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import shutil
+from pathlib import Path
+
+import attrs
+import gguf
+import numpy as np
+
+
+@attrs.frozen(kw_only=True)
+class Shape:
+    """The sizes of a llama model."""
+
+    n_layer: int
+    n_embd: int
+    n_head: int
+    n_head_kv: int
+    n_ff: int
+    n_vocab: int = 32_000
+    n_ctx_train: int = 8_192
+
+    @property
+    def head_size(self) -> int:
+        return self.n_embd // self.n_head
+
+
+SHAPES = {
+    "tiny": Shape(n_layer=2, n_embd=256, n_head=4, n_head_kv=2, n_ff=512, n_vocab=4_096),
+    "0.5b": Shape(n_layer=24, n_embd=1_024, n_head=16, n_head_kv=4, n_ff=4_608),
+    "1b": Shape(n_layer=24, n_embd=1_536, n_head=24, n_head_kv=8, n_ff=6_144),
+}
+SPECIAL = ("<|bos|>", "<|eos|>")
+
+
+def byte_alphabet() -> list[str]:
+    """The 256 printable characters that byte-level BPE (GPT-2) writes bytes with."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = itertools.count(256)
+    return [chr(b) if b in plain else chr(next(others)) for b in range(256)]
+
+
+def vocabulary(n_vocab: int) -> tuple[list[str], list[str]]:
+    """Tokens and merges: specials, bytes, then pairs of letters, then pairs of pairs."""
+    tokens = [*SPECIAL, *byte_alphabet()]
+    merges: list[str] = []
+    letters = [byte_alphabet()[ord(c)] for c in "etaoinshrdlcumwfgypbvk"]
+    starts = [byte_alphabet()[ord(" ")], *letters]
+    parts = [letters]
+    while len(tokens) < n_vocab:
+        longer = []
+        for left, right in itertools.product(starts, parts[-1]):
+            if len(tokens) == n_vocab:
+                break
+            tokens.append(left + right)
+            merges.append(f"{left} {right}")
+            longer.append(left + right)
+        parts.append(longer)
+    return tokens, merges
+
+
+def write_gguf(path: Path, shape: Shape, seed: int = 0) -> None:
+    """Write the model as GGUF with Q8_0 weights (norms in float32)."""
+    writer = gguf.GGUFWriter(path, "llama")
+    add_metadata(writer, shape)
+    rng = np.random.default_rng(seed)
+    for name, rows in tensors(shape):
+        if rows is None:
+            writer.add_tensor(name, np.ones(shape.n_embd, dtype=np.float32))
+            continue
+        n_out, n_in = rows
+        data = rng.standard_normal((n_out, n_in), dtype=np.float32) * 0.02
+        kind = gguf.GGMLQuantizationType.Q8_0
+        writer.add_tensor(name, gguf.quants.quantize(data, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def add_metadata(writer: gguf.GGUFWriter, shape: Shape) -> None:
+    tokens, merges = vocabulary(shape.n_vocab)
+    writer.add_block_count(shape.n_layer)
+    writer.add_context_length(shape.n_ctx_train)
+    writer.add_embedding_length(shape.n_embd)
+    writer.add_feed_forward_length(shape.n_ff)
+    writer.add_head_count(shape.n_head)
+    writer.add_head_count_kv(shape.n_head_kv)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(shape.head_size)
+    writer.add_rope_freq_base(10_000.0)
+    writer.add_vocab_size(shape.n_vocab)
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    kinds = gguf.TokenType
+    n_special = len(SPECIAL)
+    writer.add_token_types(
+        [kinds.CONTROL] * n_special + [kinds.NORMAL] * (shape.n_vocab - n_special)
+    )
+    writer.add_token_merges(merges)
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(1)
+    writer.add_add_bos_token(True)
+
+
+def tensors(shape: Shape) -> list[tuple[str, tuple[int, int] | None]]:
+    """Names and sizes [out, in] of all tensors; None for a norm."""
+    d, kv = shape.n_embd, shape.head_size * shape.n_head_kv
+    rows: list[tuple[str, tuple[int, int] | None]] = [("token_embd.weight", (shape.n_vocab, d))]
+    for i in range(shape.n_layer):
+        block = {
+            "attn_norm": None,
+            "attn_q": (d, d),
+            "attn_k": (kv, d),
+            "attn_v": (kv, d),
+            "attn_output": (d, d),
+            "ffn_norm": None,
+            "ffn_gate": (shape.n_ff, d),
+            "ffn_up": (shape.n_ff, d),
+            "ffn_down": (d, shape.n_ff),
+        }
+        rows += [(f"blk.{i}.{name}.weight", size) for name, size in block.items()]
+    return [*rows, ("output_norm.weight", None), ("output.weight", (shape.n_vocab, d))]
+
+
+def write_ir(source: Path, target: Path, shape: Shape) -> None:
+    """Turn the GGUF into an OpenVINO IR, with the tokenizer and configuration beside it."""
+    import openvino_genai  # noqa: PLC0415  (only for this format)
+
+    openvino_genai.LLMPipeline(str(source), "CPU", enable_save_ov_model=True)
+    target.mkdir(exist_ok=True)
+    for file in source.parent.glob("openvino_*"):
+        shutil.move(str(file), target / file.name)
+    write_tokenizer(target / "tokenizer.json", shape)
+    config = {
+        "model_type": "llama",
+        "num_hidden_layers": shape.n_layer,
+        "hidden_size": shape.n_embd,
+        "num_attention_heads": shape.n_head,
+        "num_key_value_heads": shape.n_head_kv,
+        "head_dim": shape.head_size,
+        "intermediate_size": shape.n_ff,
+        "max_position_embeddings": shape.n_ctx_train,
+        "vocab_size": shape.n_vocab,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+    }
+    (target / "config.json").write_text(json.dumps(config))
+    names = {"bos_token": SPECIAL[0], "eos_token": SPECIAL[1], "add_bos_token": True}
+    (target / "tokenizer_config.json").write_text(json.dumps(names))
+
+
+def write_tokenizer(path: Path, shape: Shape) -> None:
+    from tokenizers import (  # noqa: PLC0415
+        AddedToken,
+        Tokenizer,
+        decoders,
+        models,
+        pre_tokenizers,
+        processors,
+    )
+
+    tokens, merges = vocabulary(shape.n_vocab)
+    vocab = {token: i for i, token in enumerate(tokens)}
+    pairs = [tuple(merge.split(" ")) for merge in merges]
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=pairs))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in SPECIAL])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{SPECIAL[0]} $A", special_tokens=[(SPECIAL[0], 0)]
+    )
+    tokenizer.save(str(path))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="0.5b")
+    parser.add_argument("--no-ir", action="store_true", help="write the GGUF file alone")
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    shape = SHAPES[options.shape]
+    file = options.folder / f"{options.shape}-q8_0.gguf"
+    write_gguf(file, shape)
+    print(file)
+    if not options.no_ir:
+        target = options.folder / f"{options.shape}-ir"
+        write_ir(file, target, shape)
+        print(target)
+
+
+if __name__ == "__main__":
+    main()
