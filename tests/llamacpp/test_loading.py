@@ -61,6 +61,18 @@ def test_a_model_of_no_layers_is_refused_before_the_engine_sees_it(plugin_model,
         load(plugin_model, path)
 
 
+def test_a_file_that_ends_the_process_can_be_tried_in_a_child(plugin_model, story_path, tmp_path):
+    path = tmp_path / "twice.gguf"
+    data = story_path.read_bytes()
+    one, other = b"\x01\0\0\0\0\0\0\0A", b"\x01\0\0\0\0\0\0\0B"
+    assert one in data  # two tokens of one text are an assertion in llama.cpp
+    path.write_bytes(data.replace(one, other, 1))
+    options = {"check_in_child": True}
+    with pytest.raises(ic.ModelFormatError, match="trial in a child"):
+        load(plugin_model, path, backend_options=options)
+    load(plugin_model, story_path, backend_options=options)
+
+
 def test_an_adapter_is_no_model(plugin_model, tmp_path):
     with pytest.raises(ic.ModelFormatError, match="context_length"):
         load(plugin_model, random_gguf.write(tmp_path / "lora.gguf", "adapter"))

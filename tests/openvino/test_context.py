@@ -188,19 +188,26 @@ def test_embeddings_are_switched_on_and_off(open_context, story, form) -> None:
 # -- saved state -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fields", [{}, {"type_k": "f16", "type_v": "f16"}])
-def test_a_restored_sequence_goes_on_with_the_same_bits(open_context, story, form, fields) -> None:
+@pytest.mark.parametrize("hole", [False, True])
+@pytest.mark.parametrize("types", ["f32", "f16"])
+def test_a_restored_sequence_goes_on_with_the_same_bits(
+    open_context, story, form, types, hole
+) -> None:
+    fields = {"type_k": types, "type_v": types}
     context = open_context(form=form, **fields)
     context.decode(story[:50])
-    context.seq_remove(0, 10, 20)
+    if hole:
+        context.seq_remove(0, 10, 20)
     data = context.save_sequence(0)
     other = open_context(form=form, **fields)
     other.decode(story[60:90])
     other.load_sequence(0, data)
-    assert (other.n_past(), other.n_resident()) == (50, 40)
+    assert (other.n_past(), other.n_resident()) == (50, 40 if hole else 50)
     for one in (context, other):
         one.decode(story[50:55])
-    np.testing.assert_array_equal(context.logits(), other.logits())
+    # the stateful form adds up zeros for a hole, in another order of summation
+    atol = 1e-4 if hole and form == "stateful" else 0
+    np.testing.assert_allclose(context.logits(), other.logits(), rtol=0, atol=atol)
 
 
 def test_an_empty_state_is_a_state(open_context, form) -> None:
@@ -253,6 +260,27 @@ def test_a_context_outlives_its_model(ov_path, story) -> None:
     context.decode(story[:5])
     context.close()
     assert context.closed
+
+
+def test_a_graph_without_contexts_is_dropped_for_another(ov_model, open_context, form) -> None:
+    first = open_context(form=form)
+    compiled = first._inner._compiled
+    first.close()
+    second = open_context(form=form, n_threads=1)
+    assert second._inner._compiled is not compiled
+    assert compiled.engine is None
+
+
+def test_contexts_opened_and_closed_again_and_again(open_context, story, reference, form) -> None:
+    """Giving memory back and running the same compiled graph again corrupts the heap."""
+    expected = reference(story[:30])
+    for _ in range(6):
+        contexts = [open_context(form=form, embeddings=True) for _ in range(3)]
+        for context in contexts:
+            context.decode(story[:30])
+            np.testing.assert_allclose(context.logits(), expected, atol=NEAR)
+        for context in contexts:
+            context.close()
 
 
 def test_times_are_counted(open_context, story, form) -> None:

@@ -47,8 +47,10 @@ def test_history_counts_its_window_only(window):
     tokens = np.random.default_rng(1).integers(0, 7, 700).tolist()
     history = TokenHistory(7, window)
     history.extend(tokens[:300])
-    for token in tokens[300:]:
+    for token in tokens[300:690]:
         history.extend([token])
+    history.extend([])
+    history.extend(tokens[690:])
     seen = tokens if window < 0 else tokens[len(tokens) - window :]
     assert history.last(window).tolist() == seen
     assert history.last(-1).tolist() == tokens

@@ -162,7 +162,7 @@ def test_observe_primes_the_constraint_unless_told_otherwise(make, tokenizer):
         sampler.observe(list(b"c"))
 
 
-@pytest.mark.parametrize("token", [-1, 3, 2**31])
+@pytest.mark.parametrize("token", [-1, 3, 2**31, 1.0, "1", True])
 def test_observe_refuses_foreign_ids_and_is_unchanged(make, token):
     sampler = make(3)
     with pytest.raises(InvalidTokenError) as caught:

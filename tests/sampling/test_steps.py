@@ -31,8 +31,9 @@ KEEP = st.integers(0, 5)
 
 
 def test_top_n_sigma_by_hand():
-    # mean 2, population variance (4 + 1 + 0 + 1 + 4) / 5 = 2; bound 4 - 1.5 * 1.414 = 1.879
+    # mean 2, population variance (4 + 1 + 0 + 1 + 4) / 5 = 2; bound 4 - 1.3 * 1.414 = 2.16
     logits = row(0, 1, 2, 3, 4, -np.inf)
+    assert ids(steps.top_n_sigma(logits, 1.3)) == [3, 4]
     assert ids(steps.top_n_sigma(logits, 1.5)) == [2, 3, 4]
     assert ids(steps.top_n_sigma(logits, -1)) == [0, 1, 2, 3, 4]
 

@@ -153,8 +153,9 @@ def _step(
 
 
 def held_out_loss(model: LlamaForCausalLM, ids: NDArray[np.int32], n_windows: int = 64) -> float:
-    """Mean loss over whole windows of text that was not trained on."""
-    rows = ids[: n_windows * (N_CTX + 1)].reshape(n_windows, -1).astype(np.int64)
+    """Mean loss over whole windows, from documents on that were not trained on."""
+    firsts = np.flatnonzero(ids[: -N_CTX - 1] == ids[0])[:n_windows]
+    rows = np.stack([ids[first : first + N_CTX + 1] for first in firsts]).astype(np.int64)
     model.eval()
     with torch.inference_mode():
         return float(np.mean([loss_of(model, torch.from_numpy(row[None])).item() for row in rows]))

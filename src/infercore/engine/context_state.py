@@ -22,16 +22,18 @@ class Saving(Sequences):
         with self._gate:
             self._need("state", declared=self.capabilities.state)
             held = [s for s in range(self.n_seq_max) if self._ledger.length(s)]
-            return self._pack("state", held, self._inner.save_state())
+            return self._pack("state", held, self._inner.save_state)
 
     def save_sequence(self, seq_id: int = 0) -> bytes:
         """Return one sequence and the last logits as bytes; see `Context.save_sequence`."""
         with self._gate:
             self._need("sequence_state", declared=self.capabilities.sequence_state)
             seq_id = self._sequence(seq_id)
-            return self._pack("sequence", [seq_id], self._inner.save_sequence(seq_id))
+            return self._pack("sequence", [seq_id], lambda: self._inner.save_sequence(seq_id))
 
-    def _pack(self, kind: str, seq_ids: list[int], payload: bytes) -> bytes:
+    def _pack(self, kind: str, seq_ids: list[int], save: Callable[[], bytes]) -> bytes:
+        has_row = kind == "state" or seq_ids[0] in self._row_of
+        row = self._last_row() if has_row else b""  # an engine may lose it by saving
         header = {
             "kind": kind,
             **self._identity,
@@ -40,8 +42,7 @@ class Saving(Sequences):
             "sequences": [self._describe(s) for s in seq_ids],
             "row_of": list(self._row_of),
         }
-        has_row = kind == "state" or seq_ids[0] in self._row_of
-        return blob.pack(header, payload, self._last_row() if has_row else b"")
+        return blob.pack(header, save(), row)
 
     def _describe(self, seq_id: int) -> dict[str, Any]:
         runs = self._ledger.runs(seq_id)

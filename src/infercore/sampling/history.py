@@ -32,19 +32,23 @@ class TokenHistory:
     def extend(self, tokens: Sequence[int]) -> None:
         """Append ``tokens``, which are valid ids."""
         self._reserve(len(tokens))
-        if self._window == 0:
-            self._tokens[self._size : self._size + len(tokens)] = tokens
-            self._size += len(tokens)
-            return
-        for token in tokens:
-            self._append(token)
+        if len(tokens) == 1:
+            self._count_one(tokens[0])
+        self._tokens[self._size : self._size + len(tokens)] = tokens
+        self._size += len(tokens)
+        if len(tokens) > 1:
+            self._count_anew()
 
-    def _append(self, token: int) -> None:
+    def _count_one(self, token: int) -> None:
+        if self._window == 0:
+            return
         if 0 < self._window <= self._size:
             self._counts[self._tokens[self._size - self._window]] -= 1
         self._counts[token] += 1
-        self._tokens[self._size] = token
-        self._size += 1
+
+    def _count_anew(self) -> None:
+        if self._window:
+            self._counts[:] = np.bincount(self.last(self._window), minlength=self._counts.size)
 
     def _reserve(self, n_more: int) -> None:
         needed = self._size + n_more

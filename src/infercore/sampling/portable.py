@@ -21,6 +21,7 @@ from infercore.sampling.candidates import softmax
 from infercore.sampling.history import TokenHistory
 from infercore.sampling.rules import LogitRules
 from infercore.sampling.selection import Selected
+from infercore.values import checks
 from infercore.values.config import MAX_SEED
 
 if TYPE_CHECKING:
@@ -156,7 +157,7 @@ class PortableSampler:
         """
         self._check_open()
         for token in tokens:
-            if not 0 <= token < self._n_vocab:
+            if not (checks.is_integer(token) and 0 <= token < self._n_vocab):
                 self._refuse_token(token)
         self._accept(tokens, constrained=constrained)
 

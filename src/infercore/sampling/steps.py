@@ -24,8 +24,6 @@ from infercore.sampling.candidates import (
     softmax,
 )
 
-XTC_MAX_THRESHOLD = 0.5
-
 
 def top_n_sigma(logits: FloatArray, n: float) -> Candidates:
     """Return the tokens whose logit is at least ``max - n * sigma``, of ``logits`` [n_vocab].
@@ -132,10 +130,10 @@ def xtc(
     """Drop the most likely tokens, all but the least likely of those that reach ``threshold``.
 
     Happens where ``uniform`` (from [0, 1)) is at most ``probability``, two tokens or more reach
-    the threshold, and ``min_keep`` would stay. A threshold above 0.5 is off. Source: "Exclude
-    Top Choices", text-generation-webui pull request 6335; ``llama_sampler_init_xtc``.
+    the threshold, and ``min_keep`` would stay; so a threshold above 0.5 does nothing. Source:
+    "Exclude Top Choices", text-generation-webui pull request 6335; ``llama_sampler_init_xtc``.
     """
-    if threshold > XTC_MAX_THRESHOLD or uniform > probability:
+    if uniform > probability:
         return candidates
     probabilities = softmax(candidates.logits)
     reaching = np.flatnonzero(probabilities >= threshold)

@@ -54,9 +54,7 @@ def groups_of(seq_ids: Sequence[tuple[int, ...]], sequences: Sequence[Cells]) ->
     groups = []
     for seq_id in dict.fromkeys(first.tolist()):
         members = [i for i, ids in enumerate(seq_ids) if seq_id in ids]
-        groups.append(
-            Group(sequences[seq_id], np.flatnonzero(first == seq_id), np.array(members))
-        )
+        groups.append(Group(sequences[seq_id], np.flatnonzero(first == seq_id), np.array(members)))
     return groups
 
 

@@ -102,9 +102,7 @@ def _half(name: str, method: Any, *args: Any, **kwargs: Any) -> None:
 
 def no_room() -> ContextOverflowError:
     """Return what an engine raises that finds no room in mid-call."""
-    return ContextOverflowError(
-        stage="engine", resident_tokens=0, additional_tokens=1, n_ctx=1
-    )
+    return ContextOverflowError(stage="engine", resident_tokens=0, additional_tokens=1, n_ctx=1)
 
 
 def aborted() -> DecodeAbortedError:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import numpy as np
 
 from infercore import api
 from infercore.errors import ModelNotFoundError
 from infercore.protocols.hooks import API_VERSION
+from infercore.testing.limits import LimitedModel
+from infercore.testing.reference_model import ReferenceModel, match
 from infercore.values import checks
-from infercore.values.config import ModelConfig
 from infercore.values.info import BackendDescriptor, Capabilities
 
 if TYPE_CHECKING:
-    from infercore.engine.model import GuardedModel
+    import os
+
+    from infercore.protocols.public import Model
     from infercore.testing.faults import Faults
+    from infercore.values.config import ModelConfig
 
 
 def reference_backend() -> BackendDescriptor:
@@ -25,30 +29,16 @@ def reference_backend() -> BackendDescriptor:
     It reads directories in Hugging Face's format with a plain llama in them, and computes in
     float32 with NumPy: slow, and right.
     """
-    from infercore.testing.reference_model import match  # noqa: PLC0415  (keeps NumPy out)
-
     return BackendDescriptor(
         name="reference",
         api_version=API_VERSION,
         summary="Llama in plain NumPy, to test other backends against",
         formats=("hf",),
         match=match,
-        loader=_load,
-        engine_version=_version,
+        loader=ReferenceModel,
+        engine_version=lambda: f"numpy {np.__version__}",
         priority=-100,
     )
-
-
-def _load(path: str, config: ModelConfig) -> Any:
-    from infercore.testing.reference_model import ReferenceModel  # noqa: PLC0415
-
-    return ReferenceModel(path, config)
-
-
-def _version() -> str:
-    import numpy as np  # noqa: PLC0415
-
-    return f"numpy {np.__version__}"
 
 
 def load_reference_model(
@@ -58,7 +48,7 @@ def load_reference_model(
     limits: Capabilities | None = None,
     faults: Faults | None = None,
     **capabilities: Any,
-) -> GuardedModel:
+) -> Model:
     """Return a model computed by the reference backend; by default the pack's storyteller.
 
     ``limits`` makes it less capable: its contexts lack what is not declared there. Keywords
@@ -66,7 +56,7 @@ def load_reference_model(
     """
 
     def load(where: str, built: ModelConfig) -> Any:
-        inner = _load(where, built)
+        inner = ReferenceModel(where, built)
         kinds = limits or inner.capabilities
         checks.check_options(
             "capabilities", capabilities, [field.name for field in attrs.fields(Capabilities)]
@@ -74,18 +64,25 @@ def load_reference_model(
         return wrapped(inner, attrs.evolve(kinds, **capabilities), faults)
 
     descriptor = attrs.evolve(reference_backend(), loader=load)
-    return api._load(  # noqa: SLF001  (the descriptor is given, so that none need be installed)
-        descriptor, os.fspath(storyteller() if path is None else path), config or ModelConfig()
-    )
+    return api.CoreBackend(descriptor).load_model(storyteller() if path is None else path, config)
 
 
 def wrapped(inner: Any, capabilities: Capabilities, faults: Faults | None) -> Any:
     """Return an `EngineModel` with limits and faults around it, where there are any."""
-    from infercore.testing.limits import LimitedModel  # noqa: PLC0415
-
     if capabilities != inner.capabilities:
         inner = LimitedModel(inner, capabilities)
     return inner if faults is None else faults.around(inner)
+
+
+def engine_of(context: Any) -> Any:
+    """Return the plugin's own context inside a guarded one, for a look past the API.
+
+    Of a reference context, ``sequences`` has the cells that are really held.
+    """
+    inner = context._inner  # noqa: SLF001  (the look past the API is what is asked for)
+    while hasattr(inner, "_inner"):
+        inner = inner._inner  # noqa: SLF001
+    return inner
 
 
 def storyteller() -> str:

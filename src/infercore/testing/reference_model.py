@@ -49,9 +49,7 @@ class ReferenceModel:
         """Return a new context on these weights."""
         if self._llama is None:
             raise ValueError("the model is closed")
-        return ReferenceContext(
-            self._llama, reference_settings.resolve(config, self._llama.shape)
-        )
+        return ReferenceContext(self._llama, reference_settings.resolve(config, self._llama.shape))
 
     def plan_memory(self, config: ContextConfig) -> MemoryPlan:
         """Return the bytes of the weights, a full cache and one step's scores and logits."""

@@ -8,21 +8,24 @@ so a wrong KV cache shows at once.
 from __future__ import annotations
 
 import hashlib
+import os
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
 
+from infercore import api
 from infercore.errors import UnsupportedFeatureError
 from infercore.protocols.hooks import API_VERSION
-from infercore.values.config import ContextConfig, ModelConfig
+from infercore.testing.reference import wrapped
+from infercore.values.config import ContextConfig
 from infercore.values.info import BackendDescriptor, Capabilities, ModelInfo
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from infercore.engine.model import GuardedModel
+    from infercore.protocols.public import Model
     from infercore.protocols.spi import FloatArray, TokenArray
     from infercore.testing.faults import Faults
 
@@ -178,18 +181,17 @@ class ToyModel:
         """There is nothing to free."""
 
 
-def load_toy_model(*, faults: Faults | None = None, **capabilities: Any) -> GuardedModel:
+def load_toy_model(*, faults: Faults | None = None, **capabilities: Any) -> Model:
     """Return a guarded toy model; keywords as in `load_reference_model`."""
-    from infercore import api  # noqa: PLC0415
-    from infercore.testing.reference import wrapped  # noqa: PLC0415
+
+    def load(_path: str, _config: Any) -> Any:
+        return wrapped(ToyModel(), attrs.evolve(ToyModel.capabilities, **capabilities), faults)
 
     descriptor = BackendDescriptor(
         name="toy",
         api_version=API_VERSION,
         match=lambda _path: 0.0,
-        loader=lambda _path, _config: wrapped(
-            ToyModel(), attrs.evolve(ToyModel.capabilities, **capabilities), faults
-        ),
+        loader=load,
         engine_version=lambda: "1",
     )
-    return api._load(descriptor, "toy", ModelConfig())  # noqa: SLF001
+    return api.CoreBackend(descriptor).load_model(os.curdir)  # any path: no file is read

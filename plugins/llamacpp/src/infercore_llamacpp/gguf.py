@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 MAGIC = b"GGUF"
 HEADER_BYTES = 24
+MAX_LAYERS = 512  # LLAMA_MAX_LAYERS
 SURE, BY_NAME, NO = 100, 10, 0
 
 _OTHER_FORMATS = (
@@ -94,10 +95,12 @@ def _check_head(path: str, head: bytes) -> None:
 
 
 def _check_layers(path: str, stream: BinaryIO) -> None:
-    """Refuse a model of no layers: the engine ends the process over it."""
+    """Refuse a model of no layers, or too many: the engine ends the process over it."""
     for key, value in _scalars(stream):
-        if key.endswith(".block_count") and not (isinstance(value, int) and value >= 1):
-            raise _wrong(path, f"its {key} is {value!r}; a model has at least one layer")
+        if key.endswith(".block_count") and not (
+            isinstance(value, int) and 1 <= value <= MAX_LAYERS
+        ):
+            raise _wrong(path, f"its {key} is {value!r}; a model has 1 to {MAX_LAYERS} layers")
 
 
 def _scalars(stream: BinaryIO) -> Iterator[tuple[str, Any]]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from infercore_llamacpp.traits import Traits
 
 _MIB = 2**20
+_CELLS_OF_STREAM = 256  # the engine pads to at least this
 _CACHE = re.compile(r"^(llama_kv_cache|llama_memory_recurrent)\w*: size = +([\d.]+) MiB")
 _COMPUTE = re.compile(r"(?:compute|output) buffer size = +([\d.]+) MiB")
 _SLIDING, _FULL = "creating     SWA KV cache", "creating non-SWA KV cache"
@@ -89,7 +90,9 @@ def _cache_bytes(lines: Sequence[str]) -> dict[str, int]:
 def most_kv_bytes(chosen: dict[str, Any], traits: Traits) -> int:
     """Return the size of the cache if every layer kept the whole window; costs nothing to know."""
     k, v = _BYTES_OF_BLOCK[chosen["type_k"]], _BYTES_OF_BLOCK[chosen["type_v"]]
-    n_rows = int(chosen["n_ctx"]) * traits.info.n_layer * max(1, traits.info.n_head_kv)
+    n_streams = 1 if chosen["kv_unified"] else chosen["n_seq_max"]
+    n_cells = max(chosen["n_ctx"], _CELLS_OF_STREAM * n_streams)
+    n_rows = int(n_cells) * traits.info.n_layer * max(1, traits.info.n_head_kv)
     return n_rows * (k * traits.head_k + v * traits.head_v) // KV_BLOCK
 
 

@@ -10,7 +10,7 @@ from infercore_llamacpp import gguf
 if TYPE_CHECKING:
     from infercore import ContextConfig, DeviceInfo, MemoryPlan, ModelConfig
 
-MODEL_OPTIONS = ("kv_overrides", "no_host", "use_extra_bufts")
+MODEL_OPTIONS = ("check_in_child", "kv_overrides", "no_host", "use_extra_bufts")
 
 
 @hookimpl

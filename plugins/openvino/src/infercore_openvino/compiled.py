@@ -48,8 +48,15 @@ class CompiledGraphs:
     """The compiled graphs of one model."""
 
     def __init__(
-        self, core: Any, device: str, build: Callable[[str], Graph], extra: dict[str, Any]
+        self,
+        core: Any,
+        device: str,
+        build: Callable[[str], Graph],
+        *,
+        extra: dict[str, Any],
+        path: str,
     ) -> None:
+        self._path = path
         self._core = core
         self._device = device
         self._build = build
@@ -99,8 +106,8 @@ class CompiledGraphs:
                 engine = self._core.compile_model(graph.model, self._device, properties)
         except RuntimeError as error:
             raise ModelLoadError(
-                f"{self._device} cannot compile this model: {first_lines(error)}",
-                path=str(graph.model.get_friendly_name()),
+                f"{self._path} cannot be compiled for {self._device}: {first_lines(error)}",
+                path=self._path,
             ) from error
         compiled = Compiled(graph, engine)
         _check_in_force(compiled, settings)
@@ -118,12 +125,21 @@ def _check_in_force(compiled: Compiled, settings: Settings) -> None:
         raise _not_honoured(
             "n_threads", settings.n_threads, f"this machine gives at most {compiled.n_threads}"
         )
-    for port in compiled.caches():
+    caches = compiled.caches()
+    for port in caches:
         found = port.get_element_type().to_string()
         if found != settings.kv_type:
             raise _not_honoured("type_k", settings.kv_type, f"the engine chose {found}")
-        if port.get_partial_shape().rank.get_length() != _RANK:
-            raise _not_honoured("device", "", "its cache has a layout that is not known here")
+    if len({_block_size(port) for port in caches}) > 1:
+        raise _not_honoured("device", "", "its cache has a layout that is not known here")
+
+
+def _block_size(port: Any) -> int | None:
+    """Tokens in a block of the layout [blocks, heads, tokens, head size]; None for another one."""
+    shape = list(port.get_partial_shape())
+    if len(shape) != _RANK or any(dimension.is_dynamic for dimension in shape[1:]):
+        return None
+    return int(shape[2].get_length())
 
 
 def _not_honoured(name: str, asked: object, hint: str) -> UnsupportedFeatureError:

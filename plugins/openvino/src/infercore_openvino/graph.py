@@ -18,6 +18,7 @@ from openvino import opset13 as op
 from infercore import ModelFormatError, UnsupportedFeatureError
 from infercore_openvino import rope
 from infercore_openvino.engine import BACKEND, first_lines, logger, memory_errors
+from infercore_openvino.facts import sliding_window
 
 if TYPE_CHECKING:
     from infercore_openvino.files import ModelFiles
@@ -41,12 +42,17 @@ class Shape:
 
 @dataclass(frozen=True)
 class Graph:
-    """A graph in one form; ``inv_freq`` are its rotary frequencies, None if not found."""
+    """A graph in one form.
+
+    ``inv_freq`` are its rotary frequencies, None if not found; ``slides`` tells whether layers
+    look back over a window only.
+    """
 
     model: Any
     form: str
     shape: Shape
     inv_freq: Floats | None
+    slides: bool = False
 
 
 def build(core: Any, files: ModelFiles, form: str, path: str) -> Graph:
@@ -69,7 +75,8 @@ def build(core: Any, files: ModelFiles, form: str, path: str) -> Graph:
         n_layer=n_layer,
         n_params=n_params,
     )
-    return Graph(model=model, form=form, shape=shape, inv_freq=inv_freq)
+    slides = sliding_window(files.config) is not None
+    return Graph(model=model, form=form, shape=shape, inv_freq=inv_freq, slides=slides)
 
 
 def _read(core: Any, xml: str, path: str) -> Any:

@@ -100,7 +100,8 @@ class OpenVinoModel:
             core,
             device,
             lambda form: graph.build(core, found, form, path),
-            {name.upper(): value for name, value in config.backend_options.items()},
+            extra={name.upper(): value for name, value in config.backend_options.items()},
+            path=path,
         )
         first = self._first_graph()
         self._default_form = first.form
@@ -121,7 +122,7 @@ class OpenVinoModel:
     def _capabilities(self, first: Graph) -> Capabilities:
         default = settings(ContextConfig(), self._files.config)
         if first.form == "paged":
-            return paged_capabilities(default, shift=first.inv_freq is not None)
+            return paged_capabilities(default, first, shift=first.inv_freq is not None)
         return stateful_capabilities(default)
 
     def new_context(self, config: ContextConfig) -> PagedContext | StatefulContext:

@@ -23,18 +23,22 @@ if TYPE_CHECKING:
     from infercore_openvino.base import Tokens
     from infercore_openvino.blocks import Positions
     from infercore_openvino.compiled import Compiled, CompiledGraphs
+    from infercore_openvino.graph import Graph
     from infercore_openvino.settings import Settings
 
 _NO_ROWS = np.empty(0, dtype=np.int64)
 
 
-def capabilities(settings: Settings, *, shift: bool) -> Capabilities:
-    """Return what a paged context can do; ``shift`` tells whether keys can be turned exactly."""
+def capabilities(settings: Settings, graph: Graph, *, shift: bool) -> Capabilities:
+    """Return what a paged context can do; ``shift`` tells whether keys can be turned exactly.
+
+    A sliding window counts slots, not positions: holes would widen it, so they are not offered.
+    """
     return Capabilities(
-        kv_remove="any",
-        kv_copy="any",
-        kv_shift=shift,
-        kv_divide=shift,
+        kv_remove="suffix" if graph.slides else "any",
+        kv_copy="full" if graph.slides else "any",
+        kv_shift=shift and not graph.slides,
+        kv_divide=shift and not graph.slides,
         multi_sequence=True,
         state=True,
         sequence_state=True,
@@ -73,7 +77,9 @@ class PagedContext(BaseContext):
         )
         if compiled.rotates is None:
             compiled.rotates = keys_rotate(self._cache, self._paged, compiled.graph.inv_freq)
-        self.capabilities = capabilities(settings, shift=compiled.rotates)
+        self.capabilities = capabilities(
+            settings, compiled.graph, shift=compiled.rotates
+        )
 
     def _bind_cache(self) -> None:
         self._paged.bind_cache(self._cache.arrays)
@@ -86,7 +92,8 @@ class PagedContext(BaseContext):
 
     def seq_pos_min(self, seq_id: int) -> int:
         """Return the first position held, -1 when empty."""
-        return int(min(self._tables.positions(seq_id), default=-1))
+        positions = self._tables.positions(seq_id)
+        return int(positions.min()) if len(positions) else -1
 
     def seq_pos_max(self, seq_id: int) -> int:
         """Return the last position held, -1 when empty."""
