@@ -197,13 +197,13 @@ def test_the_descriptor_imports_no_engine():
 
 
 def test_versions_and_layouts_that_do_not_fit_are_refused():
-    from infercore_llamacpp import library
+    from infercore_llamacpp import library, release
 
-    library.check_version("0.3.36")
-    library.check_version("0.3.99")
+    release.check_version("0.3.36")
+    release.check_version("0.3.99")
     for version in ("0.3.35", "0.2.90", "0.4.0", "1.0"):
         with pytest.raises(ic.BackendUnavailableError, match="is needed"):
-            library.check_version(version)
+            release.check_version(version)
 
     class Foreign:
         def llama_context_default_params(self):

@@ -8,15 +8,10 @@ from __future__ import annotations
 import ctypes
 import importlib
 import os
-import re
-from importlib import metadata
 from typing import Any
 
-from infercore import BackendUnavailableError
 from infercore_llamacpp import log
-
-DISTRIBUTION = "llama-cpp-python"
-OLDEST, TOO_NEW = (0, 3, 36), (0, 4)
+from infercore_llamacpp.release import DISTRIBUTION, check_version, installed, unavailable
 
 # Defaults that the C library fills in. If its structs and the Python declarations disagree (a
 # foreign library by LLAMA_CPP_LIB_PATH), the values land in other fields, and this shows.
@@ -45,24 +40,6 @@ KNOWN_DEFAULTS = {
 }
 
 
-def unavailable(reason: str) -> BackendUnavailableError:
-    """Return the error that says why llama.cpp cannot be used."""
-    return BackendUnavailableError(
-        f"the llamacpp backend cannot run here: {reason}", backend="llamacpp", reason=reason
-    )
-
-
-def check_version(installed: str) -> None:
-    """Raise unless ``installed`` is a release whose structs are those known here."""
-    numbers = tuple(int(part) for part in re.findall(r"\d+", installed)[:3])
-    if not OLDEST <= numbers < TOO_NEW:
-        wanted = f">={'.'.join(map(str, OLDEST))},<{'.'.join(map(str, TOO_NEW))}"
-        raise unavailable(
-            f"{DISTRIBUTION} {installed} is installed and {wanted} is needed; "
-            f"run: pip install '{DISTRIBUTION}{wanted}'"
-        )
-
-
 def check_layout(binding: Any) -> None:
     """Raise unless the library and its Python declarations agree on the parameter structs."""
     for function, expected in KNOWN_DEFAULTS.items():
@@ -80,13 +57,9 @@ def check_layout(binding: Any) -> None:
 def _import() -> Any:
     # Without this an assertion in llama.cpp starts a debugger for its backtrace.
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")
+    check_version(installed())
     try:
-        check_version(metadata.version(DISTRIBUTION))
         binding = importlib.import_module("llama_cpp.llama_cpp")
-    except metadata.PackageNotFoundError as error:
-        raise unavailable(f"{DISTRIBUTION} is missing; run: pip install {DISTRIBUTION}") from error
-    except BackendUnavailableError:
-        raise
     except Exception as error:  # a broken shared library raises many kinds
         raise unavailable(f"{DISTRIBUTION} cannot be imported: {error}") from error
     try:
@@ -134,4 +107,4 @@ def text_of(fill: Any, *arguments: Any) -> str | None:
 
 def version() -> str:
     """Return the versions of llama-cpp-python and of the llama.cpp inside it."""
-    return f"{metadata.version(DISTRIBUTION)} (llama.cpp {api.llama_version().decode()})"
+    return f"{installed()} (llama.cpp {api.llama_version().decode()})"

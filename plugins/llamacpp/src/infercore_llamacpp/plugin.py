@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from infercore import API_VERSION, BackendDescriptor, hookimpl
-from infercore_llamacpp import gguf
+from infercore_llamacpp import gguf, release
 
 if TYPE_CHECKING:
     from infercore import ContextConfig, DeviceInfo, MemoryPlan, ModelConfig
@@ -49,15 +49,17 @@ def plan_memory(
 
 
 def check() -> None:
-    """Raise `BackendUnavailableError` where llama.cpp cannot run here."""
-    from infercore_llamacpp import library  # noqa: F401, PLC0415  (its import is the check)
+    """Raise `BackendUnavailableError` where llama-cpp-python is missing or of another release.
+
+    Whether its library can be loaded shows when a model is: importing it here would make every
+    listing of backends start an engine.
+    """
+    release.check_version(release.installed())
 
 
 def engine_version() -> str:
-    """Return the versions of llama-cpp-python and of the llama.cpp inside it."""
-    from infercore_llamacpp import library  # noqa: PLC0415
-
-    return library.version()
+    """Return the version of llama-cpp-python, which carries one llama.cpp."""
+    return release.installed()
 
 
 def devices() -> tuple[DeviceInfo, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import os
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
@@ -57,11 +57,9 @@ def check() -> None:
     numbers = tuple(int(part) for part in installed.split(".")[:2] if part.isdigit())
     if not _OLDEST <= numbers < _TOO_NEW:
         raise _unavailable(f"openvino {installed} is not one of 2026.4 up to 2027 (excluded)")
-    try:
-        for module in ("openvino", "tokenizers"):
-            importlib.import_module(module)
-    except ImportError as error:
-        raise _unavailable(f"{error.name} cannot be imported: {error}") from error
+    for module in ("openvino", "tokenizers"):
+        if importlib.util.find_spec(module) is None:
+            raise _unavailable(f"{module} is not installed")
 
 
 def _unavailable(reason: str) -> BackendUnavailableError:
