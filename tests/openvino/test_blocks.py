@@ -7,7 +7,9 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from infercore_openvino.blocks import BlockTables, Copy, Pool, PoolFullError
+
+from infercore_openvino.blocks import BlockTables, Copy
+from infercore_openvino.pool import Pool, PoolFullError
 
 SIZE = 4
 
@@ -100,6 +102,25 @@ def test_without_room_nothing_changes() -> None:
     before = state_of(tables)
     with pytest.raises(PoolFullError) as caught:
         tables.append(0, 2)
+    assert caught.value.missing == 1
+    assert state_of(tables) == before
+
+
+def test_clear_frees_all() -> None:
+    tables, store = make()
+    store.append(0, list(range(10)))
+    tables.copy(0, 1, 0, -1)
+    tables.clear()
+    assert (tables.n_free, tables.n_past(0), tables.n_past(1)) == (8, 0, 0)
+
+
+def test_an_append_needs_room_for_the_copy_too() -> None:
+    tables, store = make(n_blocks=2)
+    store.append(0, list(range(3)))
+    tables.copy(0, 1, 0, -1)
+    before = state_of(tables)
+    with pytest.raises(PoolFullError) as caught:
+        tables.append(1, 2)
     assert caught.value.missing == 1
     assert state_of(tables) == before
 
@@ -256,12 +277,17 @@ PLACES = st.integers(0, 30)
 class AnyOrder(RuleBasedStateMachine):
     """The tables against plain lists of (position, value), one for each sequence."""
 
-    @initialize(n_blocks=st.integers(2, 12))
-    def open(self, n_blocks: int) -> None:
+    @initialize(n_blocks=st.integers(6, 16), n=st.integers(5, 20))
+    def open(self, n_blocks: int, n: int) -> None:
         self.tables, self.store = make(n_blocks, N_SEQUENCES)
         self.n_blocks = n_blocks
         self.expected: list[list[tuple[int, int]]] = [[] for _ in range(N_SEQUENCES)]
         self.value = 0
+        self.append(0, n)
+
+    def at(self, seq_id: int, place: int) -> int:
+        """Turn a number into a position that the sequence may hold."""
+        return place % (self.tables.n_past(seq_id) + 1)
 
     def attempt(self, work) -> bool:
         before = state_of(self.tables)
@@ -285,29 +311,39 @@ class AnyOrder(RuleBasedStateMachine):
             return
         self.expected[seq_id] += [(at + i, value) for i, value in enumerate(values)]
 
-    @rule(seq_id=SEQUENCES, keep=PLACES)
-    def trim(self, seq_id: int, keep: int) -> None:
-        keep = min(keep, len(self.expected[seq_id]))
+    @rule(seq_id=SEQUENCES, dropped=st.integers(0, 6))
+    def trim(self, seq_id: int, dropped: int) -> None:
+        keep = max(0, len(self.expected[seq_id]) - dropped)
         self.tables.trim(seq_id, keep)
         del self.expected[seq_id][keep:]
 
-    @rule(seq_id=SEQUENCES, p0=PLACES, n=PLACES)
-    def remove(self, seq_id: int, p0: int, n: int) -> None:
+    @rule(seq_id=SEQUENCES, place=PLACES, n=st.integers(1, 7))
+    def remove(self, seq_id: int, place: int, n: int) -> None:
+        p0 = self.at(seq_id, place)
         if self.attempt(lambda: self.tables.remove(seq_id, p0, p0 + n)):
             held = self.expected[seq_id]
             self.expected[seq_id] = [c for c in held if not p0 <= c[0] < p0 + n]
 
-    @rule(src=SEQUENCES, dst=SEQUENCES, p0=PLACES, n=PLACES, whole=st.booleans())
-    def copy(self, src: int, dst: int, p0: int, n: int, whole: bool) -> None:
-        if src == dst:
-            return
-        p0, p1 = (0, -1) if whole else (p0, p0 + n)
+    @rule(src=SEQUENCES, by=st.integers(1, N_SEQUENCES - 1), place=PLACES, n=PLACES)
+    def copy_part(self, src: int, by: int, place: int, n: int) -> None:
+        p0 = self.at(src, place)
+        self.copy(src, (src + by) % N_SEQUENCES, p0, p0 + n)
+
+    @rule(src=SEQUENCES, by=st.integers(1, N_SEQUENCES - 1))
+    def fork(self, src: int, by: int) -> None:
+        dst = (src + by) % N_SEQUENCES
+        self.tables.trim(dst, 0)
+        self.expected[dst] = []
+        self.copy(src, dst, 0, -1)
+
+    def copy(self, src: int, dst: int, p0: int, p1: int) -> None:
         if self.attempt(lambda: self.tables.copy(src, dst, p0, p1)):
             held = self.expected[src]
-            self.expected[dst] += [c for c in held if whole or p0 <= c[0] < p1]
+            self.expected[dst] += [c for c in held if p1 < 0 or p0 <= c[0] < p1]
 
-    @rule(seq_id=SEQUENCES, p0=PLACES, delta=st.integers(0, 5))
-    def move(self, seq_id: int, p0: int, delta: int) -> None:
+    @rule(seq_id=SEQUENCES, place=PLACES, delta=st.integers(0, 5))
+    def move(self, seq_id: int, place: int, delta: int) -> None:
+        p0 = self.at(seq_id, place)
         mask = self.tables.select(seq_id, p0, -1)
         moved = self.tables.positions(seq_id)[mask] + delta
         if self.attempt(lambda: self.tables.move(seq_id, mask, moved)):
@@ -320,11 +356,6 @@ class AnyOrder(RuleBasedStateMachine):
         self.tables.pool.grow(n)
         self.n_blocks += n
         self.store.slots = np.vstack([self.store.slots, np.full((n, SIZE), -1)])
-
-    @rule()
-    def clear(self) -> None:
-        self.tables.clear()
-        self.expected = [[] for _ in range(N_SEQUENCES)]
 
     @invariant()
     def each_sequence_holds_what_it_should(self) -> None:

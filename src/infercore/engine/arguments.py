@@ -86,8 +86,8 @@ def check_range(p0: Any, p1: Any) -> tuple[int, int]:
     for field, value in (("p0", p0), ("p1", p1)):
         if not checks.is_integer(value) or value < -1:
             raise _position_error(field, value, "-1, or a position of at least 0")
-    start = 0 if p0 == -1 else operator.index(p0)
-    end = MAX_POSITION if p1 == -1 else operator.index(p1)
+    start = 0 if p0 == -1 else min(operator.index(p0), MAX_POSITION)
+    end = MAX_POSITION if p1 == -1 else min(operator.index(p1), MAX_POSITION)
     if end < start:
         raise _position_error("p1", p1, f"a position of at least p0={p0}")
     return start, end

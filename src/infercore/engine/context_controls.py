@@ -84,10 +84,11 @@ class Controls(ContextBase):
         """Replace the whole list of LoRA adapters. Resident tokens were made with the old one."""
         with self._gate:
             self._need("lora", declared=self.capabilities.lora)
-            for adapter in adapters:
+            chosen = tuple(checks.items("adapters", adapters, "AdapterSpec objects"))
+            for adapter in chosen:
                 if not isinstance(adapter, AdapterSpec):
                     raise checks.refuse("adapters", adapter, "AdapterSpec objects")
-            self._inner.set_adapters(tuple(adapters))
+            self._inner.set_adapters(chosen)
 
     def warmup(self) -> None:
         """Touch weights and buffers once; what is resident stays, or it is refused."""

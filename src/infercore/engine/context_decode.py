@@ -44,7 +44,7 @@ class Decoding(Sequences):
         with self._gate:
             if type(token) is not int or not 0 <= token < self._n_vocab:
                 token = arguments.check_token(token, self._n_vocab)
-            if seq_id != 0 or type(seq_id) is not int:
+            if type(seq_id) is not int or seq_id != 0:
                 seq_id = self._sequence(seq_id)
             if self._decode_one_inner is None or self._embeddings:
                 self._check_room(seq_id, 1)
@@ -110,7 +110,7 @@ class Decoding(Sequences):
         tokens: list[int] = []
         seq_ids: list[tuple[int, ...]] = []
         wanted: list[bool] = []
-        for entry in entries:
+        for entry in checks.items("entries", entries, "(token, seq_ids, want_logits) entries"):
             try:
                 token, ids, want = entry
                 ids = tuple(ids)

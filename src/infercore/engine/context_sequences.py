@@ -8,7 +8,6 @@ from infercore.engine import arguments
 from infercore.engine.context_base import ContextBase
 from infercore.errors import (
     InferCoreError,
-    InvalidInputError,
     InvalidPositionError,
     UnsupportedFeatureError,
 )
@@ -232,13 +231,8 @@ class Sequences(ContextBase):
             self._need("kv_divide", declared=self.capabilities.kv_divide)
             seq_id = self._sequence(seq_id)
             start, end = arguments.check_range(p0, p1)
-            if not checks.is_integer(d) or d < 1:
-                raise InvalidInputError(
-                    f"d={d!r} is not allowed; give an integer of at least 1",
-                    field="d",
-                    value=d,
-                    allowed="at least 1",
-                )
+            if not checks.is_integer(d) or not 1 <= d <= arguments.MAX_POSITION:
+                raise checks.refuse("d", d, f"an integer from 1 to {arguments.MAX_POSITION}")
             if d == 1 or not self._ledger.holds(seq_id, start, end):
                 return
             self._check_unshared(seq_id, start, end)

@@ -108,7 +108,7 @@ class GuardedTokenizer:
             )
         return self._render(
             self.chat_template,
-            messages,
+            checks.items("messages", messages, "a sequence of messages"),
             add_generation_prompt=add_generation_prompt,
             tools=tools,
             bos_token=self._text_of(self.bos),

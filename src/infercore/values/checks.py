@@ -103,7 +103,7 @@ def one_of(
     def check(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
         if value is None and optional:
             return
-        if not any(value == choice and type(value) is type(choice) for choice in choices):
+        if not any(type(value) is type(choice) and value == choice for choice in choices):
             names = ", ".join(repr(choice) for choice in choices)
             raise refuse(attribute.name, value, f"one of {names}")
 
@@ -128,6 +128,16 @@ def is_number(value: object) -> bool:
 
 def _within(value: Any, low: float | None, high: float | None) -> bool:
     return (low is None or value >= low) and (high is None or value <= high)
+
+
+def items(field: str, value: Any, allowed: str) -> list[Any]:
+    """Return what is in ``value`` as a list; `InvalidInputError` where it cannot be iterated."""
+    if isinstance(value, (str, bytes)):
+        raise refuse(field, value, allowed)
+    try:
+        return list(value)
+    except TypeError as error:
+        raise refuse(field, value, allowed) from error
 
 
 def check_text(field: str, value: object) -> str:

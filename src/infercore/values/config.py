@@ -77,7 +77,7 @@ class AdapterSpec:
 
 
 def _adapters(value: Sequence[AdapterSpec]) -> tuple[AdapterSpec, ...]:
-    adapters = tuple(value)
+    adapters = tuple(checks.items("adapters", value, "AdapterSpec objects"))
     for adapter in adapters:
         if not isinstance(adapter, AdapterSpec):
             raise checks.refuse("adapters", adapter, "AdapterSpec objects")
@@ -246,6 +246,35 @@ def _processors(value: Sequence[Any] | None) -> tuple[Any, ...]:
 
 
 @attrs.frozen(kw_only=True)
+class SpeculativeConfig:
+    """How next tokens are guessed ahead and verified in one call; the tokens stay the same.
+
+    ``kind="prompt_lookup"`` guesses what followed the last ``n_gram`` tokens (or fewer) before;
+    "draft_model" asks ``draft_model``, a loaded `Model` with the same vocabulary. ``n_draft`` is
+    the most tokens guessed at once.
+    """
+
+    kind: str = attrs.field(
+        default="prompt_lookup",
+        validator=checks.one_of("prompt_lookup", "draft_model", optional=False),
+    )
+    n_draft: int = attrs.field(default=8, validator=checks.integer(1, 256, optional=False))
+    n_gram: int = attrs.field(default=3, validator=checks.integer(1, 16, optional=False))
+    draft_model: Any = None
+
+    def __attrs_post_init__(self) -> None:
+        if (self.kind == "draft_model") != (self.draft_model is not None):
+            raise checks.refuse(
+                "draft_model", self.draft_model, "a loaded model with kind='draft_model' only"
+            )
+
+
+def _speculative(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if value is not None and not isinstance(value, SpeculativeConfig):
+        raise checks.refuse(attribute.name, value, "a SpeculativeConfig or None")
+
+
+@attrs.frozen(kw_only=True)
 class DecodeConfig:
     """How one decode runs.
 
@@ -255,6 +284,7 @@ class DecodeConfig:
     likely tokens of each step beside the chosen one. ``processors`` are objects with
     ``apply(logits) -> logits`` (float32 [n_vocab]). ``response_format`` constrains the text to
     a JSON schema, regex, grammar or choice. ``special_text`` shows control tokens as text.
+    ``speculative`` guesses tokens ahead.
     """
 
     max_tokens: int | None = attrs.field(default=None, validator=checks.integer(1))
@@ -265,6 +295,7 @@ class DecodeConfig:
     processors: tuple[Any, ...] = attrs.field(default=(), converter=_processors)
     response_format: Any = attrs.field(default=None)
     special_text: bool = attrs.field(default=False, validator=checks.boolean(optional=False))
+    speculative: SpeculativeConfig | None = attrs.field(default=None, validator=_speculative)
 
     def __attrs_post_init__(self) -> None:
         if not isinstance(self.sampling, SamplingConfig):

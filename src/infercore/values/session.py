@@ -106,7 +106,8 @@ class Usage:
 
     ``prompt_tokens`` were resident at its start, of which ``cached_tokens`` had not been
     evaluated since the decode before. ``time_to_first_token_ms`` counts from the call of
-    ``decode`` to the first token, ``tokens_per_second`` the tokens after it.
+    ``decode`` to the first token, ``tokens_per_second`` the tokens after it. Of
+    ``drafted_tokens`` guessed ahead (speculative decoding), ``accepted_tokens`` were right.
     """
 
     prompt_tokens: int
@@ -115,6 +116,8 @@ class Usage:
     time_to_first_token_ms: float | None
     tokens_per_second: float | None
     seed: int | None
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 @attrs.frozen(kw_only=True)

@@ -8,8 +8,9 @@ import numpy as np
 import openvino as ov
 
 from infercore_openvino import rope
-from infercore_openvino.blocks import BlockTables, PoolFullError
+from infercore_openvino.blocks import BlockTables
 from infercore_openvino.engine import memory_errors
+from infercore_openvino.pool import PoolFullError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import hashlib
+import json
+
+import pytest
+
+from infercore.engine import blob
+from infercore.errors import SnapshotError
+
+HEADER = {"kind": "state", "n": 3}
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+@pytest.mark.parametrize(("payload", "logits"), [(b"", b""), (b"payload", b"logi"), (b"p", b"")])
+def test_what_is_packed_comes_back(payload, logits, sealed):
+    data = blob.pack(HEADER, payload, logits, sealed=sealed)
+    for given in (data, bytearray(data), memoryview(data)):
+        header, found, row = blob.unpack(given)
+        assert (found, row) == (payload, logits)
+        assert header.items() >= HEADER.items()
+
+
+def test_every_changed_byte_and_every_cut_is_seen():
+    data = blob.pack(HEADER, b"payload" * 3, b"logi")
+    for i in range(len(data)):
+        changed = bytearray(data)
+        changed[i] ^= 0x41
+        with pytest.raises(SnapshotError):
+            blob.unpack(bytes(changed))
+        with pytest.raises(SnapshotError):
+            blob.unpack(data[:i])
+    with pytest.raises(SnapshotError):
+        blob.unpack(data + b"\0")
+
+
+@pytest.mark.parametrize("data", [None, "text", 5, [1], b"", b"x" * 200])
+def test_other_things_are_refused(data):
+    with pytest.raises(SnapshotError) as caught:
+        blob.unpack(data)
+    assert caught.value.reason == "format"
+    assert caught.value.state_after == "unchanged"
+
+
+def crafted(header):
+    """Return a blob with any header and a right checksum."""
+    text = json.dumps(header).encode()
+    start = blob.MAGIC + len(text).to_bytes(8, "little") + text
+    return start + hashlib.sha256(start).digest()
+
+
+WHOLE = {"format_version": 1, "payload_bytes": 0, "logits_bytes": 0, "sealed": False}
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        [], 3, {}, {**WHOLE, "payload_bytes": "7"}, {**WHOLE, "payload_bytes": -40},
+        {**WHOLE, "payload_bytes": 9}, {**WHOLE, "logits_bytes": 2**70}, {**WHOLE, "sealed": None},
+        {**WHOLE, "payload_bytes": -5, "logits_bytes": 5},
+    ],
+)  # fmt: skip
+def test_a_senseless_header_is_refused(header):
+    with pytest.raises(SnapshotError):
+        blob.unpack(crafted(header))
+
+
+def test_another_version_is_named():
+    with pytest.raises(SnapshotError, match="version 2") as caught:
+        blob.unpack(crafted({**WHOLE, "format_version": 2}))
+    assert caught.value.reason == "version"
+
+
+def test_what_is_required_is_compared_field_by_field():
+    blob.require({"a": 1, "b": 2}, {"a": 1})
+    with pytest.raises(SnapshotError, match="b") as caught:
+        blob.require({"a": 1, "b": 2}, {"a": 1, "b": 3})
+    assert caught.value.reason == "b"

@@ -1,0 +1,332 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from infercore.errors import (
+    ContextOverflowError,
+    InvalidSequenceError,
+    OutputNotAvailableError,
+    SnapshotError,
+)
+
+IDS = [(i * 37 + 11) % 250 for i in range(20)]
+
+
+def opened(model, **fields):
+    return model.new_context(**{"n_ctx": 64, "n_seq_max": 4, "kv_unified": True, **fields})
+
+
+def filled(model, **fields):
+    """Return a context with a fork, a hole and a shift in it."""
+    context = opened(model, **fields)
+    context.decode(IDS)
+    context.seq_copy(0, 2)
+    context.decode([7, 8, 9], seq_id=2)
+    context.decode(IDS[:6], seq_id=1)
+    context.seq_remove(1, 2, 4)
+    context.seq_shift(1, 4, -1, 3)
+    context.decode_one(5, seq_id=2)
+    return context
+
+
+def books(context):
+    ids = range(context.n_seq_max)
+    return (
+        [(context.tokens(s), list(context._ledger.positions(s))) for s in ids],
+        context.n_free(),
+    )
+
+
+def test_a_state_comes_back_whole(reference_model):
+    with filled(reference_model) as source, opened(reference_model) as target:
+        data = source.save_state()
+        target.decode([1, 2, 3], seq_id=3)
+        target.load_state(data)
+        assert books(target) == books(source)
+        assert np.array_equal(target.logits(), source.logits())
+        for s in range(3):
+            source.decode([4, 5], seq_id=s)
+            target.decode([4, 5], seq_id=s)
+            assert np.array_equal(target.logits(), source.logits())
+        with opened(reference_model) as third:
+            third.load_state(target.save_state())
+            assert books(third) == books(source)
+
+
+def test_restored_logits_are_one_row(reference_model):
+    with opened(reference_model) as context:
+        context.decode(IDS, logits="all")
+        row = context.logits().copy()
+        context.load_state(context.save_state())
+        assert np.array_equal(context.logits(), row)
+        with pytest.raises(OutputNotAvailableError):
+            context.logits(1)
+        with pytest.raises(OutputNotAvailableError):
+            context.logits_all()
+        with pytest.raises(ValueError, match="read-only"):
+            context.logits()[0] = 1
+
+
+def test_stale_logits_are_not_saved(reference_model):
+    with opened(reference_model) as context:
+        context.decode(IDS)
+        context.seq_remove(0, 10, -1)
+        data = context.save_state()
+        context.decode(IDS)
+        context.load_state(data)
+        assert context.tokens() == IDS[:10]
+        with pytest.raises(OutputNotAvailableError):
+            context.logits()
+
+
+def test_a_sequence_goes_to_another_place(reference_model, fresh_logits):
+    with filled(reference_model) as source, opened(reference_model) as target:
+        target.decode([1, 2], seq_id=0)
+        target.decode([3] * 9, seq_id=3)
+        target.load_sequence(3, source.save_sequence(2))
+        assert target.tokens(3) == [*IDS, 7, 8, 9, 5]
+        assert target.tokens(0) == [1, 2]
+        assert np.array_equal(target.logits(), source.logits())
+        target.decode_one(6, seq_id=3)
+        expected = fresh_logits([*IDS, 7, 8, 9, 5, 6])
+        assert np.abs(target.logits() - expected).max() < target.tolerance
+
+
+def test_holes_come_back_as_holes(reference_model):
+    with filled(reference_model) as source, opened(reference_model) as target:
+        target.load_sequence(0, source.save_sequence(1))
+        assert list(target._ledger.positions(0)) == [0, 1, 7, 8]
+        assert (target.n_past(), target.n_resident()) == (9, 4)
+        assert target._inner.sequences[0].positions.tolist() == [0, 1, 7, 8]
+
+
+def test_a_sequence_is_saved_with_its_own_logits_only(reference_model):
+    """The last call was about another sequence: its logits do not belong here."""
+    with opened(reference_model, n_ctx=128) as context:
+        context.decode(IDS, seq_id=0)
+        context.decode([1, 2], seq_id=1)
+        context.load_sequence(2, context.save_sequence(0))
+        with pytest.raises(OutputNotAvailableError):
+            context.logits()
+        context.decode_batch([(5, [0], True), (6, [1], False)])
+        row = context.logits().copy()
+        saved = [context.save_sequence(s) for s in (0, 1)]
+        context.load_sequence(3, saved[0])
+        assert np.array_equal(context.logits(), row)
+        context.load_sequence(3, saved[1])
+        with pytest.raises(OutputNotAvailableError):
+            context.logits()
+
+
+def test_a_fork_is_saved_with_the_logits_of_its_source(reference_model):
+    with opened(reference_model) as context:
+        context.decode(IDS, seq_id=0)
+        row = context.logits().copy()
+        context.seq_copy(0, 1)
+        context.load_sequence(2, context.save_sequence(1))
+        assert np.array_equal(context.logits(), row)
+
+
+def test_an_empty_context_and_an_empty_sequence(reference_model):
+    with opened(reference_model) as context:
+        empty, nothing = context.save_state(), context.save_sequence(1)
+        context.decode(IDS)
+        context.load_sequence(0, nothing)
+        assert context.n_past() == 0
+        context.decode(IDS)
+        context.load_state(empty)
+        assert context.n_free() == 64
+        context.decode(IDS)
+
+
+def test_forked_cells_are_shared_again(reference_model):
+    with opened(reference_model) as context:
+        context.decode(IDS * 2)
+        for s in (1, 2, 3):
+            context.seq_copy(0, s)
+        assert context.n_free() == 24
+        context.load_state(context.save_state())
+        assert context.n_free() == 24
+        context.decode([1] * 24)
+
+
+@pytest.mark.parametrize("kind", ["state", "sequence"])
+def test_any_change_is_seen_and_nothing_is_lost(reference_model, state_of, kind):
+    with opened(reference_model) as context:
+        context.decode(IDS)
+        data = getattr(context, f"save_{kind}")()
+        context.decode([1, 2])
+        before = state_of(context)
+        places = {*range(0, len(data), max(1, len(data) // 60)), *range(40), len(data) - 1}
+        for place in places:
+            changed = bytearray(data)
+            changed[place] ^= 0x10
+            for wrong in (bytes(changed), data[:place]):
+                with pytest.raises(SnapshotError) as caught:
+                    load(context, kind, wrong)
+                assert caught.value.state_after == "unchanged"
+        for wrong in (b"", None, "text", data + b"x", data[1:]):
+            with pytest.raises(SnapshotError):
+                load(context, kind, wrong)
+        assert state_of(context) == before
+
+
+def load(context, kind, data):
+    if kind == "state":
+        context.load_state(data)
+    else:
+        context.load_sequence(0, data)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"type_k": "f16"}, "kv"),
+        ({"rope_freq_base": 5000.0}, "kv"),
+        ({"n_seq_max": 2}, "n_seq_max"),
+    ],
+)
+def test_another_shape_is_refused(reference_model, state_of, fields, reason):
+    with opened(reference_model) as source, opened(reference_model, **fields) as target:
+        source.decode(IDS)
+        target.decode([1, 2])
+        before = state_of(target)
+        with pytest.raises(SnapshotError) as caught:
+            target.load_state(source.save_state())
+        assert caught.value.reason == reason
+        assert state_of(target) == before
+
+
+def test_another_model_is_refused(reference_model, tmp_path, state_of):
+    import shutil
+
+    from infercore.testing import load_reference_model
+    from infercore.testing.reference import storyteller
+
+    twin = tmp_path / "twin"
+    shutil.copytree(storyteller(), twin)
+    with (twin / "config.json").open("a") as file:
+        file.write("\n")
+    other = load_reference_model(twin)
+    with other, opened(reference_model) as source, opened(other) as target:
+        source.decode(IDS)
+        before = state_of(target)
+        for kind in ("state", "sequence"):
+            with pytest.raises(SnapshotError) as caught:
+                load(target, kind, getattr(source, f"save_{kind}")())
+            assert caught.value.reason == "model_digest"
+        assert state_of(target) == before
+
+
+def test_the_kinds_are_not_mixed_up(reference_model):
+    with opened(reference_model) as context:
+        context.decode(IDS)
+        with pytest.raises(SnapshotError) as caught:
+            context.load_state(context.save_sequence(0))
+        assert caught.value.reason == "kind"
+        with pytest.raises(SnapshotError):
+            context.load_sequence(0, context.save_state())
+        with pytest.raises(InvalidSequenceError):
+            context.load_sequence(4, context.save_sequence(0))
+        with pytest.raises(InvalidSequenceError):
+            context.save_sequence(-1)
+        assert context.tokens() == IDS
+
+
+def test_what_does_not_fit_is_refused_unchanged(reference_model, state_of):
+    with opened(reference_model) as source, opened(reference_model, n_ctx=16) as target:
+        source.decode(IDS)
+        target.decode([1, 2])
+        before = state_of(target)
+        for kind in ("state", "sequence"):
+            with pytest.raises(ContextOverflowError) as caught:
+                load(target, kind, getattr(source, f"save_{kind}")())
+            assert (caught.value.stage, caught.value.n_ctx) == ("restore", 16)
+        assert state_of(target) == before
+
+
+def test_a_sequence_needs_room_beside_the_others(reference_model, state_of):
+    with opened(reference_model) as context:
+        context.decode(IDS * 2)
+        data = context.save_sequence(0)
+        context.seq_copy(0, 1)
+        before = state_of(context)
+        with pytest.raises(ContextOverflowError):
+            context.load_sequence(1, data)
+        assert state_of(context) == before
+        context.seq_remove(0)
+        context.load_sequence(1, data)
+        assert context.tokens(1) == IDS * 2
+
+
+# -- an engine that refuses, or restores something else -----------------------------------------
+
+
+@pytest.fixture
+def broken(reference_model):
+    from infercore.testing import Faults, load_reference_model
+
+    faults = Faults()
+    with load_reference_model(faults=faults) as model, opened(model) as context:
+        context.decode(IDS)
+        yield context, faults
+
+
+@pytest.mark.parametrize("kind", ["state", "sequence"])
+@pytest.mark.parametrize("work", ["nothing", "all"])
+def test_a_restore_that_fails_leaves_it_empty_and_usable(broken, kind, work, fresh_logits):
+    context, faults = broken
+    data = getattr(context, f"save_{kind}")()
+    context.decode([1, 2, 3], seq_id=2)
+    faults.plan(f"load_{kind}", RuntimeError("no"), work=work)
+    with pytest.raises(SnapshotError) as caught:
+        load(context, kind, data)
+    assert (caught.value.state_after, caught.value.reason) == ("cleared", "engine")
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    assert [context.n_past(s) for s in range(4)] == [0, 0, 0, 0]
+    assert context.n_free() == 64
+    with pytest.raises(OutputNotAvailableError):
+        context.logits()
+    load(context, kind, data)
+    context.decode_one(3)
+    assert np.abs(context.logits() - fresh_logits([*IDS, 3])).max() < context.tolerance
+
+
+@pytest.mark.parametrize("kind", ["state", "sequence"])
+@pytest.mark.parametrize("work", ["nothing", "all"])
+def test_an_interrupted_restore_leaves_it_empty(broken, kind, work):
+    context, faults = broken
+    data = getattr(context, f"save_{kind}")()
+    context.decode([1])
+    faults.plan(f"load_{kind}", KeyboardInterrupt(), work=work)
+    with pytest.raises(KeyboardInterrupt):
+        load(context, kind, data)
+    assert context.n_past() == context.n_resident() == 0
+    load(context, kind, data)
+    assert context.tokens() == IDS
+
+
+def test_a_restore_of_something_else_is_seen(broken):
+    """An engine whose positions differ from the saved ones did not restore."""
+    context, _ = broken
+    data = context.save_state()
+    engine = context._inner._inner
+    engine.load_state = lambda _: engine.seq_remove(0, 5, -1)
+    with pytest.raises(SnapshotError) as caught:
+        context.load_state(data)
+    assert (caught.value.state_after, caught.value.reason) == ("cleared", "positions")
+    assert context.n_past() == 0
+
+
+def test_a_state_of_another_version_of_the_engine_is_refused(reference_model, monkeypatch):
+    with opened(reference_model) as context:
+        context.decode(IDS)
+        data = context.save_state()
+        old = dict(context._identity)
+        monkeypatch.setattr(
+            context, "_identity_source", lambda: {**old, "backend_version": "numpy 0.1"}
+        )
+        with pytest.raises(SnapshotError) as caught:
+            context.load_state(data)
+        assert caught.value.reason == "backend_version"

@@ -1,0 +1,189 @@
+"""Whatever an engine call does wrong: the state is the promised one, the books are the truth."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from infercore.errors import (
+    ContextOverflowError,
+    DecodeAbortedError,
+    OutOfMemoryError,
+    OutputNotAvailableError,
+    SessionFatalError,
+    UnsupportedFeatureError,
+)
+from infercore.testing import Faults
+from infercore.testing.faults import aborted, no_room
+
+IDS = [(i * 37 + 11) % 250 for i in range(30)]
+
+
+@pytest.fixture
+def faults():
+    return Faults()
+
+
+@pytest.fixture
+def context(faults):
+    from infercore.testing import load_reference_model
+
+    model = load_reference_model(faults=faults)
+    with (
+        model,
+        model.new_context(n_ctx=64, n_batch=8, n_seq_max=4, kv_unified=True) as opened,
+    ):
+        opened.decode(IDS[:5])
+        opened.decode([1, 2], seq_id=1)
+        faults.reset()
+        yield opened
+
+
+def check_truth(context):
+    """The books hold what the engine holds, and no row is left."""
+    engine = context._inner._inner
+    for s in range(context.n_seq_max):
+        assert context.tokens(s) == engine.sequences[s].tokens.tolist()
+        assert list(context._ledger.positions(s)) == engine.sequences[s].positions.tolist()
+    with pytest.raises(OutputNotAvailableError):
+        context.logits()
+
+
+def check_goes_on(context, fresh_logits):
+    held = context.tokens()
+    context.decode([3, 4])
+    assert np.abs(context.logits() - fresh_logits([*held, 3, 4])).max() < context.tolerance
+
+
+CALLS = {
+    "decode": lambda c: c.decode(IDS[5:29]),
+    "decode_one": lambda c: c.decode_one(7),
+    "decode_batch": lambda c: c.decode_batch([(t, [t % 2 * 2], True) for t in IDS[5:11]]),
+}
+WORKS = [
+    ("decode", "nothing"), ("decode", "half"), ("decode", "all"),
+    ("decode_one", "nothing"), ("decode_one", "all"),
+    ("decode_batch", "nothing"), ("decode_batch", "half"), ("decode_batch", "all"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "work"), WORKS)
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        (no_room, ContextOverflowError),
+        (aborted, DecodeAbortedError),
+        (MemoryError, OutOfMemoryError),
+        (KeyboardInterrupt, KeyboardInterrupt),
+        (SystemExit, SystemExit),
+        (lambda: UnsupportedFeatureError(feature="x"), UnsupportedFeatureError),
+    ],
+)
+def test_what_an_append_kept_is_known(context, faults, fresh_logits, call, work, kinds):
+    fault, typed = kinds
+    faults.plan(call, fault(), at=1 if call != "decode" else 2, work=work)
+    with pytest.raises(typed) as caught:
+        CALLS[call](context)
+    assert caught.value.__cause__ is not caught.value
+    check_truth(context)
+    if typed in {ContextOverflowError, DecodeAbortedError}:
+        held = [context.n_resident(s) for s in range(4)]
+        expected = sum(held) if call == "decode_batch" else held[0]
+        assert caught.value.resident_tokens == expected
+        assert caught.value.state_after == "partial"
+    if typed is ContextOverflowError:
+        assert (caught.value.stage, caught.value.n_ctx) == ("engine", 64)
+    check_goes_on(context, fresh_logits)
+
+
+@pytest.mark.parametrize(("call", "work"), WORKS)
+def test_what_nobody_expects_ends_the_context(context, faults, call, work):
+    first = RuntimeError("the engine is on fire")
+    faults.plan(call, first, work=work)
+    with pytest.raises(SessionFatalError) as caught:
+        CALLS[call](context)
+    assert caught.value.cause is first
+    for later in (lambda: context.decode([1]), context.n_past, context.clear, context.logits):
+        with pytest.raises(SessionFatalError, match="on fire") as again:
+            later()
+        assert again.value.cause is first
+    context.close()
+    assert context.closed
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("seq_remove", lambda c: c.seq_remove(0, 2, -1)),
+        ("seq_remove", lambda c: c.eval([9], 2)),
+        ("seq_remove", lambda c: c.seq_keep(0)),
+        ("seq_copy", lambda c: c.seq_copy(0, 2)),
+        ("seq_shift", lambda c: c.seq_shift(0, 0, -1, 2)),
+        ("seq_divide", lambda c: c.seq_divide(0, 0, -1, 2)),
+        ("clear", lambda c: c.clear()),
+    ],
+)
+@pytest.mark.parametrize("work", ["nothing", "all"])
+@pytest.mark.parametrize("fault", [RuntimeError("odd"), KeyboardInterrupt("now")])
+def test_a_change_that_breaks_off_is_not_trusted(context, faults, name, call, work, fault):
+    faults.plan(name, fault, work=work)
+    expected = KeyboardInterrupt if isinstance(fault, KeyboardInterrupt) else SessionFatalError
+    with pytest.raises(expected):
+        call(context)
+    with pytest.raises(SessionFatalError) as caught:
+        context.n_past()
+    assert caught.value.cause is fault
+
+
+@pytest.mark.parametrize("name", ["save_state", "save_sequence"])
+def test_a_failed_save_changes_nothing(context, faults, state_of, name):
+    before = state_of(context)
+    faults.plan(name, RuntimeError("disk"))
+    with pytest.raises(RuntimeError, match="disk"):
+        getattr(context, name)()
+    assert state_of(context) == before
+    getattr(context, name)()
+
+
+def test_counts_after_a_failure_are_what_was_evaluated(context, faults):
+    context.reset_perf()
+    faults.plan("decode", aborted(), at=2, work="half")
+    with pytest.raises(DecodeAbortedError):
+        context.decode(IDS[:24])
+    assert context.perf().prefill_tokens == 12
+
+
+def test_a_row_that_cannot_be_read_in_mid_call(context, faults):
+    """Rows are gathered between the chunks; what was appended until then is known."""
+    faults.plan("logits", RuntimeError("no row"), at=3)
+    with pytest.raises(RuntimeError):
+        context.decode(IDS[5:29], logits="all")
+    if context._gate.fatal is None:
+        check_truth(context)
+
+
+def test_an_engine_that_cannot_tell_its_position_is_not_trusted(context, faults):
+    faults.plan("decode", aborted(), work="half")
+    faults.plan("n_past", RuntimeError("lost"), at=2, times=5)
+    with pytest.raises(SessionFatalError):
+        context.decode(IDS[5:9])
+    with pytest.raises(SessionFatalError):
+        context.tokens()
+
+
+def test_a_plan_can_be_changed_and_taken_back(context, faults):
+    faults.plan("decode", aborted(), at=3)
+    context.decode([1])
+    context.decode([2])
+    with pytest.raises(DecodeAbortedError):
+        context.decode([3])
+    context.decode([4])
+    faults.plan("decode", aborted(), times=2)
+    for _ in range(2):
+        with pytest.raises(DecodeAbortedError):
+            context.decode([5])
+    context.decode([6])
+    faults.plan("decode", aborted())
+    faults.reset()
+    context.decode([7])
+    assert faults.calls["decode"] == 1

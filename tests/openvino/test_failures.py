@@ -1,0 +1,118 @@
+"""When the engine fails: typed errors, a true count, nothing silent."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+
+import infercore as ic
+from infercore_openvino import graph
+
+
+class Failing:
+    """An infer request whose next call fails."""
+
+    def __init__(self, request, error: BaseException) -> None:
+        self._request = request
+        self._error: BaseException | None = error
+
+    def infer(self, *args, **kwargs):
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        return self._request.infer(*args, **kwargs)
+
+    def __getattr__(self, name):
+        return getattr(self._request, name)
+
+
+def break_next(context, error: BaseException) -> None:
+    inner = context._inner
+    inner._request = Failing(inner._request, error)
+    if hasattr(inner, "_paged"):
+        inner._paged._request = inner._request
+
+
+CALLS = {
+    "decode": lambda context, story: context.decode(story[20:40]),
+    "decode_one": lambda context, story: context.decode_one(story[20]),
+    "decode_batch": lambda context, story: context.decode_batch(
+        [(story[20], (0,), False), (story[21], (1,), True)]
+    ),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_no_memory_in_a_step_leaves_what_was_there(open_context, story, reference, call) -> None:
+    context = open_context(n_seq_max=2)
+    context.decode(story[:20])
+    break_next(context, RuntimeError("Exception from x:1:\nstd::bad_alloc\n"))
+    with pytest.raises(ic.OutOfMemoryError, match="a compute step"):
+        CALLS[call](context, story)
+    assert (context.n_past(), context.n_past(1)) == (20, 0)
+    context.decode(story[20:25])
+    np.testing.assert_allclose(context.logits(), reference(story[:25]), atol=1e-3)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_an_unknown_failure_ends_the_context(open_context, story, call) -> None:
+    context = open_context(n_seq_max=2)
+    context.decode(story[:20])
+    break_next(context, RuntimeError("Infer Request is busy"))
+    with pytest.raises(ic.SessionFatalError):
+        CALLS[call](context, story)
+    with pytest.raises(ic.SessionFatalError):
+        context.decode_one(5)
+
+
+def test_an_interruption_leaves_the_context_usable(open_context, story, reference) -> None:
+    context = open_context()
+    context.decode(story[:20])
+    break_next(context, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        context.decode(story[20:30])
+    assert context.n_past() == 20
+    context.decode_one(story[20])
+    np.testing.assert_allclose(context.logits(), reference(story[:21]), atol=1e-3)
+
+
+def test_a_stateful_failure_is_never_taken_for_resident_tokens(open_context, story) -> None:
+    context = open_context(form="stateful")
+    context.decode(story[:20])
+    break_next(context, MemoryError())
+    with pytest.raises(ic.InferCoreError):
+        context.decode(story[20:30])
+    assert context._inner.n_past(0) == 0
+
+
+def test_without_the_transformation_the_stateful_form_serves(
+    ov_path, story, reference, monkeypatch, caplog
+) -> None:
+    monkeypatch.setattr(graph, "_transformation", lambda: None)
+    with ic.load_model(ov_path, backend="openvino") as model:
+        assert model.capabilities.kv_copy == "none"
+        assert "falling back to the stateful form" in caplog.text
+        with model.new_context(n_ctx=64, type_k="f32") as context:
+            assert context.effective["form"] == "stateful"
+            context.decode(story[:30])
+            np.testing.assert_allclose(context.logits(), reference(story[:30]), atol=1e-3)
+        with pytest.raises(ic.UnsupportedFeatureError) as caught:
+            model.new_context(n_ctx=64, backend_options={"form": "paged"})
+        assert caught.value.feature == "form"
+
+
+def test_logits_that_are_kept_outlive_all(ov_path, story, form) -> None:
+    model = ic.load_model(ov_path, backend="openvino")
+    context = model.new_context(n_ctx=64, backend_options={"form": form})
+    context.decode(story[:10])
+    kept = context.logits()
+    expected = kept.copy()
+    with pytest.raises(ValueError, match="read-only"):
+        kept[0] = 1.0
+    context.close()
+    model.close()
+    del context, model
+    gc.collect()
+    np.testing.assert_array_equal(kept, expected)

@@ -1,0 +1,143 @@
+"""Broken models are refused by name, with the cause."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import infercore as ic
+from infercore_openvino import plugin
+from infercore_openvino.files import find
+
+XML, BIN = "openvino_model.xml", "openvino_model.bin"
+
+
+def load(path):
+    return plugin.load(str(path), ic.ModelConfig())
+
+
+def refused(path, *words: str) -> None:
+    with pytest.raises(ic.ModelFormatError) as caught:
+        load(path)
+    assert caught.value.path == str(path)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_nothing_there(tmp_path) -> None:
+    with pytest.raises(ic.ModelNotFoundError):
+        load(tmp_path / "none")
+
+
+def test_a_folder_without_a_graph(tmp_path) -> None:
+    refused(tmp_path, XML)
+
+
+def test_a_graph_without_weights(copied) -> None:
+    (copied / BIN).unlink()
+    refused(copied, BIN, "missing")
+
+
+@pytest.mark.parametrize("n_bytes", [0, 1000, 1_000_000])
+def test_truncated_weights(copied, n_bytes) -> None:
+    weights = (copied / BIN).read_bytes()
+    (copied / BIN).write_bytes(weights[:n_bytes])
+    refused(copied, BIN, "truncated", str(n_bytes))
+
+
+@pytest.mark.parametrize("n_bytes", [0, 30, 100_000])
+def test_a_truncated_graph(copied, n_bytes) -> None:
+    graph = (copied / XML).read_bytes()
+    (copied / XML).write_bytes(graph[:n_bytes])
+    refused(copied, XML)
+
+
+def test_a_graph_that_is_something_else(copied) -> None:
+    (copied / XML).write_text("<html></html>")
+    refused(copied, XML, "no OpenVINO graph")
+
+
+def test_a_graph_that_the_engine_cannot_read(copied) -> None:
+    graph = (copied / XML).read_text().replace('type="MatMul"', 'type="MatMull"', 1)
+    (copied / XML).write_text(graph)
+    refused(copied, XML, "cannot be read")
+
+
+def test_a_model_that_is_no_causal_one(copied) -> None:
+    import openvino as ov
+    from openvino import opset13 as op
+
+    pixels = op.parameter([-1, -1], name="pixels")
+    ov.save_model(ov.Model([op.relu(pixels)], [pixels], "picture"), copied / XML)
+    refused(copied, "no causal language model", "text-generation-with-past")
+
+
+def test_without_a_tokenizer(copied) -> None:
+    (copied / "tokenizer.json").unlink()
+    refused(copied, "tokenizer.json", "missing")
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"version": "1.0"}', "[]"])
+def test_a_broken_tokenizer(copied, text) -> None:
+    (copied / "tokenizer.json").write_text(text)
+    refused(copied, "tokenizer.json")
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", "\x00"])
+@pytest.mark.parametrize(
+    "name", ["config.json", "generation_config.json", "tokenizer_config.json"]
+)
+def test_a_broken_config(copied, name, text) -> None:
+    (copied / name).write_text(text)
+    refused(copied, name)
+
+
+def test_without_configs_it_still_works(copied, story) -> None:
+    for name in ("config.json", "generation_config.json", "tokenizer_config.json"):
+        (copied / name).unlink()
+    model = load(copied)
+    assert (model.info.architecture, model.info.n_ctx_train) == ("unknown", 0)
+    assert model.info.n_vocab == 1024
+    model.close()
+
+
+def test_a_config_that_lacks_and_a_file_of_another_kind(copied) -> None:
+    config = json.loads((copied / "config.json").read_text())
+    del config["max_position_embeddings"]
+    (copied / "config.json").write_text(json.dumps(config))
+    assert load(copied).info.n_ctx_train == 0
+    refused(copied / "config.json", XML)
+
+
+def test_a_sliding_window_narrows_what_is_offered(copied) -> None:
+    config = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(json.dumps({**config, "sliding_window": 64}))
+    model = load(copied)
+    assert model.info.sliding_window == 64
+    found = model.capabilities
+    assert (found.kv_remove, found.kv_copy, found.kv_shift) == ("suffix", "full", False)
+
+
+def test_the_graph_file_names_the_model_too(ov_path) -> None:
+    assert find(str(ov_path / XML)) == find(str(ov_path))
+    assert [name.rsplit("/", 1)[-1] for name in find(str(ov_path)).existing()] == [
+        XML,
+        BIN,
+        "tokenizer.json",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("removed", "score"), [((), 100), ((BIN,), 20), ((XML,), 0), ((XML, BIN), 0)]
+)
+def test_scores(copied, removed, score) -> None:
+    for name in removed:
+        (copied / name).unlink()
+    assert plugin.match(str(copied)) == score
+    assert plugin.match(str(copied / XML)) == score
+
+
+@pytest.mark.parametrize("path", ["", "none", "model.gguf", "model.xml"])
+def test_what_is_not_there_scores_nothing(path) -> None:
+    assert plugin.match(path) == 0

@@ -1,0 +1,223 @@
+"""Each field of a config is honoured, or refused by its name."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+
+import infercore as ic
+from infercore_openvino import settings as module
+
+REFUSED = {
+    "rope_scaling_type": "yarn",
+    "rope_freq_base": 5.0,
+    "rope_freq_scale": 0.5,
+    "yarn_ext_factor": 1.0,
+    "yarn_attn_factor": 1.0,
+    "yarn_beta_fast": 1.0,
+    "yarn_beta_slow": 1.0,
+    "yarn_orig_ctx": 10,
+    "pooling_type": "rank",
+    "attention_type": "non-causal",
+    "flash_attn": "on",
+    "offload_kqv": True,
+    "op_offload": True,
+    "swa_full": False,
+}
+IN_FORCE = {
+    "rope_scaling_type": "none",
+    "rope_freq_base": 10000.0,
+    "rope_freq_scale": 1.0,
+    "attention_type": "causal",
+    "flash_attn": "auto",
+    "offload_kqv": False,
+    "op_offload": False,
+    "swa_full": True,
+    "pooling_type": "none",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_is_refused(ov_model, name) -> None:
+    with pytest.raises(ic.UnsupportedFeatureError) as caught:
+        ov_model.new_context(n_ctx=64, **{name: REFUSED[name]})
+    assert (caught.value.feature, caught.value.backend) == (name, "openvino")
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("name", IN_FORCE)
+def test_what_is_in_force_anyway_is_accepted(ov_model, name) -> None:
+    with ov_model.new_context(n_ctx=64, **{name: IN_FORCE[name]}) as context:
+        expected = "off" if name == "flash_attn" else IN_FORCE[name]
+        assert context.effective[name] == expected
+
+
+def test_every_field_has_a_value_in_force(ov_model) -> None:
+    import attrs
+
+    own = {"backend_options", "on_oom", "n_ctx_min"}
+    fields = {a.name for a in attrs.fields(ic.ContextConfig)} - own
+    with ov_model.new_context() as context:
+        assert not fields - set(context.effective)
+        assert context.effective["n_batch"] == context.n_batch == 2048
+        assert context.effective["n_ubatch"] == context.n_ubatch == 512
+
+
+@pytest.mark.parametrize(
+    ("fields", "refused"),
+    [
+        ({"type_k": "q8_0"}, "type_k"),
+        ({"type_v": "q4_0"}, "type_v"),
+        ({"type_k": "u8", "type_v": "u8"}, "type_k"),
+        ({"type_k": "bf16", "type_v": "bf16"}, "type_k"),
+        ({"type_k": "f16", "type_v": "f32"}, "type_v"),
+    ],
+)
+def test_kv_types_that_cannot_be(ov_model, fields, refused) -> None:
+    with pytest.raises(ic.UnsupportedFeatureError) as caught:
+        ov_model.new_context(n_ctx=64, **fields)
+    assert caught.value.feature == refused
+
+
+@pytest.mark.parametrize("fields", [{"type_k": "f32"}, {"type_v": "f32"}])
+def test_one_type_given_is_that_of_both(ov_model, fields) -> None:
+    with ov_model.new_context(n_ctx=64, **fields) as context:
+        assert (context.effective["type_k"], context.effective["type_v"]) == ("f32", "f32")
+
+
+@pytest.mark.parametrize("fields", [{"n_threads": 1}, {"n_threads_batch": 1}])
+def test_one_number_of_threads_does_all(ov_model, fields) -> None:
+    with ov_model.new_context(n_ctx=64, **fields) as context:
+        assert (context.n_threads, context.n_threads_batch) == (1, 1)
+
+
+def test_thread_numbers_that_differ(ov_model) -> None:
+    with pytest.raises(ic.UnsupportedFeatureError) as caught:
+        ov_model.new_context(n_ctx=64, n_threads=1, n_threads_batch=2)
+    assert caught.value.feature == "n_threads_batch"
+
+
+def test_more_threads_than_the_machine_has(ov_model) -> None:
+    with pytest.raises(ic.UnsupportedFeatureError) as caught:
+        ov_model.new_context(n_ctx=64, n_threads=512)
+    assert caught.value.feature == "n_threads"
+    with ov_model.new_context(n_ctx=64) as context, pytest.raises(ic.UnsupportedFeatureError):
+        context.set_threads(1)
+
+
+@pytest.mark.parametrize(
+    ("asked", "n_batch", "n_ubatch"),
+    [
+        ({}, 2048, 512),
+        ({"n_batch": 100}, 100, 100),
+        ({"n_ubatch": 4000}, 4000, 4000),
+        ({"n_batch": 64, "n_ubatch": 16}, 64, 16),
+        ({"n_batch": 16, "n_ubatch": 64}, 16, 16),
+    ],
+)
+def test_batch_sizes(asked, n_batch, n_ubatch) -> None:
+    found = module.settings(ic.ContextConfig(n_ctx=64, **asked), {})
+    assert (found.n_batch, found.n_ubatch) == (n_batch, n_ubatch)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("form", "flat"),
+        ("inference_precision", "f64"),
+        ("dynamic_quantization_group_size", -1),
+        ("dynamic_quantization_group_size", True),
+        ("num_streams", 0),
+        ("enable_cpu_pinning", "yes"),
+    ],
+)
+def test_options_of_wrong_values(ov_model, name, value) -> None:
+    with pytest.raises(ic.InvalidInputError) as caught:
+        ov_model.new_context(n_ctx=64, backend_options={name: value})
+    assert (caught.value.field, caught.value.value) == (name, value)
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        {"num_streams": 2},
+        {"enable_hyper_threading": False},
+        {"enable_cpu_pinning": False},
+        {"dynamic_quantization_group_size": 64},
+    ],
+)
+def test_options_reach_the_engine(ov_model, chosen) -> None:
+    with ov_model.new_context(n_ctx=64, backend_options=chosen) as context:
+        engine = context._inner._compiled.engine
+        for name, value in chosen.items():
+            assert str(engine.get_property(name.upper())) == str(value)
+        context.decode([0, 5, 6])
+
+
+def test_half_precision_or_a_refusal(ov_model, golden) -> None:
+    """Processors without bfloat16 compute in float32, which is not what was asked."""
+    prompt = golden.prompts[0]
+    for precision in ("bf16", "f16"):
+        options = {"inference_precision": precision}
+        with contextlib.suppress(ic.UnsupportedFeatureError), (
+            ov_model.new_context(n_ctx=64, backend_options=options)
+        ) as context:
+            context.decode(prompt.tokens)
+            assert 1e-4 < abs(context.logits() - prompt.logits[-1]).max() < context.tolerance
+            assert context.effective["type_k"] == precision
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("n_gpu_layers", 1),
+        ("n_gpu_layers", -1),
+        ("split_mode", "layer"),
+        ("main_gpu", 0),
+        ("tensor_split", [1.0]),
+        ("use_mlock", True),
+        ("check_tensors", True),
+        ("device", "GPU.7"),
+        ("device", "AUTO"),
+    ],
+)
+def test_model_fields_that_cannot_be(ov_path, field, value) -> None:
+    with pytest.raises(ic.UnsupportedFeatureError) as caught:
+        ic.load_model(ov_path, backend="openvino", **{field: value})
+    assert caught.value.feature == field
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"device": "CPU"},
+        {"n_gpu_layers": 0, "split_mode": "none", "use_mlock": False, "check_tensors": False},
+        {"use_mmap": False},
+        {"use_mmap": True},
+    ],
+)
+def test_model_fields_that_are_honoured(ov_path, fields) -> None:
+    with ic.load_model(ov_path, backend="openvino", **fields) as model:
+        assert model.runtime["device"] == "CPU"
+
+
+def test_progress_is_told_and_can_cancel(ov_path) -> None:
+    told = []
+    ic.load_model(ov_path, backend="openvino", progress=told.append).close()
+    assert (told[0], told[-1]) == (0.0, 1.0)
+    with pytest.raises(ic.ModelLoadError, match="cancelled"):
+        ic.load_model(ov_path, backend="openvino", progress=lambda _: False)
+
+
+def test_compiled_graphs_are_kept_in_the_folder_given(ov_path, tmp_path) -> None:
+    options = {"cache_dir": str(tmp_path / "cache")}
+    with ic.load_model(ov_path, backend="openvino", backend_options=options) as model:
+        model.new_context(n_ctx=64).close()
+    assert list((tmp_path / "cache").iterdir())
+
+
+def test_no_memory_is_an_error_of_its_own(ov_model) -> None:
+    with pytest.raises(ic.OutOfMemoryError) as caught:
+        ov_model.new_context(n_ctx=2**31 - 1, n_seq_max=256, type_k="f32")
+    assert caught.value.attempts
