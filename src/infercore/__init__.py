@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from infercore.values.config import DecodeConfig as DecodeConfig
     from infercore.values.config import ModelConfig as ModelConfig
     from infercore.values.config import SamplingConfig as SamplingConfig
+    from infercore.values.config import SpeculativeConfig as SpeculativeConfig
     from infercore.values.info import BackendDescriptor as BackendDescriptor
     from infercore.values.info import BackendInfo as BackendInfo
     from infercore.values.info import Capabilities as Capabilities
@@ -105,7 +106,7 @@ _HOMES = {
     "infercore.protocols.spi": "EngineContext EngineModel EngineTokenizer",
     "infercore.session.asynchronous": "AsyncSession",
     "infercore.values.config": (
-        "AdapterSpec ContextConfig DecodeConfig ModelConfig SamplingConfig"
+        "AdapterSpec ContextConfig DecodeConfig ModelConfig SamplingConfig SpeculativeConfig"
     ),
     "infercore.values.info": (
         "BackendDescriptor BackendInfo Capabilities DeviceInfo MemoryPlan ModelInfo PerfCounters"

@@ -128,6 +128,23 @@ class Resident:
         self.tape.logical = len(self.tape)
         self._outputs_of = self.context.output_serial
 
+    def append_ahead(self, tokens: list[int], *, logits: str) -> None:
+        """Evaluate ``tokens`` in one call; only the first one joins the logical context.
+
+        There must be no warm tail; the rest becomes one.
+        """
+        logical = self.tape.logical
+        try:
+            self._append_chunk(tokens, logits)
+        finally:
+            self.tape.logical = min(logical + 1, len(self.tape))
+
+    def drop_ahead(self, n_kept: int) -> None:
+        """Remove what lies more than ``n_kept`` tokens beyond the logical context."""
+        n = self.tape.logical + n_kept
+        if len(self.tape) > n:
+            self._shorten(n, self.tape.tokens(0, n))
+
     def renew_logits(self) -> int:
         """Make the logits at the end of the logical context; return the tokens evaluated."""
         if self.has_logits():

@@ -10,10 +10,12 @@ import attrs
 from infercore.errors import InvalidStateError
 from infercore.session import chatting, snapshots
 from infercore.session.base import SessionOptions
+from infercore.session.drafting import new_drafter
 from infercore.session.lease import SharedContext
 from infercore.session.parts import EMPTY, PREFIXED, Parts
 from infercore.session.prefill import Prefilling
 from infercore.session.resident import Outcome
+from infercore.session.source import TokenSource
 from infercore.session.stream import DecodeStream
 from infercore.values import checks
 from infercore.values.config import DecodeConfig, SamplingConfig
@@ -55,9 +57,27 @@ class CoreSession(Prefilling):
             )
         self.resident.check_fits(n_logical + 1, stage="decode", resident=n_logical)
         self.resident.cancelled = False
-        stream = DecodeStream(self, config, self._new_sampler(config))
+        stream = DecodeStream(self, config, self._source(config))
         self._stream = ref(stream)
         return stream
+
+    def _source(self, config: DecodeConfig) -> TokenSource:
+        speculative = config.speculative
+        drafter = None if speculative is None else new_drafter(speculative, self)
+        try:
+            sampler = self._new_sampler(config)
+        except BaseException:
+            if drafter is not None:
+                drafter.close()
+            raise
+        is_eog, stops = self._tokenizer.is_eog, config.stop_tokens
+        return TokenSource(
+            self.resident,
+            sampler,
+            config,
+            drafter=drafter,
+            ends=lambda token: token in stops or is_eog(token),
+        )
 
     def generate(self, text: str, **decode: Any) -> str:
         """Return the text generated after ``text`` as suffix ('' is the prefix if none is set)."""

@@ -13,6 +13,7 @@ from infercore.values.session import StreamChunk, Usage
 
 if TYPE_CHECKING:
     from infercore.session.resident import Resident
+    from infercore.session.source import Chosen, TokenSource
     from infercore.values.config import DecodeConfig
     from infercore.values.session import TokenLogprob
 
@@ -24,12 +25,12 @@ class DecodeStream:
     or dropping the iterator makes the last one resident too.
     """
 
-    def __init__(self, session: Any, config: DecodeConfig, sampler: Any) -> None:
+    def __init__(self, session: Any, config: DecodeConfig, source: TokenSource) -> None:
         self._session = session
         self._config = config
-        self._sampler = sampler
+        self._source = source
         self._text = TextAssembler(config.stop)
-        self._pending: int | None = None
+        self._pending: Chosen | None = None
         self._shown: list[int] = []
         self._logprobs: list[TokenLogprob] = []
         self._shifted: list[int] = []
@@ -80,12 +81,12 @@ class DecodeStream:
         reason = self._end_reached()
         if reason is not None:
             return self._finish(reason)
-        token = self._sampler.sample(self._session.context, -1)
+        chosen = self._source.next()
         self._clock()
-        if self._ends(token):
-            self._session.parts.ended_by = token
-            return self._finish("eos" if self._is_eog(token) else "stop")
-        return self._take(token)
+        if self._source.ends(chosen.token):
+            self._session.parts.ended_by = chosen.token
+            return self._finish("eos" if self._is_eog(chosen.token) else "stop")
+        return self._take(chosen)
 
     def _begin(self) -> None:
         """Prime the sampler and see to it that the logits are those of the last token."""
@@ -103,18 +104,18 @@ class DecodeStream:
         self._n_prompt = tape.logical
         self._n_cached = max(0, tape.logical - parts.n_evaluated - evaluated)
         parts.n_evaluated = 0
-        self._sampler.observe(tape.tokens(0, tape.logical), constrained=False)
+        self._source.prime(tape.tokens(0, tape.logical))
         session.enter(DECODED, parts)
 
     def _settle(self) -> None:
         """Make the token that was shown last resident."""
         if self._pending is None:
             return
-        token, self._pending = self._pending, None
+        chosen, self._pending = self._pending, None
         tape = self._resident.tape
         before = tape.logical
         try:
-            self._resident.append_one(token)
+            self._source.settle(chosen)
         finally:
             self._session.parts.n_generated += tape.logical - before
 
@@ -126,9 +127,8 @@ class DecodeStream:
         limit = self._config.max_tokens
         if limit is not None and self._n_completion >= limit:
             return "length"
-        if self._resident.free < 1 and not self._make_room():
-            return "context"
-        return None
+        full = self._resident.free < 1 and not self._source.is_ahead
+        return "context" if full and not self._make_room() else None
 
     def _make_room(self) -> bool:
         """Drop the older half of what follows the prefix, where that was asked for."""
@@ -146,16 +146,13 @@ class DecodeStream:
     def _is_eog(self, token: int) -> bool:
         return bool(self._session.model.tokenizer.is_eog(token))
 
-    def _ends(self, token: int) -> bool:
-        return token in self._config.stop_tokens or self._is_eog(token)
-
-    def _take(self, token: int) -> StreamChunk | None:
-        self._pending = token
+    def _take(self, chosen: Chosen) -> StreamChunk | None:
+        self._pending = chosen
         self._n_completion += 1
-        self._shown.append(token)
-        if self._config.logprobs is not None:
-            self._logprobs.append(self._sampler.last_logprobs(self._config.logprobs))
-        text = self._text.push(self._bytes_of(token))
+        self._shown.append(chosen.token)
+        if chosen.logprob is not None:
+            self._logprobs.append(chosen.logprob)
+        text = self._text.push(self._bytes_of(chosen.token))
         return self._chunk(text) if text and not self._text.stopped else self._held(text)
 
     def _held(self, text: str) -> StreamChunk | None:
@@ -202,7 +199,9 @@ class DecodeStream:
                 None if self._first_at is None else (self._first_at - self._started) * 1e3
             ),
             tokens_per_second=self._rate(),
-            seed=self._sampler.seed,
+            seed=self._source.seed,
+            drafted_tokens=self._source.n_drafted,
+            accepted_tokens=self._source.n_accepted,
         )
 
     def _rate(self) -> float | None:
@@ -245,7 +244,7 @@ class DecodeStream:
     def _release(self) -> None:
         self.finished = True
         self._pending = None
-        self._sampler.close()
+        self._source.close()
 
     def __enter__(self) -> DecodeStream:
         return self
