@@ -2,9 +2,9 @@
 
     python tools/check_model_pack.py [llamacpp] [llamacpp-q8_0] [openvino]
 
-Run it where ``infercore-models``, ``tokenizers`` and the engines named are installed. It prints,
-for each engine, the largest difference of a logit, how many greedy tokens differ, and how many odd
-strings its tokenizer splits differently.
+Run it where ``infercore-models``, ``tokenizers`` and the engines named are installed, OpenVINO with
+``openvino-tokenizers``. It prints, for each engine, the largest difference of a logit, how many
+greedy tokens differ, and how many odd strings its tokenizer splits differently.
 """
 
 from __future__ import annotations
@@ -70,6 +70,8 @@ class LlamaCpp:
 
 class OpenVino:
     def __init__(self) -> None:
+        import openvino_tokenizers  # noqa: F401  # registers the operations of tokenizer graphs
+
         import openvino
 
         folder = infercore_models.path(NAME, "openvino")
@@ -83,7 +85,7 @@ class OpenVino:
             folder / "openvino_model.xml", "CPU", plain
         ).create_infer_request()
         self.n_past = 0
-        self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self.tokenizer: Any = core.compile_model(folder / "openvino_tokenizer.xml", "CPU")
 
     def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         self.request.reset_state()
@@ -95,7 +97,8 @@ class OpenVino:
         return row
 
     def encode(self, text: str) -> list[int]:
-        return list(self.tokenizer.encode(text).ids)
+        ids: list[int] = self.tokenizer([text])["input_ids"][0].tolist()
+        return ids
 
     def _append(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         end = self.n_past + len(tokens)

@@ -174,18 +174,20 @@ class ContextBase:
     ) -> None:
         """After a failed append: enter what the engine kept, or stop trusting it.
 
-        ``before`` is the position where the append began. Typed errors and interruptions leave
-        the context usable; anything else that an engine raises ends it.
+        What the books have already is not entered again, so that an interruption may come at any
+        point of the append. Typed errors and interruptions leave the context usable; anything
+        else that an engine raises ends it.
         """
         self._forget_outputs()
         try:
+            entered = self._ledger.next_position(seq_id) - before
             kept = self._n_past_inner(seq_id) - before
         except Exception as broken:
             raise self._gate.fail(error) from broken
         if not 0 <= kept <= len(tokens):
             raise self._gate.fail(error) from error
-        if kept:
-            self._ledger.append((seq_id,), tokens[:kept], before)
+        if kept > entered:
+            self._ledger.append((seq_id,), tokens[entered:kept], before + entered)
         self._judge(error)
 
     def _judge(self, error: BaseException) -> None:

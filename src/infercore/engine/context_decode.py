@@ -58,13 +58,13 @@ class Decoding(Sequences):
             started = time.perf_counter()
             try:
                 self._decode_one_inner(token, seq_id=seq_id)
+                self._ledger.append_one(seq_id, token, before)
             except BaseException as error:  # noqa: BLE001  (raised anew, typed)
                 self._settle(seq_id, [token], before, error)
                 self._raise_typed(error, self._ledger.length(seq_id))
             if self._timed:
                 self._decode_s += time.perf_counter() - started
                 self._decode_tokens += 1
-            self._ledger.append_one(seq_id, token, before)
             outputs.set_engine_rows(1)
             self._row_of = (seq_id,)
 
@@ -269,10 +269,10 @@ class Decoding(Sequences):
         before = self._n_past_inner(seq_id)
         try:
             self._inner.decode(chunk, seq_id=seq_id, logits=logits)
+            self._ledger.append((seq_id,), chunk.tolist(), before)
         except BaseException as error:  # noqa: BLE001  (raised anew, typed)
             self._settle(seq_id, chunk.tolist(), before, error)
             self._raise_typed(error, self._ledger.length(seq_id))
-        self._ledger.append((seq_id,), chunk.tolist(), before)
 
     def _raise_typed(self, error: BaseException, resident: int) -> NoReturn:
         typed = self._typed(error, resident)

@@ -24,6 +24,7 @@ from infercore.errors import (
 )
 from infercore.values import checks
 from infercore.values.config import ContextConfig, SamplingConfig
+from infercore.values.manifest import kv_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -33,23 +34,6 @@ if TYPE_CHECKING:
     from infercore.protocols.public import Sampler, Session
     from infercore.protocols.spi import EngineModel
     from infercore.values.info import BackendDescriptor, Capabilities, MemoryPlan
-
-KV_IDENTITY_FIELDS = (
-    "type_k",
-    "type_v",
-    "rope_scaling_type",
-    "rope_freq_base",
-    "rope_freq_scale",
-    "yarn_ext_factor",
-    "yarn_attn_factor",
-    "yarn_beta_fast",
-    "yarn_beta_slow",
-    "yarn_orig_ctx",
-    "attention_type",
-    "flash_attn",
-    "swa_full",
-)
-
 
 SESSION_FIELDS = ("profile_id", "prompt_format", "add_bos", "overflow")
 
@@ -208,7 +192,7 @@ class GuardedModel:
             "backend": self.backend,
             "backend_version": self.backend_version,
             "model_digest": self.digest,
-            "kv": {name: effective.get(name) for name in KV_IDENTITY_FIELDS},
+            "kv": kv_options(effective),
         }
 
     def new_sampler(self, config: SamplingConfig | None = None, **fields: Any) -> Sampler:

@@ -24,12 +24,11 @@ capability             methods of `EngineContext` that it needs
 ``abort``              ``abort()``, ``clear_abort()``
 ``live_threads``       ``set_threads(n, n_batch)``
 ``lora``               ``set_adapters(adapters)``
-``perf``               ``perf() -> PerfCounters``, ``reset_perf()``
 =====================  ==========================================================================
 
 Further optional methods, each with a default in the guard: ``decode_one``, ``seq_pos_min``,
 ``seq_pos_max``, ``clear``, ``synchronize``, ``warmup``, ``set_causal_attention``,
-``set_abort_callback``.
+``set_abort_callback``. Times and counts (``perf``) are kept by the guard.
 """
 
 from __future__ import annotations
@@ -76,8 +75,8 @@ class EngineContext(Protocol):
     """**Protocol:** one KV cache, its positions and the outputs of its last call.
 
     ``n_batch`` is the most tokens that one `decode` takes here, ``n_ubatch`` one compute step.
-    ``effective`` has the value in force of every `ContextConfig` field that the engine knows;
-    its ``n_ctx`` may be padded. ``tolerance`` bounds how far logits may move when the same
+    ``effective`` has the value in force of every `ContextConfig` field that the engine knows,
+    ``n_threads`` and ``n_threads_batch`` always, and its own options; its ``n_ctx`` may be padded. ``tolerance`` bounds how far logits may move when the same
     tokens come in another split.
     """
 

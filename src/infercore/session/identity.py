@@ -4,37 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from infercore.values.manifest import ContextManifest, hash_json, hash_text
+from infercore.values.manifest import ContextManifest, hash_json, hash_text, kv_options
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-# What changes the values in the KV cache; thread counts and batch sizes do not.
-RUNTIME_FIELDS = (
-    "type_k",
-    "type_v",
-    "rope_scaling_type",
-    "rope_freq_base",
-    "rope_freq_scale",
-    "yarn_ext_factor",
-    "yarn_attn_factor",
-    "yarn_beta_fast",
-    "yarn_beta_slow",
-    "yarn_orig_ctx",
-    "attention_type",
-    "flash_attn",
-    "swa_full",
-    "offload_kqv",
-)
-
 
 def runtime_digest(effective: Mapping[str, Any], runtime: Mapping[str, Any]) -> str:
     """Return the digest over the options in force that change KV values.
 
     ``effective`` are a context's, ``runtime`` what the plugin adds (device kind, precision).
     """
-    options = {name: effective.get(name) for name in RUNTIME_FIELDS}
-    return hash_json({"options": options, "runtime": {k: str(v) for k, v in runtime.items()}})
+    own = {name: str(value) for name, value in runtime.items()}
+    return hash_json({"options": kv_options(effective), "runtime": own})
 
 
 def identity(

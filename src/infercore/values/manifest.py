@@ -29,6 +29,41 @@ IDENTITY_FIELDS = (
 )
 
 
+# Options that leave the values in the KV cache as they are. What an engine reports beyond these
+# is taken to change them, options of its own included.
+_NOT_KV_OPTIONS = frozenset(
+    {
+        "adapters",  # an identity field of their own
+        "embeddings",
+        "kv_unified",
+        "n_batch",
+        "n_ctx",
+        "n_seq_max",
+        "n_threads",
+        "n_threads_batch",
+        "n_ubatch",
+        "no_perf",
+        "num_streams",
+        "on_oom",
+        "n_ctx_min",
+        "op_offload",
+        "pooling_type",
+        "backend_options",
+        "defrag_thold",
+    }
+)
+
+
+def kv_options(effective: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of a context's ``effective`` options that change KV values, as plain types."""
+    names = sorted(set(effective) - _NOT_KV_OPTIONS)
+    return {name: _plain(effective[name]) for name in names}
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, (str, int, float, type(None))) else str(value)
+
+
 def hash_text(text: str) -> str:
     """Return the SHA-256 hex digest of the UTF-8 bytes of ``text``."""
     return hashlib.sha256(text.encode()).hexdigest()

@@ -87,7 +87,7 @@ def settings(config: ContextConfig, model_config: Mapping[str, Any]) -> Settings
         n_batch=n_batch,
         n_ubatch=min(n_batch, config.n_ubatch or DEFAULT_N_UBATCH),
         n_seq_max=config.n_seq_max or 1,
-        kv_unified=bool(config.kv_unified),
+        kv_unified=_kv_unified(config),
         kv_type=kv_type,
         precision=precision,
         form=chosen.get("form"),
@@ -137,6 +137,13 @@ def _unsupported(name: str, asked: object, hint: str = "") -> UnsupportedFeature
         backend=BACKEND,
         hint=hint,
     )
+
+
+def _kv_unified(config: ContextConfig) -> bool:
+    """Share the window where there are several sequences: so forks need no room of their own."""
+    if config.kv_unified is None:
+        return (config.n_seq_max or 1) > 1
+    return config.kv_unified
 
 
 def _kv_type(config: ContextConfig, precision: str) -> str:
