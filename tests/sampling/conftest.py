@@ -25,7 +25,7 @@ class ByteTokenizer:
         self.eog_questions = 0
 
     def token_bytes(self, token: int) -> bytes:
-        return (*self.words, b"<eos>", b"<eot>", b"<control>")[token]
+        return (*self.words, b"<eos>", b"<eot>", b"[control]")[token]
 
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> Any:
         rest, found = text.encode(), []

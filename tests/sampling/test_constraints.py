@@ -187,6 +187,13 @@ def test_what_is_no_response_format_is_refused(tokenizer, response_format):
         ({"anyOf": [{}, {"uniqueItems": True}]}, "at #/anyOf/1: .*uniqueItems"),
         ({"$defs": {"a/b": {"not": {}}}, "$ref": "#/$defs/a~1b"}, r"at #/\$defs/a~1b: .*not"),
         ({"properties": {"a": {"$ref": "#/$defs/no"}}}, r"at #/properties/a: .*\$defs/no"),
+        (
+            {
+                "$defs": {"ok": {}},
+                "items": {"prefixItems": [{"$ref": "#/$defs/ok"}, {"uniqueItems": True}]},
+            },
+            "at #/items/prefixItems/1: ",
+        ),
         ({"type": "string", "pattern": "("}, "(?s)at #: .*unclosed group"),
         ({"minimum": 3, "maximum": 1, "type": "integer"}, "at #: .*minimum"),
         ({"type": "regex", "pattern": "a(b"}, "unclosed group"),
@@ -231,6 +238,11 @@ def test_end_tokens_only_where_the_text_is_complete_and_controls_never(tokenizer
     assert allowed() == [ord("b"), *ends]
     constraint.accept(tokenizer.eot)
     assert constraint.is_finished
+
+
+def test_a_control_token_never_stands_for_its_text(tokenizer):
+    constraint = compile_constraint({"type": "choice", "choices": ["[control]", "x"]}, tokenizer)
+    assert np.flatnonzero(constraint.allowed()).tolist() == [ord("["), ord("x")]
 
 
 def test_apply_forbids_in_place_and_beyond_the_tokenizer(tokenizer):
@@ -283,6 +295,7 @@ def test_clones_are_independent_and_reset_rewinds(tokenizer):
     twin.accept(ord("b"))
     assert np.flatnonzero(constraint.allowed()).tolist() == [ord("b")]
     assert np.flatnonzero(twin.allowed()).tolist() == [ord("c"), ord("d")]
+    assert not np.shares_memory(twin._words, constraint._words)  # threads may use both
     twin.accept_all([ord("c"), tokenizer.eos])
     twin.reset()
     assert np.flatnonzero(twin.allowed()).tolist() == [ord("a")]

@@ -32,6 +32,8 @@ def test_an_allowed_length_of_zero_punishes_all_that_followed_anything(tokenizer
 def test_the_longest_repetition_counts(tokenizer):
     # before y stood "bc" and, overlapping the end, "bcyabc": 6 tokens
     assert lowered(tokenizer, b"bcyabcyabc") == {"y": 8.0}
+    # the longer one, "abc", may also be the earlier one
+    assert lowered(tokenizer, b"abcyxbcyabc") == {"y": 1.0}
 
 
 def test_a_breaker_ends_the_repetition(tokenizer):

@@ -46,11 +46,16 @@ def test_an_empty_window_and_minus_infinity_stay():
 def test_history_counts_its_window_only(window):
     tokens = np.random.default_rng(1).integers(0, 7, 700).tolist()
     history = TokenHistory(7, window)
-    history.extend(tokens[:300])
-    for token in tokens[300:690]:
+    history.extend(tokens[:2])
+    for token in tokens[2:690]:
         history.extend([token])
+    assert_counts(history, tokens[:690], window)
     history.extend([])
     history.extend(tokens[690:])
+    assert_counts(history, tokens, window)
+
+
+def assert_counts(history, tokens, window):
     seen = tokens if window < 0 else tokens[len(tokens) - window :]
     assert history.last(window).tolist() == seen
     assert history.last(-1).tolist() == tokens

@@ -38,6 +38,14 @@ def test_a_dead_tokenizer_is_forgotten():
     assert table._known == {}
 
 
+def test_a_number_that_was_given_again_is_no_match():
+    table = PerTokenizer(lambda _: object())
+    dead, tokenizer = Anything(), Anything()
+    stale = table(dead)
+    table._known[id(tokenizer)] = table._known[id(dead)]
+    assert table(tokenizer) is not stale
+
+
 def test_one_that_takes_no_weak_reference_is_made_anew():
     table = PerTokenizer(lambda _: object())
     tokenizer = Slotted()

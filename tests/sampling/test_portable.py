@@ -110,14 +110,32 @@ def test_reset_rewinds_to_the_beginning(make, row, mirostat):
 
 
 def test_clone_and_reset_take_the_constraint_along(make, tokenizer, row):
-    constraint = compile_constraint({"type": "regex", "pattern": "[a-z]{60}"}, tokenizer)
+    pattern = "[a-z]{10}[0-9]{10}[A-Z]{10}"
+    constraint = compile_constraint({"type": "regex", "pattern": pattern}, tokenizer)
     sampler = make(own={"constraint": constraint})
-    start = run(sampler, row, 20)
+    start = run(sampler, row, 10)
     twin = sampler.clone()
-    assert run(sampler, row, 20) == run(twin, row, 20)
+    assert run(sampler, row, 10) == run(twin, row, 10)
     sampler.reset()
-    assert run(sampler, row, 20) == start
+    assert run(sampler, row, 10) == start
     assert not twin.constraint.is_accepting
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_mirostat_goes_on_from_step_to_step(make, seed):
+    # mu 2.5 leaves two tokens; their surprise is 0.585 or 1.585 bits, so mu becomes 9.15 or -0.85
+    sampler = make(4, seed=seed, mirostat=2, mirostat_tau=1.25, mirostat_eta=10.0)
+    row = np.log(logits(0.5, 0.25, 0.125, 0.125))
+
+    def step():
+        token = sampler.sample_logits(row)
+        return token, len(sampler.last_logprobs(9, processed=True).top)
+
+    for _ in range(2):
+        token, n_left = step()
+        assert n_left == 2
+        assert step()[1] == (4 if token == 0 else 1)
+        sampler.reset()
 
 
 class CountingConstraint:
@@ -429,6 +447,12 @@ def test_the_order_of_steps_by_hand(make):
     assert probabilities == pytest.approx([EXPECTED[token] for token in sorted(EXPECTED)])
 
 
+def test_the_bias_comes_before_the_penalties(make):
+    sampler = make(2, temperature=0, logit_bias={0: 2.0}, repeat_penalty=2.0)
+    sampler.observe([0])
+    assert sampler.sample_logits(logits(2, 2.5)) == 1  # (2 + 2) / 2, not 2 / 2 + 2
+
+
 def test_twenty_thousand_draws_have_that_distribution(make):
     sampler = make(6, **{**ORDER, "penalty_last_n": 1})
     row = np.log(logits(*WEIGHTS))
@@ -450,6 +474,7 @@ def test_twenty_thousand_draws_have_that_distribution(make):
         ({"typical_p": 0.2, "top_p": 0.6}, (0.4, *[0.1] * 6), None),
         # top_n_sigma after top_k would measure another deviation
         ({"top_n_sigma": 1.0, "top_k": 3}, (0.5, 0.4, 0.05, 0.05), {0: 5 / 9, 1: 4 / 9}),
+        ({"top_n_sigma": 1.0, "top_k": 1}, (0.5, 0.4, 0.05, 0.05), {0: 1.0}),
     ],
 )
 def test_pairs_of_steps_in_their_order(make, fields, weights, expected):

@@ -54,6 +54,13 @@ def test_mirostat_v1_by_hand():
     assert chosen.mu == pytest.approx(4.0 - 0.1 * (surprise - 2.0))
 
 
+def test_mirostat_v1_at_an_exponent_of_exactly_one(monkeypatch):
+    monkeypatch.setattr(selection, "_zipf_exponent", lambda _: 1.0)
+    kept = of(*[0.01] * 100)
+    chosen = selection.mirostat_v1(kept, 0.0, mu=4.0, tau=2.0, eta=0.1, n_vocab=100)
+    assert chosen.out_of.ids.size == 3
+
+
 @pytest.mark.parametrize(
     "probabilities", [(1.0,), (0.5, 0.5), (0.25,) * 4, (1.0, 5e-324), (0.7, 0.2, 0.1)]
 )

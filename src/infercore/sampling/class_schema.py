@@ -88,4 +88,4 @@ def _composed(kind: Any, where: str, defs: dict[str, Any]) -> dict[str, Any]:
 
 def _fixed_array(items: list[dict[str, Any]]) -> dict[str, Any]:
     size = {"minItems": len(items), "maxItems": len(items)}
-    return {"type": "array", "prefixItems": items, "items": False, **size}
+    return {"type": "array", "prefixItems": items, **size}
