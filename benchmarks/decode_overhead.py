@@ -8,9 +8,10 @@ import statistics
 import time
 from typing import Any
 
-import infercore as ic
 import llama_cpp.llama_cpp as llama
 import numpy as np
+
+import infercore as ic
 
 
 class RawLoop:
@@ -20,9 +21,7 @@ class RawLoop:
         self._keep = llama.llama_log_callback(lambda *_: None)
         llama.llama_log_set(self._keep, None)
         llama.llama_backend_init()
-        model = llama.llama_load_model_from_file(
-            path.encode(), llama.llama_model_default_params()
-        )
+        model = llama.llama_load_model_from_file(path.encode(), llama.llama_model_default_params())
         params = llama.llama_context_default_params()
         params.n_ctx, params.n_threads, params.n_threads_batch = n_ctx, n_threads, n_threads
         params.flash_attn_type = 0
@@ -110,7 +109,8 @@ def report(pairs: list[tuple[float, float]], n_tokens: int) -> None:
     ratios = [through / by_hand for by_hand, through in pairs]
     extra = [(through - by_hand) / n_tokens * 1e6 for by_hand, through in pairs]
     by_hand = statistics.median(pair[0] for pair in pairs) / n_tokens * 1e6
-    print(f"by hand {by_hand:.1f} us a token; infercore / by hand: median {statistics.median(ratios):.4f}")
+    ratio = statistics.median(ratios)
+    print(f"by hand {by_hand:.1f} us a token; infercore / by hand: median {ratio:.4f}")
     print(f"extra a token: median {statistics.median(extra):.1f} us, least {min(extra):.1f} us")
 
 

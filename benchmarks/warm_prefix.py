@@ -8,7 +8,8 @@ import time
 
 import infercore as ic
 
-WORDS = "the sun and a hare can see no end to it all so the old man had to run on".split()
+TEXT = "the sun and a hare can see no end to it all so the old man had to run on"
+WORDS = TEXT.split(" ")
 
 
 def text_of(tokenizer: ic.Tokenizer, n_tokens: int, start: int) -> str:

@@ -37,9 +37,7 @@ def test_prompt_lookup_gives_the_same_tokens(
 def test_a_draft_model_gives_the_same_tokens(model: Any, session: Any) -> None:
     plain, _ = tokens_of(session, PROMPT, max_tokens=60, temperature=0)
     config = ic.SpeculativeConfig(kind="draft_model", draft_model=model, n_draft=4)
-    guessed, last = tokens_of(
-        session, PROMPT, max_tokens=60, temperature=0, speculative=config
-    )
+    guessed, last = tokens_of(session, PROMPT, max_tokens=60, temperature=0, speculative=config)
     assert guessed == plain
     assert last.usage.accepted_tokens >= 0.9 * last.usage.drafted_tokens > 0
 
@@ -47,7 +45,7 @@ def test_a_draft_model_gives_the_same_tokens(model: Any, session: Any) -> None:
 def test_repetitive_text_is_guessed(session: Any) -> None:
     refrain = "la la lo li. "
     prompt = "Once upon a time " + refrain * 12
-    bias = {t: 50.0 for t in session.model.tokenizer.encode(refrain, add_special=False)}
+    bias = dict.fromkeys(session.model.tokenizer.encode(refrain, add_special=False), 50.0)
     config = ic.SpeculativeConfig(n_draft=8)
     plain, _ = tokens_of(session, prompt, max_tokens=64, temperature=0, logit_bias=bias)
     guessed, last = tokens_of(

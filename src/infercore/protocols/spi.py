@@ -75,9 +75,10 @@ class EngineContext(Protocol):
     """**Protocol:** one KV cache, its positions and the outputs of its last call.
 
     ``n_batch`` is the most tokens that one `decode` takes here, ``n_ubatch`` one compute step.
-    ``effective`` has the value in force of every `ContextConfig` field that the engine knows,
-    ``n_threads`` and ``n_threads_batch`` always, and its own options; its ``n_ctx`` may be padded. ``tolerance`` bounds how far logits may move when the same
-    tokens come in another split.
+    ``effective`` has the value in force of every `ContextConfig` field that the engine knows
+    (``n_threads`` and ``n_threads_batch`` always) and of its own options; its ``n_ctx`` may be
+    padded. ``tolerance`` bounds how far logits may move when the same tokens come in another
+    split.
     """
 
     capabilities: Capabilities

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from types import TracebackType
 
+    from typing_extensions import Self
+
     from infercore.values.session import (
         ContextReport,
         PrefixInput,
@@ -133,7 +135,7 @@ class AsyncSession:
         self._session.close()
         self._pool.shutdown(wait=True)
 
-    async def __aenter__(self) -> AsyncSession:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(
@@ -190,7 +192,7 @@ class AsyncDecodeStream:
             if not self._session.closed:
                 raise
 
-    async def __aenter__(self) -> AsyncDecodeStream:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:

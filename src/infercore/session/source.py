@@ -1,4 +1,4 @@
-"""Where the next token of a decode comes from: sampled, forced by a constraint, or guessed right."""
+"""Where the next token of a decode comes from: sampled, forced, or guessed right."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class TokenSource:
     def settle(self, chosen: Chosen) -> None:
         """Make a token that was shown part of the logical context."""
         if chosen.held:
-            self._resident.tape.logical += 1
+            self._resident.take_ahead(chosen.token)
             return
         room = self._resident.free - 1
         forced = self._forced(room)

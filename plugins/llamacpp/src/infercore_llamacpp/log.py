@@ -82,7 +82,8 @@ def explain(error: E) -> E:
         if hasattr(error, "add_note"):
             error.add_note(note)
         else:  # Python 3.10 shows no notes, but tools read them
-            error.__notes__ = [*getattr(error, "__notes__", ()), note]  # type: ignore[attr-defined]
+            notes = error.__dict__.setdefault("__notes__", [])
+            notes.append(note)
     return error
 
 

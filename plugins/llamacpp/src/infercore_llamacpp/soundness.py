@@ -1,0 +1,98 @@
+"""Refuses the models over which llama.cpp ends the process, from the header of their file.
+
+What it merely refuses is left to it: it says why. Each rule here is an assertion, or an exception
+that nobody catches, in the engine's loader or tokenizer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from infercore_llamacpp import header as headers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from infercore_llamacpp.header import Header
+
+MAX_LAYERS = 512  # LLAMA_MAX_LAYERS
+_ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
+_N_BYTES = 256
+
+
+def complaint(path: str) -> str | None:
+    """Return what is wrong with the model at ``path``, None where nothing is known to be."""
+    try:
+        header = headers.read(path)
+    except headers.MalformedError:
+        return None  # the engine notices and says where
+    except ValueError:  # an empty file cannot be mapped
+        return None
+    return next((found for rule in _RULES for found in rule(header)), None)
+
+
+def _layers(header: Header) -> Iterator[str]:
+    value = header.own("block_count")
+    if value is not None and not (_is_count(value) and 1 <= value <= MAX_LAYERS):
+        key = f"{header.architecture}.block_count"
+        yield f"its {key} is {value!r}; a model has 1 to {MAX_LAYERS} layers"
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _tokens(header: Header) -> Iterator[str]:
+    """Two tokens of one text fail an assertion."""
+    tokens = header.metadata.get("tokenizer.ggml.tokens")
+    if isinstance(tokens, tuple) and len(set(tokens)) < len(tokens):
+        token, n = Counter(tokens).most_common(1)[0]
+        yield f"its vocabulary has the token {token!r} {n} times"
+
+
+def _byte_tokens(header: Header) -> Iterator[str]:
+    """A text with a byte that SentencePiece has no token for is an exception nobody catches."""
+    tokens = header.metadata.get("tokenizer.ggml.tokens")
+    if header.metadata.get("tokenizer.ggml.model") != "llama" or not isinstance(tokens, tuple):
+        return
+    known = set(tokens)
+    for value in range(_N_BYTES):
+        if f"<0x{value:02X}>".encode() not in known and bytes([value]) not in known:
+            yield f"its vocabulary has no token for the byte 0x{value:02X}"
+            return
+
+
+def _epsilons(header: Header) -> Iterator[str]:
+    for key, value in header.metadata.items():
+        if key.endswith("_epsilon") and isinstance(value, float) and not 0 <= value < math.inf:
+            yield f"its {key} is {value!r}; it must be at least 0"
+
+
+def _rope(header: Header) -> Iterator[str]:
+    value = header.own("rope.scaling.type")
+    if value is not None and value not in _ROPE_SCALINGS:
+        yield f"its rope.scaling.type is {value!r}; there are {', '.join(_ROPE_SCALINGS)}"
+
+
+def _experts(header: Header) -> Iterator[str]:
+    n, used = (_most(header.own(key)) for key in ("expert_count", "expert_used_count"))
+    if (n or used) and not 1 <= used <= n:
+        yield f"it uses {used} of {n} experts"
+
+
+def _most(value: Any) -> int:
+    """Return a count that may be given for each layer."""
+    values = value if isinstance(value, tuple) else (value,)
+    return max((int(v) for v in values if _is_count(v)), default=0)
+
+
+_RULES: tuple[Callable[[Header], Iterator[str]], ...] = (
+    _layers,
+    _tokens,
+    _byte_tokens,
+    _epsilons,
+    _rope,
+    _experts,
+)
