@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import pack
 from infercore import errors
 
 ROOT = Path(__file__).parents[1]
@@ -38,3 +39,13 @@ def test_readme_has_the_command_in_one_line(which: str) -> None:
     (command,) = re.findall(rf"<!-- command: {which} -->\n```bash\n(.*?)\n```", text, re.DOTALL)
     assert "\n" not in command
     assert command.startswith("python3 -m venv .venv && ")
+
+
+@pytest.mark.parametrize("page", ["sessions.md"])
+def test_the_examples_of_a_page_run(page: str) -> None:
+    pack.need_backend("openvino")
+    pack.need_pack()
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    assert blocks
+    exec(compile("\n".join(blocks), page, "exec"), {"__name__": "docs"})  # noqa: S102
