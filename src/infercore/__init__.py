@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from infercore.api import aopen_session as aopen_session
     from infercore.api import backends as backends
+    from infercore.api import embed as embed
     from infercore.api import get_backend as get_backend
     from infercore.api import load_model as load_model
     from infercore.api import open_session as open_session
@@ -92,7 +93,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "infercore.api": "aopen_session backends get_backend load_model open_session plan_memory",
+    "infercore.api": "aopen_session backends embed get_backend load_model open_session plan_memory",
     "infercore.errors": (
         "BackendNotFoundError BackendUnavailableError ContextOverflowError DecodeAbortedError "
         "GrammarError InferCoreError InvalidInputError InvalidPositionError InvalidSequenceError "

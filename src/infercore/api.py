@@ -6,6 +6,8 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
 from infercore.chat.template import render
 from infercore.engine.model import GuardedModel, Services
 from infercore.errors import (
@@ -22,7 +24,10 @@ from infercore.values import checks
 from infercore.values.config import ContextConfig, DecodeConfig, ModelConfig, SamplingConfig
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from infercore.protocols.public import Backend, Model, Sampler, Session
+    from infercore.protocols.spi import FloatArray
     from infercore.values.info import BackendDescriptor, BackendInfo, MemoryPlan
 
     AnyPath = str | os.PathLike[str]
@@ -103,13 +108,47 @@ def aopen_session(
     return Opening(work)
 
 
-def plan_memory(path: AnyPath, config: ContextConfig | None = None, **fields: Any) -> MemoryPlan:
+def embed(
+    path_or_model: AnyPath | Model,
+    texts: Sequence[str],
+    *,
+    pooling: str | None = None,
+    normalize: bool = True,
+    backend: str | None = None,
+) -> FloatArray:
+    """Return one vector for each of ``texts``, in their order: float32 [n_texts, n_embd].
+
+    ``pooling`` ("mean", "cls" or "last") makes one vector of those of a text's tokens; None takes
+    the model's own, and a model that has none needs it named. ``normalize`` gives each vector the
+    length 1. Several texts go through the engine at once where it can.
+
+    Raises `InvalidInputError` for a str in place of a list, a text of more tokens than the model
+    has learned or of none, and a pooling that is missing; nothing was evaluated then. Raises
+    what `load_model` raises for a path.
+    """
+    from infercore.embedding import embed_texts  # noqa: PLC0415  (imports NumPy)
+
+    if not isinstance(path_or_model, (str, os.PathLike)):
+        return embed_texts(path_or_model, texts, pooling=pooling, normalize=normalize)
+    with load_model(path_or_model, backend=backend) as model:
+        return embed_texts(model, texts, pooling=pooling, normalize=normalize)
+
+
+def plan_memory(
+    path: AnyPath,
+    config: ContextConfig | None = None,
+    *,
+    backend: str | None = None,
+    **fields: Any,
+) -> MemoryPlan:
     """Return the bytes that the model at ``path`` will take with such a context.
 
-    Raises `UnsupportedFeatureError` where its backend cannot tell before loading.
+    The backend is chosen as in `load_model`. Raises `UnsupportedFeatureError` where it cannot
+    tell before loading.
     """
     where = _existing(path)
-    descriptor = default_registry().choose(where)
+    registry = default_registry()
+    descriptor = registry.get(backend) if backend is not None else registry.choose(where)
     plan = getattr(descriptor, "plan_memory", None)
     if plan is None:
         raise UnsupportedFeatureError(feature="plan_memory", backend=descriptor.name)
@@ -156,16 +195,36 @@ def _existing(path: AnyPath) -> str:
 def _load(descriptor: BackendDescriptor, path: str, config: ModelConfig) -> GuardedModel:
     checks.check_options("backend_options", config.backend_options, descriptor.model_options)
     started = time.perf_counter()
+    progress = _Progress(config.progress)
+    if config.progress is not None:
+        config = attrs.evolve(config, progress=progress)
     try:
         inner = descriptor.loader(path, config)
     except InferCoreError:
         raise
     except Exception as error:
+        if error is progress.error:  # the caller's own
+            raise
         raise ModelFormatError(
             f"backend {descriptor.name!r} could not load {path!r}: {error}", path=path
         ) from error
     load_ms = (time.perf_counter() - started) * 1e3
     return GuardedModel(inner, descriptor=descriptor, services=_SERVICES, load_ms=load_ms)
+
+
+class _Progress:
+    """The caller's callback, and what it raised."""
+
+    def __init__(self, report: Callable[[float], object] | None) -> None:
+        self._report = report
+        self.error: BaseException | None = None
+
+    def __call__(self, fraction: float) -> object:
+        try:
+            return None if self._report is None else self._report(fraction)
+        except BaseException as error:
+            self.error = error
+            raise
 
 
 def _new_sampler(model: GuardedModel, config: SamplingConfig) -> Sampler:

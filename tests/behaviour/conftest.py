@@ -10,6 +10,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
+@pytest.fixture(scope="session")
+def exact(exact: dict[str, str], backend_name: str) -> dict[str, Any]:
+    """Return exact settings on one thread: these models are small, and cores may be busy."""
+    threads = {"n_threads": 1, "n_threads_batch": 1} if backend_name == "llamacpp" else {}
+    return {**exact, **threads}
+
+
 @pytest.fixture
 def new_context(model: Any, exact: dict[str, str]) -> Iterator[Callable[..., Any]]:
     """Open contexts with exact settings; they are closed after the test."""

@@ -20,7 +20,7 @@ _KINDS = {bool: (7, "<?"), int: (4, "<I"), float: (6, "<f")}
 
 
 def write(path: Path, kind: str) -> Path:
-    """Write a model of ``kind``: llama, head16, sliding, recurrent, encoder, rank or adapter."""
+    """Write a model of ``kind``, the name of a function below without its underscore."""
     metadata, tensors = globals()[f"_{kind}"](np.random.default_rng(7))
     return write_file(path, metadata, tensors)
 
@@ -48,6 +48,10 @@ def _text(text: str) -> bytes:
 def _value(value: Any) -> bytes:
     if isinstance(value, str):
         return struct.pack("<I", 8) + _text(value)
+    if isinstance(value, list) and isinstance(value[0], str):
+        return struct.pack("<IIQ", 9, 8, len(value)) + b"".join(map(_text, value))
+    if isinstance(value, list):
+        return struct.pack(f"<IIQ{len(value)}i", 9, 5, len(value), *value)
     kind, layout = _KINDS[type(value)]
     return struct.pack("<I", kind) + struct.pack(layout, value)
 
@@ -116,6 +120,18 @@ def _llama(random: np.random.Generator, n_head: int = 2) -> tuple[dict[str, Any]
 
 def _head16(random: np.random.Generator) -> tuple[dict[str, Any], _Tensors]:
     return _llama(random, n_head=4)
+
+
+def _mrope(random: np.random.Generator) -> tuple[dict[str, Any], _Tensors]:
+    """A model whose positions have several dimensions, as those that look at images."""
+    tensors = _Tensors(random)
+    tensors.frame()
+    for i in range(2):
+        tensors.layer(i)
+        for name in ("attn_q", "attn_k", "attn_v"):
+            tensors.bias(f"blk.{i}.{name}", N_EMBD)
+    rope = {"rope.dimension_count": 32, "rope.dimension_sections": [4, 6, 6, 0]}
+    return _metadata("qwen2vl", **rope), tensors
 
 
 def _sliding(random: np.random.Generator) -> tuple[dict[str, Any], _Tensors]:

@@ -61,13 +61,25 @@ def test_a_model_of_no_layers_is_refused_before_the_engine_sees_it(plugin_model,
         load(plugin_model, path)
 
 
-def test_a_file_that_ends_the_process_can_be_tried_in_a_child(plugin_model, story_path, tmp_path):
+@pytest.fixture
+def twice(story_path, tmp_path):
+    """A file with two tokens of one text, which is an assertion in llama.cpp."""
     path = tmp_path / "twice.gguf"
     data = story_path.read_bytes()
     one, other = b"\x01\0\0\0\0\0\0\0A", b"\x01\0\0\0\0\0\0\0B"
-    assert one in data  # two tokens of one text are an assertion in llama.cpp
+    assert one in data
     path.write_bytes(data.replace(one, other, 1))
-    options = {"check_in_child": True}
+    return path
+
+
+def test_a_file_that_ends_the_process_is_refused_by_its_header(plugin_model, twice):
+    with pytest.raises(ic.ModelFormatError, match="the token b'B' 2 times"):
+        load(plugin_model, twice)
+
+
+def test_a_file_can_be_tried_in_a_child(plugin_model, story_path, twice, monkeypatch):
+    path, options = twice, {"check_in_child": True}
+    monkeypatch.setattr("infercore_llamacpp.gguf.soundness.complaint", lambda path: None)
     with pytest.raises(ic.ModelFormatError, match="trial in a child"):
         load(plugin_model, path, backend_options=options)
     load(plugin_model, story_path, backend_options=options)

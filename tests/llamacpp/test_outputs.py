@@ -66,6 +66,22 @@ def test_pooling_is_what_numpy_makes_of_the_tokens(story, open_context, prompt):
         np.testing.assert_allclose(context.embedding(0), expected, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("fields", "n_ubatch"),
+    [({"n_ctx": 661}, 660), ({"n_batch": 101}, 100), ({"n_ubatch": 8}, 8)],
+)
+def test_a_mean_of_several_takes_a_step_that_they_divide(story, open_context, fields, n_ubatch):
+    context = open_context(story, pooling_type="mean", n_seq_max=4, **fields)
+    assert context.n_ubatch == context.effective["n_ubatch"] == n_ubatch
+
+
+@pytest.mark.parametrize("fields", [{"n_ubatch": 6}, {"n_batch": 3}])
+def test_a_step_that_they_do_not_divide_is_refused(story, open_context, fields):
+    with pytest.raises(ic.InvalidInputError, match="multiple of n_seq_max") as caught:
+        open_context(story, pooling_type="mean", n_seq_max=4, **fields)
+    assert caught.value.field == "n_ubatch"
+
+
 def test_encoders(tiny, open_context):
     tokens = np.arange(20, dtype=np.int32)
     model = tiny("encoder")

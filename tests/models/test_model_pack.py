@@ -14,7 +14,7 @@ import infercore_models
 
 MAX_SIZE_BYTES = 16_000_000
 EVERY_FORMAT = [(name, form) for name, forms in infercore_models.names().items() for form in forms]
-NAMES = sorted(infercore_models.names())
+NAMES = sorted(set(infercore_models.names()) - {"encoder"})
 
 
 def safetensors_header(folder: Path) -> dict[str, dict[str, object]]:
@@ -27,6 +27,10 @@ def safetensors_header(folder: Path) -> dict[str, dict[str, object]]:
 
 def test_storyteller_is_there_in_four_formats() -> None:
     assert infercore_models.names()["storyteller"] == ("hf", "gguf-f32", "gguf-q8_0", "openvino")
+
+
+def test_encoder_is_there_in_three_formats() -> None:
+    assert infercore_models.names()["encoder"] == ("hf", "gguf-f32", "openvino")
 
 
 def test_names_gives_a_fresh_mapping() -> None:
@@ -137,3 +141,36 @@ def test_golden_is_sure_of_what_comes_next() -> None:
     for prompt in infercore_models.golden("storyteller").prompts:
         second, best = np.sort(prompt.logits[-1])[-2:]
         assert best - second > 0.05
+
+
+# -- the encoder ---------------------------------------------------------------------------------
+
+
+def test_golden_texts_of_the_encoder() -> None:
+    golden = infercore_models.golden_texts("encoder")
+    assert len(golden) >= 5
+    for found in golden:
+        assert found.rows.dtype == np.float32
+        assert found.rows.shape == (len(found.tokens), 64)
+        assert np.isfinite(found.rows).all()
+        assert not found.rows.flags.writeable
+
+
+def test_goldens_of_the_other_kind_are_unknown() -> None:
+    with pytest.raises(infercore_models.UnknownModelError, match="storyteller"):
+        infercore_models.golden("encoder")
+    with pytest.raises(infercore_models.UnknownModelError, match="encoder"):
+        infercore_models.golden_texts("storyteller")
+
+
+def test_the_encoder_says_how_it_is_pooled() -> None:
+    for form in ("hf", "openvino"):
+        folder = infercore_models.path("encoder", form)
+        pooling = json.loads((folder / "1_Pooling" / "config.json").read_text(encoding="utf-8"))
+        assert pooling["pooling_mode_mean_tokens"] is True
+
+
+def test_both_folders_of_the_encoder_hold_the_same_tokenizer() -> None:
+    hf, openvino = (infercore_models.path("encoder", form) for form in ("hf", "openvino"))
+    read = [json.loads((d / "tokenizer.json").read_text(encoding="utf-8")) for d in (hf, openvino)]
+    assert read[0]["model"] == read[1]["model"]

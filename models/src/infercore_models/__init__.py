@@ -2,13 +2,16 @@
 
 from infercore_models._catalogue import UnknownFormatError, UnknownModelError, names, path
 from infercore_models._golden import Golden, GoldenPrompt, golden
+from infercore_models._golden_texts import GoldenText, golden_texts
 
 __all__ = [
     "Golden",
     "GoldenPrompt",
+    "GoldenText",
     "UnknownFormatError",
     "UnknownModelError",
     "golden",
+    "golden_texts",
     "names",
     "path",
 ]

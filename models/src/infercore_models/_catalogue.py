@@ -20,9 +20,15 @@ FILES: Mapping[str, Mapping[str, str]] = MappingProxyType(
                 "gguf-q8_0": "storyteller-q8_0.gguf",
                 "openvino": "openvino",
             }
-        )
+        ),
+        "encoder": MappingProxyType(
+            {"hf": "hf", "gguf-f32": "encoder-f32.gguf", "openvino": "openvino"}
+        ),
     }
 )
+
+
+ENCODERS = ("encoder",)
 
 
 class UnknownModelError(LookupError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from infercore_models._catalogue import folder
+from infercore_models._catalogue import ENCODERS, FILES, UnknownModelError, folder
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,10 +40,12 @@ class Golden:
 def golden(name: str) -> Golden:
     """The prompts of that model with their logits and greedy continuations.
 
-    Raises `UnknownModelError`, a `LookupError`.
+    Raises `UnknownModelError`, a `LookupError`, also for an encoder: see `golden_texts`.
     """
     import numpy as np
 
+    if name in ENCODERS:
+        raise UnknownModelError(name, (known for known in FILES if known not in ENCODERS))
     with np.load(folder(name) / "golden.npz", allow_pickle=False) as arrays:
         limit = int(arrays["max_new_tokens"])
         texts = [str(text) for text in arrays["prompts"]]

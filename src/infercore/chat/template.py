@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import datetime
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from datetime import datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -30,25 +30,61 @@ def render(
 ) -> str:
     """Return ``messages`` in the words of ``template``.
 
-    Raises `InvalidInputError` where the messages are malformed or the template refuses them.
+    Raises `InvalidInputError` where the messages are malformed, the template refuses them, or it
+    is broken or without bounds.
     """
     import jinja2  # noqa: PLC0415  (only chats need it)
 
     rows = [_as_dict(message) for message in messages]
     try:
-        return _compiled(template).render(
+        return _bounded_render(
+            _compiled(template),
             messages=rows,
             add_generation_prompt=add_generation_prompt,
             tools=None if tools is None else [dict(tool) for tool in tools],
             **variables,
         )
-    except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
-        raise InvalidInputError(
-            f"the model's chat template refuses these messages: {error}",
-            field="messages",
-            value=[row.get("role") for row in rows],
-            allowed="messages that the template accepts",
-        ) from error
+    except jinja2.TemplateSyntaxError as error:
+        raise _refused(f"cannot be read (line {error.lineno}): {error}", rows) from error
+    except jinja2.exceptions.SecurityError as error:
+        raise _refused(f"was stopped: {error}", rows) from error
+    except RecursionError as error:
+        raise _refused("was stopped: it calls itself without end", rows) from error
+    except MemoryError as error:
+        raise _refused("was stopped: it takes all memory", rows) from error
+    except (
+        jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError,
+        AssertionError,
+    ) as error:  # fmt: skip
+        raise _refused(f"refuses these messages: {error}", rows) from error
+
+
+def _bounded_render(compiled: Template, **variables: Any) -> str:
+    from jinja2.exceptions import SecurityError  # noqa: PLC0415
+
+    from infercore.chat import sandbox  # noqa: PLC0415  (imports Jinja)
+
+    token = sandbox.start()
+    try:
+        parts, n_characters = [], 0
+        for part in compiled.generate(**variables):
+            n_characters += len(part)
+            if n_characters > sandbox.MAX_SIZE:
+                raise SecurityError("the text it makes is too large")
+            parts.append(part)
+        return "".join(parts)
+    finally:
+        sandbox.finish(token)
+
+
+def _refused(what: str, rows: list[dict[str, Any]]) -> InvalidInputError:
+    return InvalidInputError(
+        f"the model's chat template {what}; change the messages, or render the text yourself and "
+        "use ensure_prefix",
+        field="messages",
+        value=[row.get("role") for row in rows],
+        allowed="messages that the template accepts",
+    )
 
 
 def _as_dict(message: Message | Mapping[str, Any]) -> dict[str, Any]:
@@ -61,13 +97,9 @@ def _as_dict(message: Message | Mapping[str, Any]) -> dict[str, Any]:
 
 @lru_cache(maxsize=32)
 def _compiled(template: str) -> Template:
-    """The settings are those of Hugging Face's ``apply_chat_template``, as templates expect."""
-    from jinja2.ext import loopcontrols  # noqa: PLC0415
-    from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: PLC0415
+    from infercore.chat.sandbox import BoundedEnvironment  # noqa: PLC0415  (imports Jinja)
 
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
-    )
+    environment = BoundedEnvironment()
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise
     environment.globals["strftime_now"] = _strftime_now
@@ -79,9 +111,29 @@ def _raise(message: str) -> None:
 
 
 def _strftime_now(form: str) -> str:
-    return datetime.datetime.now().astimezone().strftime(form)
+    return datetime.now().astimezone().strftime(form)
 
 
-def _to_json(value: Any, **options: Any) -> str:
-    options.setdefault("ensure_ascii", False)
-    return json.dumps(value, **options)
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,  # noqa: FBT001, FBT002  (as templates call it)
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,  # noqa: FBT001, FBT002
+) -> str:
+    """Without the HTML escapes of Jinja's own, as Hugging Face transformers has it."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+        default=_as_list,
+    )
+
+
+def _as_list(value: Any) -> list[Any]:
+    """What a filter such as ``map`` returns is a list to a template's author."""
+    if isinstance(value, Iterator):
+        return list(value)
+    raise TypeError(f"{type(value).__name__} is not JSON")

@@ -12,6 +12,7 @@ import click
 
 import infercore
 from infercore.cli.backends import backends
+from infercore.cli.conformance import conformance
 from infercore.cli.demo import demo
 
 EXIT_ERROR = 1
@@ -47,4 +48,5 @@ def main(debug: bool) -> None:  # noqa: ARG001, FBT001  (click passes it; the gr
 
 
 main.add_command(backends)
+main.add_command(conformance)
 main.add_command(demo)

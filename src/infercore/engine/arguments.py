@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 MAX_POSITION = 2**31 - 1
 
 
-def token_error(token: object, n_vocab: int) -> _InvalidTokenError:
+def token_error(token: object, n_vocab: int, *, field: str = "token") -> _InvalidTokenError:
     """Return the error for an id outside the vocabulary."""
     return _InvalidTokenError(
-        f"token {token!r} is not in the vocabulary; ids go from 0 to {n_vocab - 1}",
-        field="token",
+        f"{field}: {token!r} is not in the vocabulary; ids go from 0 to {n_vocab - 1}",
+        field=field,
         value=token,
         allowed=(0, n_vocab - 1),
     )
 
 
-def check_token(token: Any, n_vocab: int) -> int:
+def check_token(token: Any, n_vocab: int, *, field: str = "token") -> int:
     """Return ``token`` as int. Raises `InvalidTokenError`."""
     if not checks.is_integer(token) or not 0 <= token < n_vocab:
-        raise token_error(token, n_vocab)
+        raise token_error(token, n_vocab, field=field)
     return operator.index(token)
 
 

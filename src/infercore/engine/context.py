@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from infercore.engine.context_controls import Controls
 from infercore.engine.context_decode import Decoding
 from infercore.engine.context_state import Saving
-from infercore.engine.gate import fork_count
+from infercore.engine.gate import Gate, fork_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,11 +21,12 @@ class GuardedContext(Saving, Decoding, Controls):
 
     def __init__(self, inner: Any, *, release: Callable[[], None], **facts: Any) -> None:
         super().__init__(inner, **facts)
-        self._finalizer = weakref.finalize(self, _close, inner, release, fork_count())
+        self._finalizer = weakref.finalize(self, _close, inner, release, fork_count(), self._gate)
 
     def close(self) -> None:
         """Give the memory back; idempotent. A call that runs in another thread is aborted."""
-        self.abort()
+        if not self._gate.entered_here:
+            self.abort()
         if self._gate.shut():
             self._finalizer()
             self._identity_source = dict  # what it asks keeps the model alive
@@ -37,8 +38,10 @@ class GuardedContext(Saving, Decoding, Controls):
         self.close()
 
 
-def _close(inner: Any, release: Callable[[], None], born: int) -> None:
+def _close(inner: Any, release: Callable[[], None], born: int, gate: Gate) -> None:
     if born != fork_count():  # the parent's engine: closing it here may hang
+        return
+    if not gate.shut_at_end(getattr(inner, "abort", None)):
         return
     try:
         inner.close()

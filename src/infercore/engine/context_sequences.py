@@ -30,15 +30,27 @@ class Sequences(ContextBase):
         with self._gate:
             return self._ledger.length(self._sequence(seq_id))
 
-    def n_free(self, seq_id: int = 0) -> int:
-        """Return how many more tokens fit: into the shared window, or the sequence's own."""
+    def n_free(self, seq_id: int = 0, *, keep: int | None = None) -> int:
+        """Return how many more tokens fit: into the shared window, or the sequence's own.
+
+        ``keep``: as it would be once the sequence's tokens from that position on were removed.
+        """
         with self._gate:
-            return self._room(self._sequence(seq_id))
+            return self.look_free(self._sequence(seq_id), keep)
+
+    def look_free(self, seq_id: int, keep: int | None = None) -> int:
+        """Return `n_free` without waiting for a call that runs: for reports."""
+        return self._room(seq_id) + (0 if keep is None else self._given_back(seq_id, keep))
 
     @property
     def n_outputs(self) -> int:
         """How many output rows there are now."""
         return self._outputs.count
+
+    @property
+    def n_engine_outputs(self) -> int:
+        """How many of them an engine's own sampler can read: none once they were restored."""
+        return self._outputs.count if self._outputs.in_engine else 0
 
     @property
     def output_serial(self) -> int:

@@ -86,10 +86,17 @@ class Saving(Sequences):
             n_others = self._ledger.n_cells - self._given_back(seq_id, 0)
             n_tokens = len(sequence["tokens"])
             self._check_fits(n_tokens + (n_others if self._window.shared else 0), [sequence])
-            self._restore(lambda: self._inner.load_sequence(seq_id, payload))
+            self._restore(lambda: self._load_sequence(seq_id, payload, n_tokens))
             self._ledger.set_sequence(seq_id, sequence["runs"], sequence["tokens"])
             self._verify([{**sequence, "seq_id": seq_id}])
             self._take_logits(logits, (seq_id,))
+
+    def _load_sequence(self, seq_id: int, payload: bytes, n_tokens: int) -> None:
+        """Nothing is restored by removing what is there: an engine may not do so by itself."""
+        if n_tokens:
+            self._inner.load_sequence(seq_id, payload)
+        else:
+            self._inner.seq_remove(seq_id, 0, -1)
 
     def _check_fits(self, n_cells: int, sequences: list[dict[str, Any]]) -> None:
         longest = max((len(sequence["tokens"]) for sequence in sequences), default=0)

@@ -14,8 +14,10 @@ from infercore.errors import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
+_END_SECONDS = 10.0
 _forks = 0
 
 
@@ -90,6 +92,25 @@ class Gate:
             )
         return self.fatal
 
+    @property
+    def entered_here(self) -> bool:
+        """Whether the calling thread itself is inside."""
+        return self.owner == threading.get_ident()
+
+    def shut_at_end(self, stop: Callable[[], object] | None) -> bool:
+        """Let nobody in any more and wait for the call inside, which ``stop`` ends sooner.
+
+        False where it does not end: at exit of the interpreter a thread may still be in an
+        engine, which must not be freed then.
+        """
+        self.closed = True
+        if self.owner is not None and stop is not None:
+            stop()
+        if not self._lock.acquire(timeout=_END_SECONDS):
+            return False
+        self._lock.release()
+        return True
+
     def shut(self) -> bool:
         """Close the gate after the call that is inside; False if it was closed already.
 
@@ -98,7 +119,7 @@ class Gate:
         if self._born != _forks:
             self.closed = True
             return False
-        if self.owner == threading.get_ident():
+        if self.entered_here:
             raise SessionBusyError(f"close this {self._name} after its call has returned")
         with self._lock:
             was_open = not self.closed

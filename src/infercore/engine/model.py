@@ -210,7 +210,7 @@ class GuardedModel:
                 hint="use implementation='portable'",
             )
         for token in config.logit_bias:
-            check_token(token, self.tokenizer.n_vocab)
+            check_token(token, self.tokenizer.n_vocab, field="logit_bias")
         lease = _Lease(self._weights)
         try:
             inner = make(config)

@@ -92,9 +92,14 @@ class Outputs:
         over several calls, or restored.
         """
         index = self._index(i)
-        if self._gathered is not None and not self._in_engine:
+        if not self.in_engine:
             raise self._unavailable("a native sample")
         return index
+
+    @property
+    def in_engine(self) -> bool:
+        """Whether the rows are those of the engine's last call: not gathered, not restored."""
+        return self._gathered is None or self._in_engine
 
     def rows(self) -> FloatArray:
         """Return all rows [n_outputs, n_vocab] of a call made with ``logits="all"``."""

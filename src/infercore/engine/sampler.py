@@ -24,7 +24,7 @@ class GuardedSampler:
         self._n_vocab = n_vocab
         self._release = release
         self._gate = Gate("sampler")
-        self._finalizer = weakref.finalize(self, _close, inner, release)
+        self._finalizer = weakref.finalize(self, _close, inner, release, self._gate)
 
     @property
     def seed(self) -> int | None:
@@ -69,7 +69,9 @@ class GuardedSampler:
             self._finalizer()
 
 
-def _close(inner: Any, release: Callable[[], None]) -> None:
+def _close(inner: Any, release: Callable[[], None], gate: Gate) -> None:
+    if not gate.shut_at_end(None):
+        return
     try:
         inner.close()
     finally:

@@ -61,7 +61,7 @@ class Constraint:
         self._make_buffer()
 
     def _make_buffer(self) -> None:
-        self._words = np.zeros(self._tokenizer.n_vocab // 32 + 1, dtype=np.int32)
+        self._words = np.zeros((self._tokenizer.n_vocab + 31) // 32, dtype=np.int32)
         self._address = self._words.ctypes.data
         self._spread = np.zeros((self._words.nbytes, 8), dtype=np.float32)
 

@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from infercore.engine.gate import Gate
-from infercore.errors import (
-    SessionBusyError,
-    SessionClosedError,
-    SessionFatalError,
-    UnsupportedFeatureError,
-)
+from infercore.errors import SessionBusyError, SessionFatalError, UnsupportedFeatureError
 from infercore.session.identity import identity
-from infercore.session.lease import SharedContext
 from infercore.session.parts import CLOSED, EMPTY, FATAL, PREFIXED, Parts
 from infercore.session.report import context_report
 from infercore.session.resident import Resident
 from infercore.values import checks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from types import TracebackType
     from typing import TypeVar
     from weakref import ref
 
     from typing_extensions import Self
 
+    from infercore.session.lease import SharedContext
     from infercore.session.stream import DecodeStream
     from infercore.values.config import DecodeConfig
     from infercore.values.session import ContextReport
@@ -78,7 +75,7 @@ class SessionBase:
         self.resident = Resident(shared.context, seq_id)
         self.parts = Parts()
         self.gate = Gate("session")
-        self._shared = shared
+        self.shared = shared
         self._tokenizer = model.tokenizer
         self._new_sampler = new_sampler
         self._options = options
@@ -113,9 +110,9 @@ class SessionBase:
         return context_report(
             state=self.state,
             parts=self.parts,
-            tape=self.resident.tape,
-            n_ctx=self.context.n_ctx_seq,
+            resident=self.resident,
             identity=self.identity,
+            tokenizer=self._tokenizer,
             fatal=self.gate.fatal,
         )
 
@@ -126,19 +123,36 @@ class SessionBase:
         self._state = state
         self.parts = parts
 
-    def guarded(self, work: Callable[[], T]) -> T:
-        """Run ``work``; where the context can no longer be trusted, nor can the session."""
+    @contextmanager
+    def entered(self, operation: str) -> Iterator[None]:
+        """Hold the session for a call: alone, with no decode open and a tape that is true.
+
+        Where the context can no longer be trusted, nor can the session.
+        """
+        with self.shared, self.gate:
+            self.check_no_stream(operation)
+            self.resident.cancelled = False
+            with self.fatal_for_good():
+                self.resident.settle()
+                yield
+
+    @contextmanager
+    def fatal_for_good(self) -> Iterator[None]:
+        """Repeat in every later call the cause for which the context failed in this one."""
         try:
-            return work()
+            yield
         except SessionFatalError as error:
             raise self.gate.fail(error.cause) from error
+        except BaseException:  # an interruption, for instance, that the context did not survive
+            if self.resident.fatal_cause is not None:
+                self.gate.fail(self.resident.fatal_cause)
+            raise
 
     def prefilled(self, work: Callable[[], T], fallback: str) -> T:
         """Run ``work``; where it fails after a change, the state is ``fallback``."""
         before = self.resident.tape.tokens()
-        self.resident.cancelled = False
         try:
-            return self.guarded(work)
+            return work()
         except BaseException:
             if self.resident.tape.tokens() != before:
                 self._fall_back(fallback)
@@ -150,9 +164,11 @@ class SessionBase:
         if state == EMPTY:
             self.parts = Parts()
             tape.logical = 0
+            self.resident.owed = []
         elif state == PREFIXED:
             parts.n_prefix = tape.logical = tape.common(parts.prefix_ids)
-            parts.n_generated, parts.suffix_text, parts.ended_by = 0, "", None
+            parts.forget_volatile()
+            self.resident.owed = []
 
     def encode(self, text: str, *, parse_special: bool, add_special: bool = True) -> list[int]:
         """Return the ids of ``text``, with BOS in front where the session has it."""
@@ -189,22 +205,17 @@ class SessionBase:
             self.context.abort()
 
     def close(self) -> None:
-        """Release everything; idempotent. What runs is cancelled first."""
-        self.cancel()
+        """Release everything; idempotent. What runs is cancelled first.
+
+        Raises `SessionBusyError`, *unchanged*, from within a call of this session (a callback).
+        """
+        if self.gate.owner != threading.get_ident():
+            self.cancel()
         if self.gate.shut():
             stream = self.open_stream()
             if stream is not None:
                 stream.abandon()
-            self._give_back()
-
-    def _give_back(self) -> None:
-        try:
-            if self._shared.context.n_seq_max > 1 and not self.context.closed:
-                self.context.seq_remove(self.resident.seq_id)
-        except (SessionClosedError, SessionFatalError, SessionBusyError):
-            pass  # a context that is closed, failed or in use keeps nothing that could be removed
-        finally:
-            self._shared.give_back(self.resident.seq_id)
+            self.shared.give_back(self.resident.seq_id)
 
     def __enter__(self) -> Self:
         return self

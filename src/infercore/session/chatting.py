@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from infercore.errors import InvalidInputError
+from infercore.session.control_text import ControlText
 from infercore.session.tape import common_prefix
 from infercore.values import checks
 from infercore.values.session import Message
@@ -16,8 +16,7 @@ from infercore.values.session import Message
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# Private-use characters: they mark where a message's own text begins and ends in a render.
-_OPEN, _CLOSE = "\ue0f0", "\ue0f1"
+_GIVEN_APART = ("messages", "tools", "bos_token", "eos_token")
 
 
 @attrs.frozen(kw_only=True)
@@ -36,26 +35,45 @@ def prepare(
     *,
     add_bos: bool,
     parse_special: bool = False,
-    **variables: Any,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    variables: Mapping[str, Any] | None = None,
 ) -> Turn:
     """Return the chat as it is to be put into the context.
 
-    A control token's text within a message is text, unless ``parse_special``. Raises
-    `InvalidInputError` for malformed messages and those the template refuses.
+    The text of a control token within messages and tools is text, unless ``parse_special``.
+    Raises `InvalidInputError` for malformed messages and those the template refuses.
     """
+    chat = _Chat(
+        tokenizer, tools, _checked(variables or {}), add_bos=add_bos, parse_special=parse_special
+    )
     rows = _rows(messages)
-    text, tokens = _tokenize(tokenizer, rows, add_bos, parse_special, variables)
-    probe_rows = _with_other_last_user(rows)
+    text, tokens = chat.tokenize(rows)
     try:
-        probe_text, probe = _tokenize(tokenizer, probe_rows, add_bos, parse_special, variables)
+        probe_text, probe = chat.tokenize(_with_other_last_user(rows))
     except InvalidInputError:  # a template that refuses the probe has no stable part to show
         probe_text, probe = "", []
     return Turn(
         text=text,
         tokens=tokens,
-        stable_text=os.path.commonprefix([text, probe_text]),
+        stable_text=text[: _common_text(text, probe_text)],
         n_stable=common_prefix(tokens, probe),
     )
+
+
+def _common_text(a: str, b: str) -> int:
+    differ = (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
+    return next(differ, min(len(a), len(b)))
+
+
+def _checked(variables: Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(variables, Mapping) or not all(isinstance(name, str) for name in variables):
+        raise checks.refuse("template_variables", variables, "a mapping with names as keys")
+    taken = [name for name in _GIVEN_APART if name in variables]
+    if taken:
+        raise checks.refuse(
+            "template_variables", taken, "names other than those that the session gives itself"
+        )
+    return dict(variables)
 
 
 def _rows(messages: Sequence[Message | Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -75,78 +93,56 @@ def _rows(messages: Sequence[Message | Mapping[str, Any]]) -> list[dict[str, Any
 def _with_other_last_user(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The same chat with another last user turn (appended where there is none)."""
     for i in range(len(rows) - 1, -1, -1):
-        if rows[i]["role"] == "user" and isinstance(rows[i].get("content"), str):
-            content = rows[i]["content"]
-            other = "2" if content[:1] == "1" else "1"
-            return [*rows[:i], {**rows[i], "content": other}, *rows[i + 1 :]]
+        if rows[i]["role"] == "user":
+            content = _other_content(rows[i].get("content"))
+            return [*rows[:i], {**rows[i], "content": content}, *rows[i + 1 :]]
     return [*rows, {"role": "user", "content": "1"}]
 
 
-def _tokenize(
-    tokenizer: Any,
-    rows: list[dict[str, Any]],
-    add_bos: bool,  # noqa: FBT001
-    parse_special: bool,  # noqa: FBT001
-    variables: dict[str, Any],
-) -> tuple[str, list[int]]:
-    text = tokenizer.apply_chat_template(rows, **variables)
-    if parse_special or not any(_has_control(tokenizer, row) for row in rows):
-        tokens = tokenizer.encode(text, add_special=False)
-    else:
-        tokens = _tokenize_apart(tokenizer, rows, text, variables)
-    bos = tokenizer.bos
-    if add_bos and bos is not None and tokens[:1] != [bos]:
-        tokens = [bos, *tokens]
-    return text, tokens
+def _other_content(content: Any) -> Any:
+    """Another text in the same form: a text, or a list of parts."""
+    if isinstance(content, (list, tuple)):
+        texts = [part["text"] for part in content if isinstance(part, Mapping) and "text" in part]
+        return [{"type": "text", "text": _other_content(texts[0] if texts else "")}]
+    return "2" if str(content)[:1] == "1" else "1"
 
 
-def _has_control(tokenizer: Any, row: dict[str, Any]) -> bool:
-    """Whether a message's text would turn into control tokens if it were parsed."""
-    content = row.get("content")
-    if not isinstance(content, str) or not content:
-        return False
-    parsed = tokenizer.encode(content, add_special=False, parse_special=True)
-    plain = tokenizer.encode(content, add_special=False, parse_special=False)
-    return bool(parsed != plain)
+class _Chat:
+    """Renders rows and tokenizes the result, with what is the same for each of them."""
 
+    def __init__(
+        self,
+        tokenizer: Any,
+        tools: Sequence[Mapping[str, Any]] | None,
+        variables: dict[str, Any],
+        *,
+        add_bos: bool,
+        parse_special: bool,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._tools = tools
+        self._variables = variables
+        self._add_bos = add_bos
+        self._parse_special = parse_special
 
-def _tokenize_apart(
-    tokenizer: Any, rows: list[dict[str, Any]], text: str, variables: dict[str, Any]
-) -> list[int]:
-    """Tokenize the template's words with control tokens, the messages' without."""
-    marked_rows = [_marked(row) for row in rows]
-    marked = tokenizer.apply_chat_template(marked_rows, **variables)
-    if marked.replace(_OPEN, "").replace(_CLOSE, "") != text:
-        raise InvalidInputError(
-            "a message holds the text of a control token, and the model's template changes "
-            "messages so that it cannot be kept apart; remove it, or pass parse_special=True",
-            field="messages",
-            value=text,
-            allowed="messages without control tokens",
-        )
-    tokens: list[int] = []
-    for outside, inside in _pieces(marked):
-        tokens += tokenizer.encode(outside, add_special=False, parse_special=True)
-        tokens += tokenizer.encode(inside, add_special=False, parse_special=False)
-    return tokens
+    def _render(self, rows: Any, tools: Any) -> str:
+        text: str = self._tokenizer.apply_chat_template(rows, tools=tools, **self._variables)
+        return text
 
+    def tokenize(self, rows: list[dict[str, Any]]) -> tuple[str, list[int]]:
+        """Return the rendered text and its ids."""
+        text = self._render(rows, self._tools)
+        tokens = self._ids(rows, text)
+        bos = self._tokenizer.bos
+        if self._add_bos and bos is not None and tokens[:1] != [bos]:
+            tokens = [bos, *tokens]
+        return text, tokens
 
-def _marked(row: dict[str, Any]) -> dict[str, Any]:
-    content = row.get("content")
-    if not isinstance(content, str) or not content.strip():
-        return row
-    core = content.strip()
-    start = content.index(core)
-    end = start + len(core)
-    return {**row, "content": content[:start] + _OPEN + core + _CLOSE + content[end:]}
-
-
-def _pieces(marked: str) -> list[tuple[str, str]]:
-    """Split into (template's words, message's words) pairs."""
-    first, *rest = marked.split(_OPEN)
-    pairs = [(first, "")]
-    for part in rest:
-        inside, _, outside = part.partition(_CLOSE)
-        pairs[-1] = (pairs[-1][0], inside)
-        pairs.append((outside, ""))
-    return pairs
+    def _ids(self, rows: list[dict[str, Any]], text: str) -> list[int]:
+        if not self._parse_special:
+            control = ControlText(self._tokenizer, [rows, self._tools])
+            if control.found:
+                marked = self._render(control.marked(rows), control.marked(self._tools))
+                return control.tokens(text, marked)
+        ids: list[int] = self._tokenizer.encode(text, add_special=False)
+        return ids

@@ -59,8 +59,8 @@ class PromptLookup:
 class DraftModel:
     """Guesses with a smaller model of the same vocabulary, greedily, in a context of its own."""
 
-    def __init__(self, model: Any, n_ctx: int) -> None:
-        self._context = model.new_context(n_ctx=n_ctx)
+    def __init__(self, model: Any, n_ctx: int, **threads: int | None) -> None:
+        self._context = model.new_context(n_ctx=n_ctx, **threads)
         self._resident = Resident(self._context)
 
     def propose(self, tokens: Sequence[int], n: int) -> list[int]:
@@ -103,4 +103,8 @@ def new_drafter(config: SpeculativeConfig, session: Any) -> Drafter:
             value=draft.tokenizer.digest,
             allowed=session.model.tokenizer.digest,
         )
-    return DraftModel(draft, session.context.n_ctx_seq)
+    asked = session.context.config
+    threads: dict[str, int | None] = {}
+    if draft.backend == session.model.backend:
+        threads = {name: getattr(asked, name) for name in ("n_threads", "n_threads_batch")}
+    return DraftModel(draft, session.context.n_ctx_seq, **threads)

@@ -20,7 +20,9 @@ class Parts:
 
     ``n_prefix`` tokens of the prefix stand (fewer than ``prefix_ids`` where it gave way at the
     seam). ``n_evaluated`` were evaluated since the last decode began. ``ended_by`` is the
-    end-of-generation token that the last decode stopped at.
+    end-of-generation token that the last decode stopped at. ``templated``: the prefix tokens are
+    a chat template's, in which messages are kept apart; they are not those of its text alone.
+    ``plain``: what follows the prefix is ``suffix_text`` and then what was generated.
     """
 
     prefix: PrefixInput | None = None
@@ -32,9 +34,15 @@ class Parts:
     suffix_text: str = ""
     n_evaluated: int = 0
     ended_by: int | None = None
+    templated: bool = False
+    plain: bool = True
 
     def copy(self) -> Parts:
         """Return an independent copy."""
         twin = copy.copy(self)
         twin.prefix_ids = list(self.prefix_ids)
         return twin
+
+    def forget_volatile(self) -> None:
+        """Have only a prefix."""
+        self.n_generated, self.suffix_text, self.ended_by, self.plain = 0, "", None, True

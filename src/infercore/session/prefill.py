@@ -9,11 +9,13 @@ import attrs
 from infercore.errors import InvalidInputError, InvalidStateError
 from infercore.session.base import SessionBase
 from infercore.session.parts import DECODED, EMPTY, PREFIXED, READY, Parts
-from infercore.session.resident import Outcome
 from infercore.session.tape import common_prefix
 from infercore.values import checks
 from infercore.values.manifest import hash_text, hash_token_ids
 from infercore.values.session import PrefixInput, PrefixStatus, SuffixInput, SuffixStatus
+
+if TYPE_CHECKING:
+    from infercore.session.resident import Outcome
 
 
 class Prefilling(SessionBase):
@@ -26,17 +28,19 @@ class Prefilling(SessionBase):
         `InvalidInputError`, all *unchanged*; `DecodeAbortedError` when cancelled (*partial*:
         what was evaluated is reused when asked again).
         """
-        with self.gate:
-            self.check_no_stream("ensure_prefix")
+        with self.entered("ensure_prefix"):
             given: PrefixInput = _as_input(prefix, PrefixInput, "prefix")
             ids = self.encode(given.text, parse_special=given.parse_special)
             reason = self._reset_reason(given)
-            self.resident.check_fits(len(ids), stage="prefix", resident=0)
-            n_cold = self.guarded(self.resident.clear) if reason else 0
-            outcome = self.prefilled(lambda: self.resident.hold(ids, need_logits=False), EMPTY)
-            outcome = attrs.evolve(outcome, dropped=outcome.dropped + n_cold)
+            self.resident.check_fits(ids, stage="prefix", resident=0)
+            outcome = self.prefilled(lambda: self._hold_prefix(ids, cold=reason is not None), EMPTY)
             self._enter_prefix(given, ids, outcome)
             return PrefixStatus(reset_reason=reason, **self._status_fields(outcome))
+
+    def _hold_prefix(self, ids: list[int], *, cold: bool) -> Outcome:
+        n_cold = self.resident.clear() if cold else 0
+        outcome = self.resident.hold(ids, need_logits=False)
+        return attrs.evolve(outcome, dropped=outcome.dropped + n_cold)
 
     def _reset_reason(self, given: PrefixInput) -> str | None:
         mismatch = self.identity.mismatch(given.manifest) if given.manifest else None
@@ -57,7 +61,7 @@ class Prefilling(SessionBase):
         )
         self.enter(PREFIXED, parts)
         self.context.count_reused(outcome.reused)
-        self.guarded(self.resident.checkpoint)
+        self.resident.checkpoint()
 
     def prefill_suffix(self, suffix: SuffixInput | str) -> SuffixStatus:
         """Put the volatile text after the prefix; see `Session.prefill_suffix`.
@@ -66,17 +70,21 @@ class Prefilling(SessionBase):
         `ManifestMismatchError` and `InvalidInputError`, all *unchanged*; `DecodeAbortedError`
         when cancelled (*partial*: the prefix stands, asking again resumes).
         """
-        with self.gate:
-            self.check_no_stream("prefill_suffix")
+        with self.entered("prefill_suffix"):
             given: SuffixInput = _as_input(suffix, SuffixInput, "suffix")
             self._check_prefixed()
             mismatch = self.identity.mismatch(given.manifest) if given.manifest else None
             if mismatch is not None:
                 raise mismatch
-            follows = self.parts.n_generated or self.parts.ended_by is not None
-            if given.mode == "append" and follows:
+            if given.mode == "append" and self._has_more_than_text():
                 return self._append_suffix(given)
             return self._replace_suffix(given)
+
+    def _has_more_than_text(self) -> bool:
+        """Whether the context is more than prefix and suffix tokenized as one text."""
+        parts = self.parts
+        written = parts.n_generated or parts.templated or self.resident.tape.is_cut
+        return bool(written) or parts.ended_by is not None
 
     def _check_prefixed(self) -> None:
         if self._state == EMPTY:
@@ -94,21 +102,22 @@ class Prefilling(SessionBase):
         """Make the context equal ``ids``, which are those of the prefix and ``text`` behind it."""
         parts = self.parts
         stands = common_prefix(ids, parts.prefix_ids)
-        ids, dropped = self._truncated(ids, stands)
-        self.resident.check_fits(len(ids), stage="suffix", resident=stands)
+        ids, dropped = self.truncated(ids, stands)
+        self.resident.check_fits(ids, stage="suffix", resident=stands)
         outcome = self.prefilled(lambda: self.resident.hold(ids, need_logits=True), PREFIXED)
+        parts.forget_volatile()
         parts.n_prefix = stands
-        parts.n_generated = 0
         parts.suffix_text = text
+        parts.plain = not dropped
         seam = len(parts.prefix_ids) - stands
         return self._enter_suffix(outcome, stands, seam_tokens=seam, truncated_tokens=dropped)
 
-    def _truncated(self, ids: list[int], stands: int) -> tuple[list[int], tuple[int, ...]]:
+    def truncated(self, ids: list[int], stands: int) -> tuple[list[int], tuple[int, ...]]:
         """Drop the oldest suffix tokens that do not fit, where that was asked for.
 
-        One place is left free, so that a decode can begin.
+        The first ``stands`` are kept, and one place is left free, so that a decode can begin.
         """
-        excess = len(ids) - (self.resident.capacity - 1)
+        excess = len(ids) - (self.resident.capacity(ids[:stands]) - 1)
         room = len(ids) - stands - 1
         if self.overflow != "truncate" or not 0 < excess <= room:
             return ids, ()
@@ -117,7 +126,7 @@ class Prefilling(SessionBase):
 
     def _suffix_ids(self, given: SuffixInput, text: str) -> list[int]:
         prefix, special = self.parts.prefix, given.parse_special
-        if given.boundary == "split" or prefix is None:
+        if given.boundary == "split" or prefix is None or self.parts.templated:
             tail = self.encode(text, parse_special=special, add_special=False)
             return self.parts.prefix_ids + tail
         if special != prefix.parse_special and text and prefix.text:
@@ -135,11 +144,11 @@ class Prefilling(SessionBase):
         ended_by = self.parts.ended_by
         ids = [] if ended_by is None else [ended_by]
         ids += self.encode(given.text, parse_special=given.parse_special, add_special=False)
-        logical = self.resident.tape.logical
-        self.resident.check_fits(logical + len(ids), stage="suffix", resident=logical)
-        target = self.resident.tape.tokens(0, logical) + ids
-        outcome = self.prefilled(lambda: self.resident.hold(target, need_logits=True), DECODED)
-        return self._enter_suffix(outcome, logical)
+        before = self.resident.wanted()
+        self.resident.check_fits([*before, *ids], stage="suffix", resident=len(before))
+        outcome = self.prefilled(lambda: self.resident.go_on(ids), DECODED)
+        self.parts.plain = False
+        return self._enter_suffix(outcome, len(before))
 
     def _enter_suffix(self, outcome: Outcome, n_before: int, **fields: Any) -> SuffixStatus:
         """Be READY; ``n_before`` tokens were not asked for in this call."""
@@ -147,9 +156,14 @@ class Prefilling(SessionBase):
         self.parts.ended_by = None
         self.parts.n_evaluated += outcome.prefilled
         self.context.count_reused(outcome.reused)
-        self.guarded(self.resident.checkpoint)
-        shown = attrs.evolve(outcome, reused=max(0, outcome.reused - n_before))
-        return SuffixStatus(**fields, **self._status_fields(shown))
+        self.resident.checkpoint()
+        again = max(0, n_before - outcome.reused)
+        shown = attrs.evolve(
+            outcome,
+            reused=max(0, outcome.reused - n_before),
+            prefilled=outcome.prefilled - again,
+        )
+        return SuffixStatus(reevaluated_tokens=again, **fields, **self._status_fields(shown))
 
     def _status_fields(self, outcome: Outcome) -> dict[str, Any]:
         parts, logical = self.parts, self.resident.tape.logical
@@ -160,7 +174,7 @@ class Prefilling(SessionBase):
             "prefix_tokens": parts.n_prefix,
             "suffix_tokens": logical - parts.n_prefix,
             "resident_tokens": logical,
-            "available_tokens": self.resident.capacity - logical,
+            "available_tokens": self.resident.available(),
             "n_ctx": self.context.n_ctx_seq,
             "stable_byte_hash": parts.byte_hash,
             "stable_token_hash": parts.token_hash,

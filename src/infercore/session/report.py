@@ -4,29 +4,31 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import attrs
-
+from infercore.session.segments import manifest_of
 from infercore.values.session import ContextReport
 
 if TYPE_CHECKING:
     from infercore.errors import SessionFatalError
-    from infercore.session.tape import Tape
+    from infercore.session.parts import Parts
+    from infercore.session.resident import Resident
     from infercore.values.manifest import ContextManifest
 
 
 def context_report(
     *,
     state: str,
-    parts: Any,
-    tape: Tape,
-    n_ctx: int,
+    parts: Parts,
+    resident: Resident,
     identity: ContextManifest,
+    tokenizer: Any,
     fatal: SessionFatalError | None,
 ) -> ContextReport:
     """Return the report; it takes no lock and calls no engine."""
-    logical = tape.logical
+    tape = resident.tape
+    tokens = tape.tokens(0, tape.logical)
+    logical = len(tokens)
     prefix = min(parts.n_prefix, logical)
-    generated = min(parts.n_generated, logical - prefix)
+    generated = min(max(0, parts.n_generated - len(resident.owed)), logical - prefix)
     return ContextReport(
         state=state,
         resident_tokens=logical,
@@ -34,14 +36,12 @@ def context_report(
         suffix_tokens=logical - prefix - generated,
         generated_tokens=generated,
         warm_tail_tokens=max(0, tape.warm_tail),
-        n_ctx=n_ctx,
-        available_tokens=max(0, n_ctx - logical),
+        n_ctx=resident.context.n_ctx_seq,
+        available_tokens=max(0, resident.available()),
         stable_byte_hash=parts.byte_hash,
         stable_token_hash=parts.token_hash,
         manifest_digest=identity.digest,
-        manifest=attrs.evolve(
-            identity, stable_byte_hash=parts.byte_hash, stable_token_hash=parts.token_hash
-        ),
+        manifest=manifest_of(identity, parts, tokens, generated, tokenizer),
         closed=state == "CLOSED",
         fatal_cause=None if fatal is None else str(fatal.cause),
     )

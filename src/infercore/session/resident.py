@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 
 from infercore.errors import (
     ContextOverflowError,
     DecodeAbortedError,
-    InferCoreError,
     SnapshotError,
     UnsupportedFeatureError,
 )
-from infercore.session.tape import Tape, common_prefix
+from infercore.session.true_tape import TrueTape
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,32 +27,12 @@ class Outcome:
     dropped: int
 
 
-@attrs.frozen(kw_only=True)
-class Checkpoint:
-    """The state of a sequence that cannot be shortened, at the end of ``tokens``."""
-
-    tokens: list[int]
-    data: bytes = attrs.field(repr=False)
-
-
-class Resident:
-    """One sequence of a context and its tape, kept equal to what the engine holds.
+class Resident(TrueTape):
+    """One sequence of a context and its tape, and what a session does with them.
 
     Where the engine cannot remove tokens from the end, checkpoints are kept and gone back to;
     without one the sequence is evaluated anew.
     """
-
-    def __init__(self, context: Any, seq_id: int = 0) -> None:
-        self.context = context
-        self.seq_id = seq_id
-        self.tape = Tape()
-        self._checkpoints: list[Checkpoint] = []
-        self._outputs_of: int | None = None
-        self.cancelled = False
-        capabilities = context.capabilities
-        self._keeps_checkpoints = (
-            capabilities.kv_remove in ("none", "rollback") and capabilities.sequence_state
-        )
 
     # -- questions -----------------------------------------------------------------------------
 
@@ -62,22 +41,37 @@ class Resident:
         """Tokens that still fit behind what the engine holds."""
         return int(self.context.n_free(self.seq_id))
 
-    @property
-    def capacity(self) -> int:
-        """Tokens that this sequence can hold beside the others of its context."""
-        return len(self.tape) + self.free
+    def capacity(self, target: Sequence[int]) -> int:
+        """Tokens that fit beside the other sequences once only ``target`` is held here."""
+        keep = self.tape.common(target)
+        if keep < len(self.tape) and self._checkpoints.needed:
+            keep = 0  # a state that is gone back to takes new cells
+        return keep + int(self.context.n_free(self.seq_id, keep=keep))
+
+    def available(self) -> int:
+        """Tokens that fit behind the logical context; asked without waiting."""
+        logical = self.tape.logical
+        if self.context.n_seq_max == 1:
+            return int(self.context.n_ctx_seq) - logical
+        return int(self.context.look_free(self.seq_id, logical))
 
     def has_logits(self) -> bool:
         """Whether the context's outputs are those at the end of the logical context."""
         return len(self.tape) > 0 and self._logits_at(self.tape.logical)
 
-    def check_fits(self, n_tokens: int, *, stage: str, resident: int) -> None:
-        """Raise `ContextOverflowError` unless the sequence can hold ``n_tokens``."""
-        if n_tokens > self.capacity:
+    def _logits_at(self, n: int) -> bool:
+        return n == len(self.tape) and self._outputs_of == self.context.output_serial
+
+    def check_fits(
+        self, target: Sequence[int], *, stage: str, resident: int, more: int = 0
+    ) -> None:
+        """Raise `ContextOverflowError` unless ``target`` and ``more`` tokens can be held."""
+        needed = len(target) + more
+        if needed > self.capacity(target):
             raise ContextOverflowError(
                 stage=stage,
                 resident_tokens=resident,
-                additional_tokens=n_tokens - resident,
+                additional_tokens=needed - resident,
                 n_ctx=self.context.n_ctx_seq,
             )
 
@@ -92,153 +86,158 @@ class Resident:
         target = list(target)
         again = need_logits and not self._logits_at(len(target))
         plan = self.tape.plan(target, last_again=again)
-        if not plan.tokens:
-            self.tape.logical = len(target)
-            return Outcome(reused=len(target), prefilled=0, dropped=0)
-        held = len(self.tape)
-        kept = self._shorten(plan.keep, target)
-        if kept == len(target):  # a checkpoint of just this text came back, logits included
-            self.tape.logical = kept
-            return Outcome(reused=kept, prefilled=0, dropped=0)
-        self._append(target[kept:])
+        kept, held = plan.keep, len(self.tape)
+        if plan.tokens:
+            try:
+                kept = self._shorten(plan.keep, target, need_logits=need_logits)
+                self._append(target[kept:])
+            except BaseException:
+                self._recover()
+                raise
         self.tape.logical = len(target)
-        return Outcome(
-            reused=kept, prefilled=len(target) - kept, dropped=max(0, held - kept)
-        )
+        self.owed = []
+        dropped = max(0, held - kept) if plan.tokens else 0
+        return Outcome(reused=kept, prefilled=len(target) - kept, dropped=dropped)
 
-    def _logits_at(self, n: int) -> bool:
-        return n == len(self.tape) and self._outputs_of == self.context.output_serial
+    def go_on(self, more: Sequence[int] = ()) -> Outcome:
+        """Hold the whole logical context and ``more`` behind it, with the logits there.
 
-    def append(self, tokens: Sequence[int]) -> None:
-        """Drop the warm tail and add ``tokens`` to the logical context."""
-        if self.tape.warm_tail:
-            self._shorten(self.tape.logical, self.tape.tokens(0, self.tape.logical))
-        self._append(list(tokens))
-        self.tape.logical = len(self.tape)
+        Where it fails, what was lost of the logical context is owed.
+        """
+        before = self.wanted()
+        target = [*before, *more]
+        try:
+            if self.tape.is_cut:
+                return self._go_on_behind_cut(target)
+            return self.hold(target, need_logits=True)
+        except BaseException:
+            self.owed = before[self.tape.logical :]
+            raise
+
+    def _go_on_behind_cut(self, target: list[int]) -> Outcome:
+        """Keep what was moved: it is the logical context, though no cold run would give it."""
+        if len(target) == self.tape.logical and self.has_logits():
+            return Outcome(reused=len(target), prefilled=0, dropped=0)
+        keep, held = min(self.tape.logical, len(target) - 1), len(self.tape)
+        try:
+            self._shorten(keep, target, need_logits=True)
+            self._append(target[keep:])
+        except BaseException:
+            self._recover()
+            raise
+        self.tape.logical = len(target)
+        self.owed = []
+        return Outcome(reused=keep, prefilled=len(target) - keep, dropped=held - keep)
 
     def append_one(self, token: int) -> None:
-        """Add one token; there must be no warm tail."""
+        """Add one token; there must be no warm tail. Where it fails, the token is owed."""
+        n = self.tape.logical
         try:
             self.context.decode_one(token, seq_id=self.seq_id)
+            self.tape.extend((token,))
+            self.tape.logical = n + 1
+            self._outputs_of = self.context.output_serial
         except BaseException:
-            self._resync([token])
-            self.tape.logical = len(self.tape)
+            self._lost([*self.tape.tokens(0, n), token])
             raise
-        self.tape.extend((token,))
-        self.tape.logical = len(self.tape)
-        self._outputs_of = self.context.output_serial
 
     def append_ahead(self, tokens: list[int], *, logits: str) -> None:
         """Evaluate ``tokens`` in one call; only the first one joins the logical context.
 
-        There must be no warm tail; the rest becomes one.
+        There must be no warm tail; the rest becomes one. Where it fails, the first is owed.
         """
-        logical = self.tape.logical
+        n = self.tape.logical
         try:
-            self._append_chunk(tokens, logits)
-        finally:
-            self.tape.logical = min(logical + 1, len(self.tape))
+            self.context.decode(tokens, seq_id=self.seq_id, logits=logits)
+            self.tape.extend(tokens)
+            self.tape.logical = n + 1
+            self._outputs_of = self.context.output_serial
+        except BaseException:
+            self._lost([*self.tape.tokens(0, n), tokens[0]])
+            raise
+
+    def take_ahead(self, token: int) -> None:
+        """Count ``token``, which was evaluated ahead, as part of the logical context."""
+        self.owe(token)
+        if self.owed:  # the warm tail was lost since
+            self.go_on()
+
+    def _lost(self, logical: list[int]) -> None:
+        """After a failure: count what is held of ``logical``, and owe the rest."""
+        self._recover()
+        self.tape.logical = self.tape.held_of(logical)
+        self.owed = logical[self.tape.logical :]
 
     def drop_ahead(self, n_kept: int) -> None:
         """Remove what lies more than ``n_kept`` tokens beyond the logical context."""
         n = self.tape.logical + n_kept
         if len(self.tape) > n:
-            self._shorten(n, self.tape.tokens(0, n))
+            wanted = self.wanted()
+            try:
+                self._shorten(n, self.tape.tokens(0, n), need_logits=False)
+            except BaseException:
+                self._lost(wanted)
+                raise
 
-    def renew_logits(self) -> int:
-        """Make the logits at the end of the logical context; return the tokens evaluated."""
-        if self.has_logits():
-            return 0
-        logical = self.tape.tokens(0, self.tape.logical)
-        if not self.tape.is_cut:
-            return self.hold(logical, need_logits=True).prefilled
-        self._shorten(len(logical) - 1, logical)
-        self._append(logical[-1:])
-        self.tape.logical = len(logical)
-        return 1
+    def forget_logits(self) -> None:
+        """Let the logits be made anew."""
+        self._outputs_of = None
 
     def checkpoint(self) -> None:
         """Keep the state at the end of the logical context, where it cannot be come back to."""
-        tokens = self.tape.tokens(0, self.tape.logical)
-        if not self._keeps_checkpoints or not tokens or self.tape.warm_tail:
-            return
-        if any(saved.tokens == tokens for saved in self._checkpoints):
-            return
-        data = self.context.save_sequence(self.seq_id)
-        fresh = Checkpoint(tokens=tokens, data=data)
-        kept = [c for c in self._checkpoints if common_prefix(c.tokens, tokens) == len(c.tokens)]
-        self._checkpoints = [*kept[-2:], fresh]
+        if self._checkpoints.needed and not self.tape.warm_tail:
+            tokens = self.tape.tokens(0, self.tape.logical)
+            self._checkpoints.take(tokens, has_logits=self.has_logits())
 
     def shift_out(self, start: int, end: int) -> list[int]:
         """Remove the tokens in [start, end) and move the rest into their place; return them.
 
-        The context's outputs are gone afterwards. Raises `UnsupportedFeatureError` where the
-        engine cannot, unchanged.
+        Tokens that another session shares cannot be moved: they are evaluated anew. The
+        context's outputs are gone afterwards.
         """
-        if not (self.context.capabilities.kv_remove == "any" and self.context.capabilities.kv_shift):
-            raise UnsupportedFeatureError(
-                feature="overflow='shift'", hint="this context cannot move tokens; use 'error'"
-            )
-        self.context.seq_remove(self.seq_id, start, end)
-        self.context.seq_shift(self.seq_id, end, -1, start - end)
-        self._checkpoints = [c for c in self._checkpoints if len(c.tokens) <= start]
-        return self.tape.cut_out(start, end)
-
-    def load(self, data: bytes, logical: int) -> None:
-        """Hold what ``data`` (of `Context.save_sequence`) holds; ``logical`` tokens count.
-
-        Raises `SnapshotError`; where the engine refused it, nothing is held any more.
-        """
+        wanted, gone = self.wanted(), self.tape.tokens(start, end)
         try:
-            self.context.load_sequence(self.seq_id, data)
-        except SnapshotError as error:
-            if error.state_after == "cleared":
-                self._forget()
+            self.tape.begin_cut(start)
+            self.context.seq_remove(self.seq_id, start, end)
+            self._move_down(start, end)
+        except BaseException:
+            self._recover()
+            self.owed = wanted[self.tape.logical :]
             raise
-        self._forget()
-        self.tape.replace(self.context.tokens(self.seq_id), logical)
-        self._outputs_of = self._serial()
+        return gone
 
-    def _forget(self) -> None:
-        self._checkpoints.clear()
-        self._outputs_of = None
-        self.tape.replace((), 0)
+    def _move_down(self, start: int, end: int) -> None:
+        try:
+            self.context.seq_shift(self.seq_id, end, -1, start - end)
+        except UnsupportedFeatureError:
+            rest = self.tape.tokens(end)
+            self.context.seq_remove(self.seq_id, end, -1)
+            self.tape.truncate(start)
+            self._append(rest)
+            self.tape.logical = len(self.tape)
+        else:
+            self.tape.cut_out(start, end)
 
-    def adopt(self, other: Resident) -> None:
-        """Take over the books of ``other``, whose sequence was copied into this one."""
-        self.tape.replace(other.tape.tokens(), other.tape.logical)
-        self._checkpoints = list(other._checkpoints)  # noqa: SLF001
-        same_context = self.context is other.context
-        self._outputs_of = other._outputs_of if same_context else self._serial()  # noqa: SLF001
-
-    def _serial(self) -> int | None:
-        """The number of the context's outputs, None where it has none."""
-        return self.context.output_serial if self.context.n_outputs else None
-
-    def clear(self) -> int:
-        """Remove everything; return how many tokens that were."""
-        n = len(self.tape)
-        if n:
-            self.context.seq_remove(self.seq_id)
-        self._forget()
-        return n
-
-    def _shorten(self, n: int, target: list[int]) -> int:
+    def _shorten(self, n: int, target: list[int], *, need_logits: bool) -> int:
         """Make the engine hold at most ``n`` tokens, a beginning of ``target``; return how many."""
         if n == len(self.tape):
             return n
         if self.context.seq_remove(self.seq_id, n, -1):
             self.tape.truncate(n)
             return n
-        return self._go_back(n, target)
+        return self._go_back(target, need_logits=need_logits)
 
-    def _go_back(self, n: int, target: list[int]) -> int:
-        usable = [c for c in self._checkpoints if c.tokens == target[: len(c.tokens)]]
-        if usable:
-            best = max(usable, key=lambda c: len(c.tokens))
-            self.context.load_sequence(self.seq_id, best.data)
+    def _go_back(self, target: list[int], *, need_logits: bool) -> int:
+        best = self._checkpoints.best(target, need_logits=need_logits)
+        while best is not None:
+            try:
+                self.context.load_sequence(self.seq_id, best.data)
+            except SnapshotError:  # refused, so an older one, or none, has to do
+                self._checkpoints.drop(best)
+                best = self._checkpoints.best(target, need_logits=need_logits)
+                continue
             self.tape.replace(best.tokens, min(self.tape.logical, len(best.tokens)))
-            self._outputs_of = self._serial()
+            self._outputs_of = self._serial() if best.has_logits else None
             return len(best.tokens)
         if not self.context.seq_remove(self.seq_id):
             raise UnsupportedFeatureError(
@@ -257,22 +256,7 @@ class Resident:
                     f"cancelled with {len(self.tape)} tokens resident; ask again to go on",
                     resident_tokens=len(self.tape),
                 )
-            self._append_chunk(chunk, "last" if start + n_batch >= len(tokens) else "none")
-
-    def _append_chunk(self, chunk: list[int], logits: str) -> None:
-        try:
-            self.context.decode(chunk, seq_id=self.seq_id, logits=logits)
-        except BaseException:
-            self._resync(chunk)
-            raise
-        self.tape.extend(chunk)
-        self._outputs_of = self.context.output_serial
-
-    def _resync(self, tokens: list[int]) -> None:
-        """After a failed call: take the engine's count of what it kept."""
-        self._outputs_of = None
-        try:
-            kept = self.context.n_resident(self.seq_id) - len(self.tape)
-        except InferCoreError:  # closed or failed: the caller's error says so
-            return
-        self.tape.extend(tokens[: max(0, kept)])
+            mode = "last" if start + n_batch >= len(tokens) else "none"
+            self.context.decode(chunk, seq_id=self.seq_id, logits=mode)
+            self.tape.extend(chunk)
+            self._outputs_of = self.context.output_serial

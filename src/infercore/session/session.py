@@ -9,7 +9,6 @@ import attrs
 
 from infercore.errors import InvalidStateError
 from infercore.session import chatting, snapshots
-from infercore.session.base import SessionOptions
 from infercore.session.drafting import new_drafter
 from infercore.session.lease import SharedContext
 from infercore.session.parts import EMPTY, PREFIXED, Parts
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Mapping, Sequence
 
+    from infercore.session.base import SessionOptions
     from infercore.values.session import Message, Snapshot
 
 
@@ -42,24 +42,27 @@ class CoreSession(Prefilling):
         (stage "decode") without room for one token; both *unchanged*.
         """
         built = decode_config(config, fields)
-        with self.gate:
-            self.check_no_stream("decode")
-            return self._start(built)
+        with self.entered("decode"):
+            self._check_decodable()
+            return self._stream_of(built, self._source(built))
 
-    def _start(self, config: DecodeConfig) -> DecodeStream:
+    def _check_decodable(self) -> None:
         prefixed = self._state == PREFIXED
-        n_logical = len(self.parts.prefix_ids) if prefixed else self.resident.tape.logical
-        if self._state == EMPTY or n_logical == 0:
+        target = self.parts.prefix_ids if prefixed else self.resident.wanted()
+        if self._state == EMPTY or not target:
             raise InvalidStateError(
                 "there is nothing to decode from; call ensure_prefix with some text first",
                 operation="decode",
                 state=self._state,
             )
-        self.resident.check_fits(n_logical + 1, stage="decode", resident=n_logical)
-        self.resident.cancelled = False
-        stream = DecodeStream(self, config, self._source(config))
-        self._stream = ref(stream)
-        return stream
+        self._check_room(target, len(target) if prefixed else self.parts.n_prefix)
+
+    def _check_room(self, target: list[int], n_prefix: int) -> None:
+        """Raise `ContextOverflowError` unless a token fits behind ``target``, or can be made to."""
+        shifts = self.overflow == "shift" and len(target) - n_prefix > 1
+        self.resident.check_fits(
+            target, more=0 if shifts else 1, stage="decode", resident=len(target)
+        )
 
     def _source(self, config: DecodeConfig) -> TokenSource:
         speculative = config.speculative
@@ -78,6 +81,13 @@ class CoreSession(Prefilling):
             drafter=drafter,
             ends=lambda token: token in stops or is_eog(token),
         )
+
+    def _stream_of(
+        self, config: DecodeConfig, source: TokenSource, dropped: Sequence[int] = ()
+    ) -> DecodeStream:
+        stream = DecodeStream(self, config, source, dropped)
+        self._stream = ref(stream)
+        return stream
 
     def generate(self, text: str, **decode: Any) -> str:
         """Return the text generated after ``text`` as suffix ('' is the prefix if none is set)."""
@@ -104,22 +114,28 @@ class CoreSession(Prefilling):
         raise.
         """
         built = decode_config(None, decode)
-        with self.gate:
-            self.check_no_stream("chat")
+        with self.entered("chat"):
             turn = chatting.prepare(
                 self._tokenizer,
                 messages,
                 add_bos=self._add_bos,
                 parse_special=parse_special,
                 tools=tools,
-                **(template_variables or {}),
+                variables=template_variables,
             )
-            self._hold_turn(turn)
-            return self._start(built)
+            tokens, dropped = self.truncated(turn.tokens, turn.n_stable)
+            self.resident.check_fits(tokens, stage="suffix", resident=turn.n_stable)
+            self._check_room(tokens, turn.n_stable)
+            source = self._source(built)
+            try:
+                self._hold_turn(turn)
+            except BaseException:
+                source.close()
+                raise
+            return self._stream_of(built, source, dropped)
 
     def _hold_turn(self, turn: chatting.Turn) -> None:
         stable = turn.tokens[: turn.n_stable]
-        self.resident.check_fits(len(turn.tokens), stage="suffix", resident=len(stable))
         outcome = Outcome(reused=0, prefilled=0, dropped=0)
         if stable:
             outcome = self.prefilled(lambda: self.resident.hold(stable, need_logits=False), EMPTY)
@@ -130,18 +146,18 @@ class CoreSession(Prefilling):
             token_hash=hash_token_ids(stable),
             n_prefix=len(stable),
             n_evaluated=outcome.prefilled,
+            templated=True,
         )
         self.enter(PREFIXED, parts)
-        self.guarded(self.resident.checkpoint)
+        self.resident.checkpoint()
         self.set_suffix(turn.tokens, turn.text[len(turn.stable_text) :])
 
     # -- state as a value ----------------------------------------------------------------------
 
     def snapshot(self) -> Snapshot:
         """Return the session's state as a value; see `Session.snapshot`."""
-        with self.gate:
-            self.check_no_stream("snapshot")
-            return self.guarded(lambda: snapshots.take(self))
+        with self.entered("snapshot"):
+            return snapshots.take(self)
 
     def restore(self, snapshot: Snapshot) -> None:
         """Take the state of ``snapshot``.
@@ -149,8 +165,7 @@ class CoreSession(Prefilling):
         Raises `ManifestMismatchError` and `ContextOverflowError` (stage "restore"), *unchanged*;
         `SnapshotError`: *unchanged*, or *cleared* where the engine refused it.
         """
-        with self.gate:
-            self.check_no_stream("restore")
+        with self.entered("restore"):
             snapshots.put(self, snapshot)
 
     def save(self, path: str | os.PathLike[str]) -> Snapshot:
@@ -164,8 +179,7 @@ class CoreSession(Prefilling):
 
         Raises `ModelNotFoundError` where there is no file, and what `restore` raises.
         """
-        with self.gate:
-            self.check_no_stream("load")
+        with self.entered("load"):
             snapshot = snapshots.read(path)
             snapshots.put(self, snapshot)
             return snapshot
@@ -176,42 +190,56 @@ class CoreSession(Prefilling):
         A copy of the sequence where the context has a free one (see ``n_seq_max``), else a new
         context. The context that both share is closed with the last of them.
         """
-        with self.gate:
-            self.check_no_stream("fork")
-            return self.guarded(self._fork)
+        with self.entered("fork"):
+            self.make_whole()
+            return self._fork()
+
+    def make_whole(self) -> None:
+        """Evaluate what a failure took from the logical context."""
+        if self.resident.owed:
+            self.resident.go_on()
 
     def _fork(self) -> CoreSession:
-        seq_id = self._shared.take() if self.context.capabilities.kv_copy != "none" else None
-        if seq_id is not None:
-            twin = self._twin(self._shared, seq_id)
-            self.context.seq_copy(self.resident.seq_id, seq_id)
+        copies = self.context.capabilities.kv_copy != "none"
+        seq_id = self.shared.take() if copies else None
+        if seq_id is None:
+            fresh = SharedContext(self.model.context_of(self.context.config))
+            twin = self._twin(fresh, fresh.take() or 0)
         else:
-            twin = self._twin(SharedContext(self.model.context_of(self.context.config)), None)
-            self._move_into(twin)
-        twin.resident.adopt(self.resident)
-        twin.enter(self._state, self.parts.copy())
-        return twin
-
-    def _twin(self, shared: SharedContext, seq_id: int | None) -> CoreSession:
-        return CoreSession(
-            self.model,
-            shared,
-            seq_id=shared.take() or 0 if seq_id is None else seq_id,
-            new_sampler=self._new_sampler,
-            options=self._options,
-        )
-
-    def _move_into(self, twin: CoreSession) -> None:
-        """Give another context what this sequence holds: by state, else by evaluating it."""
+            twin = self._twin(self.shared, seq_id)
         try:
-            if self.context.capabilities.sequence_state:
-                data = self.context.save_sequence(self.resident.seq_id)
-                twin.context.load_sequence(twin.resident.seq_id, data)
-            else:
-                twin.context.decode(self.resident.tape.tokens(), seq_id=twin.resident.seq_id)
+            anew = self._copy_into(twin)
+            twin.resident.adopt(self.resident, anew=anew)
+            twin.enter(self._state, self.parts.copy())
         except BaseException:
             twin.close()
             raise
+        return twin
+
+    def _twin(self, shared: SharedContext, seq_id: int) -> CoreSession:
+        try:
+            return CoreSession(
+                self.model,
+                shared,
+                seq_id=seq_id,
+                new_sampler=self._new_sampler,
+                options=self._options,
+            )
+        except BaseException:
+            shared.give_back(seq_id)
+            raise
+
+    def _copy_into(self, twin: CoreSession) -> bool:
+        """Give ``twin`` the tokens held here; True where it had to evaluate them anew."""
+        source, target = self.resident.seq_id, twin.resident.seq_id
+        if twin.context is self.context:
+            self.context.seq_copy(source, target)
+        elif self.context.capabilities.sequence_state:
+            twin.context.load_sequence(target, self.context.save_sequence(source))
+        else:
+            twin.context.decode(self.resident.tape.tokens(), seq_id=target)
+            return True
+        return False
 
 
 def new_session(

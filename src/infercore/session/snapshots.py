@@ -13,7 +13,7 @@ import attrs
 
 from infercore.engine import blob
 from infercore.errors import ModelNotFoundError, SnapshotError
-from infercore.session.parts import EMPTY, Parts
+from infercore.session.parts import DECODED, EMPTY, PREFIXED, READY, Parts
 from infercore.values import checks
 from infercore.values.manifest import ContextManifest
 from infercore.values.session import PrefixInput, Snapshot
@@ -25,12 +25,14 @@ if TYPE_CHECKING:
 def take(session: CoreSession) -> Snapshot:
     """Return the snapshot of a session that is held and open."""
     started = time.perf_counter()
+    session.make_whole()
     resident = session.resident
     header = {
         "kind": "session",
         "state": session.state,
         "manifest": session.identity.to_dict(),
         "logical": resident.tape.logical,
+        "cut": resident.tape.cut,
         "parts": _plain(session.parts),
     }
     payload = session.context.save_sequence(resident.seq_id)
@@ -58,6 +60,28 @@ def _parts(plain: dict[str, Any]) -> Parts:
     return parts
 
 
+def _opened(data: bytes) -> tuple[dict[str, Any], bytes]:
+    """Return header and payload, the header's values as objects. Raises `SnapshotError`."""
+    header, payload, _ = blob.unpack(data)
+    blob.require(header, {"kind": "session"})
+    try:
+        header["manifest"] = ContextManifest.from_dict(header["manifest"])
+        header["parts"] = _parts(header["parts"])
+        known = header["state"] in (EMPTY, PREFIXED, READY, DECODED)
+        counts = [header["logical"], 0 if header["cut"] is None else header["cut"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise _malformed(error) from error
+    if not known or not all(checks.is_integer(count) and count >= 0 for count in counts):
+        raise _malformed("a value is out of its range")
+    return header, payload
+
+
+def _malformed(reason: object) -> SnapshotError:
+    return SnapshotError(
+        f"the saved session's header is malformed ({reason}); save it anew", reason="header"
+    )
+
+
 def put(session: CoreSession, snapshot: Snapshot) -> None:
     """Give a session that is held and open the state of ``snapshot``.
 
@@ -66,21 +90,28 @@ def put(session: CoreSession, snapshot: Snapshot) -> None:
     """
     if not isinstance(snapshot, Snapshot):
         raise checks.refuse("snapshot", snapshot, "a Snapshot; read a file with load(path)")
-    header, payload, _ = blob.unpack(snapshot.data)
-    blob.require(header, {"kind": "session"})
-    mismatch = session.identity.mismatch(
-        ContextManifest.from_dict(header["manifest"]), strict=True
-    )
+    header, payload = _opened(snapshot.data)
+    mismatch = session.identity.mismatch(header["manifest"], strict=True)
     if mismatch is not None:
         raise mismatch
-    resident = session.resident
     try:
-        session.guarded(lambda: resident.load(payload, header["logical"]))
-    except SnapshotError as error:
-        if error.state_after == "cleared":
+        _load(session, payload, header)
+    except BaseException:
+        if not len(session.resident.tape):
             session.enter(EMPTY, Parts())
+            session.resident.owed = []
         raise
-    session.enter(header["state"], _parts(header["parts"]))
+    session.enter(header["state"], header["parts"])
+
+
+def _load(session: CoreSession, payload: bytes, header: dict[str, Any]) -> None:
+    resident = session.resident
+    resident.load(payload, header["logical"], header["cut"])
+    if header["logical"] > len(resident.tape):
+        resident.clear()
+        error = _malformed("it counts more tokens than it holds")
+        error.state_after = "cleared"
+        raise error
 
 
 def write(snapshot: Snapshot, path: str | os.PathLike[str]) -> None:
@@ -112,10 +143,9 @@ def read(path: str | os.PathLike[str]) -> Snapshot:
         data = Path(path).read_bytes()
     except FileNotFoundError as error:
         raise ModelNotFoundError(f"there is no saved session at {path}", path=str(path)) from error
-    header, _, _ = blob.unpack(data)
-    blob.require(header, {"kind": "session"})
+    header, _ = _opened(data)
     return Snapshot(
-        manifest=ContextManifest.from_dict(header["manifest"]),
+        manifest=header["manifest"],
         data=data,
         resident_tokens=header["logical"],
         elapsed_ms=(time.perf_counter() - started) * 1e3,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -81,7 +83,7 @@ class TokenSource:
             self._resident.take_ahead(chosen.token)
             return
         room = self._resident.free - 1
-        forced = self._forced(room)
+        forced = self._take_forced(room)
         if forced:
             self._resident.append_ahead([chosen.token, *forced], logits="last")
             self._queue.extend(Chosen(token, held=True) for token in forced)
@@ -92,15 +94,28 @@ class TokenSource:
         else:
             self._resident.append_one(chosen.token)
 
-    def _forced(self, room: int) -> list[int]:
-        """Tokens that the constraint leaves no choice about, taken in by the sampler."""
-        constraint = getattr(self._sampler, "constraint", None)
-        if constraint is None or self._config.logprobs is not None or room < 1:
-            return []
-        forced = [token for token in constraint.forced_tokens()[:room] if not self.ends(token)]
+    def _take_forced(self, room: int) -> list[int]:
+        forced = self._forced(room)
         if forced:
             self._sampler.observe(forced)
         return forced
+
+    def _forced(self, room: int) -> list[int]:
+        """Tokens that the constraint leaves no choice about.
+
+        Up to the first one that would end the decode, or that the bias forbids: of these the
+        sampler decides (with an error where nothing is left). Processors and logprobs see every
+        token, so with them nothing is skipped.
+        """
+        constraint = getattr(self._sampler, "constraint", None)
+        config = self._config
+        if constraint is None or room < 1 or config.processors or config.logprobs is not None:
+            return []
+        return list(takewhile(self._may_be_forced, constraint.forced_tokens()[:room]))
+
+    def _may_be_forced(self, token: int) -> bool:
+        bias = self._config.sampling.logit_bias.get(token, 0.0)
+        return bias > -math.inf and not self.ends(token)
 
     def _drafts(self, token: int, room: int) -> list[int]:
         if self._drafter is None or self._config.speculative is None or room < 1:
@@ -110,13 +125,17 @@ class TokenSource:
         return self._drafter.propose([*tape.tokens(0, tape.logical), token], n)
 
     def _verify(self, token: int, drafts: list[int]) -> None:
-        """Evaluate the guesses in one call and keep those that the sampler chooses too."""
+        """Evaluate the guesses in one call and keep those that the sampler chooses too.
+
+        Where tokens are forced, guesses end: a seed then gives what it gives without them.
+        """
         resident = self._resident
         resident.append_ahead([token, *drafts], logits="all")
         chosen: list[Chosen] = []
         for row, guess in enumerate([*drafts, None]):
             chosen.append(self._sample(row))
-            if chosen[-1].token != guess or self.ends(chosen[-1].token):
+            token = chosen[-1].token
+            if token != guess or self.ends(token) or self._forced(1):
                 break
         n_accepted = len(chosen) - 1
         self.n_drafted += len(drafts)

@@ -12,6 +12,8 @@ from infercore.session.text import TextAssembler
 from infercore.values.session import StreamChunk, Usage
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from infercore.session.resident import Resident
     from infercore.session.source import Chosen, TokenSource
     from infercore.values.config import DecodeConfig
@@ -25,7 +27,9 @@ class DecodeStream:
     or dropping the iterator makes the last one resident too.
     """
 
-    def __init__(self, session: Any, config: DecodeConfig, source: TokenSource) -> None:
+    def __init__(
+        self, session: Any, config: DecodeConfig, source: TokenSource, dropped: Sequence[int] = ()
+    ) -> None:
         self._session = session
         self._config = config
         self._source = source
@@ -33,7 +37,7 @@ class DecodeStream:
         self._pending: Chosen | None = None
         self._shown: list[int] = []
         self._logprobs: list[TokenLogprob] = []
-        self._shifted: list[int] = []
+        self._shifted = list(dropped)
         self._cancelled = False
         self._begun = False
         self._abandoned = False
@@ -51,7 +55,8 @@ class DecodeStream:
     def __next__(self) -> StreamChunk:
         if self.finished and not self._abandoned:
             raise StopIteration
-        with self._session.gate:
+        session = self._session
+        with session.shared, session.gate:
             try:
                 return self._next_chunk()
             except BaseException:
@@ -59,10 +64,19 @@ class DecodeStream:
                 raise
 
     def _next_chunk(self) -> StreamChunk:
-        while True:
-            chunk = self._session.guarded(self._advance)
-            if chunk is not None:
-                return chunk  # type: ignore[no-any-return]
+        with self._session.fatal_for_good():
+            if self._session.shared.is_shared:
+                self._come_back()
+            while True:
+                chunk = self._advance()
+                if chunk is not None:
+                    return chunk
+
+    def _come_back(self) -> None:
+        """Another session may have emptied the context, in a failure, that both share."""
+        self._resident.settle()
+        if self._begun and self._resident.owed:
+            self._resident.go_on()
 
     @property
     def _resident(self) -> Resident:
@@ -74,13 +88,15 @@ class DecodeStream:
         try:
             self._begin()
         except DecodeAbortedError:
-            if not self._cancelled:
+            if not self._is_cancelled():
                 raise
             return self._finish("cancelled")
         self._settle()
         reason = self._end_reached()
         if reason is not None:
             return self._finish(reason)
+        if not (self._source.is_ahead or self._resident.has_logits()):
+            self._resident.go_on()  # another session has used the context that both share
         chosen = self._source.next()
         self._clock()
         if self._source.ends(chosen.token):
@@ -94,11 +110,7 @@ class DecodeStream:
             return
         self._begun = True
         session, tape = self._session, self._resident.tape
-        if session.state == PREFIXED:
-            prefix = session.parts.prefix_ids
-            evaluated = self._resident.hold(prefix, need_logits=True).prefilled
-        else:
-            evaluated = self._resident.renew_logits()
+        evaluated = self._hold_all()
         parts = session.parts
         parts.ended_by = None
         self._n_prompt = tape.logical
@@ -107,20 +119,41 @@ class DecodeStream:
         self._source.prime(tape.tokens(0, tape.logical))
         session.enter(DECODED, parts)
 
+    def _hold_all(self) -> int:
+        """Hold the whole logical context with its logits; return the tokens evaluated."""
+        session, resident = self._session, self._resident
+        native = self._config.sampling.implementation == "native"
+        if native and not session.context.n_engine_outputs:
+            resident.forget_logits()  # they were restored: no row that the engine could sample
+        if session.state != PREFIXED:
+            return resident.go_on().prefilled
+        evaluated = resident.hold(session.parts.prefix_ids, need_logits=True).prefilled
+        session.parts.n_prefix = resident.tape.logical
+        return evaluated
+
     def _settle(self) -> None:
-        """Make the token that was shown last resident."""
-        if self._pending is None:
-            return
+        """Make the token that was shown last resident, after any that a failure took."""
         chosen, self._pending = self._pending, None
-        tape = self._resident.tape
-        before = tape.logical
+        if chosen is None:
+            return
+        resident = self._resident
+        n_before = resident.n_wanted
+        self._session.parts.n_generated += 1
         try:
             self._source.settle(chosen)
-        finally:
-            self._session.parts.n_generated += tape.logical - before
+        except BaseException as error:
+            if resident.n_wanted == n_before:
+                resident.owe(chosen.token)
+            if not (isinstance(error, DecodeAbortedError) and self._is_cancelled()):
+                raise
+            resident.cancelled, self._cancelled = False, True
+            resident.go_on()
+
+    def _is_cancelled(self) -> bool:
+        return self._cancelled or self._resident.cancelled
 
     def _end_reached(self) -> str | None:
-        if self._cancelled:
+        if self._is_cancelled():
             return "cancelled"
         if self._text.stopped:
             return "stop"
@@ -139,8 +172,8 @@ class DecodeStream:
         self._shifted += self._resident.shift_out(start, end)
         parts = self._session.parts
         parts.n_generated = min(parts.n_generated, self._resident.tape.logical - start)
-        parts.suffix_text = ""
-        self._resident.renew_logits()
+        parts.plain = False
+        self._resident.go_on()
         return True
 
     def _is_eog(self, token: int) -> bool:
@@ -229,16 +262,27 @@ class DecodeStream:
         self._cancelled = True
         if self.finished:
             return
+        session = self._session
         try:
-            with self._session.gate:
+            with session.shared, session.gate:
                 self._close_held()
         except SessionBusyError:
-            return
+            self._leave_owed()
 
     def _close_held(self) -> None:
         try:
-            self._session.guarded(self._settle)
+            with self._session.fatal_for_good():
+                self._resident.settle()
+                self._settle()
         finally:
+            self._release()
+
+    def _leave_owed(self) -> None:
+        """Where another session has the context just now, let the next call of this one settle."""
+        if self._session.shared.is_shared and self._session.gate.owner is None:
+            if self._pending is not None:
+                self._session.parts.n_generated += 1
+                self._resident.owe(self._pending.token)
             self._release()
 
     def _release(self) -> None:

@@ -59,6 +59,11 @@ class Tape:
         return self._cut is not None
 
     @property
+    def cut(self) -> int | None:
+        """Where tokens were cut out, None where none were."""
+        return self._cut
+
+    @property
     def warm_tail(self) -> int:
         """How many tokens are held beyond the logical context."""
         return len(self._tokens) - self.logical
@@ -71,6 +76,14 @@ class Tape:
         """Return how many tokens of ``target`` are held already, from the start."""
         n = common_prefix(self._tokens, list(target))
         return n if self._cut is None else min(n, self._cut)
+
+    def next_is(self, token: int) -> bool:
+        """Tell whether the first token of the warm tail is ``token``."""
+        return self._tokens[self.logical : self.logical + 1] == [token]
+
+    def held_of(self, tokens: Sequence[int]) -> int:
+        """Return how many of ``tokens`` are held from the start, moved ones included."""
+        return common_prefix(self._tokens, list(tokens))
 
     def plan(self, target: Sequence[int], *, last_again: bool = False) -> Plan:
         """Return what is to be done so that ``target`` is held.
@@ -92,20 +105,30 @@ class Tape:
         del self._tokens[n:]
         self.logical = min(self.logical, n)
 
-    def cut_out(self, start: int, end: int) -> list[int]:
-        """Say that the engine moved the rest into the place of [start, end); return that part."""
-        gone = self._tokens[start:end]
+    def begin_cut(self, start: int) -> None:
+        """Say that tokens are about to be cut out at ``start``: those behind it are not reused."""
+        self._cut = start if self._cut is None else min(start, self._cut)
+
+    def cut_out(self, start: int, end: int) -> None:
+        """Say that the engine moved the rest into the place of [start, end)."""
+        self.begin_cut(start)
         del self._tokens[start:end]
         self.logical -= max(0, min(self.logical, end) - start)
-        self._cut = start if self._cut is None else min(start, self._cut)
-        return gone
+
+    def sync(self, held: Sequence[int]) -> None:
+        """Say that the engine holds ``held``, after a failure: what stands counts as before."""
+        stands = common_prefix(self._tokens, held)
+        self._tokens = list(held)
+        if self._cut is not None and len(held) <= self._cut:
+            self._cut = None
+        self.logical = min(self.logical, stands)
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Say that the engine holds ``tokens`` more; the logical context is not changed."""
         self._tokens.extend(tokens)
 
-    def replace(self, tokens: Sequence[int], logical: int) -> None:
+    def replace(self, tokens: Sequence[int], logical: int, cut: int | None = None) -> None:
         """Say that the engine holds exactly ``tokens``, of which ``logical`` count."""
         self._tokens = list(tokens)
-        self._cut = None
+        self._cut = cut
         self.logical = logical

@@ -80,8 +80,10 @@ class SuffixStatus:
 
     ``reused_tokens + prefilled_tokens`` is the length of the text behind the prefix tokens that
     stood: ``suffix_tokens``, which includes those that took the place of prefix tokens at the
-    seam (``seam_tokens`` of them gave way). ``truncated_tokens`` are the ids that
-    ``overflow="truncate"`` left out. Other fields as in `PrefixStatus`.
+    seam (``seam_tokens`` of them gave way). ``reevaluated_tokens`` stand before it and had to be
+    evaluated again all the same: their logits were gone, or the engine could not go back to them.
+    ``truncated_tokens`` are the ids that ``overflow="truncate"`` left out. Other fields as in
+    `PrefixStatus`.
     """
 
     reused_tokens: int
@@ -97,6 +99,7 @@ class SuffixStatus:
     manifest_digest: str
     reset_reason: str | None = None
     seam_tokens: int = 0
+    reevaluated_tokens: int = 0
     truncated_tokens: tuple[int, ...] = ()
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import infercore
 from infercore.conformance import Observation, Rig
+from infercore.testing import engine_of
 
 BACKEND = "llamacpp"
 MODEL, FORMAT = "storyteller", "gguf-f32"
@@ -52,7 +53,7 @@ def observe(context: Any, seq_id: int) -> Observation:
     """Return what llama.cpp itself says: the positions held, the tokens it has evaluated."""
     from infercore_llamacpp.library import api  # noqa: PLC0415  (imports the engine)
 
-    inner = context._inner  # noqa: SLF001  (past the API on purpose)
+    inner = engine_of(context)
     api.llama_synchronize(inner.handle)
     first = api.llama_memory_seq_pos_min(inner.memory.handle, seq_id)
     last = api.llama_memory_seq_pos_max(inner.memory.handle, seq_id)

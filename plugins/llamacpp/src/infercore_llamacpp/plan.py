@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from infercore_llamacpp.traits import Traits
 
 _MIB = 2**20
+_UNKNOWN = 2**62
+_RESERVE = 48 * _MIB
 _CELLS_OF_STREAM = 256  # the engine pads to at least this
 _CACHE = re.compile(r"^(llama_kv_cache|llama_memory_recurrent)\w*: size = +([\d.]+) MiB")
 _COMPUTE = re.compile(r"(?:compute|output) buffer size = +([\d.]+) MiB")
@@ -98,7 +100,24 @@ def most_kv_bytes(chosen: dict[str, Any], traits: Traits) -> int:
 
 def free_bytes() -> int:
     """Return the memory that this process may still take, a very large number if unknown."""
-    return min(_system_free(), _group_free())
+    return min(_system_free(), _group_free(), _address_space_free())
+
+
+def _address_space_free() -> int:
+    """Return what ``ulimit -v`` leaves, less what the engine takes beside its buffers.
+
+    It ends the process where one of its small allocations fails, so these must not.
+    """
+    try:
+        import resource  # noqa: PLC0415  (not on every system)
+
+        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+        n_pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except (ImportError, OSError):
+        return _UNKNOWN
+    if limit == resource.RLIM_INFINITY:
+        return _UNKNOWN
+    return max(0, limit - n_pages * resource.getpagesize() - _RESERVE)
 
 
 def _system_free() -> int:
@@ -106,7 +125,7 @@ def _system_free() -> int:
         found = re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text())
     except OSError:
         found = None
-    return int(found[1]) * 1024 if found else 2**62
+    return int(found[1]) * 1024 if found else _UNKNOWN
 
 
 def _group_free() -> int:
@@ -114,4 +133,4 @@ def _group_free() -> int:
         limit = int((_CGROUP / "memory.max").read_text())
         return max(0, limit - int((_CGROUP / "memory.current").read_text()))
     except (OSError, ValueError):  # no control groups, or "max": no limit
-        return 2**62
+        return _UNKNOWN

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 N_SEEDS = 2**32 - 1  # the one above is llama.cpp's sign for "random"
 _MAX_BREAKER_BYTES = 40
 _MIROSTAT_TOKENS = 100  # how many tokens estimate the distribution's shape, as in the paper
+_MAX_WINDOW = 2**20  # the engine allocates and clears windows whole
+_MOST = 3.4028234e38  # float32: what is larger becomes infinity, and then NaN
+_LEAST = 1.1754944e-38
 
 
 class LlamaSampler:
@@ -80,7 +83,14 @@ class LlamaSampler:
 def _bias(model: LlamaModel, config: SamplingConfig) -> dict[int, float]:
     n_vocab = model.info.n_vocab
     bias = dict(config.logit_bias)
-    for token in bias:
+    for token, amount in bias.items():
+        if amount > _MOST:
+            raise InvalidInputError(
+                f"logit_bias of token {token} is {amount}; the engine counts in float32",
+                field="logit_bias",
+                value=amount,
+                allowed=f"at most {_MOST}",
+            )
         if token >= n_vocab:
             raise InvalidTokenError(
                 f"logit_bias has token {token}; the vocabulary ends at {n_vocab - 1}",
@@ -91,7 +101,7 @@ def _bias(model: LlamaModel, config: SamplingConfig) -> dict[int, float]:
     if config.ignore_eos:
         ends = (token for token in range(n_vocab) if model.tokenizer.is_eog(token))
         bias.update(dict.fromkeys(ends, -math.inf))
-    if sum(amount == -math.inf for amount in bias.values()) == n_vocab:
+    if _n_left(model, bias) == 0:
         raise InvalidInputError(
             "logit_bias masks the whole vocabulary; leave at least one token",
             field="logit_bias",
@@ -99,6 +109,11 @@ def _bias(model: LlamaModel, config: SamplingConfig) -> dict[int, float]:
             allowed="at least one token that is not -inf",
         )
     return bias
+
+
+def _n_left(model: LlamaModel, bias: dict[int, float]) -> int:
+    """Return how many tokens ``bias`` does not forbid."""
+    return model.info.n_vocab - sum(amount < -_MOST for amount in bias.values())
 
 
 def _stages(
@@ -111,7 +126,7 @@ def _stages(
     if config.temperature == 0:
         yield api.llama_sampler_init_greedy()
         return
-    yield from _filters(config, seed)
+    yield from _filters(config, seed, model.info.n_vocab, _n_left(model, bias))
     yield api.llama_sampler_init_temp_ext(
         config.temperature, config.dynatemp_range, config.dynatemp_exponent
     )
@@ -130,7 +145,7 @@ def _penalties(model: LlamaModel, config: SamplingConfig) -> Iterator[Any]:
             model.vocab,
             config.dry_multiplier,
             config.dry_base,
-            config.dry_allowed_length,
+            min(config.dry_allowed_length, _MAX_WINDOW),
             last_n,
             (ctypes.c_char_p * len(breakers))(*breakers),
             len(breakers),
@@ -151,15 +166,28 @@ def _breakers(texts: Sequence[str]) -> list[bytes]:
 
 def _window(last_n: int, model: LlamaModel) -> int:
     """Return ``last_n`` with -1 as the trained window; the engine would take -1 as off."""
+    if last_n > _MAX_WINDOW:
+        raise refuse(
+            f"a penalty window of {last_n} tokens",
+            f"the engine's goes to {_MAX_WINDOW}; give -1 for the whole context, or "
+            "implementation='portable'",
+        )
     return model.info.n_ctx_train if last_n < 0 else last_n
 
 
-def _filters(config: SamplingConfig, seed: int) -> Iterator[Any]:
-    keep = max(1, config.min_keep)
+def _filters(config: SamplingConfig, seed: int, n_vocab: int, n_left: int) -> Iterator[Any]:
+    """Yield the steps that drop tokens; ``n_left`` of ``n_vocab`` are not forbidden by the bias.
+
+    The engine keeps dropped tokens of logit -inf in its list, where later steps count them or
+    take the logarithm of their probability of 0: they are cut off before steps that do.
+    """
+    keep = min(max(1, config.min_keep), n_vocab)
     if config.top_n_sigma > 0:
         yield api.llama_sampler_init_top_n_sigma(config.top_n_sigma)
-    if config.top_k:
-        yield api.llama_sampler_init_top_k(config.top_k)
+    if config.top_k or (n_left < n_vocab and _counts(config)):
+        yield api.llama_sampler_init_top_k(min(config.top_k or n_left, n_left))
+    if _takes_logarithms(config) or (config.top_n_sigma > 0 and _counts(config)):
+        yield api.llama_sampler_init_min_p(_LEAST, 1)
     if config.typical_p < 1:
         yield api.llama_sampler_init_typical(config.typical_p, keep)
     if config.top_p < 1:
@@ -168,6 +196,15 @@ def _filters(config: SamplingConfig, seed: int) -> Iterator[Any]:
         yield api.llama_sampler_init_min_p(config.min_p, keep)
     if config.xtc_probability > 0:
         yield api.llama_sampler_init_xtc(config.xtc_probability, config.xtc_threshold, keep, seed)
+
+
+def _takes_logarithms(config: SamplingConfig) -> bool:
+    return config.typical_p < 1 or config.mirostat == 1
+
+
+def _counts(config: SamplingConfig) -> bool:
+    """Whether a step after top_k depends on how many tokens there are."""
+    return config.typical_p < 1 or config.xtc_probability > 0 or config.dynatemp_range > 0
 
 
 def _selector(model: LlamaModel, config: SamplingConfig, seed: int) -> Any:

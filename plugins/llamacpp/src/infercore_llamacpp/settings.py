@@ -64,6 +64,8 @@ def to_params(chosen: dict[str, Any], traits: Traits) -> Any:
         "embeddings", "offload_kqv", "op_offload", "swa_full", "kv_unified", "no_perf",
     ):  # fmt: skip
         setattr(params, field, chosen[field])
+    # The engine's own bound is n_batch, and fewer rows than sequences are an assertion.
+    params.n_outputs_max = max(chosen["n_batch"], chosen["n_seq_max"])
     rope.fill(params, chosen)
     params.type_k, params.type_v = KV_TYPES[chosen["type_k"]], KV_TYPES[chosen["type_v"]]
     params.flash_attn_type = FLASH[chosen["flash_attn"]]
@@ -98,17 +100,34 @@ def _sizes(config: ContextConfig, traits: Traits, chosen: dict[str, Any]) -> dic
     in_one_step = chosen["attention_type"] == "non-causal" or chosen["pooling_type"] != "none"
     n_ubatch = config.n_ubatch or (n_batch if in_one_step else DEFAULT_N_UBATCH)
     n_seq_max = config.n_seq_max or 1
+    n_ubatch = _even(min(n_ubatch, n_batch, n_ctx), n_seq_max, config, chosen)
     n_threads, n_threads_batch = default_threads()
     return {
         "n_ctx": n_ctx,
         "n_batch": min(n_batch, n_ctx),
-        "n_ubatch": min(n_ubatch, n_batch, n_ctx),
+        "n_ubatch": n_ubatch,
         "n_seq_max": n_seq_max,
         # One pool lets a part be copied and one long sequence use the room of the others.
         "kv_unified": n_seq_max > 1 if config.kv_unified is None else config.kv_unified,
         "n_threads": config.n_threads or n_threads,
         "n_threads_batch": config.n_threads_batch or config.n_threads or n_threads_batch,
     }
+
+
+def _even(n_ubatch: int, n_seq_max: int, config: ContextConfig, chosen: dict[str, Any]) -> int:
+    """Return a compute step that the sequences divide, as the engine needs for a mean of each."""
+    rest = n_ubatch % n_seq_max
+    if chosen["pooling_type"] != "mean" or not rest:
+        return n_ubatch
+    if config.n_ubatch == n_ubatch or n_ubatch < n_seq_max:
+        raise InvalidInputError(
+            f"n_ubatch={n_ubatch} is no multiple of n_seq_max={n_seq_max}, which mean pooling "
+            f"needs; give {n_ubatch - rest or n_seq_max}",
+            field="n_ubatch",
+            value=n_ubatch,
+            allowed=f"a multiple of {n_seq_max}",
+        )
+    return n_ubatch - rest
 
 
 def _check_positions(n_ctx: int, traits: Traits) -> None:

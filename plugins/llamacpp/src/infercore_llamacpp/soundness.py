@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 MAX_LAYERS = 512  # LLAMA_MAX_LAYERS
 _ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 _N_BYTES = 256
+_N_POOLINGS = 5
 
 
 def complaint(path: str) -> str | None:
@@ -76,6 +77,12 @@ def _rope(header: Header) -> Iterator[str]:
         yield f"its rope.scaling.type is {value!r}; there are {', '.join(_ROPE_SCALINGS)}"
 
 
+def _pooling(header: Header) -> Iterator[str]:
+    value = header.own("pooling_type")
+    if value is not None and not (_is_count(value) and 0 <= value < _N_POOLINGS):
+        yield f"its pooling_type is {value!r}; there are 0 to {_N_POOLINGS - 1}"
+
+
 def _experts(header: Header) -> Iterator[str]:
     n, used = (_most(header.own(key)) for key in ("expert_count", "expert_used_count"))
     if (n or used) and not 1 <= used <= n:
@@ -94,5 +101,6 @@ _RULES: tuple[Callable[[Header], Iterator[str]], ...] = (
     _byte_tokens,
     _epsilons,
     _rope,
+    _pooling,
     _experts,
 )

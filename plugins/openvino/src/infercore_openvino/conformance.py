@@ -6,6 +6,7 @@ from typing import Any
 
 import infercore
 from infercore.conformance import Observation, Rig
+from infercore.testing import engine_of
 
 BACKEND = "openvino"
 MODEL, FORMAT = "storyteller", "openvino"
@@ -42,7 +43,7 @@ def model_path() -> str:
 
 def observe(context: Any, seq_id: int) -> Observation:
     """Return what the block tables hold, and how many tokens went into the infer request."""
-    inner = context._inner  # noqa: SLF001  (past the API on purpose)
+    inner = engine_of(context)
     counts = inner.perf()
     return Observation(
         resident=len(inner._tables.positions(seq_id)),  # noqa: SLF001

@@ -1,0 +1,91 @@
+"""``infercore conformance``: the laws, run on a backend."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from infercore.cli.output import print_json, print_table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from infercore.conformance import Report, Result
+
+EXIT_FAILED = 1
+
+
+@click.command()
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.option("--model", metavar="PATH", help="A model to use in place of the rig's own.")
+@click.option(
+    "--only", multiple=True, metavar="LAW", help="An id, pattern (KV-*), group or tier; repeatable."
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Chooses the laws' texts.")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False), help="Write JSON; - prints.")
+@click.option("--markdown", type=click.Path(dir_okay=False), help="Write the page of results.")
+@click.pass_context
+def conformance(
+    ctx: click.Context,
+    names: tuple[str, ...],
+    model: str | None,
+    only: tuple[str, ...],
+    seed: int,
+    json_file: str | None,
+    markdown: str | None,
+) -> None:
+    """Run the laws of the conformance suite on each backend NAME.
+
+    Exit status: 0 when every backend passed, 1 when one failed, when nothing was run or when
+    every law was refused, 2 for a wrong command line.
+    """
+    reports = [_run(name, model, list(only) or None, seed) for name in names]
+    _write(reports, json_file, markdown)
+    if json_file != "-":
+        _print(reports)
+    if not all(report.passed for report in reports):
+        ctx.exit(EXIT_FAILED)
+
+
+def _run(name: str, model: str | None, only: list[str] | None, seed: int) -> Report:
+    from infercore.conformance import check_backend, find_rig, select  # noqa: PLC0415
+
+    rig = find_rig(name, model=model)
+    total = len(select(only))
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
+        task = progress.add_task(name, total=total)
+
+        def told(result: Result) -> None:
+            progress.update(task, advance=1, description=f"{name} {result.id}")
+
+        return check_backend(rig, only=only, seed=seed, on_result=told)
+
+
+def _write(reports: Sequence[Report], json_file: str | None, markdown: str | None) -> None:
+    from infercore.conformance.render import json_text, page  # noqa: PLC0415
+
+    if json_file == "-":
+        print_json([report.to_dict() for report in reports])
+    elif json_file is not None:
+        Path(json_file).write_text(json_text(reports), encoding="utf-8")
+    if markdown is not None:
+        Path(markdown).write_text(page(reports), encoding="utf-8")
+
+
+def _print(reports: Sequence[Report]) -> None:
+    from infercore.conformance.render import notes, rows, summary  # noqa: PLC0415
+
+    if sys.stdout.isatty() or len(reports) > 1:
+        columns = ("law", "what it says", *(report.backend for report in reports))
+        print_table(columns, rows(reports))
+    for report in reports:
+        for line in notes(report):
+            click.echo(f"{report.backend} {' '.join(line.split())}")
+        click.echo(summary(report))

@@ -1,0 +1,97 @@
+"""What a law is, and the decorator that makes a function one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from infercore.conformance.rig import Rig
+
+SUITE_VERSION = "1.0"
+
+GROUPS = {
+    "LIFE": "lifecycle",
+    "TOK": "tokens",
+    "DEC": "decode",
+    "KV": "KV",
+    "STATE": "state",
+    "REUSE": "prefix reuse",
+    "SEAM": "seam",
+    "STREAM": "streaming",
+    "CANCEL": "cancel",
+    "OVER": "overflow",
+    "BAD": "errors and bad input",
+    "SAMP": "sampling",
+    "CON": "constraints",
+    "EMB": "embeddings",
+    "THREAD": "threads",
+    "MEM": "memory",
+    "CAP": "capabilities truth",
+}
+TIERS = ("engine", "session", "process")
+
+
+@attrs.frozen(kw_only=True)
+class Law:
+    """One law: ``check(rig)`` raises `LawError` where a backend breaks it.
+
+    ``tier`` is "engine" (tokens, positions, logits), "session" (text, prefix, streams) or
+    "process" (starts threads that race, or other processes). ``needs`` names a requirement (see
+    `infercore.conformance.requirements`); where a backend does not declare it, ``refusal``, or
+    the requirement's own probe, must be refused. ``since`` is the version of the suite that the
+    law came with: a rig that pins an older one is told of failures but does not fail.
+    """
+
+    id: str
+    tier: str
+    check: Callable[[Rig], None]
+    needs: str | None = None
+    refusal: Callable[[Any], object] | None = None
+    since: str = "1.0"
+
+    @property
+    def group(self) -> str:
+        """The group that the law belongs to."""
+        return GROUPS[self.id.split("-", maxsplit=1)[0]]
+
+    @property
+    def text(self) -> str:
+        """What the law says, in one line."""
+        return " ".join((self.check.__doc__ or "").split("\n\n", maxsplit=1)[0].split())
+
+    @property
+    def name(self) -> str:
+        """The function's name without ``check_``."""
+        return self.check.__name__.removeprefix("check_")
+
+    def newer_than(self, suite_version: str) -> bool:
+        """Whether the law came after ``suite_version``."""
+        return version(self.since) > version(suite_version)
+
+
+def version(text: str) -> tuple[int, ...]:
+    """Return ``text`` ("1.0") as numbers that compare."""
+    return tuple(int(part) for part in text.split("."))
+
+
+def law(
+    identifier: str,
+    *,
+    tier: str = "engine",
+    needs: str | None = None,
+    refusal: Callable[[Any], object] | None = None,
+    since: str = "1.0",
+) -> Callable[[Callable[[Rig], None]], Callable[[Rig], None]]:
+    """Mark a function ``check_<law>(rig)`` as the law ``identifier``."""
+
+    def mark(check: Callable[[Rig], None]) -> Callable[[Rig], None]:
+        check.__infercore_law__ = Law(  # type: ignore[attr-defined]
+            id=identifier, tier=tier, check=check, needs=needs, refusal=refusal, since=since
+        )
+        return check
+
+    return mark

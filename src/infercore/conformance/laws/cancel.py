@@ -1,0 +1,197 @@
+"""Ending what runs, from inside and from other threads."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from infercore.conformance.expect import equal, raises, that
+from infercore.conformance.holding import Held, while_held
+from infercore.conformance.law import law
+from infercore.conformance.rig import generated, greedy
+from infercore.errors import DecodeAbortedError, InvalidInputError, OutputNotAvailableError
+
+if TYPE_CHECKING:
+    from infercore.conformance.rig import Rig
+
+
+class AfterCalls:
+    """A callback that says True from the ``n``-th time on that it is asked."""
+
+    def __init__(self, n: int) -> None:
+        self.left = n
+
+    def __call__(self) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+
+SMALL = {"n_batch": 4, "n_ubatch": 4}
+
+
+@law("CANCEL-1")
+def check_abort_in_a_prefill(rig: Rig) -> None:
+    """A callback that says True aborts; what was evaluated is told truly and can be built on."""
+    tokens = rig.tokens(40)
+    context = rig.context(**SMALL)
+    context.set_abort_callback(AfterCalls(3))
+    error = raises(DecodeAbortedError, lambda: context.decode(tokens), "an aborted decode")
+    kept = context.n_past()
+    equal(error.resident_tokens, kept, "resident tokens of the error")
+    that(kept < len(tokens), "the whole prompt was evaluated all the same")
+    equal(context.tokens(), tokens[:kept], "the tokens held")
+    context.set_abort_callback(None)
+    context.decode(tokens[kept:])
+    rig.near(context.logits(), rig.cold(tokens), "after going on")
+
+
+@law("CANCEL-2")
+def check_no_logits_after_an_abort(rig: Rig) -> None:
+    """After an abort there are no logits that could be taken for those of the prompt."""
+    context = rig.context(**SMALL)
+    context.decode(rig.tokens(3))
+    context.set_abort_callback(lambda: True)
+    raises(DecodeAbortedError, lambda: context.decode(rig.tokens(12)), "an aborted decode")
+    raises(OutputNotAvailableError, context.logits, "logits after an abort")
+
+
+@law("CANCEL-3")
+def check_a_callback_is_taken_away(rig: Rig) -> None:
+    """A callback is asked until it is taken away, and says False without effect."""
+    asked: list[int] = []
+
+    def note() -> bool:
+        asked.append(1)
+        return False
+
+    context = rig.context(**SMALL)
+    context.set_abort_callback(note)
+    context.decode(rig.tokens(9))
+    that(asked, "the callback was never asked")
+    context.set_abort_callback(None)
+    n = len(asked)
+    context.decode(rig.tokens(9))
+    equal(len(asked), n, "calls of a callback that was taken away")
+
+
+@law("CANCEL-4")
+def check_a_callback_that_raises(rig: Rig) -> None:
+    """What a callback raises is raised by the call it stopped, and the context goes on."""
+    context = rig.context(**SMALL)
+
+    def fail() -> bool:
+        raise ZeroDivisionError("a callback of the caller's failed")
+
+    context.set_abort_callback(fail)
+    raises(ZeroDivisionError, lambda: context.decode(rig.tokens(9)), "a callback that raises")
+    context.set_abort_callback(None)
+    context.clear()
+    tokens = rig.tokens(5)
+    context.decode(tokens)
+    rig.near(context.logits(), rig.cold(tokens), "after a callback raised")
+
+
+@law("CANCEL-5")
+def check_abort_with_nothing_running(rig: Rig) -> None:
+    """An abort with nothing to abort does not touch the next call."""
+    tokens = rig.tokens(9)
+    context = rig.context()
+    context.abort()
+    context.decode(tokens)
+    context.abort()
+    context.decode_one(tokens[0])
+    rig.near(context.logits(), rig.cold([*tokens, tokens[0]]), "after idle aborts")
+
+
+@law("CANCEL-6", tier="process")
+def check_abort_from_another_thread(rig: Rig) -> None:
+    """abort() from another thread stops the call that runs; the context goes on afterwards."""
+    tokens = rig.tokens(40)
+    context = rig.context(**SMALL)
+    context.decode(tokens[:6])
+    held = Held()
+    context.set_abort_callback(held)
+    error = raises(
+        DecodeAbortedError,
+        lambda: while_held(held, lambda: context.decode(tokens[6:]), context.abort),
+        "a decode that was aborted",
+    )
+    kept = context.n_past()
+    that(6 <= kept < len(tokens), f"{kept} of {len(tokens)} tokens are held")  # noqa: PLR2004
+    equal(kept, error.resident_tokens, "resident tokens of the error")
+    context.decode(tokens[kept:])
+    rig.near(context.logits(), rig.cold(tokens), "after going on")
+
+
+@law("CANCEL-7", tier="process")
+def check_cancelled_prefill_resumes(rig: Rig) -> None:
+    """Cancelling a prefill keeps what was evaluated; asking again resumes there."""
+    session = rig.session(**SMALL)
+    context = rig.inner(session)
+    text = rig.passage(40)
+    begun = session.ensure_prefix(text[: len(text) // 2]).prefix_tokens
+    held = Held()
+    context.set_abort_callback(held)
+    error = raises(
+        DecodeAbortedError,
+        lambda: while_held(held, lambda: session.ensure_prefix(text), session.cancel),
+        "a prefill that was cancelled",
+    )
+    equal(session.state, "EMPTY", "the state after a cancelled prefill")
+    status = session.ensure_prefix(text)
+    equal(status.reused_tokens, error.resident_tokens, "tokens reused when asked again")
+    that(status.reused_tokens >= begun - 2, f"{status.reused_tokens} of {begun} tokens were kept")  # noqa: PLR2004
+    rig.follows(rig.tokenizer.encode(text), greedy(session, 4), "after resuming")
+
+
+@law("CANCEL-8", tier="session")
+def check_cancelled_stream(rig: Rig) -> None:
+    """session.cancel ends the stream with "cancelled"; what was shown is resident."""
+    session = rig.session()
+    text = rig.passage(8)
+    session.ensure_prefix(text)
+    stream = session.decode(max_tokens=100, temperature=0, ignore_eos=True)
+    chunks = [next(stream)]
+    thread = threading.Thread(target=session.cancel)
+    thread.start()
+    thread.join()
+    chunks += list(stream)
+    equal(chunks[-1].finish_reason, "cancelled", "finish_reason")
+    shown = generated(chunks)
+    equal(session.explain_context().generated_tokens, len(shown), "generated tokens")
+    equal(session.state, "DECODED", "the state")
+    rig.follows(rig.tokenizer.encode(text) + shown, greedy(session, 4), "after a cancel")
+
+
+@law("CANCEL-9", tier="session")
+def check_cancel_does_not_stick(rig: Rig) -> None:
+    """A cancel with nothing to cancel does not touch the next call."""
+    session = rig.session()
+    session.cancel()
+    text = rig.passage(8)
+    session.ensure_prefix(text)
+    session.cancel()
+    chunks = list(session.decode(max_tokens=6, temperature=0, ignore_eos=True))
+    equal((len(generated(chunks)), chunks[-1].finish_reason), (6, "length"), "the next stream")
+
+
+@law("CANCEL-10")
+def check_what_is_no_callback(rig: Rig) -> None:
+    """A callback that cannot be called raises InvalidInputError."""
+    context = rig.context()
+    raises(InvalidInputError, lambda: context.set_abort_callback(5), "a callback of 5")
+    context.decode(rig.tokens(3))
+
+
+@law("CANCEL-11", tier="session")
+def check_cancel_within_a_step(rig: Rig) -> None:
+    """A cancel from within a step ends the stream soon, not at max_tokens."""
+    session = rig.session()
+    session.ensure_prefix(rig.passage(6))
+    chunks = []
+    for chunk in session.decode(max_tokens=60, temperature=0, ignore_eos=True):
+        chunks.append(chunk)
+        if len(chunks) == 2:  # noqa: PLR2004
+            session.cancel()
+    equal(chunks[-1].finish_reason, "cancelled", "finish_reason")
+    that(len(generated(chunks)) < 20, f"{len(generated(chunks))} tokens came after the cancel")  # noqa: PLR2004

@@ -1,0 +1,131 @@
+"""Vectors of tokens and of texts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from infercore.conformance.expect import equal, raises, that
+from infercore.conformance.law import law
+from infercore.errors import InvalidInputError, OutputNotAvailableError
+
+if TYPE_CHECKING:
+    from infercore.conformance.rig import Rig
+
+
+def _rows(rig: Rig, tokens: list[int], **fields: Any) -> Any:
+    context = rig.context(embeddings=True, pooling_type="none", **fields)
+    context.decode(tokens)
+    return np.array(context.embeddings())
+
+
+def _pooled(rig: Rig, tokens: list[int], kind: str) -> Any:
+    context = rig.context(embeddings=True, pooling_type=kind)
+    context.decode(tokens)
+    return np.array(context.embedding())
+
+
+def _close(found: Any, expected: Any, what: str) -> None:
+    scale = max(1.0, float(np.abs(expected).max()))
+    gap = float(np.abs(found - expected).max()) / scale
+    that(gap <= 1e-3, f"{what}: vectors differ by {gap:.3g} of their size")  # noqa: PLR2004
+
+
+def _kind(rig: Rig, kind: str) -> None:
+    if kind not in rig.context().capabilities.pooling:
+        rig.leave(f"pooling {kind!r} is not declared")
+
+
+@law("EMB-1", needs="embeddings")
+def check_rows_of_tokens(rig: Rig) -> None:
+    """embeddings() has a finite row for each token."""
+    rows = _rows(rig, rig.tokens(7))
+    equal(rows.shape, (7, rig.model.info.n_embd), "shape")
+    that(np.isfinite(rows).all(), "some values are not finite")
+    that(len(np.unique(rows.round(4), axis=0)) > 1, "all rows are alike")
+
+
+@law("EMB-2", needs="embeddings")
+def check_mean_pooling(rig: Rig) -> None:
+    """Mean pooling is the mean of the token rows."""
+    _kind(rig, "mean")
+    tokens = rig.tokens(8)
+    _close(_pooled(rig, tokens, "mean"), _rows(rig, tokens).mean(axis=0), "mean pooling")
+
+
+@law("EMB-3", needs="embeddings")
+def check_cls_and_last_pooling(rig: Rig) -> None:
+    """Pooling "cls" is the first row, "last" the last."""
+    tokens = rig.tokens(8)
+    rows = _rows(rig, tokens)
+    for kind, row in (("cls", rows[0]), ("last", rows[-1])):
+        _kind(rig, kind)
+        _close(_pooled(rig, tokens, kind), row, f"pooling {kind}")
+
+
+@law("EMB-4", needs="embeddings")
+def check_pooling_needs_one_step(rig: Rig) -> None:
+    """With pooling, a text longer than one compute step is refused and changes nothing."""
+    _kind(rig, "mean")
+    context = rig.context(embeddings=True, pooling_type="mean", n_batch=8, n_ubatch=8)
+    with rig.unchanged(context):
+        raises(InvalidInputError, lambda: context.decode(rig.tokens(9)), "9 tokens in steps of 8")
+    context.decode(rig.tokens(8))
+    equal(context.embedding().shape, (rig.model.info.n_embd,), "shape")
+
+
+@law("EMB-5", needs="embeddings")
+def check_no_embeddings_unasked(rig: Rig) -> None:
+    """Embeddings that were not made raise OutputNotAvailableError."""
+    context = rig.context()
+    context.decode(rig.tokens(4))
+    raises(OutputNotAvailableError, context.embeddings, "embeddings() without embeddings=True")
+    fresh = rig.context(embeddings=True, pooling_type="none")
+    raises(OutputNotAvailableError, fresh.embeddings, "embeddings() before a decode")
+
+
+@law("EMB-6", needs="embeddings")
+def check_the_wrong_kind_of_embedding(rig: Rig) -> None:
+    """Pooled vectors need pooling, and token vectors need none."""
+    _kind(rig, "mean")
+    bare = rig.context(embeddings=True, pooling_type="none")
+    bare.decode(rig.tokens(3))
+    raises(InvalidInputError, bare.embedding, "embedding() without pooling")
+    pooled = rig.context(embeddings=True, pooling_type="mean")
+    pooled.decode(rig.tokens(3))
+    raises(InvalidInputError, pooled.embeddings, "embeddings() with pooling")
+
+
+@law("EMB-7", needs="embeddings")
+def check_rows_over_chunks(rig: Rig) -> None:
+    """Token rows of a long call are those of every chunk."""
+    tokens = rig.tokens(11)
+    rows = _rows(rig, tokens, n_batch=4, n_ubatch=4)
+    equal(rows.shape[0], 11, "the number of rows")
+    _close(rows, _rows(rig, tokens), "rows over chunks")
+
+
+@law("EMB-8", needs="embeddings")
+def check_embeddings_switched_on(rig: Rig) -> None:
+    """set_embeddings switches token rows on and off."""
+    context = rig.context(pooling_type="none")
+    tokens = rig.tokens(5)
+    context.set_embeddings(True)
+    context.decode(tokens)
+    _close(np.array(context.embeddings()), _rows(rig, tokens), "rows that were switched on")
+    context.set_embeddings(False)
+    context.clear()
+    context.decode(tokens)
+    raises(OutputNotAvailableError, context.embeddings, "rows that were switched off")
+    rig.near(context.logits(), rig.cold(tokens), "logits after switching")
+
+
+@law("EMB-9", needs="embeddings")
+def check_other_texts_have_other_vectors(rig: Rig) -> None:
+    """The same text has the same vector, another text another one."""
+    _kind(rig, "mean")
+    a, b = rig.tokens(6), rig.tokens(9)
+    first = _pooled(rig, a, "mean")
+    rig.same_bits(_pooled(rig, a, "mean"), first, "the same text again")
+    that(not np.allclose(first, _pooled(rig, b, "mean")), "two texts have one vector")

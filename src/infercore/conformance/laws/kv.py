@@ -1,0 +1,304 @@
+"""Removing, copying and moving what is held."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from infercore.conformance.expect import equal, raises, that
+from infercore.conformance.law import law
+from infercore.conformance.requirements import TAIL, copying_parts
+from infercore.errors import InvalidPositionError, OutputNotAvailableError
+
+if TYPE_CHECKING:
+    from infercore.conformance.rig import Rig
+
+
+@law("KV-1", needs="kv_remove")
+def check_removed_tail(rig: Rig) -> None:
+    """A tail that is removed and decoded otherwise gives what a fresh context gives."""
+    tokens, other = rig.tokens(14), rig.tokens(5)
+    context = rig.context()
+    context.decode(tokens)
+    that(context.seq_remove(0, 14 - TAIL, -1) is True, "removing a tail did not return True")
+    kept = tokens[: 14 - TAIL]
+    equal((context.tokens(), context.n_past()), (kept, len(kept)), "what is left")
+    context.decode(other)
+    rig.near(context.logits(), rig.cold(kept + other), "logits after a removed tail")
+
+
+@law("KV-2", needs="kv_remove_any")
+def check_removed_hole(rig: Rig) -> None:
+    """A hole takes its tokens away and leaves every position where it was."""
+    tokens = rig.tokens(10)
+    context = rig.context()
+    context.decode(tokens)
+    that(context.seq_remove(0, 3, 6) is True, "removing a hole did not return True")
+    equal(context.tokens(), tokens[:3] + tokens[6:], "the tokens left")
+    equal((context.n_past(), context.n_resident()), (10, 7), "n_past and n_resident")
+    equal((context.seq_pos_min(), context.seq_pos_max()), (0, 9), "first and last position")
+
+
+@law("KV-3")
+def check_whole_sequence_removed(rig: Rig) -> None:
+    """A whole sequence can always be removed; what follows is as in a fresh context."""
+    tokens = rig.tokens(6)
+    context = rig.context()
+    context.decode(rig.tokens(9))
+    that(context.seq_remove(0) is True, "removing all did not return True")
+    equal((context.n_past(), context.tokens()), (0, []), "what is left")
+    context.decode(tokens)
+    rig.same_bits(context.logits(), rig.cold(tokens), "logits after removing all")
+
+
+@law("KV-4", needs="kv_remove")
+def check_removal_takes_the_logits(rig: Rig) -> None:
+    """After a removal the old logits are gone."""
+    context = rig.context()
+    context.decode(rig.tokens(8))
+    context.seq_remove(0, 6, -1)
+    raises(OutputNotAvailableError, context.logits, "logits after a removal")
+
+
+@law("KV-5", needs="kv_remove")
+def check_removing_what_is_not_there(rig: Rig) -> None:
+    """Removing positions that are not held is True and changes nothing."""
+    context = rig.context()
+    context.decode(rig.tokens(5))
+    with rig.unchanged(context):
+        for p0, p1 in ((5, -1), (7, 9), (2, 2)):
+            that(context.seq_remove(0, p0, p1) is True, f"seq_remove(0, {p0}, {p1})")
+
+
+@law("KV-6")
+def check_removal_that_cannot_be(rig: Rig) -> None:
+    """A part is removed as asked, or False is returned and nothing is changed."""
+    context = rig.context()
+    tokens = rig.tokens(9)
+    for p0, p1 in ((1, 4), (8, -1), (3, -1), (0, 2)):
+        context.clear()
+        context.decode(tokens)
+        before = rig.look(context)["tokens"][0]
+        done = context.seq_remove(0, p0, p1)
+        end = 9 if p1 == -1 else p1
+        expected = tokens[:p0] + tokens[end:] if done else before
+        equal(context.tokens(), expected, f"tokens after seq_remove(0, {p0}, {p1}) = {done}")
+
+
+@law("KV-7", needs="kv_copy")
+def check_a_copy_continues_alike(rig: Rig) -> None:
+    """A copied sequence and its source both continue as a fresh context does."""
+    tokens, a, b = rig.tokens(9), rig.tokens(3), rig.tokens(4)
+    context = rig.two()
+    context.decode(tokens)
+    context.seq_copy(0, 1)
+    equal((context.tokens(1), context.n_past(1)), (tokens, 9), "the copy")
+    context.decode(a, seq_id=0)
+    rig.near(context.logits(), rig.cold(tokens + a), "the source, continued")
+    context.decode(b, seq_id=1)
+    rig.near(context.logits(), rig.cold(tokens + b), "the copy, continued")
+
+
+@law("KV-8", needs="kv_copy")
+def check_a_copy_is_apart(rig: Rig) -> None:
+    """What is removed from or added to the source leaves the copy as it was."""
+    tokens, more = rig.tokens(8), rig.tokens(3)
+    context = rig.two()
+    context.decode(tokens)
+    context.seq_copy(0, 1)
+    context.decode(more, seq_id=0)
+    equal((context.tokens(1), context.n_past(1)), (tokens, 8), "the copy of a longer source")
+    context.seq_remove(0)
+    equal((context.tokens(1), context.n_past(1)), (tokens, 8), "the copy of a removed source")
+    context.decode(more, seq_id=1)
+    rig.near(context.logits(), rig.cold(tokens + more), "the copy, continued alone")
+
+
+@law("KV-9", needs="kv_copy")
+def check_a_copy_replaces(rig: Rig) -> None:
+    """A copy takes the place of what the target held."""
+    tokens, more = rig.tokens(8), rig.tokens(2)
+    context = rig.two()
+    context.decode(rig.tokens(5), seq_id=1)
+    context.decode(tokens, seq_id=0)
+    context.seq_copy(0, 1)
+    equal(context.tokens(1), tokens, "the target")
+    context.decode(more, seq_id=1)
+    rig.near(context.logits(), rig.cold(tokens + more), "the target, continued")
+
+
+@law("KV-10", needs="kv_copy_any")
+def check_a_part_is_copied(rig: Rig) -> None:
+    """A copied part is that part, and continues from its end."""
+    tokens, more = rig.tokens(9), rig.tokens(3)
+    context = copying_parts(rig)
+    context.decode(tokens)
+    context.seq_copy(0, 1, 0, 5)
+    equal((context.tokens(1), context.n_past(1)), (tokens[:5], 5), "the copied part")
+    context.decode(more, seq_id=1)
+    rig.near(context.logits(), rig.cold(tokens[:5] + more), "the copied part, continued")
+    equal(context.tokens(0), tokens, "the source")
+
+
+@law("KV-11", needs="kv_copy")
+def check_keep_only_one(rig: Rig) -> None:
+    """seq_keep removes all other sequences."""
+    tokens, more = rig.tokens(7), rig.tokens(2)
+    context = rig.two()
+    context.decode(tokens)
+    context.seq_copy(0, 1)
+    context.seq_keep(1)
+    equal((context.n_past(0), context.tokens(1)), (0, tokens), "what is left")
+    context.decode(more, seq_id=1)
+    rig.near(context.logits(), rig.cold(tokens + more), "the kept sequence, continued")
+
+
+@law("KV-12")
+def check_clear(rig: Rig) -> None:
+    """Clear removes every sequence and the logits, and the context starts anew."""
+    tokens = rig.tokens(6)
+    context = rig.context()
+    context.decode(rig.tokens(10))
+    context.clear()
+    equal((context.n_past(), context.tokens()), (0, []), "what is left")
+    equal(context.n_free(), rig.n_ctx, "n_free")
+    raises(OutputNotAvailableError, context.logits, "logits after clear")
+    context.decode(tokens)
+    rig.same_bits(context.logits(), rig.cold(tokens), "logits after clear")
+
+
+@law("KV-13", needs="shift")
+def check_hole_closed_by_a_shift(rig: Rig) -> None:
+    """After a hole is removed and the rest moved there, positions are without a gap."""
+    tokens, more = rig.tokens(10), rig.tokens(2)
+    context = rig.context()
+    context.decode(tokens)
+    context.seq_remove(0, 2, 5)
+    context.seq_shift(0, 5, -1, -3)
+    equal((context.n_past(), context.n_resident()), (7, 7), "n_past and n_resident")
+    equal((context.seq_pos_min(), context.seq_pos_max()), (0, 6), "first and last position")
+    context.decode(more)
+    equal(context.tokens(), tokens[:2] + tokens[5:] + more, "the tokens held")
+
+
+@law("KV-14", needs="kv_shift")
+def check_shift_there_and_back(rig: Rig) -> None:
+    """Positions moved up and back again leave what is computed as it was."""
+    tokens, more = rig.tokens(9), rig.tokens(2)
+    context = rig.context()
+    context.decode(tokens)
+    context.seq_shift(0, 0, -1, 4)
+    equal((context.seq_pos_min(), context.n_past()), (4, 13), "positions moved up")
+    context.seq_shift(0, 0, -1, -4)
+    equal((context.seq_pos_min(), context.n_past()), (0, 9), "positions moved back")
+    context.decode(more)
+    rig.near(context.logits(), rig.cold(tokens + more), "logits after moving there and back")
+
+
+@law("KV-15", needs="kv_shift")
+def check_shift_onto_what_is_held(rig: Rig) -> None:
+    """A shift below 0, or onto a position that is held, is refused and changes nothing."""
+    context = rig.context()
+    context.decode(rig.tokens(8))
+    with rig.unchanged(context):
+        for p0, p1, delta in ((0, -1, -1), (4, -1, -2), (0, 4, 2)):
+            raises(
+                InvalidPositionError,
+                lambda a=p0, b=p1, d=delta: context.seq_shift(0, a, b, d),
+                f"seq_shift(0, {p0}, {p1}, {delta})",
+            )
+
+
+@law("KV-16", needs="kv_divide")
+def check_divide(rig: Rig) -> None:
+    """Divided positions move together; the tokens stay."""
+    tokens = rig.tokens(8)
+    context = rig.context()
+    context.decode(tokens)
+    context.seq_divide(0, 0, -1, 2)
+    equal((context.n_past(), context.n_resident()), (4, 8), "n_past and n_resident")
+    equal((context.seq_pos_min(), context.seq_pos_max()), (0, 3), "first and last position")
+    equal(context.tokens(), tokens, "the tokens held")
+    context.decode_one(tokens[0])
+    equal(context.n_past(), 5, "n_past after one more token")
+
+
+@law("KV-17")
+def check_positions_of_an_empty_sequence(rig: Rig) -> None:
+    """An empty sequence has next position 0 and first and last position -1."""
+    context = rig.context()
+    equal(
+        (context.n_past(), context.seq_pos_min(), context.seq_pos_max(), context.n_resident()),
+        (0, -1, -1, 0),
+        "n_past, first, last, n_resident",
+    )
+
+
+@law("KV-18")
+def check_room_is_counted(rig: Rig) -> None:
+    """n_free falls with every token held and comes back with every one removed."""
+    context = rig.context()
+    equal(context.n_free(), rig.n_ctx, "n_free of an empty context")
+    context.decode(rig.tokens(10))
+    equal(context.n_free(), rig.n_ctx - 10, "n_free with 10 tokens")
+    context.clear()
+    equal(context.n_free(), rig.n_ctx, "n_free of a cleared context")
+
+
+@law("KV-19", needs="multi_sequence")
+def check_removing_all_sequences(rig: Rig) -> None:
+    """seq_remove of sequence -1 removes from all of them."""
+    context = rig.two()
+    context.decode(rig.tokens(5), seq_id=0)
+    context.decode(rig.tokens(6), seq_id=1)
+    that(context.seq_remove(-1) is True, "seq_remove(-1) did not return True")
+    equal((context.n_past(0), context.n_past(1)), (0, 0), "n_past of both sequences")
+
+
+@law("KV-20", needs="multi_sequence")
+def check_removal_leaves_the_other_sequence(rig: Rig) -> None:
+    """Removing one sequence leaves the other."""
+    a, more = rig.tokens(7), rig.tokens(2)
+    context = rig.two()
+    context.decode(a, seq_id=0)
+    context.decode(rig.tokens(5), seq_id=1)
+    context.seq_remove(1)
+    equal((context.tokens(0), context.n_past(1)), (a, 0), "the other sequence")
+    context.decode(more, seq_id=0)
+    rig.near(context.logits(), rig.cold(a + more), "the other sequence, continued")
+
+
+@law("KV-21")
+def check_the_engine_holds_what_is_told(rig: Rig) -> None:
+    """The engine itself, seen past the API, holds as many tokens as the context says."""
+    observe = rig.observe
+    if observe is None:
+        rig.leave("the rig has no observe")
+    context = rig.context()
+    tokens = rig.tokens(12)
+    context.decode(tokens)
+    context.seq_remove(0, 9, -1)
+    seen = observe(context, 0)
+    if seen.resident is None:
+        rig.leave("the rig's observe does not tell the tokens held")
+    equal(seen.resident, context.n_resident(), "tokens that the engine holds")
+    if seen.tokens is not None:
+        equal(list(seen.tokens), context.tokens(), "the engine's own tokens")
+
+
+@law("KV-22", needs="kv_remove")
+def check_growing_and_shrinking(rig: Rig) -> None:
+    """A sequence that was shortened and prolonged many times is as a fresh one."""
+    context = rig.context()
+    held: list[int] = []
+    for _ in range(6):
+        more = rig.tokens(rig.random.randint(1, 8))
+        context.decode(more)
+        held += more
+        n = rig.random.randint(0, min(TAIL, len(held) - 1))
+        if n:
+            context.seq_remove(0, len(held) - n, -1)
+            del held[len(held) - n :]
+        equal(context.tokens(), held, "the tokens held")
+    last = rig.tokens(1)
+    context.decode(last)
+    rig.near(context.logits(), rig.cold(held + last), "logits in the end")

@@ -1,0 +1,197 @@
+"""A session's state as a value, a file and a branch."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+
+from infercore.conformance import children
+from infercore.conformance.expect import equal, raises, that
+from infercore.conformance.law import law
+from infercore.conformance.laws.state import damaged
+from infercore.conformance.rig import greedy
+from infercore.errors import (
+    ContextOverflowError,
+    InvalidInputError,
+    ManifestMismatchError,
+    ModelNotFoundError,
+    SnapshotError,
+)
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from infercore.conformance.rig import Rig
+
+
+def _session(rig: Rig, n: int = 12, **fields: Any) -> tuple[Any, str]:
+    session, text = rig.session(**fields), rig.passage(n)
+    session.ensure_prefix(text)
+    return session, text
+
+
+@law("STATE-13", tier="session", needs="sequence_state")
+def check_snapshot_in_another_session(rig: Rig) -> None:
+    """A snapshot restored in another session continues as the first one does."""
+    session, text = _session(rig)
+    session.prefill_suffix(" and then")
+    made = greedy(session, 4)
+    snapshot = session.snapshot()
+    other = rig.session()
+    other.ensure_prefix(rig.passage(5))
+    other.restore(snapshot)
+    report = other.explain_context()
+    equal((other.state, report.resident_tokens), ("DECODED", snapshot.resident_tokens), "restored")
+    ids = rig.tokenizer.encode(text + " and then") + made
+    equal(snapshot.resident_tokens, len(ids), "resident tokens of the snapshot")
+    rig.follows(ids, greedy(other, 6), "the restored session")
+
+
+@law("STATE-14", tier="session", needs="sequence_state")
+def check_restored_prefix_is_warm(rig: Rig) -> None:
+    """After a restore the prefix is resident: asking for it evaluates one token at most."""
+    session, text = _session(rig)
+    snapshot = session.snapshot()
+    other = rig.session()
+    other.restore(snapshot)
+    status = other.ensure_prefix(text)
+    that(status.prefilled_tokens <= 1, f"{status.prefilled_tokens} tokens were evaluated again")
+
+
+@law("STATE-15", tier="session", needs="sequence_state")
+def check_back_to_a_snapshot(rig: Rig) -> None:
+    """A session goes back to its own snapshot, as often as asked."""
+    session, text = _session(rig)
+    snapshot = session.snapshot()
+    before = session.explain_context()
+    for _ in range(2):
+        session.prefill_suffix(" " + rig.passage(6))
+        greedy(session, 3)
+        session.restore(snapshot)
+        equal(session.explain_context(), before, "the report after going back")
+        rig.follows(rig.tokenizer.encode(text), greedy(session, 4), "after going back")
+
+
+@law("STATE-16", tier="session", needs="sequence_state")
+def check_file_goes_out_and_comes_back(rig: Rig) -> None:
+    """A session saved to a file is what is loaded from it."""
+    session, text = _session(rig)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "state"
+        written = session.save(path)
+        equal(path.stat().st_size, written.size_bytes, "bytes in the file")
+        other = rig.session()
+        read = other.load(path)
+        raises(ModelNotFoundError, lambda: other.load(Path(folder) / "none"), "no file")
+    equal(read.resident_tokens, written.resident_tokens, "resident tokens")
+    rig.follows(rig.tokenizer.encode(text), greedy(other, 5), "the loaded session")
+
+
+@law("STATE-17", tier="session", needs="sequence_state")
+def check_damaged_snapshot(rig: Rig) -> None:
+    """A damaged snapshot raises SnapshotError and changes nothing."""
+    session, text = _session(rig)
+    snapshot = session.snapshot()
+    before = session.explain_context()
+    for data in damaged(snapshot.data):
+        bad = attrs.evolve(snapshot, data=data)
+        raises(SnapshotError, lambda s=bad: session.restore(s), "a damaged snapshot")
+        equal(session.explain_context(), before, "the report afterwards")
+    raises(InvalidInputError, lambda: session.restore(b"bytes"), "bytes as a snapshot")
+    rig.follows(rig.tokenizer.encode(text), greedy(session, 3), "after damaged snapshots")
+
+
+@law("STATE-18", tier="session", needs="sequence_state")
+def check_snapshot_that_does_not_fit(rig: Rig) -> None:
+    """A snapshot longer than the window raises ContextOverflowError, and changes nothing."""
+    session, _ = _session(rig, 50)
+    snapshot = session.snapshot()
+    small = rig.session(n_ctx=32)
+    error = raises(ContextOverflowError, lambda: small.restore(snapshot), "a long snapshot")
+    equal((error.stage, small.state), ("restore", "EMPTY"), "stage, and state afterwards")
+
+
+@law("STATE-19", tier="session", needs="sequence_state")
+def check_snapshot_of_another_identity(rig: Rig) -> None:
+    """A snapshot of another identity raises ManifestMismatchError."""
+    session, _ = _session(rig)
+    snapshot = session.snapshot()
+    other = rig.session(profile_id="another")
+    error = raises(ManifestMismatchError, lambda: other.restore(snapshot), "another profile")
+    equal((error.field, other.state), ("profile_id", "EMPTY"), "field, and state afterwards")
+
+
+@law("STATE-20", tier="session", needs="sequence_state")
+def check_snapshot_changes_nothing(rig: Rig) -> None:
+    """Taking a snapshot changes nothing."""
+    session, text = _session(rig)
+    before = session.explain_context()
+    snapshot = session.snapshot()
+    equal(session.explain_context(), before, "the report afterwards")
+    equal(snapshot.size_bytes, len(snapshot.data), "size_bytes")
+    rig.follows(rig.tokenizer.encode(text), greedy(session, 4), "after a snapshot")
+
+
+@law("STATE-21", tier="session")
+def check_fork(rig: Rig) -> None:
+    """A fork and its source continue apart, and each lives without the other."""
+    session, text = _session(rig)
+    twin = rig.opened(session.fork())
+    equal(twin.explain_context(), session.explain_context(), "the reports of both")
+    prompt = rig.tokenizer.encode(text)
+    first = greedy(session, 5)
+    rig.follows(prompt, first, "the source")
+    twin.prefill_suffix(" and the dog")
+    rig.follows(rig.tokenizer.encode(text + " and the dog"), greedy(twin, 4), "the fork")
+    equal(session.explain_context().generated_tokens, 5, "generated tokens of the source")
+    session.close()
+    twin.ensure_prefix(text)
+    rig.follows(prompt, greedy(twin, 4), "the fork, alone")
+
+
+@law("STATE-22", tier="session", needs="kv_copy")
+def check_fork_into_a_free_sequence(rig: Rig) -> None:
+    """Where the context has a free sequence a fork evaluates nothing, and continues apart."""
+    session, text = _session(rig, n_seq_max=3, n_ctx=3 * rig.n_ctx)
+    twin = rig.opened(session.fork())
+    n = len(rig.tokenizer.encode(text))
+    status = twin.ensure_prefix(text)
+    equal((status.reused_tokens, status.prefilled_tokens), (n, 0), "the fork's prefix")
+    twin.prefill_suffix(" and the dog")
+    greedy(twin, 3)
+    rig.follows(rig.tokenizer.encode(text), greedy(session, 5), "the source")
+    session.close()
+    rig.follows(
+        rig.tokenizer.encode(text + " and the dog"),
+        _again(twin, " and the dog", 4),
+        "the fork, alone",
+    )
+
+
+def _again(session: Any, suffix: str, n: int) -> list[int]:
+    session.prefill_suffix(suffix)
+    return greedy(session, n)
+
+
+_CHILD = """
+with rig.model.new_session(**rig.fields()) as session:
+    session.load(arguments[0])
+    chunks = session.decode(max_tokens=6, temperature=0, ignore_eos=True)
+    print([token for chunk in chunks for token in chunk.tokens])
+"""
+
+
+@law("STATE-23", tier="process", needs="sequence_state")
+def check_file_in_another_process(rig: Rig) -> None:
+    """A session saved here continues in another process."""
+    session, text = _session(rig)
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder) / "state")
+        session.save(path)
+        shown = children.run(rig, _CHILD, path)
+    tokens = [int(part) for part in shown.strip().strip("[]").split(",")]
+    equal(len(tokens), 6, "tokens of the other process")
+    rig.follows(rig.tokenizer.encode(text), tokens, "the other process")

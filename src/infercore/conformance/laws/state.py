@@ -1,0 +1,181 @@
+"""Saving what a context holds, and bringing it back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from infercore.conformance.expect import equal, raises
+from infercore.conformance.law import law
+from infercore.errors import ContextOverflowError, SnapshotError
+
+if TYPE_CHECKING:
+    from infercore.conformance.rig import Rig
+
+
+def _holding(rig: Rig, tokens: list[int], **fields: Any) -> Any:
+    context = rig.context(**fields)
+    context.decode(tokens)
+    return context
+
+
+def damaged(data: bytes) -> list[bytes]:
+    """Return copies of ``data`` that are cut or have a byte changed."""
+    cut = [b"", b"x", data[:-1], data + b"x", data[: len(data) // 2]]
+    places = (0, 9, 40, len(data) // 2, len(data) - 1)
+    return cut + [data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :] for at in places]
+
+
+@law("STATE-1", needs="sequence_state")
+def check_saved_sequence_continues(rig: Rig) -> None:
+    """A sequence saved here continues in another context as it does here."""
+    tokens, more = rig.tokens(10), rig.tokens(3)
+    data = _holding(rig, tokens).save_sequence(0)
+    other = rig.context()
+    other.load_sequence(0, data)
+    equal((other.tokens(), other.n_past()), (tokens, 10), "what was restored")
+    other.decode(more)
+    rig.near(other.logits(), rig.cold(tokens + more), "the restored sequence, continued")
+
+
+@law("STATE-2", needs="sequence_state")
+def check_logits_come_back(rig: Rig) -> None:
+    """The last logits come back with a sequence, so that sampling can go on at once."""
+    context = _holding(rig, rig.tokens(8))
+    row = context.logits().copy()
+    data = context.save_sequence(0)
+    other = rig.context()
+    other.load_sequence(0, data)
+    rig.same_bits(other.logits(), row, "the restored logits")
+
+
+@law("STATE-3", needs="sequence_state")
+def check_restore_replaces(rig: Rig) -> None:
+    """A restored sequence takes the place of what was held, and is not added to it."""
+    tokens, more = rig.tokens(6), rig.tokens(2)
+    data = _holding(rig, tokens).save_sequence(0)
+    other = _holding(rig, rig.tokens(15))
+    other.load_sequence(0, data)
+    equal((other.tokens(), other.n_past()), (tokens, 6), "what was restored")
+    other.decode(more)
+    rig.near(other.logits(), rig.cold(tokens + more), "the restored sequence, continued")
+
+
+@law("STATE-4", needs="sequence_state")
+def check_restore_into_another_sequence(rig: Rig) -> None:
+    """A sequence can be restored into another one; its neighbour stays."""
+    tokens, neighbour, more = rig.tokens(7), rig.tokens(5), rig.tokens(2)
+    data = _holding(rig, tokens).save_sequence(0)
+    if not rig.context().capabilities.multi_sequence:
+        rig.leave("there is only one sequence")
+    context = rig.two()
+    context.decode(neighbour, seq_id=0)
+    context.load_sequence(1, data)
+    equal((context.tokens(0), context.tokens(1)), (neighbour, tokens), "both sequences")
+    context.decode(more, seq_id=1)
+    rig.near(context.logits(), rig.cold(tokens + more), "the restored sequence, continued")
+
+
+@law("STATE-5", needs="sequence_state")
+def check_damaged_state_is_refused(rig: Rig) -> None:
+    """Damaged state raises SnapshotError and changes nothing."""
+    context = _holding(rig, rig.tokens(8))
+    data = context.save_sequence(0)
+    with rig.unchanged(context):
+        for bad in damaged(data):
+            raises(SnapshotError, lambda d=bad: context.load_sequence(0, d), "damaged state")
+    context.decode(rig.tokens(2))
+
+
+@law("STATE-6", needs="sequence_state")
+def check_state_of_another_kind_is_refused(rig: Rig) -> None:
+    """State of a context is no state of a sequence, and the other way round."""
+    context = _holding(rig, rig.tokens(5))
+    data = context.save_sequence(0)
+    whole = context.save_state() if context.capabilities.state else None
+    with rig.unchanged(context):
+        if whole is not None:
+            raises(SnapshotError, lambda: context.load_sequence(0, whole), "a context's state")
+            raises(SnapshotError, lambda: context.load_state(data), "a sequence's state")
+        raises(SnapshotError, lambda: context.load_sequence(0, "text"), "text as state")
+
+
+@law("STATE-7", needs="state")
+def check_whole_state_comes_back(rig: Rig) -> None:
+    """The state of a context brings every sequence back."""
+    a, b, more = rig.tokens(6), rig.tokens(8), rig.tokens(2)
+    many = rig.context().capabilities.multi_sequence
+    context = rig.two() if many else rig.context()
+    context.decode(a, seq_id=0)
+    if many:
+        context.decode(b, seq_id=1)
+    data = context.save_state()
+    other = rig.two() if many else rig.context()
+    other.decode(rig.tokens(11))
+    other.load_state(data)
+    equal([other.tokens(s) for s in range(other.n_seq_max)], [a, b] if many else [a], "restored")
+    other.decode(more, seq_id=0)
+    rig.near(other.logits(), rig.cold(a + more), "a restored sequence, continued")
+
+
+@law("STATE-8", needs="sequence_state")
+def check_restore_that_does_not_fit(rig: Rig) -> None:
+    """State that does not fit the window raises ContextOverflowError, and changes nothing."""
+    data = _holding(rig, rig.tokens(40)).save_sequence(0)
+    small = _holding(rig, rig.tokens(4), n_ctx=32)
+    with rig.unchanged(small):
+        error = raises(
+            ContextOverflowError, lambda: small.load_sequence(0, data), "state that is too long"
+        )
+    equal((error.stage, error.n_ctx), ("restore", 32), "stage and n_ctx of the error")
+
+
+@law("STATE-9", needs="sequence_state")
+def check_positions_follow_a_restore(rig: Rig) -> None:
+    """After a restore, a tail can be removed and decoded otherwise as anywhere."""
+    tokens, other_end = rig.tokens(10), rig.tokens(3)
+    data = _holding(rig, tokens).save_sequence(0)
+    context = _holding(rig, rig.tokens(3))
+    context.load_sequence(0, data)
+    if context.seq_remove(0, 7, -1):
+        context.decode(other_end)
+        rig.near(context.logits(), rig.cold(tokens[:7] + other_end), "after a removed tail")
+    else:
+        equal(context.tokens(), tokens, "tokens after a refused removal")
+
+
+@law("STATE-10", needs="sequence_state")
+def check_saving_changes_nothing(rig: Rig) -> None:
+    """Saving changes nothing: not the tokens, not the logits, not what follows."""
+    tokens, more = rig.tokens(9), rig.tokens(2)
+    context = _holding(rig, tokens)
+    with rig.unchanged(context):
+        context.save_sequence(0)
+    context.decode(more)
+    rig.near(context.logits(), rig.cold(tokens + more), "after saving")
+
+
+@law("STATE-11", needs="sequence_state")
+def check_an_empty_sequence_is_saved(rig: Rig) -> None:
+    """An empty sequence or context can be saved, and restores as empty."""
+    data = rig.context().save_sequence(0)
+    context = _holding(rig, rig.tokens(5))
+    context.load_sequence(0, data)
+    equal((context.n_past(), context.tokens()), (0, []), "what was restored")
+    if context.capabilities.state:
+        context.decode(rig.tokens(4))
+        context.load_state(rig.context().save_state())
+        equal((context.n_past(), context.tokens()), (0, []), "an empty context, restored")
+
+
+@law("STATE-12", needs="sequence_state")
+def check_state_of_another_cache_type_is_refused(rig: Rig) -> None:
+    """State of a context with another type of KV cache is refused, and changes nothing."""
+    kinds = rig.context().capabilities.kv_types
+    own = rig.context().effective.get("type_k")
+    other = next((kind for kind in ("f16", "f32") if kind in kinds and kind != own), None)
+    if other is None:
+        rig.leave("there is one type of KV cache only")
+    data = _holding(rig, rig.tokens(6), type_k=other, type_v=other).save_sequence(0)
+    context = _holding(rig, rig.tokens(4))
+    with rig.unchanged(context):
+        raises(SnapshotError, lambda: context.load_sequence(0, data), f"state of type {other}")

@@ -1,0 +1,138 @@
+"""One owner at a time; many sessions side by side."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from infercore.conformance import children
+from infercore.conformance.expect import equal, raises
+from infercore.conformance.holding import Held, while_held
+from infercore.conformance.law import law
+from infercore.conformance.rig import greedy
+from infercore.errors import SessionBusyError
+
+if TYPE_CHECKING:
+    from infercore.conformance.rig import Rig
+
+
+def _told(session: Any, text: str) -> list[int]:
+    session.ensure_prefix(text)
+    return greedy(session, 12)
+
+
+@law("THREAD-1", tier="process")
+def check_sessions_side_by_side(rig: Rig) -> None:
+    """Sessions of one model in several threads give what each gives alone."""
+    texts = [rig.passage(8) for _ in range(3)]
+    alone = [_told(rig.session(), text) for text in texts]
+    sessions = [rig.session() for _ in texts]
+    with ThreadPoolExecutor(3) as pool:
+        for _ in range(2):
+            equal(list(pool.map(_told, sessions, texts)), alone, "tokens made side by side")
+
+
+@law("THREAD-2", tier="process")
+def check_a_second_thread_is_refused(rig: Rig) -> None:
+    """While one thread is in a context, another one gets SessionBusyError, and spoils nothing."""
+    tokens = rig.tokens(9)
+    context = rig.context(n_batch=4, n_ubatch=4)
+    held = Held()
+    context.set_abort_callback(held)
+
+    def intrude() -> None:
+        for name, call in {
+            "decode": lambda: context.decode([tokens[0]]),
+            "logits": context.logits,
+            "n_past": context.n_past,
+            "seq_remove": lambda: context.seq_remove(0),
+            "clear": context.clear,
+        }.items():
+            raises(SessionBusyError, call, f"{name} from a second thread")
+
+    while_held(held, lambda: context.decode(tokens), intrude)
+    context.set_abort_callback(None)
+    rig.near(context.logits(), rig.cold(tokens), "what the first thread decoded")
+
+
+@law("THREAD-3", tier="process")
+def check_a_busy_session_can_be_explained(rig: Rig) -> None:
+    """A busy session refuses a second thread, but explains itself without waiting."""
+    session = rig.session(n_batch=4, n_ubatch=4)
+    context = rig.inner(session)
+    text = rig.passage(12)
+    held = Held()
+    context.set_abort_callback(held)
+
+    def intrude() -> None:
+        raises(SessionBusyError, lambda: session.ensure_prefix("a"), "a second ensure_prefix")
+        equal(session.explain_context().closed, False, "closed")
+
+    while_held(held, lambda: session.ensure_prefix(text), intrude)
+    context.set_abort_callback(None)
+    rig.follows(rig.tokenizer.encode(text), greedy(session, 4), "what the first thread did")
+
+
+@law("THREAD-4", needs="live_threads")
+def check_set_threads(rig: Rig) -> None:
+    """The number of threads can be changed; the logits stay within the tolerance."""
+    tokens = rig.tokens(8)
+    context = rig.context()
+    context.decode(tokens[:4])
+    context.set_threads(1, 1)
+    equal((context.n_threads, context.n_threads_batch), (1, 1), "threads")
+    context.decode(tokens[4:])
+    rig.near(context.logits(), rig.cold(tokens), "logits after the change")
+
+
+@law("THREAD-5", tier="process")
+def check_contexts_opened_in_threads(rig: Rig) -> None:
+    """Many threads may open contexts of one model at once."""
+    tokens = rig.tokens(6)
+    expected = rig.cold(tokens)
+
+    def work(_: int) -> Any:
+        return rig.cold(tokens)
+
+    with ThreadPoolExecutor(4) as pool:
+        for row in pool.map(work, range(8)):
+            rig.near(row, expected, "logits of a context opened in a thread")
+
+
+_FORKED = """
+import os
+from infercore import InvalidStateError
+session = rig.model.new_session(**rig.fields())
+session.ensure_prefix("Once upon")
+if os.fork() == 0:
+    try:
+        session.prefill_suffix(" a")
+    except InvalidStateError as error:
+        print("refused", flush=True)
+    os._exit(0)
+os.wait()
+print("alive", bool(list(session.decode(max_tokens=2, temperature=0))))
+"""
+
+
+@law("THREAD-6", tier="process")
+def check_a_forked_child_is_refused(rig: Rig) -> None:
+    """In a child of os.fork an inherited session raises InvalidStateError; the parent goes on."""
+    if not hasattr(os, "fork"):
+        rig.leave("this platform has no os.fork")
+    equal(children.run(rig, _FORKED).split(), ["refused", "alive", "True"], "what was printed")
+
+
+_UNCLOSED = """
+session = rig.model.new_session(**rig.fields())
+session.ensure_prefix("Once upon")
+stream = session.decode(temperature=0, ignore_eos=True)
+print(next(stream).text is not None)
+"""
+
+
+@law("THREAD-7", tier="process")
+def check_an_exit_without_close(rig: Rig) -> None:
+    """A process that closes nothing ends quietly."""
+    equal(children.run(rig, _UNCLOSED).strip(), "True", "what was printed")

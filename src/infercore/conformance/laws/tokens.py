@@ -1,0 +1,173 @@
+"""Text to token ids and back."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from infercore.conformance.expect import equal, raises, that
+from infercore.conformance.law import law
+from infercore.errors import InvalidInputError, InvalidTokenError
+
+if TYPE_CHECKING:
+    from infercore.conformance.rig import Rig
+
+BAD_TOKENS = (-1, 2**31, 2**70, 1.5, "a", None, True)
+BAD_TEXTS = ("\ud800", 5, None, b"bytes", ["list"])
+
+
+def _plain(rig: Rig, text: str) -> list[int]:
+    ids: list[int] = rig.tokenizer.encode(text, add_special=False, parse_special=False)
+    return ids
+
+
+@law("TOK-1")
+def check_round_trip(rig: Rig) -> None:
+    """Decoding the ids of a text gives the text, whatever is in it."""
+    for text in rig.texts:
+        equal(rig.tokenizer.decode(_plain(rig, text)), text, "the text after a round trip")
+
+
+@law("TOK-2")
+def check_ids_are_in_the_vocabulary(rig: Rig) -> None:
+    """Token ids are ints from 0 to n_vocab - 1, given as a list."""
+    n_vocab = rig.tokenizer.n_vocab
+    for text in (rig.story, *rig.texts):
+        ids = rig.tokenizer.encode(text)
+        that(type(ids) is list, f"encode returned a {type(ids).__name__}")
+        wrong = [t for t in ids if type(t) is not int or not 0 <= t < n_vocab]
+        equal(wrong, [], "ids outside the vocabulary")
+
+
+@law("TOK-3")
+def check_text_is_made_of_bytes(rig: Rig) -> None:
+    """The bytes of the tokens, joined, are the text's."""
+    for text in (rig.passage(20), *rig.texts):
+        ids = _plain(rig, text)
+        data = b"".join(rig.tokenizer.token_bytes(token) for token in ids)
+        equal(data, text.encode(), f"bytes of {text!r}")
+
+
+@law("TOK-4")
+def check_special_tokens_are_added_on_request(rig: Rig) -> None:
+    """Only add_special adds control tokens, around the same ids."""
+    text = rig.passage(10)
+    bare = rig.tokenizer.encode(text, add_special=False)
+    full = rig.tokenizer.encode(text, add_special=True)
+    equal([t for t in bare if rig.tokenizer.is_control(t)], [], "control tokens in plain text")
+    middle = [t for t in full if not rig.tokenizer.is_control(t)]
+    equal(middle, bare, "ids between the control tokens")
+
+
+@law("TOK-5")
+def check_control_text_is_parsed_on_request(rig: Rig) -> None:
+    """The text of a control token becomes that token only with parse_special."""
+    tokenizer = rig.tokenizer
+    ends = (tokenizer.eot, tokenizer.eos, tokenizer.bos)
+    token = next((t for t in ends if t is not None and tokenizer.is_control(t)), None)
+    if token is None:
+        rig.leave("the vocabulary has no control token")
+    name = tokenizer.token_bytes(token).decode()
+    equal(tokenizer.encode(name, add_special=False), [token], "ids with parse_special")
+    that(token not in _plain(rig, name), "the text of a control token was parsed unasked")
+    equal(tokenizer.decode(_plain(rig, name)), name, "the control token's text as text")
+
+
+@law("TOK-6")
+def check_bad_ids_are_refused(rig: Rig) -> None:
+    """An id outside the vocabulary raises InvalidTokenError everywhere."""
+    tokenizer = rig.tokenizer
+    for token in (*BAD_TOKENS, tokenizer.n_vocab):
+        for name, call in {
+            "decode": lambda bad=token: tokenizer.decode([bad]),
+            "token_bytes": lambda bad=token: tokenizer.token_bytes(bad),
+            "is_eog": lambda bad=token: tokenizer.is_eog(bad),
+            "is_control": lambda bad=token: tokenizer.is_control(bad),
+        }.items():
+            raises(InvalidTokenError, call, f"{name} of token {token!r}")
+
+
+@law("TOK-7")
+def check_what_is_no_text_is_refused(rig: Rig) -> None:
+    """A value that is no str, or holds lone surrogates, raises InvalidInputError."""
+    for text in BAD_TEXTS:
+        raises(InvalidInputError, lambda t=text: rig.tokenizer.encode(t), f"encode({text!r})")
+
+
+@law("TOK-8")
+def check_ends_are_ends(rig: Rig) -> None:
+    """Eos and eot end a generation, bos does not; tokens of plain text neither end nor control."""
+    tokenizer = rig.tokenizer
+    for name in ("eos", "eot"):
+        token = getattr(tokenizer, name)
+        that(token is None or tokenizer.is_eog(token), f"{name} does not end a generation")
+    for token in rig.tokens(20):
+        that(not tokenizer.is_eog(token), f"token {token} of plain text ends a generation")
+        that(not tokenizer.is_control(token), f"token {token} of plain text is control")
+
+
+@law("TOK-9")
+def check_skip_special_drops_control_tokens(rig: Rig) -> None:
+    """Decoding with skip_special leaves out control tokens and nothing else."""
+    tokenizer = rig.tokenizer
+    control = next(
+        (t for t in (tokenizer.bos, tokenizer.eos) if t is not None and tokenizer.is_control(t)),
+        None,
+    )
+    if control is None:
+        rig.leave("the vocabulary has no control token")
+    ids = rig.tokens(6)
+    mixed = [control, *ids[:3], control, *ids[3:]]
+    equal(tokenizer.decode(mixed, skip_special=True), tokenizer.decode(ids), "the text")
+
+
+@law("TOK-10")
+def check_nothing_is_nothing(rig: Rig) -> None:
+    """No text has no tokens, and no tokens have no text."""
+    equal(rig.tokenizer.encode("", add_special=False), [], "the ids of no text")
+    equal(rig.tokenizer.decode([]), "", "the text of no ids")
+
+
+@law("TOK-11")
+def check_many_threads_encode(rig: Rig) -> None:
+    """Many threads may use a tokenizer at once."""
+    texts = [rig.passage(30) for _ in range(8)]
+    alone = [rig.tokenizer.encode(text) for text in texts]
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(5):
+            equal(list(pool.map(rig.tokenizer.encode, texts)), alone, "ids made in threads")
+
+
+@law("TOK-12", needs="chat_template")
+def check_chat_template(rig: Rig) -> None:
+    """A chat template renders every message's text in order, and asks for an answer at the end."""
+    messages = [
+        {"role": "user", "content": "first words"},
+        {"role": "assistant", "content": "second words"},
+        {"role": "user", "content": "third words"},
+    ]
+    render = rig.tokenizer.apply_chat_template
+    text = render(messages)
+    places = [text.find(message["content"]) for message in messages]
+    that(-1 not in places and places == sorted(places), f"messages at {places} of the render")
+    bare = render(messages, add_generation_prompt=False)
+    that(text.startswith(bare), "the generation prompt changes what stands before it")
+
+
+@law("TOK-13", needs="chat_template")
+def check_messages_that_are_none(rig: Rig) -> None:
+    """Messages that are none raise InvalidInputError."""
+    for messages in ("text", [5], [{"content": "no role"}]):
+        raises(
+            InvalidInputError,
+            lambda given=messages: rig.tokenizer.apply_chat_template(given),
+            f"apply_chat_template({messages!r})",
+        )
+
+
+@law("TOK-14")
+def check_digest_is_of_the_vocabulary(rig: Rig) -> None:
+    """The tokenizer's digest is SHA-256 hex and the same for the model loaded again."""
+    digest = rig.tokenizer.digest
+    that(len(digest) == 64 and set(digest) <= set("0123456789abcdef"), f"digest {digest!r}")  # noqa: PLR2004
+    equal(rig.another_model().tokenizer.digest, digest, "the digest of the model loaded again")

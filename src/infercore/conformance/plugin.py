@@ -1,0 +1,125 @@
+"""The pytest front: ``pytest --pyargs infercore.conformance --infercore-backend NAME``.
+
+pytest loads this module in every run of an environment that has infercore, so it imports nothing
+of it until a law is to be run.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from infercore.conformance.law import Law
+    from infercore.conformance.rig import Rig
+
+_LAW, _REPORTED = "infercore_law", "infercore_conformance"
+_LETTERS = {"refused": ("refused", "r", "REFUSED"), "newer": ("newer", "n", "FAILED (NEWER)")}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add this suite's options, all of them prefixed."""
+    group = parser.getgroup("infercore", "conformance of an infercore backend")
+    group.addoption(
+        "--infercore-backend", metavar="NAME", help="the backend to run the laws of infercore on"
+    )
+    group.addoption(
+        "--infercore-model", metavar="PATH", help="a model to use in place of the rig's own"
+    )
+    group.addoption(
+        "--infercore-seed", metavar="N", type=int, default=0, help="chooses the laws' texts"
+    )
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Make one test of each law. Raises `pytest.UsageError` without a backend."""
+    if _LAW not in metafunc.fixturenames:
+        return
+    from infercore.conformance.registry import laws  # noqa: PLC0415
+
+    if not metafunc.config.getoption("--infercore-backend"):
+        raise pytest.UsageError("the laws need a backend; give --infercore-backend NAME")
+    metafunc.parametrize(_LAW, laws(), ids=lambda law: f"{law.id}-{law.name}")
+
+
+@pytest.fixture(scope="session")
+def infercore_rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
+    """Return the rig of the backend that was named; its model is closed at the end."""
+    from infercore.conformance.rigs import find_rig  # noqa: PLC0415
+    from infercore.conformance.runner import check_known, describe  # noqa: PLC0415
+
+    option = request.config.getoption
+    rig = find_rig(option("--infercore-backend"), model=option("--infercore-model"))
+    check_known(rig)
+    _collected(request.config)["facts"] = describe(rig)
+    yield rig
+    rig.close()
+
+
+def _collected(config: pytest.Config) -> dict[str, Any]:
+    """What this run has found so far."""
+    found: dict[str, Any] = config.__dict__.setdefault(_REPORTED, {"facts": None, "results": []})
+    return found
+
+
+def run_one(law: Law, rig: Rig, request: pytest.FixtureRequest) -> None:
+    """Run one law, and end the test as the law ended."""
+    from infercore.conformance.runner import run_law  # noqa: PLC0415
+
+    result = run_law(law, rig, seed=request.config.getoption("--infercore-seed"))
+    _collected(request.config)["results"].append(result)
+    reason = f"{law.id}: {law.text}\n{result.reason}"
+    if result.counts_as_failure:
+        pytest.fail(reason, pytrace=False)
+    elif result.outcome == "FAIL":
+        request.node.user_properties.append((_REPORTED, "newer"))
+    elif result.outcome == "known":
+        pytest.xfail(reason)
+    elif result.outcome == "n/a":
+        pytest.skip(reason)
+    else:
+        request.node.user_properties.append((_REPORTED, result.outcome))
+
+
+def pytest_report_teststatus(report: Any) -> tuple[str, str, str] | None:
+    """Show a law that was rightly refused as such, not as passed."""
+    outcome = dict(getattr(report, "user_properties", ())).get(_REPORTED)
+    if report.when != "call" or not report.passed:
+        return None
+    return _LETTERS.get(str(outcome))
+
+
+def _report(config: pytest.Config) -> Any:
+    """The report of what was run, None where no rig was opened."""
+    found = _collected(config)
+    if found["facts"] is None:
+        return None
+    from infercore.conformance.report import Report  # noqa: PLC0415
+
+    return Report(
+        results=tuple(found["results"]),
+        seed=config.getoption("--infercore-seed"),
+        **found["facts"],
+    )
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """End with a failure where nothing was tried."""
+    report = _report(session.config)
+    if report is not None and exitstatus == pytest.ExitCode.OK and not report.passed:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Show the matrix of laws, and the reasons."""
+    report = _report(config)
+    if report is None:
+        return
+    from infercore.conformance.render import matrix, notes, summary  # noqa: PLC0415
+
+    terminalreporter.section(f"infercore conformance of {report.backend}")
+    for line in (matrix([report]), "", *notes(report), summary(report)):
+        terminalreporter.write_line(line)

@@ -1,0 +1,46 @@
+"""The rig of the reference backend, which every law must pass on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from infercore.conformance.rig import Observation, Rig
+from infercore.testing import Faults, engine_of, load_reference_model
+from infercore.testing.reference import storyteller
+
+
+class Counted(Faults):
+    """Lets nothing fail, and counts the tokens that the engine is given to evaluate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.evaluated = 0
+
+    def run(self, name: str, method: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call an engine's method."""
+        if name in ("decode", "decode_batch"):
+            self.evaluated += len(args[0])
+        elif name == "decode_one":
+            self.evaluated += 1
+        return super().run(name, method, *args, **kwargs)
+
+
+def rig() -> Rig:
+    """Return the rig of the reference backend on the pack's storyteller."""
+    counted = Counted()
+
+    def observe(context: Any, seq_id: int) -> Observation:
+        held = engine_of(context).sequences[seq_id].tokens.tolist()
+        return Observation(resident=len(held), evaluated=counted.evaluated, tokens=tuple(held))
+
+    return Rig(
+        backend="reference",
+        open_model=lambda: load_reference_model(faults=counted),
+        open_path=lambda path: load_reference_model(path, faults=counted),
+        path=storyteller(),
+        model_name="storyteller",
+        tolerance=1e-3,
+        exact={"flash_attn": "off", "type_k": "f32", "type_v": "f32"},
+        suite_version="1.0",
+        observe=observe,
+    )

@@ -1,0 +1,261 @@
+"""What a backend supplies so that laws can be run on it, and what laws take from it."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import attrs
+import numpy as np
+
+from infercore.conformance import expect
+from infercore.conformance.law import SUITE_VERSION, version
+from infercore.conformance.texts import STORY, TEXTS
+from infercore.values import checks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    import numpy.typing as npt
+
+    FloatArray = npt.NDArray[np.float32]
+
+OWNERS = ("backend", "engine", "hardware", "model")
+
+
+class NotApplicable(Exception):  # noqa: N818  (it is an outcome, not an error)
+    """A law cannot be tried here; the text says why."""
+
+
+@attrs.frozen(kw_only=True)
+class Observation:
+    """What the engine itself holds and has done, read past the API; None = it does not tell.
+
+    ``resident`` counts the tokens of the sequence, ``evaluated`` all tokens that the context
+    has evaluated since it was opened.
+    """
+
+    resident: int | None = None
+    evaluated: int | None = None
+    tokens: tuple[int, ...] | None = None
+
+
+def _known(_: Any, attribute: attrs.Attribute[Any], value: Mapping[str, str]) -> None:
+    for identifier, reason in value.items():
+        if reason.split(":", maxsplit=1)[0] not in OWNERS or ":" not in reason:
+            owners = ", ".join(f"'{owner}: ...'" for owner in OWNERS)
+            raise checks.refuse(attribute.name, {identifier: reason}, f"reasons as {owners}")
+
+
+def _suite(_: Any, attribute: attrs.Attribute[Any], value: str) -> None:
+    try:
+        version(value)
+    except (ValueError, AttributeError) as error:
+        allowed = f"a version such as {SUITE_VERSION!r}"
+        raise checks.refuse(attribute.name, value, allowed) from error
+
+
+@attrs.define(kw_only=True, eq=False)
+class Rig:
+    """How to try a backend.
+
+    ``open_model()`` returns a `Model`; laws open it more than once. ``open_path(path)`` opens
+    another file or folder of the same format, ``path`` is where the model lies (damaged copies
+    of it are tried). ``model_name`` names a model of the pack, whose golden outputs are then
+    compared with. ``tolerance`` bounds how far logits move in another split, with the context
+    fields ``exact``. ``observe(context, seq_id)`` looks into the engine past the API.
+    ``known`` maps ids of laws that fail to reasons, each "backend: ...", "engine: ...",
+    "hardware: ..." or "model: ...". ``suite_version`` pins the suite: newer laws only report.
+    ``story`` is plain text of 300 tokens or more, ``texts`` must survive encode and decode.
+    """
+
+    backend: str = attrs.field(validator=checks.text())
+    open_model: Callable[[], Any]
+    tolerance: float = attrs.field(validator=checks.number(0, optional=False))
+    suite_version: str = attrs.field(validator=_suite)
+    open_path: Callable[[str], Any] | None = None
+    path: str | None = None
+    model_name: str | None = None
+    exact: Mapping[str, Any] = attrs.field(factory=dict)
+    observe: Callable[[Any, int], Observation] | None = None
+    known: Mapping[str, str] = attrs.field(factory=dict, validator=_known)
+    story: str = STORY
+    texts: tuple[str, ...] = TEXTS
+    n_ctx: int = 256
+    child: tuple[str, str | None] | None = None
+    random: random.Random = attrs.field(factory=lambda: random.Random(0), init=False)
+    _model: Any = attrs.field(default=None, init=False)
+    _opened: list[Any] = attrs.field(factory=list, init=False)
+    _story_ids: list[int] = attrs.field(factory=list, init=False)
+
+    # -- what laws open; all of it is closed after the law ---------------------------------------
+
+    @property
+    def model(self) -> Any:
+        """The model, opened once for all laws."""
+        if self._model is None:
+            self._model = self.open_model()
+        return self._model
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer."""
+        return self.model.tokenizer
+
+    def another_model(self) -> Any:
+        """Return the model opened once more."""
+        return self.opened(self.open_model())
+
+    def context(self, **fields: Any) -> Any:
+        """Return a context with the exact settings and a window of ``n_ctx``."""
+        return self.opened(self.model.new_context(**self.fields(**fields)))
+
+    def session(self, **fields: Any) -> Any:
+        """Return a session with the exact settings and a window of ``n_ctx``."""
+        return self.opened(self.model.new_session(**self.fields(**fields)))
+
+    def sampler(self, **fields: Any) -> Any:
+        """Return a sampler, the portable one unless ``fields`` say otherwise."""
+        return self.opened(self.model.new_sampler(**{"implementation": "portable", **fields}))
+
+    def two(self, **fields: Any) -> Any:
+        """Return a context of two sequences, each with a window of ``n_ctx`` at least."""
+        return self.context(**{"n_seq_max": 2, "n_ctx": 2 * self.n_ctx, **fields})
+
+    def fields(self, **fields: Any) -> dict[str, Any]:
+        """Return the context fields for ``fields``."""
+        return {**self.exact, "n_ctx": self.n_ctx, **fields}
+
+    def opened(self, thing: Any) -> Any:
+        """Return ``thing``, which is closed after the law."""
+        self._opened.append(thing)
+        return thing
+
+    def begin(self, name: str, seed: int) -> None:
+        """Start anew, with random numbers of ``seed`` for the law ``name``."""
+        self.random = random.Random(f"{seed}/{name}")
+
+    def tidy(self) -> None:
+        """Close what laws opened, the last first."""
+        opened, self._opened = self._opened[::-1], []
+        for thing in opened:
+            thing.close()
+
+    def close(self) -> None:
+        """Close the model too."""
+        self.tidy()
+        model, self._model = self._model, None
+        if model is not None:
+            model.close()
+
+    # -- material --------------------------------------------------------------------------------
+
+    def tokens(self, n: int) -> list[int]:
+        """Return ``n`` tokens of the story, from a random place."""
+        if not self._story_ids:
+            self._story_ids = list(self.tokenizer.encode(self.story, add_special=False))
+        ids = self._story_ids
+        start = self.random.randrange(max(1, len(ids) - n))
+        return [ids[(start + i) % len(ids)] for i in range(n)]
+
+    def passage(self, n: int) -> str:
+        """Return plain text of about ``n`` tokens from the story."""
+        text: str = self.tokenizer.decode(self.tokens(n))
+        return text.strip()
+
+    def cold(self, tokens: Sequence[int], **fields: Any) -> FloatArray:
+        """Return the logits after ``tokens`` in a context of their own."""
+        with contextlib.closing(self.model.new_context(**self.fields(**fields))) as fresh:
+            fresh.decode(tokens)
+            return np.array(fresh.logits())
+
+    # -- comparisons -----------------------------------------------------------------------------
+
+    def near(self, found: Any, expected: Any, what: str) -> None:
+        """Raise `LawError` unless logits agree within the tolerance, and in the likeliest token.
+
+        The likeliest may differ where the two best are closer than twice the tolerance.
+        """
+        found, expected = np.asarray(found), np.asarray(expected)
+        expect.equal(found.shape, expected.shape, f"{what}, shape")
+        gap = float(np.abs(found - expected).max(initial=0.0))
+        expect.that(
+            gap <= self.tolerance,
+            f"{what}: logits differ by {gap:.3g}, the tolerance is {self.tolerance:.3g}",
+        )
+
+    def same_bits(self, found: Any, expected: Any, what: str) -> None:
+        """Raise `LawError` unless two arrays are equal to the last bit."""
+        expect.that(np.array_equal(found, expected), f"{what}: the values are not the same bits")
+
+    def follows(self, prompt: Sequence[int], generated: Sequence[int], what: str) -> None:
+        """Raise `LawError` unless greedy decoding of a cold context gives ``generated``.
+
+        At each step the token must be the likeliest one that is no end of generation, or within
+        twice the tolerance of it.
+        """
+        with contextlib.closing(self.model.new_context(**self.fields())) as fresh:
+            fresh.decode(prompt)
+            for i, token in enumerate(generated):
+                row = fresh.logits()
+                gap = self._likeliest(row) - float(row[token])
+                expect.that(
+                    gap <= 2 * self.tolerance,
+                    f"{what}: token {i} is {token}, {gap:.3g} below the likeliest of a cold run",
+                )
+                fresh.decode_one(token)
+
+    def _likeliest(self, row: FloatArray) -> float:
+        """Return the highest logit of a token that ends no generation."""
+        order = np.argsort(-row, kind="stable")
+        best = next(token for token in order.tolist() if not self.tokenizer.is_eog(token))
+        return float(row[best])
+
+    @contextlib.contextmanager
+    def unchanged(self, context: Any, what: str = "the context") -> Iterator[None]:
+        """Raise `LawError` where the block leaves ``context`` other than it was."""
+        before = self.look(context)
+        yield
+        after = self.look(context)
+        for name, value in before.items():
+            same = np.array_equal(after[name], value) if name == "row" else after[name] == value
+            expect.that(same, f"{what}: {name} changed from {value!r} to {after[name]!r}")
+
+    def look(self, context: Any) -> dict[str, Any]:
+        """Return all that a context and its engine tell of what they hold."""
+        ids = range(context.n_seq_max)
+        return {
+            "tokens": [list(context.tokens(s)) for s in ids],
+            "n_past": [context.n_past(s) for s in ids],
+            "n_resident": [context.n_resident(s) for s in ids],
+            "observed": [self.observe(context, s) for s in ids] if self.observe else [],
+            "row": np.array(context.logits()) if context.n_outputs else np.empty(0),
+        }
+
+    def inner(self, session: Any) -> Any:
+        """Return the context of a session. Raises `NotApplicable` where it shows none."""
+        context = getattr(session, "context", None)
+        if context is None:
+            self.leave("this session does not show its context")
+        return context
+
+    def leave(self, reason: str) -> NoReturn:
+        """Leave a law that cannot be tried here."""
+        raise NotApplicable(reason)
+
+
+def generated(chunks: Sequence[Any]) -> list[int]:
+    """Return the ids of all tokens in a stream's chunks."""
+    return [token for chunk in chunks for token in chunk.tokens]
+
+
+def joined(chunks: Sequence[Any]) -> str:
+    """Return the text of all chunks."""
+    return "".join(chunk.text for chunk in chunks)
+
+
+def greedy(session: Any, n: int, **fields: Any) -> list[int]:
+    """Return ``n`` tokens decoded greedily, ends ignored unless asked for."""
+    asked = {"max_tokens": n, "temperature": 0, "ignore_eos": True, **fields}
+    return generated(list(session.decode(**asked)))

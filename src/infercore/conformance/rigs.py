@@ -1,0 +1,69 @@
+"""Finding the rig of a backend by its name."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from typing import Any
+
+import attrs
+
+import infercore
+from infercore.conformance.rig import Rig
+from infercore.errors import BackendNotFoundError, PluginLoadError
+
+ENTRY_POINT_GROUP = "infercore.conformance"
+
+
+def rig_names() -> list[str]:
+    """Return the names of all backends that announce a rig."""
+    found = importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)
+    return sorted({entry.name for entry in found})
+
+
+def find_rig(name: str, *, model: str | None = None) -> Rig:
+    """Return the rig of the backend ``name``; ``model`` is a path to use in place of its own.
+
+    Raises `BackendNotFoundError` where no distribution announces one, `PluginLoadError` where
+    it cannot be imported or is none.
+    """
+    entries = [
+        entry
+        for entry in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)
+        if entry.name == name
+    ]
+    if not entries:
+        raise BackendNotFoundError(
+            f"no installed distribution announces a conformance rig for {name!r} (entry-point "
+            f"group {ENTRY_POINT_GROUP}); there are: {', '.join(rig_names()) or 'none'}",
+            name=name,
+            candidates=rig_names(),
+        )
+    rig = _loaded(entries[0], name)
+    rig = rig if model is None else at(rig, model)
+    rig.child = (name, model)
+    return rig
+
+
+def _loaded(entry: Any, name: str) -> Rig:
+    try:
+        found = entry.load()
+        rig = found() if callable(found) else found
+    except infercore.InferCoreError:
+        raise
+    except Exception as error:
+        raise PluginLoadError(
+            f"the conformance rig {name!r} ({entry.value}) cannot be loaded: {error}", plugin=name
+        ) from error
+    if not isinstance(rig, Rig):
+        raise PluginLoadError(
+            f"the conformance rig {name!r} ({entry.value}) is a {type(rig).__name__}; make it an "
+            "infercore.conformance.Rig, or a function that returns one",
+            plugin=name,
+        )
+    return rig
+
+
+def at(rig: Rig, path: str) -> Rig:
+    """Return ``rig`` with the model at ``path`` in place of its own."""
+    open_path = rig.open_path or (lambda where: infercore.load_model(where, backend=rig.backend))
+    return attrs.evolve(rig, open_model=lambda: open_path(path), path=path, model_name=None)

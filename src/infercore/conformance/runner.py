@@ -1,0 +1,169 @@
+"""Runs laws on a rig, and turns what happens into outcomes."""
+
+from __future__ import annotations
+
+import platform
+import time
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import numpy as np
+
+import infercore
+from infercore.conformance.expect import LawError
+from infercore.conformance.law import SUITE_VERSION, Law
+from infercore.conformance.registry import laws, select
+from infercore.conformance.report import FAIL, KNOWN, NOT_APPLICABLE, OK, REFUSED, Report, Result
+from infercore.conformance.requirements import REQUIREMENTS
+from infercore.conformance.rig import NotApplicable
+from infercore.errors import UnsupportedFeatureError
+from infercore.values import checks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from infercore.conformance.rig import Rig
+
+N_HELD = 8
+"""Tokens that a context holds when a refusal is probed."""
+
+
+def check_backend(
+    rig: Rig,
+    *,
+    only: str | Sequence[str] | None = None,
+    seed: int = 0,
+    on_result: Callable[[Result], object] | None = None,
+) -> Report:
+    """Return the report of running the laws that ``only`` names on ``rig``.
+
+    ``only`` holds ids, patterns, groups or tiers (see `select`); ``seed`` chooses the tokens and
+    texts that laws use; ``on_result`` is called with each result as it comes. The rig's model is
+    closed at the end. Raises `InvalidInputError` where nothing is selected or ``rig.known``
+    names no law.
+    """
+    chosen = select(only)
+    check_known(rig)
+    started = time.perf_counter()
+    try:
+        facts = describe(rig)
+        results = [_told(run_law(law, rig, seed=seed), on_result) for law in chosen]
+    finally:
+        rig.close()
+    elapsed = time.perf_counter() - started
+    return Report(results=tuple(results), seed=seed, elapsed_s=elapsed, **facts)
+
+
+def _told(result: Result, on_result: Callable[[Result], object] | None) -> Result:
+    if on_result is not None:
+        on_result(result)
+    return result
+
+
+def check_known(rig: Rig) -> None:
+    """Raise `InvalidInputError` where ``rig.known`` names a law that there is not."""
+    ids = {law.id for law in laws()}
+    for identifier in rig.known:
+        if identifier not in ids:
+            raise checks.refuse("known", identifier, "ids of laws, such as DEC-1")
+
+
+def describe(rig: Rig) -> dict[str, Any]:
+    """Return what a report says of the backend, its model and the versions."""
+    model = rig.model
+    capabilities = rig.context().capabilities
+    rig.tidy()
+    return {
+        "backend": rig.backend,
+        "versions": {
+            "infercore": infercore.__version__,
+            "suite": SUITE_VERSION,
+            "pinned suite": rig.suite_version,
+            "engine": str(getattr(model, "backend_version", "unknown")),
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+        },
+        "model": {"architecture": model.info.architecture, "digest": model.digest},
+        "capabilities": attrs.asdict(capabilities),
+    }
+
+
+def run_law(law: Law, rig: Rig, *, seed: int = 0) -> Result:
+    """Return the outcome of one law."""
+    rig.begin(law.id, seed)
+    started = time.perf_counter()
+    outcome, reason = _judged(law, rig)
+    return Result(
+        id=law.id,
+        group=law.group,
+        tier=law.tier,
+        text=law.text,
+        outcome=outcome,
+        reason=reason,
+        newer=law.newer_than(rig.suite_version),
+        elapsed_ms=(time.perf_counter() - started) * 1e3,
+    )
+
+
+def _judged(law: Law, rig: Rig) -> tuple[str, str | None]:
+    """The outcome, with what is known of failures taken into account."""
+    outcome, reason = _tried(law, rig)
+    known = rig.known.get(law.id)
+    if known is None or outcome == NOT_APPLICABLE:
+        return outcome, reason
+    if outcome == FAIL:
+        return KNOWN, known
+    return FAIL, f"known to fail ({known}), but it is {outcome}; remove the entry from the rig"
+
+
+def _tried(law: Law, rig: Rig) -> tuple[str, str | None]:
+    try:
+        try:
+            return _run(law, rig)
+        finally:
+            rig.tidy()
+    except NotApplicable as left:
+        return NOT_APPLICABLE, str(left)
+    except LawError as error:
+        return FAIL, str(error)
+    except Exception as error:  # noqa: BLE001  (whatever a backend raises breaks the law)
+        return FAIL, f"{type(error).__name__}: {error}"
+
+
+def _run(law: Law, rig: Rig) -> tuple[str, str | None]:
+    if law.needs is None or REQUIREMENTS[law.needs].declared(rig):
+        law.check(rig)
+        return OK, None
+    rig.tidy()
+    _check_refusal(law, rig, law.needs)
+    return REFUSED, f"not declared: {REQUIREMENTS[law.needs].text}"
+
+
+def _check_refusal(law: Law, rig: Rig, needs: str) -> None:
+    """Raise `LawError` unless the undeclared call is refused and changes nothing."""
+    tokens = rig.tokens(N_HELD + 1)
+    context = rig.context()
+    context.decode(tokens[:N_HELD])
+    with rig.unchanged(context, f"the context that refused {needs}"):
+        _probe(law, rig, context, needs)
+    context.decode_one(tokens[-1])
+    control = rig.context()
+    control.decode(tokens[:N_HELD])
+    control.decode_one(tokens[-1])
+    rig.same_bits(context.logits(), control.logits(), f"after {needs} was refused")
+
+
+def _probe(law: Law, rig: Rig, context: Any, needs: str) -> None:
+    probe = law.refusal or (lambda held: REQUIREMENTS[needs].probe(rig, held))
+    try:
+        probe(context)
+    except UnsupportedFeatureError:
+        return
+    except LawError:
+        raise
+    except Exception as error:
+        raise LawError(
+            f"{needs} is not declared, and the call raised {type(error).__name__} ({error}) "
+            "instead of UnsupportedFeatureError"
+        ) from error
+    raise LawError(f"{needs} is not declared, but the call was not refused")

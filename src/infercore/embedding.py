@@ -1,0 +1,138 @@
+"""Texts in, one vector for each out: over any model, in as few engine calls as its limits allow."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from infercore.errors import InvalidInputError
+from infercore.values import checks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from infercore.protocols.public import Context, Model
+    from infercore.protocols.spi import FloatArray
+
+    Tokens = list[int]
+
+POOLING = ("mean", "cls", "last")
+_TOKENS_OF_CALL = 2048
+_SEQUENCES_OF_CALL = 32
+
+
+def embed_texts(
+    model: Model, texts: Sequence[str], *, pooling: str | None, normalize: bool
+) -> FloatArray:
+    """Return the vectors [n_texts, n_embd] of ``texts``; see `infercore.embed`."""
+    if pooling is not None and pooling not in POOLING:
+        raise checks.refuse("pooling", pooling, f"one of {', '.join(POOLING)}, or None")
+    if not isinstance(normalize, bool):
+        raise checks.refuse("normalize", normalize, "True or False")
+    prompts = [_encode(model, text, i) for i, text in enumerate(_checked(texts))]
+    if not prompts:
+        return np.empty((0, model.info.n_embd), dtype=np.float32)
+    with _open(model, prompts, pooling) as context:
+        vectors = np.stack(list(_evaluate(context, prompts)))
+    return _unit(vectors) if normalize else vectors
+
+
+def _checked(texts: Any) -> list[str]:
+    if isinstance(texts, (str, bytes)):
+        raise checks.refuse("texts", texts, "a list of texts; put a single one into a list")
+    listed = checks.items("texts", texts, "a list of texts")
+    return [checks.check_text("texts", text) for text in listed]
+
+
+def _encode(model: Model, text: str, number: int) -> Tokens:
+    tokens = model.tokenizer.encode(text)
+    limit = model.info.n_ctx_train
+    if not tokens or (limit > 0 and len(tokens) > limit):
+        why = (
+            f"it has {len(tokens)} tokens, and the model has learned {limit}; split it"
+            if tokens
+            else "it has no tokens"
+        )
+        raise InvalidInputError(
+            f"text {number} cannot be embedded: {why}",
+            field="texts",
+            value=number,
+            allowed=f"texts of 1 to {limit} tokens",
+        )
+    return tokens
+
+
+def _open(model: Model, prompts: Sequence[Tokens], pooling: str | None) -> Context:
+    """Return a context in which the longest of ``prompts`` fits one compute step."""
+    size, n_seq = _sizes(model, prompts)
+    context = model.new_context(
+        n_ctx=size,
+        n_batch=size,
+        n_ubatch=size,
+        n_seq_max=n_seq,
+        kv_unified=True if n_seq > 1 else None,
+        pooling_type=pooling,
+        embeddings=True,
+    )
+    if context.pooling_type not in POOLING:
+        found = context.pooling_type
+        context.close()
+        raise InvalidInputError(
+            f"this model's own pooling is {found!r}, which gives no vector for a text; name one "
+            f"with pooling: {', '.join(POOLING)}",
+            field="pooling",
+            value=pooling,
+            allowed=POOLING,
+        )
+    return context
+
+
+def _sizes(model: Model, prompts: Sequence[Tokens]) -> tuple[int, int]:
+    """Return the tokens and the sequences of one call; the second divides the first."""
+    longest, trained = max(map(len, prompts)), model.info.n_ctx_train
+    usual = min(_TOKENS_OF_CALL, trained) if trained > 0 else _TOKENS_OF_CALL
+    size = max(min(usual, sum(map(len, prompts))), longest)
+    if not model.capabilities.multi_sequence:
+        return size, 1
+    n_seq = min(len(prompts), _SEQUENCES_OF_CALL)
+    even = -(-size // n_seq) * n_seq
+    if 0 < trained < even:  # no further than the positions that were learned
+        even = trained // n_seq * n_seq
+    return (even, n_seq) if even >= longest else (size, 1)
+
+
+def _evaluate(context: Context, prompts: Sequence[Tokens]) -> Iterator[FloatArray]:
+    """Yield the vector of each prompt, in order."""
+    for group in _groups(prompts, context.n_ubatch, context.n_seq_max):
+        context.clear()
+        if len(group) > 1:
+            entries = [(token, (i,), False) for i, tokens in enumerate(group) for token in tokens]
+            context.decode_batch(entries)
+        elif context.capabilities.encoder:
+            context.encode(group[0])
+        else:
+            context.decode(group[0], logits="none")
+        for i in range(len(group)):
+            yield context.embedding(i).copy()
+
+
+def _groups(prompts: Sequence[Tokens], n_tokens: int, n_prompts: int) -> Iterator[list[Tokens]]:
+    """Cut ``prompts`` into runs that one engine call takes."""
+    group: list[Tokens] = []
+    room = n_tokens
+    for tokens in prompts:
+        if group and (len(tokens) > room or len(group) == n_prompts):
+            yield group
+            group, room = [], n_tokens
+        group.append(tokens)
+        room -= len(tokens)
+    yield group
+
+
+def _unit(vectors: FloatArray) -> FloatArray:
+    """Return ``vectors`` with a length of 1 each; those of length 0 stay."""
+    lengths = np.sqrt(np.square(vectors).sum(axis=1, keepdims=True))
+    lengths[lengths == 0] = 1
+    unit: FloatArray = vectors / lengths
+    return unit

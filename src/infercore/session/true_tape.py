@@ -1,0 +1,131 @@
+"""A tape that is kept equal to what the engine holds, whatever fails, and wherever."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from infercore.errors import InferCoreError, SessionFatalError
+from infercore.session.checkpoints import Checkpoints
+from infercore.session.tape import Tape
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class TrueTape:
+    """One sequence of a context and its tape.
+
+    ``owed`` are tokens of the logical context that the engine lost in a failure, or was not
+    given yet; whatever goes on from here evaluates them first.
+    """
+
+    def __init__(self, context: Any, seq_id: int = 0) -> None:
+        self.context = context
+        self.seq_id = seq_id
+        self.tape = Tape()
+        self.owed: list[int] = []
+        self.cancelled = False
+        self._checkpoints = Checkpoints(context, seq_id)
+        self._outputs_of: int | None = None
+        self._in_doubt = False
+        self.fatal_cause: BaseException | None = None
+
+    def wanted(self) -> list[int]:
+        """Return the logical context, with what of it is owed."""
+        return self.tape.tokens(0, self.tape.logical) + self.owed
+
+    @property
+    def n_wanted(self) -> int:
+        """How long the logical context is, with what of it is owed."""
+        return self.tape.logical + len(self.owed)
+
+    def owe(self, token: int) -> None:
+        """Let ``token`` be the next one of the logical context, without calling the engine."""
+        if not self.owed and self.tape.next_is(token):
+            self.tape.logical += 1
+        else:
+            self.owed.append(token)
+
+    def settle(self) -> None:
+        """Before a call: see to it that the tape is what the context holds.
+
+        They differ after a failure in mid-change, and where another session's failure emptied
+        the context that both share. What was lost of the logical context is owed then.
+        """
+        held, past = self.context.n_resident(self.seq_id), self.context.n_past(self.seq_id)
+        if not self._in_doubt and held == past == len(self.tape):
+            return
+        wanted = self.wanted()
+        self._recover()
+        if self._in_doubt:
+            self._wipe()
+        self.owed = wanted[self.tape.logical :]
+
+    def _wipe(self) -> None:
+        """Hold nothing, where engine and books do not agree on what is held."""
+        if self.context.n_seq_max == 1:
+            self.context.clear()
+        else:
+            self.context.seq_remove(self.seq_id)
+        self._forget()
+
+    def _recover(self) -> None:
+        """After a failure at any point: take the context's books for the tape's."""
+        self._outputs_of = None
+        self._in_doubt = True
+        try:
+            held = self.context.tokens(self.seq_id)
+            counts = {self.context.n_past(self.seq_id), self.context.n_resident(self.seq_id)}
+        except SessionFatalError as error:
+            self.fatal_cause = error.cause
+            return
+        except InferCoreError:  # closed, or in use: the next call looks again
+            return
+        self.tape.sync(held)
+        self._in_doubt = counts != {len(held)}
+
+    def load(self, data: bytes, logical: int, cut: int | None) -> None:
+        """Hold what ``data`` (of `Context.save_sequence`) holds; ``logical`` tokens count.
+
+        Raises `SnapshotError`; where the engine refused it, nothing is held any more.
+        """
+        try:
+            self.context.load_sequence(self.seq_id, data)
+            self.tape.replace(self.context.tokens(self.seq_id), logical, cut)
+        except BaseException:
+            self._recover()
+            raise
+        self._checkpoints.clear()
+        self.owed = []
+        self._outputs_of = self._serial()
+
+    def _forget(self) -> None:
+        self._checkpoints.clear()
+        self._outputs_of = None
+        self._in_doubt = False
+        self.tape.replace((), 0)
+
+    def adopt(self, other: Self, *, anew: bool) -> None:
+        """Take over the books of ``other``, whose tokens were copied, or evaluated ``anew``."""
+        cut = None if anew else other.tape.cut
+        self.tape.replace(other.tape.tokens(), other.tape.logical, cut)
+        self._checkpoints.adopt(other._checkpoints)
+        same_context = self.context is other.context
+        self._outputs_of = other._outputs_of if same_context else self._serial()
+
+    def _serial(self) -> int | None:
+        """The number of the context's outputs, None where it has none."""
+        return self.context.output_serial if self.context.n_outputs else None
+
+    def clear(self) -> int:
+        """Remove everything; return how many tokens that were."""
+        n = len(self.tape)
+        if n:
+            try:
+                self.context.seq_remove(self.seq_id)
+            except BaseException:
+                self._recover()
+                raise
+        self._forget()
+        return n
+

@@ -1,0 +1,258 @@
+"""What users who drive tokens and the cache themselves rely on, on every engine."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import infercore as ic
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+EXACT_LIMIT = 1e-5
+ABORT_SECONDS = 0.1
+
+
+@pytest.fixture(scope="module")
+def ids(model: Any, golden: Any) -> list[int]:
+    """Return 700 ids of real text."""
+    found: list[int] = []
+    for prompt in golden.prompts:
+        found += [*prompt.tokens, *prompt.greedy]
+    assert len(found) >= 700
+    return found[:700]
+
+
+def relative(left: Any, right: Any) -> float:
+    """Return the largest difference, in units of the largest logit where that exceeds 1."""
+    return float(np.abs(left - right).max() / max(1.0, float(np.abs(right).max())))
+
+
+def last_row(context: Any, ids: list[int], n_chunk: int) -> Any:
+    for start in range(0, len(ids), n_chunk):
+        context.decode(ids[start : start + n_chunk])
+    return context.logits().copy()
+
+
+def test_the_split_into_chunks_does_not_change_the_logits(
+    new_context: Callable[..., Any], ids: list[int]
+) -> None:
+    whole = last_row(new_context(), ids, len(ids))
+    for n_chunk in (1, 7, 64, 256):
+        by_batch = new_context(n_batch=n_chunk, n_ubatch=n_chunk)
+        by_batch.decode(ids)
+        for row in (last_row(new_context(), ids, n_chunk), by_batch.logits()):
+            np.testing.assert_allclose(row, whole, rtol=EXACT_LIMIT, atol=EXACT_LIMIT)
+
+
+def test_branches_go_on_as_fresh_contexts_do(
+    new_context: Callable[..., Any], ids: list[int]
+) -> None:
+    for unified in (True, False):
+        forked = new_context(n_seq_max=2, kv_unified=unified, n_ctx=2048)
+        forked.decode(ids[:200])
+        forked.seq_copy(0, 1)
+        branches = (ids[200:230], ids[400:430])
+        for s, branch in enumerate(branches):
+            fresh = new_context()
+            fresh.decode(ids[:200])
+            for token in branch:
+                forked.decode_one(token, seq_id=s)
+                fresh.decode_one(token)
+                assert relative(forked.logits(), fresh.logits()) < EXACT_LIMIT
+            assert forked.tokens(s) == fresh.tokens()
+
+
+def test_sequences_of_one_batch_do_not_see_each_other(
+    new_context: Callable[..., Any], ids: list[int]
+) -> None:
+    texts = [ids[:40], ids[100:117], ids[300:360]]
+    context = new_context(n_seq_max=3)
+    entries = [
+        (token, (s,), i == len(text) - 1)
+        for s, text in enumerate(texts)
+        for i, token in enumerate(text)
+    ]
+    context.decode_batch(entries)
+    for s, text in enumerate(texts):
+        assert relative(context.logits(s), last_row(new_context(), text, len(text))) < EXACT_LIMIT
+    context.decode_batch([(5, (0,), True), (6, (2,), True)])
+    for row, (s, token) in enumerate(((0, 5), (2, 6))):
+        alone = last_row(new_context(), [*texts[s], token], 1000)
+        assert relative(context.logits(row), alone) < EXACT_LIMIT
+    assert context.n_past(1) == len(texts[1])
+
+
+def test_removing_the_end_and_going_on_is_a_fresh_run(
+    new_context: Callable[..., Any], ids: list[int]
+) -> None:
+    context = new_context()
+    context.decode(ids[:300])
+    assert context.seq_remove(0, 123)
+    assert (context.n_past(), context.n_resident()) == (123, 123)
+    context.decode(ids[400:450])
+    fresh = last_row(new_context(), [*ids[:123], *ids[400:450]], 1000)
+    assert relative(context.logits(), fresh) < EXACT_LIMIT
+
+
+def test_removing_a_middle_and_closing_the_gap_keeps_positions_contiguous(
+    new_context: Callable[..., Any], ids: list[int]
+) -> None:
+    context = new_context()
+    context.decode(ids[:200])
+    assert context.seq_remove(0, 50, 80)
+    assert (context.n_past(), context.n_resident(), context.seq_pos_min()) == (200, 170, 0)
+    context.seq_shift(0, 80, -1, -30)
+    assert (context.n_past(), context.n_resident(), context.seq_pos_max()) == (170, 170, 169)
+    assert context.tokens() == [*ids[:50], *ids[80:200]]
+    context.decode(ids[200:210])
+    assert (context.n_past(), context.n_resident()) == (180, 180)
+    assert np.isfinite(context.logits()).all()
+
+
+def test_an_abort_from_another_thread_is_soon_and_counted_right(
+    new_context: Callable[..., Any], ids: list[int]
+) -> None:
+    context = new_context(n_ctx=16384, n_ubatch=32)
+    long = (ids * 24)[:16000]
+    caught: list[ic.DecodeAbortedError] = []
+    ended: list[float] = []
+
+    def prefill() -> None:
+        try:
+            context.decode(long, logits="none")
+        except ic.DecodeAbortedError as error:
+            caught.append(error)
+        ended.append(time.perf_counter())
+
+    worker = threading.Thread(target=prefill)
+    worker.start()
+    time.sleep(0.2)
+    begun = time.perf_counter()
+    while not ended:
+        context.abort()
+        time.sleep(0.001)
+    worker.join()
+    if not caught:
+        pytest.fail("the prefill ended before it could be aborted")
+    kept = caught[0].resident_tokens
+    assert kept == context.n_past() == context.n_resident() < len(long)
+    assert ended[0] - begun < ABORT_SECONDS + one_step(context, long)
+    assert context.tokens() == long[:kept]
+    assert context.seq_remove(0, min(kept, 300))
+    context.decode(ids[:10])
+    fresh = last_row(new_context(), [*long[: min(kept, 300)], *ids[:10]], 32)
+    assert relative(context.logits(), fresh) < 1e-4
+
+
+def one_step(context: Any, ids: list[int]) -> float:
+    """Return the seconds of one micro-batch where the context stands."""
+    begun = time.perf_counter()
+    context.decode(ids[:32], logits="none")
+    elapsed = time.perf_counter() - begun
+    context.seq_remove(0, context.n_past() - 32)
+    return elapsed
+
+
+def test_contexts_in_two_threads_run_at_once_and_as_they_do_alone(
+    new_context: Callable[..., Any], ids: list[int]
+) -> None:
+    texts = (ids[:600], ids[50:650])
+    alone = [last_row(new_context(), text, 100) for text in texts]
+    contexts = [new_context(), new_context()]
+    inside: set[int] = set()
+    met = threading.Event()
+
+    def run(i: int) -> Any:
+        def count() -> bool:
+            inside.add(i)
+            if len(inside) == 2:
+                met.set()
+            else:  # an engine that runs one context at a time never lets the other in
+                met.wait(20)
+            return False
+
+        contexts[i].set_abort_callback(count)
+        rows = last_row(contexts[i], texts[i], 100)
+        contexts[i].set_abort_callback(None)
+        return rows
+
+    with ThreadPoolExecutor(2) as pool:
+        together = list(pool.map(run, range(2)))
+    assert met.is_set()
+    for row, expected in zip(together, alone, strict=True):
+        assert np.array_equal(row, expected)
+
+
+def test_python_goes_on_while_the_engine_works(
+    new_context: Callable[..., Any], ids: list[int]
+) -> None:
+    context = new_context(n_ctx=4096)
+    ticks, done = [0], threading.Event()
+
+    def tick() -> None:
+        while not done.is_set():
+            ticks[0] += 1
+            time.sleep(0.001)
+
+    ticker = threading.Thread(target=tick)
+    ticker.start()
+    begun = time.perf_counter()
+    context.decode((ids * 6)[:4000], logits="none")
+    elapsed = time.perf_counter() - begun
+    counted = ticks[0]
+    done.set()
+    ticker.join()
+    assert counted > elapsed * 1000 / 20  # a lock held over the call would allow none
+
+
+def test_a_restored_context_takes_the_same_next_step(
+    new_context: Callable[..., Any], ids: list[int]
+) -> None:
+    context = new_context(n_seq_max=2)
+    context.decode(ids[:100])
+    context.seq_copy(0, 1)
+    context.decode(ids[100:110], seq_id=1)
+    whole, one = context.save_state(), context.save_sequence(1)
+    context.decode_one(ids[110], seq_id=1)
+    expected = context.logits().copy()
+    other = new_context(n_seq_max=2)
+    other.load_state(whole)
+    assert [other.tokens(s) for s in range(2)] == [ids[:100], ids[:110]]
+    other.decode_one(ids[110], seq_id=1)
+    assert relative(other.logits(), expected) < EXACT_LIMIT
+    other.clear()
+    other.load_sequence(0, one)
+    assert other.logits() is not None
+    other.decode_one(ids[110])
+    assert relative(other.logits(), expected) < EXACT_LIMIT
+
+
+def test_counters_tell_what_was_done(new_context: Callable[..., Any], ids: list[int]) -> None:
+    context = new_context()
+    context.decode(ids[:50])
+    for token in ids[50:55]:
+        context.decode_one(token)
+    perf = context.perf()
+    assert (perf.prefill_tokens, perf.decode_tokens) == (50, 5)
+    assert min(perf.load_ms, perf.prefill_ms, perf.decode_ms) > 0
+    context.reset_perf()
+    assert context.perf().prefill_tokens == 0
+
+
+def test_warming_up_keeps_or_refuses(new_context: Callable[..., Any], ids: list[int]) -> None:
+    context = new_context()
+    for held in ([], ids[:20]):
+        if held:
+            context.decode(held)
+        with contextlib.suppress(ic.UnsupportedFeatureError):
+            context.warmup()
+        assert context.tokens() == held
+    context.synchronize()

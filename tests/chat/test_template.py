@@ -1,0 +1,108 @@
+"""Templates of every kind: what they are given, and what stops those that go too far."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+import infercore as ic
+from infercore.chat.template import render
+
+DOUBLING = "{{% set n = namespace(x='abcdefgh') %}}{{% for i in range(60) %}}{}{{% endfor %}}"
+ENDS = {"bos_token": "<s>"}
+USER = [{"role": "user", "content": "hello"}]
+
+
+def rendered(template: str, rows: Any = USER, **fields: Any) -> str:
+    fields = {"add_generation_prompt": True, "tools": None, **fields}
+    return render(template, rows, **fields)
+
+
+def test_what_templates_expect_is_there() -> None:
+    assert rendered("{{ bos_token }}{{ messages[0].content }}", bos_token="<s>") == "<s>hello"
+    assert rendered("{{ strftime_now('%Y') }}") == time.strftime("%Y")
+    loop = "{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}"
+    assert rendered(loop) == "01"
+    assert rendered("{% generation %}{{ messages[0].content }}{% endgeneration %}!") == "hello!"
+    assert rendered("{{ {'b': 'é<', 'a': 1} | tojson }}") == '{"b": "é<", "a": 1}'
+    assert rendered("{{ {'a': [1]} | tojson(indent=2) }}") == '{\n  "a": [\n    1\n  ]\n}'
+    assert rendered("{{ [1, 2] | map('string') | tojson }}") == '["1", "2"]'
+    assert rendered("{% if add_generation_prompt %}yes{% endif %}") == "yes"
+    assert rendered("{{ thinking }}", thinking="on") == "on"
+    assert rendered("{{ tools[0].name }}", tools=[{"name": "weather"}]) == "weather"
+    parts = [{"role": "user", "content": [{"type": "text", "text": "a"}]}]
+    assert rendered("{% for p in messages[0].content %}{{ p.text }}{% endfor %}", parts) == "a"
+
+
+def test_loops_keep_their_variables() -> None:
+    loop = "{{ loop.index }}/{{ loop.length }}{{ loop.last }} "
+    template = "{% for m in messages %}" + loop + "{% endfor %}"
+    assert rendered(template, USER * 2) == "1/2False 2/2True "
+    nested = "{% for k, v in {'a': 1}.items() %}{{ k }}{{ v }}{% else %}none{% endfor %}"
+    assert rendered(nested) == "a1"
+    assert rendered("{% for x in [] %}{% else %}none{% endfor %}") == "none"
+    assert rendered("{% for x in missing %}{% else %}none{% endfor %}") == "none"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ raise_exception('System role not supported') }}",
+        "{% if %}",
+        "{{ messages[7].content }}{{ messages[7].content.x }}",
+        "{{ 1 / 0 }}",
+        "{{ none | length }}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{{ undefined_function() }}",
+    ],
+)
+def test_a_refusal_is_typed_and_says_what_to_do(template: str) -> None:
+    with pytest.raises(ic.InvalidInputError, match="chat template") as caught:
+        rendered(template)
+    assert "ensure_prefix" in str(caught.value)
+    assert caught.value.field == "messages"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.__init__.__globals__ }}",
+        "{{ messages.append(1) }}",
+        "{{ '{0.__class__}'.format(1) }}",
+    ],
+)
+def test_the_sandbox(template: str) -> None:
+    with pytest.raises(ic.InvalidInputError):
+        rendered(template + "{{ 1 / 0 }}")
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% for i in range(99999) %}{% for j in range(99999) %}{{ i }}{% endfor %}{% endfor %}",
+        "{{ 'a' * 10000000000 }}",
+        "{{ [0] * 10000000000 }}",
+        "{{ 9 ** 999999999 }}",
+        "{{ 'a'.ljust(10000000000) }}",
+        "{{ '%10000000000d' % 1 }}",
+        DOUBLING.format("{% set n.x = n.x + n.x %}"),
+        DOUBLING.format("{% set n.x = n.x ~ n.x %}"),
+        DOUBLING.format("{% set n.x %}{{ n.x }}{{ n.x }}{% endset %}"),
+        "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+    ],
+)
+def test_a_template_without_bounds_is_stopped(template: str) -> None:
+    started = time.perf_counter()
+    with pytest.raises(ic.InvalidInputError, match=r"stopped|refuses"):
+        rendered(template)
+    assert time.perf_counter() - started < 20
+
+
+@pytest.mark.parametrize("rows", ["text", [5], [{"content": "x"}]])
+def test_malformed_messages(rows: Any) -> None:
+    with pytest.raises(ic.InvalidInputError):
+        rendered("{{ messages }}", rows)

@@ -1,0 +1,52 @@
+"""Wrong in another process: source that is run there before anything else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from conformance.mutants import breaks
+
+HERE = "INFERCORE_TEST_SITE"
+
+IGNORES_FILES = """
+from infercore.session.session import CoreSession
+CoreSession.load = lambda self, path: self.ensure_prefix("something else")
+"""
+SURVIVES_FORKS = """
+from infercore.engine.gate import Gate
+enter = Gate.__enter__
+def entered(self):
+    from infercore.engine import gate
+    self._born = gate._forks
+    return enter(self)
+Gate.__enter__ = entered
+"""
+COMPLAINS = """
+import atexit, sys
+atexit.register(lambda: print("contexts were leaked", file=sys.stderr))
+"""
+
+
+def before_all(m: Any, source: str) -> None:
+    """Let other processes run ``source`` first."""
+    import os
+
+    folder = Path(os.environ[HERE])
+    (folder / "sitecustomize.py").write_text(source)
+    m.setenv("PYTHONPATH", str(folder))
+
+
+@breaks("STATE-23", base="child")
+def another_process_ignores_the_file(m: Any) -> None:
+    before_all(m, IGNORES_FILES)
+
+
+@breaks("THREAD-6", base="child")
+def a_forked_child_goes_on(m: Any) -> None:
+    before_all(m, SURVIVES_FORKS)
+
+
+@breaks("THREAD-7", base="child")
+def an_exit_complains(m: Any) -> None:
+    before_all(m, COMPLAINS)

@@ -1,0 +1,73 @@
+"""The suite finds wrong backends: each mutant breaks the laws meant for it, each law has one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import pack
+from conformance import mutants
+from conformance.full_toy import toy_rig
+from conformance.mutants.of_children import HERE
+from infercore.conformance import check_backend, find_rig, laws, run_law
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from infercore.conformance import Rig
+
+MUTANTS = mutants.load_all()
+MISTAKES = ("TypeError", "AttributeError", "NameError", "ImportError", "UnboundLocalError")
+
+
+def rig_of(base: str, folder: Path) -> Rig:
+    if base == "toy":
+        return toy_rig(folder / "model.json")
+    pack.need_pack()
+    return find_rig("reference")
+
+
+@pytest.mark.parametrize("name", sorted(MUTANTS))
+def test_a_mutant_is_killed(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, laws_by_id: dict[str, Any]
+) -> None:
+    mutant = MUTANTS[name]
+    monkeypatch.setenv(HERE, str(tmp_path))
+    mutant.change(monkeypatch)
+    rig = rig_of(mutant.base, tmp_path)
+    for identifier in mutant.kills:
+        found = run_law(laws_by_id[identifier], rig)
+        assert found.outcome == "FAIL", f"{identifier} is {found.outcome}: {found.reason}"
+        assert not str(found.reason).startswith(MISTAKES), f"{identifier}: {found.reason}"
+
+
+@pytest.fixture(scope="module")
+def laws_by_id() -> dict[str, Any]:
+    return {law.id: law for law in laws()}
+
+
+def test_every_law_kills_a_mutant() -> None:
+    killing = {identifier for mutant in MUTANTS.values() for identifier in mutant.kills}
+    assert sorted({law.id for law in laws()} - killing) == []
+    assert sorted(killing - {law.id for law in laws()}) == []
+
+
+def test_there_are_enough() -> None:
+    assert len(MUTANTS) >= 60
+    assert len(laws()) >= 120
+
+
+def test_the_toy_that_mutants_are_made_from_keeps_every_law(tmp_path: Path) -> None:
+    report = check_backend(toy_rig(tmp_path / "model.json"))
+    assert [(r.id, r.reason) for r in report.results if r.outcome == "FAIL"] == []
+    left = {r.id for r in report.results if r.outcome == "n/a"}
+    assert left == {"DEC-20", "STATE-23", "THREAD-6", "THREAD-7"}
+
+
+def test_the_reference_keeps_every_law() -> None:
+    pack.need_pack()
+    report = check_backend(find_rig("reference"))
+    assert [(r.id, r.reason) for r in report.results if r.outcome in ("FAIL", "known", "n/a")] == []
+    assert Counter(report.counts)["ok"] > 230

@@ -1,0 +1,71 @@
+"""A text cut anywhere is held as it is tokenized whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+pieces = st.sampled_from(
+    ["the ", "Once upon ", "é", "\U0001f600", "漢字", "<s>", "<|end|>", "<|im_start|>",
+     "<|im_end|>",
+     "\n\n", "  ", "a", "ing", "<|", "im_", "\x00", "'s"]
+)  # fmt: skip
+texts = st.lists(st.one_of(pieces, st.text(max_size=3)), max_size=10).map("".join)
+texts = texts.filter(lambda text: not any(0xD800 <= ord(c) <= 0xDFFF for c in text))
+
+
+def check(model: Any, session: Any, text: str, cut: int) -> None:
+    whole = session.encode(text, parse_special=True)
+    if len(whole) >= 120:
+        return
+    session.ensure_prefix(text[:cut])
+    status = session.prefill_suffix(text[cut:])
+    held = session.context.tokens()[: status.resident_tokens]
+    assert held == whole
+    assert status.prefix_tokens + status.suffix_tokens == len(whole)
+    assert status.reused_tokens + status.prefilled_tokens == status.suffix_tokens
+    n_prefix = len(session.encode(text[:cut], parse_special=True))
+    assert status.seam_tokens == n_prefix - status.prefix_tokens
+
+
+LAX = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+
+
+@pytest.mark.parametrize("add_bos", [True, False])
+def test_toy(toy: Any, add_bos: bool) -> None:
+    session = toy.new_session(n_ctx=128, add_bos=add_bos)
+
+    @settings(max_examples=200, deadline=None, suppress_health_check=LAX)
+    @given(texts, st.integers(0, 40))
+    def law(text: str, cut: int) -> None:
+        check(toy, session, text, min(cut, len(text)))
+
+    law()
+
+
+@pytest.mark.parametrize("add_bos", [True, False])
+def test_reference(reference: Any, add_bos: bool, greedy: Any) -> None:
+    session = reference.new_session(n_ctx=128, add_bos=add_bos)
+
+    @settings(max_examples=30, deadline=None, suppress_health_check=LAX)
+    @given(texts, st.integers(0, 40))
+    def law(text: str, cut: int) -> None:
+        check(reference, session, text, min(cut, len(text)))
+
+    law()
+    assert session.encode("a", parse_special=True)[0] == reference.tokenizer.bos or not add_bos
+
+
+@pytest.mark.parametrize("add_bos", [True, False])
+def test_engines(model: Any, exact: dict[str, str], add_bos: bool) -> None:
+    with model.new_session(n_ctx=128, add_bos=add_bos, **exact) as session:
+
+        @settings(max_examples=25, deadline=None, suppress_health_check=LAX)
+        @given(texts, st.integers(0, 40))
+        def law(text: str, cut: int) -> None:
+            check(model, session, text, min(cut, len(text)))
+
+        law()
