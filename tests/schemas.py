@@ -23,10 +23,10 @@ SCHEMAS = MappingProxyType(
         "unicode": closed({"stra\u00dfe": {"type": "string", "minLength": 2, "maxLength": 12}}),
         "any text": closed({"text": {"type": "string"}}),
         "enum": {"enum": ["red", "gr\u00fcn", "\u65e5\u672c", 3, None, {"x": [1]}]},
-        "const": closed({"kind": {"const": "a \"quoted\" \\ word"}, "n": {"enum": [1, 2]}}),
+        "const": closed({"kind": {"const": 'a "quoted" \\ word'}, "n": {"enum": [1, 2]}}),
         "list": {
             "type": "array",
-            "items": {"type": "number", "minimum": 0, "exclusiveMaximum": 1},
+            "items": {"type": "integer", "minimum": 0, "exclusiveMaximum": 1000},
             "minItems": 2,
             "maxItems": 4,
         },
@@ -34,7 +34,9 @@ SCHEMAS = MappingProxyType(
             {
                 "id": {"type": "string", "pattern": "^[A-Z]{2}-[0-9]{3}$"},
                 "tags": {
-                    "type": "array", "items": {"type": "string", "maxLength": 5}, "maxItems": 3,
+                    "type": "array",
+                    "items": {"type": "string", "maxLength": 5},
+                    "maxItems": 3,
                 },
                 "in": closed({"z": {"const": 1}, "deep": closed({"y": {"type": "boolean"}})}),
             },
@@ -42,7 +44,9 @@ SCHEMAS = MappingProxyType(
         ),
         "optional": closed(
             {name: {"type": "integer", "minimum": 0, "maximum": 9} for name in "abcd"},
-            "a", "b", "d",
+            "a",
+            "b",
+            "d",
         ),
         "either": {"anyOf": [{"type": "string", "maxLength": 8}, {"type": "integer"}]},
         "tuple": {
@@ -68,7 +72,9 @@ SCHEMAS = MappingProxyType(
                     {
                         "leaf": {"type": "boolean"},
                         "kids": {
-                            "type": "array", "items": {"$ref": "#/$defs/tree"}, "maxItems": 2,
+                            "type": "array",
+                            "items": {"$ref": "#/$defs/tree"},
+                            "maxItems": 2,
                         },
                     },
                     "kids",
@@ -103,7 +109,8 @@ SCHEMAS = MappingProxyType(
                 "at": {"type": "string", "format": "date-time"},
                 "id": {"type": "string", "format": "uuid"},
                 "host": {"type": "string", "format": "ipv4"},
-            }
+            },
+            "at",
         ),
         "types": closed({"v": {"type": ["string", "null", "boolean"], "maxLength": 4}}),
     }

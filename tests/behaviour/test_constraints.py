@@ -17,11 +17,12 @@ from infercore.sampling import compile_constraint
 from schemas import SCHEMAS, closed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 PROMPT = "Once upon a time there was a baker named Mira"
 N_SEEDS = int(os.environ.get("INFERCORE_CONSTRAINT_SEEDS", "4"))
 N_TOKENS = 60
+N_MANY = 180
 FORCING = closed(
     {
         "the name of the baker": {"enum": ["Mira", "Tom"]},
@@ -76,24 +77,24 @@ def check_prefix(model: Any, response_format: Any, tokens: list[int]) -> None:
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_every_output_is_valid_or_a_prefix(
-    warm: Any, name: str, record_property: Callable[..., None]
-) -> None:
+def test_every_output_is_valid_or_a_prefix(warm: Any, name: str) -> None:
     schema = SCHEMAS[name]
     validator = jsonschema.Draft202012Validator(
         schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
     )
     ended = 0
     for seed in range(N_SEEDS):
-        text, tokens, last = run(warm, schema, seed=seed)
+        budget = N_TOKENS if seed % 2 else N_MANY
+        text, tokens, last = run(warm, schema, seed=seed, max_tokens=budget)
         if last.finish_reason == "eos":
             validator.validate(json.loads(text))
             ended += 1
         else:
-            assert (last.finish_reason, len(tokens)) == ("length", N_TOKENS)
+            assert (last.finish_reason, len(tokens)) == ("length", budget)
             check_prefix(warm.model, schema, tokens)
-    record_property("ended", ended)
-    record_property("cut", N_SEEDS - ended)
+    counts = f"{ended} valid, {N_SEEDS - ended} valid prefixes"
+    assert ended, "a long budget suffices now and then"
+    print(f"{warm.model.backend} {name}: {counts}")  # noqa: T201  (shown with -rP)
 
 
 @pytest.mark.parametrize("name", ["nested", "times", "unicode", "chain"])
@@ -128,7 +129,10 @@ def test_an_attrs_class_gives_its_instances(warm: Any) -> None:
 FORMS = [
     ({"type": "regex", "pattern": "(ab|c)d{2,4}[^x]?"}, "(ab|c)d{2,4}[^x]?"),
     ({"type": "regex", "pattern": "[\u00e4\u00f6\u65e5]{3}!"}, "[\u00e4\u00f6\u65e5]{3}!"),
-    ({"type": "choice", "choices": ["Mira", "the \u00e4rger", 'a "b"\n']}, 'Mira|the \u00e4rger|a "b"\n'),
+    (
+        {"type": "choice", "choices": ["Mira", "the \u00e4rger", 'a "b"\n']},
+        'Mira|the \u00e4rger|a "b"\n',
+    ),
     ({"type": "lark", "grammar": 'start: "x" y+\ny: /[0-9]/ | "-"'}, "x[0-9-]+"),
     ({"type": "gbnf", "grammar": 'root ::= "a" b\nb ::= [0-9] | "(" b ")"'}, r"a\(*[0-9]\)*"),
 ]

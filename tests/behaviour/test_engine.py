@@ -194,7 +194,7 @@ def test_contexts_in_two_threads_run_at_once_and_as_they_do_alone(
 def test_python_goes_on_while_the_engine_works(
     new_context: Callable[..., Any], ids: list[int]
 ) -> None:
-    context = new_context(n_ctx=4096)
+    context = new_context(n_ctx=2048)
     ticks, done = [0], threading.Event()
 
     def tick() -> None:
@@ -205,7 +205,7 @@ def test_python_goes_on_while_the_engine_works(
     ticker = threading.Thread(target=tick)
     ticker.start()
     begun = time.perf_counter()
-    context.decode((ids * 6)[:4000], logits="none")
+    context.decode((ids * 3)[:2000], logits="none")
     elapsed = time.perf_counter() - begun
     counted = ticks[0]
     done.set()

@@ -52,7 +52,7 @@ class WithTemplate:
         from infercore.chat.template import render
 
         fields = {"add_generation_prompt": True, "tools": None, **fields}
-        return render(self.template, rows, bos_token="<s>", eos_token="</s>", **fields)
+        return render(self.template, rows, bos_token="<s>", eos_token="</s>", **fields)  # noqa: S106
 
 
 @pytest.fixture(scope="module")

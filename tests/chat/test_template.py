@@ -21,7 +21,7 @@ def rendered(template: str, rows: Any = USER, **fields: Any) -> str:
 
 
 def test_what_templates_expect_is_there() -> None:
-    assert rendered("{{ bos_token }}{{ messages[0].content }}", bos_token="<s>") == "<s>hello"
+    assert rendered("{{ bos_token }}{{ messages[0].content }}", bos_token="<s>") == "<s>hello"  # noqa: S106
     assert rendered("{{ strftime_now('%Y') }}") == time.strftime("%Y")
     loop = "{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}"
     assert rendered(loop) == "01"
@@ -95,7 +95,10 @@ def test_the_sandbox(template: str) -> None:
         "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(60) }}",
     ],
 )
-def test_a_template_without_bounds_is_stopped(template: str) -> None:
+def test_a_template_without_bounds_is_stopped(
+    template: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("infercore.chat.sandbox.MAX_STEPS", 100_000)
     started = time.perf_counter()
     with pytest.raises(ic.InvalidInputError, match=r"stopped|refuses"):
         rendered(template)

@@ -64,6 +64,11 @@ def resolve(config: ContextConfig) -> dict[str, Any]:
         known = field.name in FREE or value is None or value in CHOICES.get(field.name, ())
         if not known:
             raise UnsupportedFeatureError(feature=f"{field.name}={value!r}", backend="toy")
+    kinds = FullContext.capabilities
+    if config.embeddings and not kinds.embeddings:
+        raise UnsupportedFeatureError(feature="embeddings", backend="toy")
+    if config.pooling_type is not None and config.pooling_type not in kinds.pooling:
+        raise UnsupportedFeatureError(feature="pooling", backend="toy")
     n_batch = config.n_batch or max(64, config.n_ubatch or 0)
     chosen = {name: getattr(config, name) or default for name, default in DEFAULTS.items()}
     pooled = chosen["pooling_type"] != "none"

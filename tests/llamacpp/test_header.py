@@ -6,8 +6,21 @@ import time
 
 import pytest
 
-from infercore_llamacpp import header, soundness
 from llamacpp import random_gguf
+
+
+@pytest.fixture
+def header(plugin_model):
+    from infercore_llamacpp import header
+
+    return header
+
+
+@pytest.fixture
+def soundness(plugin_model):
+    from infercore_llamacpp import soundness
+
+    return soundness
 
 
 def write(tmp_path, **changed):
@@ -15,7 +28,7 @@ def write(tmp_path, **changed):
     return str(random_gguf.write_file(tmp_path / "m.gguf", {**metadata, **changed}, tensors))
 
 
-def test_what_a_header_holds(story_path):
+def test_what_a_header_holds(header, story_path):
     found = header.read(str(story_path))
     assert found.architecture == "llama"
     assert (found.own("block_count"), found.own("context_length")) == (4, 1024)
@@ -25,7 +38,9 @@ def test_what_a_header_holds(story_path):
 
 
 @pytest.mark.parametrize("size", [24, 100, 1000, 20_000])
-def test_a_header_cut_off_is_malformed_and_left_to_the_engine(story_path, tmp_path, size):
+def test_a_header_cut_off_is_malformed_and_left_to_the_engine(
+    header, soundness, story_path, tmp_path, size
+):
     path = tmp_path / "cut.gguf"
     path.write_bytes(story_path.read_bytes()[:size])
     with pytest.raises(header.MalformedError):
@@ -46,17 +61,17 @@ def test_a_header_cut_off_is_malformed_and_left_to_the_engine(story_path, tmp_pa
         ("tokenizer.ggml.tokens", ["a", "b", "a"], "b'a' 2 times"),
     ],
 )
-def test_what_is_refused(tmp_path, key, value, says):
+def test_what_is_refused(soundness, tmp_path, key, value, says):
     assert soundness.complaint(write(tmp_path)) is None
     assert says in str(soundness.complaint(write(tmp_path, **{key: value})))
 
 
 @pytest.mark.parametrize("kind", ["llama", "head16", "mrope", "sliding", "recurrent", "encoder"])
-def test_sound_models_pass(tmp_path, kind):
+def test_sound_models_pass(soundness, tmp_path, kind):
     assert soundness.complaint(str(random_gguf.write(tmp_path / "m.gguf", kind))) is None
 
 
-def test_a_large_vocabulary_is_read_quickly(tmp_path):
+def test_a_large_vocabulary_is_read_quickly(soundness, tmp_path):
     path = write(tmp_path, **{"tokenizer.ggml.tokens": [f"t{i}" for i in range(150_000)]})
     begun = time.perf_counter()
     assert soundness.complaint(path) is None

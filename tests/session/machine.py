@@ -251,9 +251,11 @@ class SessionMachine(RuleBasedStateMachine):
         apart = [*encode(self.prefix_text), *encode(text, add_special=False)]
         target = whole if boundary == "joint" else apart
         if not done:
-            self.failed("PREFIXED")
-            if isinstance(status, KeyboardInterrupt) and session.resident.wanted() == target:
-                self.state, self.logical = session.state, target
+            in_place = isinstance(status, KeyboardInterrupt) and session.state == "READY"
+            if in_place and session.resident.wanted() == target:
+                self.state, self.logical = "READY", target
+            else:
+                self.failed("PREFIXED")
             return
         self.state, self.logical = "READY", target
         assert status.reused_tokens + status.prefilled_tokens == status.suffix_tokens

@@ -156,18 +156,20 @@ def test_a_stream_collected_within_another_sessions_call(
     assert shown + greedy(session, 6 - len(shown)) == expected
 
 
-def test_shift_where_cells_are_shared(reference: Any, greedy: Any) -> None:
+@pytest.mark.parametrize("n_more", [4, 40])
+def test_shift_where_cells_are_shared(reference: Any, n_more: int) -> None:
     prefix, suffix = "Once upon", " the time there was a baker who had a dog and a cat and a house"
-    n = len(reference.tokenizer.encode(prefix + suffix))
-    session = reference.new_session(n_ctx=n + 4, n_seq_max=2, kv_unified=True, overflow="shift")
+    n_ctx = len(reference.tokenizer.encode(prefix + suffix)) + n_more
+    session = reference.new_session(n_ctx=n_ctx, n_seq_max=2, kv_unified=True, overflow="shift")
     inner = vars(vars(session.context)["_inner"]).get("_inner", vars(session.context)["_inner"])
     inner.shares_cells = True
     session.ensure_prefix(prefix)
     session.prefill_suffix(suffix)
     twin = session.fork()
-    chunks = list(session.decode(max_tokens=6, temperature=0, ignore_eos=True))
+    chunks = list(session.decode(max_tokens=n_more + 2, temperature=0, ignore_eos=True))
     gone = [t for chunk in chunks for t in chunk.shifted_out]
-    assert gone
+    assert chunks[-1].finish_reason == ("length" if gone else "context")
+    assert bool(gone) == (n_more == 40)
     assert session.context.tokens(session.resident.seq_id) == session.resident.tape.tokens()
     assert session.context.n_past(session.resident.seq_id) == len(session.resident.tape)
     twin.close()

@@ -36,8 +36,7 @@ def conformance(
     model: str | None,
     only: tuple[str, ...],
     seed: int,
-    json_file: str | None,
-    markdown: str | None,
+    **files: str | None,
 ) -> None:
     """Run the laws of the conformance suite on each backend NAME.
 
@@ -45,8 +44,8 @@ def conformance(
     every law was refused, 2 for a wrong command line.
     """
     reports = [_run(name, model, list(only) or None, seed) for name in names]
-    _write(reports, json_file, markdown)
-    if json_file != "-":
+    _write(reports, **files)
+    if files["json_file"] != "-":
         _print(reports)
     if not all(report.passed for report in reports):
         ctx.exit(EXIT_FAILED)
@@ -68,7 +67,9 @@ def _run(name: str, model: str | None, only: list[str] | None, seed: int) -> Rep
         return check_backend(rig, only=only, seed=seed, on_result=told)
 
 
-def _write(reports: Sequence[Report], json_file: str | None, markdown: str | None) -> None:
+def _write(
+    reports: Sequence[Report], *, json_file: str | None, markdown: str | None
+) -> None:
     from infercore.conformance.render import json_text, page  # noqa: PLC0415
 
     if json_file == "-":

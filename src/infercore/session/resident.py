@@ -189,6 +189,11 @@ class Resident(TrueTape):
             tokens = self.tape.tokens(0, self.tape.logical)
             self._checkpoints.take(tokens, has_logits=self.has_logits())
 
+    def can_shift_out(self, start: int, end: int) -> bool:
+        """Tell whether `shift_out` makes room: cells that another session shares stay taken."""
+        room = int(self.context.n_free(self.seq_id, keep=start))
+        return room > self.tape.logical - end
+
     def shift_out(self, start: int, end: int) -> list[int]:
         """Remove the tokens in [start, end) and move the rest into their place; return them.
 

@@ -69,7 +69,7 @@ def _opened(data: bytes) -> tuple[dict[str, Any], bytes]:
         header["parts"] = _parts(header["parts"])
         known = header["state"] in (EMPTY, PREFIXED, READY, DECODED)
         counts = [header["logical"], 0 if header["cut"] is None else header["cut"]]
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise _malformed(error) from error
     if not known or not all(checks.is_integer(count) and count >= 0 for count in counts):
         raise _malformed("a value is out of its range")

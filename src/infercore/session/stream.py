@@ -14,6 +14,8 @@ from infercore.values.session import StreamChunk, Usage
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from typing_extensions import Self
+
     from infercore.session.resident import Resident
     from infercore.session.source import Chosen, TokenSource
     from infercore.values.config import DecodeConfig
@@ -31,6 +33,7 @@ class DecodeStream:
         self, session: Any, config: DecodeConfig, source: TokenSource, dropped: Sequence[int] = ()
     ) -> None:
         self._session = session
+        self._resident: Resident = session.resident
         self._config = config
         self._source = source
         self._text = TextAssembler(config.stop)
@@ -78,11 +81,6 @@ class DecodeStream:
         if self._begun and self._resident.owed:
             self._resident.go_on()
 
-    @property
-    def _resident(self) -> Resident:
-        resident: Resident = self._session.resident
-        return resident
-
     def _advance(self) -> StreamChunk | None:
         """Take one step; return a chunk when there is something to show."""
         try:
@@ -101,7 +99,8 @@ class DecodeStream:
         self._clock()
         if self._source.ends(chosen.token):
             self._session.parts.ended_by = chosen.token
-            return self._finish("eos" if self._is_eog(chosen.token) else "stop")
+            is_eog = self._session.model.tokenizer.is_eog(chosen.token)
+            return self._finish("eos" if is_eog else "stop")
         return self._take(chosen)
 
     def _begin(self) -> None:
@@ -169,15 +168,14 @@ class DecodeStream:
         end = start + (self._resident.tape.logical - start) // 2
         if self._session.overflow != "shift" or end <= start:
             return False
+        if not self._resident.can_shift_out(start, end):
+            return False
         self._shifted += self._resident.shift_out(start, end)
         parts = self._session.parts
         parts.n_generated = min(parts.n_generated, self._resident.tape.logical - start)
         parts.plain = False
         self._resident.go_on()
         return True
-
-    def _is_eog(self, token: int) -> bool:
-        return bool(self._session.model.tokenizer.is_eog(token))
 
     def _take(self, chosen: Chosen) -> StreamChunk | None:
         self._pending = chosen
@@ -199,14 +197,12 @@ class DecodeStream:
         tokenizer = self._session.model.tokenizer
         if not self._config.special_text and tokenizer.is_control(token):
             return b""
-        data: bytes = tokenizer.token_bytes(token)
-        return data
+        return bytes(tokenizer.token_bytes(token))
 
     def _chunk(self, text: str, **ending: Any) -> StreamChunk:
         tokens, self._shown = tuple(self._shown), []
-        logprobs: tuple[TokenLogprob, ...] | None = None
-        if self._config.logprobs is not None:
-            logprobs, self._logprobs = tuple(self._logprobs), []
+        logprobs = None if self._config.logprobs is None else tuple(self._logprobs)
+        self._logprobs = []
         shifted, self._shifted = tuple(self._shifted), []
         return StreamChunk(
             text=text, tokens=tokens, logprobs=logprobs, shifted_out=shifted, **ending
@@ -218,10 +214,9 @@ class DecodeStream:
         return chunk
 
     def _clock(self) -> None:
-        now = time.perf_counter()
+        self._last_at = time.perf_counter()
         if self._first_at is None:
-            self._first_at = now
-        self._last_at = now
+            self._first_at = self._last_at
 
     def _usage(self) -> Usage:
         return Usage(
@@ -262,9 +257,8 @@ class DecodeStream:
         self._cancelled = True
         if self.finished:
             return
-        session = self._session
         try:
-            with session.shared, session.gate:
+            with self._session.shared, self._session.gate:
                 self._close_held()
         except SessionBusyError:
             self._leave_owed()
@@ -290,7 +284,7 @@ class DecodeStream:
         self._pending = None
         self._source.close()
 
-    def __enter__(self) -> DecodeStream:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

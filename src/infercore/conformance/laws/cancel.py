@@ -137,10 +137,9 @@ def check_cancelled_prefill_resumes(rig: Rig) -> None:
         lambda: while_held(held, lambda: session.ensure_prefix(text), session.cancel),
         "a prefill that was cancelled",
     )
-    equal(session.state, "EMPTY", "the state after a cancelled prefill")
     status = session.ensure_prefix(text)
     equal(status.reused_tokens, error.resident_tokens, "tokens reused when asked again")
-    that(status.reused_tokens >= begun - 2, f"{status.reused_tokens} of {begun} tokens were kept")  # noqa: PLR2004
+    that(status.reused_tokens >= begun - 2, f"{status.reused_tokens} of {begun} tokens were kept")
     rig.follows(rig.tokenizer.encode(text), greedy(session, 4), "after resuming")
 
 

@@ -1,0 +1,155 @@
+"""The suite from pytest and from the command line; rigs found by name."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import pack
+from infercore.cli import main
+from infercore.conformance import find_rig, rig_names
+from infercore.errors import BackendNotFoundError, PluginLoadError
+
+PLUGIN = """
+import sys
+sys.path.insert(0, {tests!r})
+from pathlib import Path
+from conformance.full_toy import toy_rig
+
+def rig():
+    return toy_rig(Path({folder!r}) / "model.json", known={known!r})
+
+def broken():
+    raise OSError("no engine here")
+
+nothing = 5
+"""
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder with an installed distribution that announces rigs of the toy."""
+    return announced(tmp_path, monkeypatch, known={})
+
+
+def announced(folder: Path, monkeypatch: pytest.MonkeyPatch, *, known: dict[str, str]) -> Path:
+    source = PLUGIN.format(tests=str(Path(__file__).parents[1]), folder=str(folder), known=known)
+    (folder / "toy_conformance.py").write_text(source)
+    metadata = folder / "infercore_toy-1.dist-info"
+    metadata.mkdir(exist_ok=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: infercore-toy\nVersion: 1\n")
+    (metadata / "entry_points.txt").write_text(
+        "[infercore.conformance]\ntoy = toy_conformance:rig\nbad = toy_conformance:broken\n"
+        "none = toy_conformance:nothing\n"
+    )
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.delitem(sys.modules, "toy_conformance", raising=False)
+    return folder
+
+
+def run_pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "--pyargs", "infercore.conformance", "-q"]
+    return subprocess.run(
+        [*command, "-p", "no:cacheprovider", *arguments],
+        cwd=folder, capture_output=True, text=True, check=False, timeout=100,
+    )  # fmt: skip
+
+
+def test_rigs_by_name(site: Path) -> None:
+    assert {"toy", "bad", "none", "reference"} <= set(rig_names())
+    rig = find_rig("toy")
+    assert (rig.backend, rig.child) == ("toy", ("toy", None))
+    other = find_rig("toy", model=str(site / "model.json"))
+    assert other.path == str(site / "model.json")
+    with other.open_model() as model:
+        assert model.backend == "toy"
+    with pytest.raises(PluginLoadError, match="no engine here"):
+        find_rig("bad")
+    with pytest.raises(PluginLoadError, match="is a int"):
+        find_rig("none")
+    with pytest.raises(BackendNotFoundError, match="reference"):
+        find_rig("nobody")
+
+
+def test_from_pytest(site: Path) -> None:
+    done = run_pytest(site, "--infercore-backend", "toy", "-k", "DEC or KV-1- or SAMP")
+    assert done.returncode == 0, done.stdout
+    assert "| DEC-2 | " in done.stdout
+    assert "toy: passed (" in done.stdout
+
+
+def test_from_pytest_with_a_failure(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    announced(site, monkeypatch, known={"DEC-2": "engine: it is said to fail"})
+    done = run_pytest(site, "--infercore-backend", "toy", "-k", "DEC")
+    assert done.returncode == 1
+    assert "remove the entry" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        ([], 2, "--infercore-backend"),
+        (["--infercore-backend", "nobody"], 1, "nobody"),
+        (["--infercore-backend", "toy", "-k", "nosuchlaw"], 5, "deselected"),
+        (["--infercore-backend", "toy", "-k", "DEC-20-"], 1, "no law was run"),
+    ],
+)
+def test_pytest_that_tries_nothing_fails(
+    site: Path, arguments: list[str], code: int, text: str
+) -> None:
+    done = run_pytest(site, *arguments)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert text in done.stdout + done.stderr
+
+
+def test_the_pytest_plugin_is_light() -> None:
+    code = (
+        "import sys, infercore.conformance.plugin\n"
+        "heavy = {'numpy', 'llama_cpp', 'openvino', 'infercore.conformance.laws'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def cli(*arguments: str) -> Any:
+    return CliRunner().invoke(main, ["conformance", *arguments])
+
+
+def test_from_the_command_line(site: Path) -> None:
+    json_file, markdown = site / "found.json", site / "found.md"
+    done = cli("toy", "--only", "DEC-*", "--json", str(json_file), "--markdown", str(markdown))
+    assert done.exit_code == 0, done.output
+    assert "toy: passed (" in done.output
+    value = json.loads(json_file.read_text())
+    assert value["passed"]
+    assert value["counts"]["ok"] == 20
+    assert "| DEC-1 |" in markdown.read_text()
+    printed = json.loads(cli("toy", "--only", "DEC-2", "--json", "-").stdout)
+    assert printed[0]["results"][0]["id"] == "DEC-2"
+
+
+def test_exit_codes(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cli().exit_code == 2
+    assert cli("nobody").exit_code == 1
+    assert cli("toy", "--only", "NONE").exit_code == 1
+    assert cli("toy", "--only", "DEC-20").exit_code == 1
+    announced(site, monkeypatch, known={"DEC-2": "engine: it is said to fail"})
+    failed = cli("toy", "--only", "DEC-2")
+    assert failed.exit_code == 1
+    assert "DEC-2 FAIL" in failed.output
+
+
+def test_two_backends_beside_each_other(site: Path) -> None:
+    pack.need_pack()
+    del site
+    done = cli("toy", "reference", "--only", "DEC-2")
+    assert done.exit_code == 0, done.output
+    assert "reference: passed (1 ok)" in done.output

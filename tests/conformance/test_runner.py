@@ -1,0 +1,190 @@
+"""Outcomes, selection and reports: what the suite says, and when it is an error."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import pytest
+
+from conformance.full_toy import DECLARED, FullContext, toy_rig
+from infercore.conformance import Law, Report, Result, Rig, check_backend, laws, run_law, select
+from infercore.conformance.expect import that
+from infercore.conformance.law import GROUPS, TIERS
+from infercore.conformance.render import json_text, matrix, notes, page, summary
+from infercore.conformance.requirements import REQUIREMENTS
+from infercore.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def broken(_: Rig) -> None:
+    """Says something that does not hold."""
+    that(condition=False, text="it does not hold")
+
+
+def kept(_: Rig) -> None:
+    """Says nothing."""
+
+
+def law(check: Any, **fields: Any) -> Law:
+    return Law(**{"id": "DEC-1", "tier": "engine", "check": check, **fields})
+
+
+def test_every_law_is_stated_and_known() -> None:
+    assert len({law.id for law in laws()}) == len(laws())
+    assert {law.group for law in laws()} == set(GROUPS.values())
+    for found in laws():
+        assert found.check.__name__.startswith("check_")
+        assert found.text.endswith("."), found.id
+        assert found.tier in TIERS
+        assert found.needs is None or found.needs in REQUIREMENTS
+    numbers = [found.id for found in laws()]
+    for prefix in GROUPS:
+        own = [int(name.split("-")[1]) for name in numbers if name.startswith(prefix + "-")]
+        assert own == list(range(1, len(own) + 1)), prefix
+
+
+def test_selection() -> None:
+    assert [found.id for found in select("DEC-2")] == ["DEC-2"]
+    assert {found.group for found in select(["KV-*", "seam"])} == {"KV", "seam"}
+    assert {found.tier for found in select("process")} == {"process"}
+    assert select() == laws()
+    for nothing in ("DEC-999", ["DEC-1", "no group"], [], ""):
+        with pytest.raises(InvalidInputError):
+            select(nothing)
+
+
+def test_nothing_selected_is_an_error(rig: Rig) -> None:
+    with pytest.raises(InvalidInputError):
+        check_backend(rig, only=["NONE-*"])
+
+
+def test_outcomes(rig: Rig) -> None:
+    assert run_law(law(kept), rig).outcome == "ok"
+    failed = run_law(law(broken), rig)
+    assert (failed.outcome, failed.reason) == ("FAIL", "it does not hold")
+    left = run_law(law(lambda r: r.leave("no such thing here")), rig)
+    assert (left.outcome, left.reason) == ("n/a", "no such thing here")
+    crashed = run_law(law(lambda _: 1 / 0), rig)
+    assert crashed.outcome == "FAIL"
+    assert "ZeroDivisionError" in str(crashed.reason)
+
+
+def test_a_known_failure_has_its_reason_and_must_fail(tmp_path: Path) -> None:
+    rig = toy_rig(tmp_path / "m.json", known={"DEC-1": "engine: it rounds"})
+    found = run_law(law(broken), rig)
+    assert (found.outcome, found.reason) == ("known", "engine: it rounds")
+    passed = run_law(law(kept), rig)
+    assert passed.outcome == "FAIL"
+    assert "remove the entry" in str(passed.reason)
+
+
+@pytest.mark.parametrize("reason", ["", "it rounds", "someone: it rounds"])
+def test_a_known_failure_needs_an_owner(tmp_path: Path, reason: str) -> None:
+    with pytest.raises(InvalidInputError):
+        toy_rig(tmp_path / "m.json", known={"DEC-1": reason})
+
+
+def test_a_known_failure_of_no_law(tmp_path: Path) -> None:
+    rig = toy_rig(tmp_path / "m.json", known={"DEC-999": "engine: it rounds"})
+    with pytest.raises(InvalidInputError, match="DEC-999"):
+        check_backend(rig, only="DEC-2")
+
+
+def test_a_newer_law_only_reports(tmp_path: Path) -> None:
+    rig = toy_rig(tmp_path / "m.json", suite_version="1.0")
+    found = run_law(law(broken, since="1.1"), rig)
+    assert (found.outcome, found.newer, found.counts_as_failure) == ("FAIL", True, False)
+    assert report_of(found, result("ok")).passed
+    assert "newer" in notes(report_of(found))[0]
+
+
+def test_a_suite_version_is_one(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError):
+        toy_rig(tmp_path / "m.json", suite_version="first")
+
+
+def result(outcome: str, number: int = 1) -> Result:
+    return Result(
+        id=f"KV-{number}", group="KV", tier="engine", text="A law.", outcome=outcome, reason="why"
+    )
+
+
+def report_of(*results: Result) -> Report:
+    return Report(
+        backend="toy", seed=0, versions={"suite": "1.0"}, model={"digest": "0"}, capabilities={},
+        results=results,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "problem"),
+    [
+        ([], "no law was selected"),
+        (["refused", "refused"], "every law was refused"),
+        (["n/a", "n/a"], "no law was run"),
+        (["n/a", "refused"], "no law was run"),
+    ],
+)
+def test_a_run_that_tried_nothing_is_an_error(outcomes: list[str], problem: str) -> None:
+    report = report_of(*(result(outcome, i) for i, outcome in enumerate(outcomes)))
+    assert report.problems == (problem,)
+    assert not report.passed
+    assert problem in summary(report)
+
+
+def test_an_undeclared_capability_is_refused(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    less = attrs.evolve(
+        DECLARED, kv_remove="none", kv_copy="none", kv_shift=False, kv_divide=False, lora=False,
+        multi_sequence=False, state=False, sequence_state=False, logits_all=False,
+        embeddings=False, pooling=("none",), live_threads=False, native_sampler=False,
+    )  # fmt: skip
+    monkeypatch.setattr(FullContext, "capabilities", less)
+    report = check_backend(rig, only=["engine"])
+    assert [(r.id, r.reason) for r in report.results if r.outcome == "FAIL"] == []
+    assert report.counts["refused"] > 50
+    assert report.outcome("KV-1") == "refused"
+
+
+def test_reports_as_text(rig: Rig) -> None:
+    seen: list[str] = []
+    report = check_backend(
+        rig, only=["KV-1", "DEC-20"], seed=5, on_result=lambda found: seen.append(found.id)
+    )
+    assert seen == ["DEC-20", "KV-1"]
+    value = json.loads(json_text([report]))
+    assert value["backend"] == "toy"
+    assert value["seed"] == 5
+    assert value["versions"]["suite"]
+    assert len(value["model"]["digest"]) == 64
+    assert [found["outcome"] for found in value["results"]] == ["n/a", "ok"]
+    table = matrix([report, report])
+    assert "| KV-1 |" in table
+    assert table.splitlines()[-1].endswith("| ok | ok |")
+    assert "the model is none of the pack's" in page([report])
+    assert summary(report) == "toy: passed (1 ok, 1 n/a)"
+
+
+def test_the_seed_chooses_the_texts(rig: Rig) -> None:
+    chosen = []
+    for seed in (1, 1, 2):
+        rig.begin("DEC-1", seed)
+        chosen.append(rig.tokens(20))
+    assert chosen[0] == chosen[1] != chosen[2]
+
+
+def test_everything_is_closed_in_the_end(rig: Rig) -> None:
+    opened = []
+
+    def check(given: Rig) -> None:
+        opened.extend([given.context(), given.session(), given.another_model()])
+        given.leave("enough")
+
+    run_law(law(check), rig)
+    assert all(thing.closed for thing in opened)
+    model = rig.model
+    check_backend(rig, only="DEC-2")
+    assert model.closed
