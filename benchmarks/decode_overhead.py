@@ -17,7 +17,6 @@ import numpy as np
 
 import infercore as ic
 
-
 clock = time.perf_counter
 
 

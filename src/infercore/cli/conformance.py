@@ -32,6 +32,7 @@ EXIT_FAILED = 1
 @click.pass_context
 def conformance(
     ctx: click.Context,
+    /,
     names: tuple[str, ...],
     model: str | None,
     only: tuple[str, ...],
@@ -67,9 +68,7 @@ def _run(name: str, model: str | None, only: list[str] | None, seed: int) -> Rep
         return check_backend(rig, only=only, seed=seed, on_result=told)
 
 
-def _write(
-    reports: Sequence[Report], *, json_file: str | None, markdown: str | None
-) -> None:
+def _write(reports: Sequence[Report], *, json_file: str | None, markdown: str | None) -> None:
     from infercore.conformance.render import json_text, page  # noqa: PLC0415
 
     if json_file == "-":

@@ -111,9 +111,7 @@ def check_bad_positions(rig: Rig) -> None:
     tokens = rig.tokens(2)
     with rig.unchanged(context):
         for bad in (-1, 7, 2**40, 1.5, "0", None):
-            raises(
-                InvalidPositionError, lambda p=bad: context.eval(tokens, p), f"eval at {bad!r}"
-            )
+            raises(InvalidPositionError, lambda p=bad: context.eval(tokens, p), f"eval at {bad!r}")
         for p0, p1 in ((-2, 3), (0, -2), (1.5, 3), ("0", 1), (4, 2)):
             raises(
                 InvalidPositionError,

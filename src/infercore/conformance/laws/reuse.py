@@ -98,7 +98,8 @@ def check_a_suffix_replaces(rig: Rig) -> None:
 @law("REUSE-6", tier="session", needs="kv_remove_any")
 def check_the_warm_tail(rig: Rig) -> None:
     """After going back to the prefix, the same suffix is reused but for one token at most."""
-    session, text, suffix = rig.session(), rig.passage(15), _suffix(rig)
+    session, text = rig.session(), rig.passage(15)
+    suffix = SuffixInput(text=_suffix(rig), boundary="split")  # so that no token gives way
     session.ensure_prefix(text)
     session.prefill_suffix(suffix)
     greedy(session, 4)
