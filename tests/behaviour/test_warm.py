@@ -139,3 +139,58 @@ def test_a_decode_from_the_prefix_alone_after_a_suffix(
     session.prefill_suffix(SUFFIXES[0])
     session.ensure_prefix(story)
     assert greedy(session, 32) == cold(new_session, story, n=32)
+
+
+def test_text_that_was_kept_apart_stays_apart_when_more_is_appended(
+    model: Any, session: Any
+) -> None:
+    """An end-of-turn token that somebody typed must not become one by a later append."""
+    eot = model.tokenizer.eot
+    typed = model.tokenizer.token_bytes(eot).decode()
+    session.ensure_prefix("Once upon a time")
+    text = ic.SuffixInput(text=f" a {typed} b", parse_special=False, boundary="split")
+    first = session.prefill_suffix(text)
+    held = session.context.tokens()
+    more = session.prefill_suffix(ic.SuffixInput(text=" and more", mode="append"))
+    assert eot not in session.context.tokens()
+    assert session.context.tokens()[: len(held)] == held
+    assert more.suffix_tokens > first.suffix_tokens
+
+
+def test_an_empty_suffix_leaves_the_prefix_as_it_was_tokenized(model: Any, session: Any) -> None:
+    eot = model.tokenizer.eot
+    typed = model.tokenizer.token_bytes(eot).decode()
+    prefix = ic.PrefixInput(text=f"Once {typed}", parse_special=False)
+    before = session.ensure_prefix(prefix)
+    after = session.prefill_suffix("")
+    assert eot not in session.context.tokens()
+    assert (after.prefix_tokens, after.suffix_tokens) == (before.prefix_tokens, 0)
+
+
+def test_append_before_a_decode_joins_or_stays_apart_as_asked(model: Any, session: Any) -> None:
+    encode = model.tokenizer.encode
+    session.ensure_prefix("Once upon")
+    session.prefill_suffix(" a ti")
+    session.prefill_suffix(ic.SuffixInput(text="me there", mode="append"))
+    assert session.context.tokens() == encode("Once upon a time there")
+    session.prefill_suffix(" a ti")
+    held = session.context.tokens()
+    apart = ic.SuffixInput(text="me there", mode="append", boundary="split")
+    session.prefill_suffix(apart)
+    assert session.context.tokens() == [*held, *encode("me there", add_special=False)]
+
+
+@pytest.mark.parametrize("option", [{"bogus": 1}, {"response_format": {"type": "nonsense"}}])
+def test_generate_with_a_bad_option_changes_nothing(session: Any, option: dict[str, Any]) -> None:
+    with pytest.raises(ic.InvalidInputError):
+        session.generate("Once", **option)
+    assert session.state == "EMPTY"
+    assert session.context.tokens() == []
+
+
+def test_reused_tokens_are_counted_once(session: Any, story: str) -> None:
+    session.ensure_prefix(story)
+    session.prefill_suffix(SUFFIXES[0])
+    assert session.context.perf().reused_tokens == 0
+    again = session.ensure_prefix(story)
+    assert session.context.perf().reused_tokens == again.reused_tokens

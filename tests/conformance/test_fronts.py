@@ -66,6 +66,7 @@ def test_rigs_by_name(site: Path) -> None:
     assert {"toy", "bad", "none", "reference"} <= set(rig_names())
     rig = find_rig("toy")
     assert (rig.backend, rig.child) == ("toy", ("toy", None))
+    rig.another_model().close()
     other = find_rig("toy", model=str(site / "model.json"))
     assert other.path == str(site / "model.json")
     with other.open_model() as model:
@@ -96,7 +97,7 @@ def test_from_pytest_with_a_failure(site: Path, monkeypatch: pytest.MonkeyPatch)
     ("arguments", "code", "text"),
     [
         ([], 2, "--infercore-backend"),
-        (["--infercore-backend", "nobody"], 1, "nobody"),
+        (["--infercore-backend", "nobody"], 2, "nobody"),
         (["--infercore-backend", "toy", "-k", "nosuchlaw"], 5, "deselected"),
         (["--infercore-backend", "toy", "-k", "DEC-20-"], 1, "no law was run"),
     ],

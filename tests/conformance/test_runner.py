@@ -14,7 +14,7 @@ from infercore.conformance.expect import that
 from infercore.conformance.law import GROUPS, TIERS
 from infercore.conformance.render import json_text, matrix, notes, page, summary
 from infercore.conformance.requirements import REQUIREMENTS
-from infercore.errors import InvalidInputError
+from infercore.errors import InvalidInputError, UnsupportedFeatureError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -136,17 +136,31 @@ def test_a_run_that_tried_nothing_is_an_error(outcomes: list[str], problem: str)
     assert problem in summary(report)
 
 
-def test_an_undeclared_capability_is_refused(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("kv_remove", "max_rollback"), [("none", 0), ("suffix", 0), ("rollback", 2), ("rollback", 9)]
+)
+def test_a_backend_that_can_do_little_passes_by_refusing(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, kv_remove: str, max_rollback: int
+) -> None:
     less = attrs.evolve(
-        DECLARED, kv_remove="none", kv_copy="none", kv_shift=False, kv_divide=False, lora=False,
-        multi_sequence=False, state=False, sequence_state=False, logits_all=False,
-        embeddings=False, pooling=("none",), live_threads=False, native_sampler=False,
+        DECLARED, kv_copy="none", kv_shift=False, kv_divide=False, lora=False, logits_all=False,
+        multi_sequence=False, state=False, sequence_state=False, embeddings=False,
+        pooling=("none",), live_threads=False, native_sampler=False,
+        kv_remove=kv_remove, max_rollback=max_rollback,
     )  # fmt: skip
     monkeypatch.setattr(FullContext, "capabilities", less)
-    report = check_backend(rig, only=["engine"])
+    report = check_backend(rig)
     assert [(r.id, r.reason) for r in report.results if r.outcome == "FAIL"] == []
     assert report.counts["refused"] > 50
-    assert report.outcome("KV-1") == "refused"
+    removes = kv_remove == "suffix" or max_rollback > 6
+    assert report.outcome("KV-1") == ("ok" if removes else "refused")
+
+
+def test_an_encoder_is_refused(rig: Rig) -> None:
+    rig.model._inner.info = attrs.evolve(rig.model.info, has_encoder=True)
+    rig.model.info = rig.model._inner.info
+    with pytest.raises(UnsupportedFeatureError, match="models that generate"):
+        check_backend(rig)
 
 
 def test_reports_as_text(rig: Rig) -> None:

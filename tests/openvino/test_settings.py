@@ -221,3 +221,20 @@ def test_no_memory_is_an_error_of_its_own(ov_model) -> None:
     with pytest.raises(ic.OutOfMemoryError) as caught:
         ov_model.new_context(n_ctx=2**31 - 1, n_seq_max=256, type_k="f32")
     assert caught.value.attempts
+
+
+@pytest.mark.parametrize(
+    ("fields", "on", "n_ubatch"),
+    [
+        ({"pooling_type": "mean"}, True, 2048),
+        ({"pooling_type": "last", "n_ubatch": 64}, True, 64),
+        ({"pooling_type": "none"}, False, 512),
+        ({"pooling_type": "cls", "embeddings": False}, False, 512),
+    ],
+)
+def test_pooling_switches_embeddings_on(ov_model, fields, on, n_ubatch) -> None:
+    with ov_model.new_context(n_ctx=64, **fields) as context:
+        assert (context.effective["embeddings"], context.n_ubatch) == (on, n_ubatch)
+        context.decode([5, 6, 7], logits="none")
+        if on:
+            assert context.embedding().shape == (ov_model.info.n_embd,)

@@ -24,11 +24,14 @@ FILES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "encoder": MappingProxyType(
             {"hf": "hf", "gguf-f32": "encoder-f32.gguf", "openvino": "openvino"}
         ),
+        "recurrent": MappingProxyType({"gguf-f32": "recurrent-f32.gguf"}),
+        "sliding": MappingProxyType({"gguf-f32": "sliding-f32.gguf"}),
     }
 )
 
 
-ENCODERS = ("encoder",)
+STORYTELLERS = ("storyteller",)  # those with golden logits and greedy tokens
+ENCODERS = ("encoder",)  # those with golden embeddings
 
 
 class UnknownModelError(LookupError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from infercore_models._catalogue import ENCODERS, FILES, UnknownModelError, folder
+from infercore_models._catalogue import STORYTELLERS, UnknownModelError, folder
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,8 +44,8 @@ def golden(name: str) -> Golden:
     """
     import numpy as np
 
-    if name in ENCODERS:
-        raise UnknownModelError(name, (known for known in FILES if known not in ENCODERS))
+    if name not in STORYTELLERS:
+        raise UnknownModelError(name, STORYTELLERS)
     with np.load(folder(name) / "golden.npz", allow_pickle=False) as arrays:
         limit = int(arrays["max_new_tokens"])
         texts = [str(text) for text in arrays["prompts"]]

@@ -40,19 +40,30 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     from infercore.conformance.registry import laws  # noqa: PLC0415
 
-    if not metafunc.config.getoption("--infercore-backend"):
-        pytest.fail("the laws need a backend; give --infercore-backend NAME", pytrace=False)
+    _collected(metafunc.config)["rig"] = _find(metafunc.config)
     metafunc.parametrize(_LAW, laws(), ids=lambda law: f"{law.id}-{law.name}")
+
+
+def _find(config: pytest.Config) -> Rig:
+    """The rig of the backend that was named; one failure for all laws where there is none."""
+    from infercore.conformance.rigs import find_rig  # noqa: PLC0415
+    from infercore.errors import InferCoreError  # noqa: PLC0415
+
+    name = config.getoption("--infercore-backend")
+    if not name:
+        pytest.fail("the laws need a backend; give --infercore-backend NAME", pytrace=False)
+    try:
+        return find_rig(name, model=config.getoption("--infercore-model"))
+    except InferCoreError as error:
+        pytest.fail(str(error), pytrace=False)
 
 
 @pytest.fixture(scope="session")
 def infercore_rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
     """Return the rig of the backend that was named; its model is closed at the end."""
-    from infercore.conformance.rigs import find_rig  # noqa: PLC0415
     from infercore.conformance.runner import check_known, describe  # noqa: PLC0415
 
-    option = request.config.getoption
-    rig = find_rig(option("--infercore-backend"), model=option("--infercore-model"))
+    rig: Rig = _collected(request.config)["rig"]
     check_known(rig)
     _collected(request.config)["facts"] = describe(rig)
     yield rig

@@ -68,6 +68,7 @@ class Rig:
     ``known`` maps ids of laws that fail to reasons, each "backend: ...", "engine: ...",
     "hardware: ..." or "model: ...". ``suite_version`` pins the suite: newer laws only report.
     ``story`` is plain text of 300 tokens or more, ``texts`` must survive encode and decode.
+    ``variant`` names a way of running the backend that has a rig of its own.
     """
 
     backend: str = attrs.field(validator=checks.text())
@@ -83,11 +84,17 @@ class Rig:
     story: str = STORY
     texts: tuple[str, ...] = TEXTS
     n_ctx: int = 256
+    variant: str = ""
     child: tuple[str, str | None] | None = None
     random: random.Random = attrs.field(factory=lambda: random.Random(0), init=False)
     _model: Any = attrs.field(default=None, init=False)
     _opened: list[Any] = attrs.field(factory=list, init=False)
     _story_ids: list[int] = attrs.field(factory=list, init=False)
+
+    @property
+    def label(self) -> str:
+        """What reports call it: the backend's name, and the variant's."""
+        return f"{self.backend}-{self.variant}" if self.variant else self.backend
 
     # -- what laws open; all of it is closed after the law ---------------------------------------
 

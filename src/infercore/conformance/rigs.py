@@ -64,6 +64,14 @@ def _loaded(entry: Any, name: str) -> Rig:
 
 
 def at(rig: Rig, path: str) -> Rig:
-    """Return ``rig`` with the model at ``path`` in place of its own."""
+    """Return ``rig`` with the model at ``path`` in place of its own, and its tolerance."""
     open_path = rig.open_path or (lambda where: infercore.load_model(where, backend=rig.backend))
-    return attrs.evolve(rig, open_model=lambda: open_path(path), path=path, model_name=None)
+    with open_path(path) as model, model.new_context(**rig.fields(n_ctx=64)) as context:
+        tolerance = max(rig.tolerance, context.tolerance)
+    return attrs.evolve(
+        rig,
+        open_model=lambda: open_path(path),
+        path=path,
+        model_name=None,
+        tolerance=tolerance,
+    )

@@ -69,12 +69,21 @@ def check_known(rig: Rig) -> None:
 
 
 def describe(rig: Rig) -> dict[str, Any]:
-    """Return what a report says of the backend, its model and the versions."""
+    """Return what a report says of the backend, its model and the versions.
+
+    Raises `UnsupportedFeatureError` for an encoder: the laws are for models that generate.
+    """
     model = rig.model
+    if model.info.has_encoder:
+        raise UnsupportedFeatureError(
+            feature="conformance of an encoder",
+            backend=rig.backend,
+            hint="the laws are for models that generate text; give the rig such a model",
+        )
     capabilities = rig.context().capabilities
     rig.tidy()
     return {
-        "backend": rig.backend,
+        "backend": rig.label,
         "versions": {
             "infercore": infercore.__version__,
             "suite": SUITE_VERSION,

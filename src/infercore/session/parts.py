@@ -22,7 +22,8 @@ class Parts:
     seam). ``n_evaluated`` were evaluated since the last decode began. ``ended_by`` is the
     end-of-generation token that the last decode stopped at. ``templated``: the prefix tokens are
     a chat template's, in which messages are kept apart; they are not those of its text alone.
-    ``plain``: what follows the prefix is ``suffix_text`` and then what was generated.
+    ``plain``: what follows the prefix is ``suffix_text`` and then what was generated. ``merges``:
+    the suffix was tokenized with the prefix as one text, so that more text may join it.
     """
 
     prefix: PrefixInput | None = None
@@ -36,6 +37,7 @@ class Parts:
     ended_by: int | None = None
     templated: bool = False
     plain: bool = True
+    merges: bool = True
 
     def copy(self) -> Parts:
         """Return an independent copy."""
@@ -46,3 +48,4 @@ class Parts:
     def forget_volatile(self) -> None:
         """Have only a prefix."""
         self.n_generated, self.suffix_text, self.ended_by, self.plain = 0, "", None, True
+        self.merges = True

@@ -29,17 +29,20 @@ class Prefilling(SessionBase):
         what was evaluated is reused when asked again).
         """
         with self.entered("ensure_prefix"):
-            given: PrefixInput = _as_input(prefix, PrefixInput, "prefix")
-            ids = self.encode(given.text, parse_special=given.parse_special)
-            reason = self._reset_reason(given)
-            self.resident.check_fits(ids, stage="prefix", resident=0)
-            outcome = self.prefilled(lambda: self._hold_prefix(ids, cold=reason is not None), EMPTY)
-            self._enter_prefix(given, ids, outcome)
-            return PrefixStatus(reset_reason=reason, **self._status_fields(outcome))
+            return self.put_prefix(_as_input(prefix, PrefixInput, "prefix"))
+
+    def put_prefix(self, given: PrefixInput) -> PrefixStatus:
+        """Do what `ensure_prefix` does, in a session that is held."""
+        ids = self.encode(given.text, parse_special=given.parse_special)
+        reason = self._reset_reason(given)
+        self.resident.check_fits(ids, stage="prefix", resident=0)
+        outcome = self.prefilled(lambda: self._hold_prefix(ids, cold=reason is not None), EMPTY)
+        self._enter_prefix(given, ids, outcome)
+        return PrefixStatus(reset_reason=reason, **self._status_fields(outcome))
 
     def _hold_prefix(self, ids: list[int], *, cold: bool) -> Outcome:
         n_cold = self.resident.clear() if cold else 0
-        outcome = self.resident.hold(ids, need_logits=False)
+        outcome = self.resident.hold_prefix(ids)
         return attrs.evolve(outcome, dropped=outcome.dropped + n_cold)
 
     def _reset_reason(self, given: PrefixInput) -> str | None:
@@ -73,18 +76,24 @@ class Prefilling(SessionBase):
         with self.entered("prefill_suffix"):
             given: SuffixInput = _as_input(suffix, SuffixInput, "suffix")
             self._check_prefixed()
-            mismatch = self.identity.mismatch(given.manifest) if given.manifest else None
-            if mismatch is not None:
-                raise mismatch
-            if given.mode == "append" and self._has_more_than_text():
-                return self._append_suffix(given)
-            return self._replace_suffix(given)
+            return self.put_suffix(given)
 
-    def _has_more_than_text(self) -> bool:
-        """Whether the context is more than prefix and suffix tokenized as one text."""
-        parts = self.parts
-        written = parts.n_generated or parts.templated or self.resident.tape.is_cut
-        return bool(written) or parts.ended_by is not None
+    def put_suffix(self, given: SuffixInput) -> SuffixStatus:
+        """Do what `prefill_suffix` does, in a session that is held and has a prefix."""
+        mismatch = self.identity.mismatch(given.manifest) if given.manifest else None
+        if mismatch is not None:
+            raise mismatch
+        if given.mode == "append" and not self._may_join(given):
+            return self._append_suffix(given)
+        return self._replace_suffix(given)
+
+    def _may_join(self, given: SuffixInput) -> bool:
+        """Whether text that is added can be tokenized with prefix and suffix as one text."""
+        parts, prefix = self.parts, self.parts.prefix
+        written = parts.n_generated or parts.templated or parts.ended_by is not None
+        if written or self.resident.tape.is_cut or not parts.merges or prefix is None:
+            return False
+        return given.boundary == "joint" and given.parse_special == prefix.parse_special
 
     def _check_prefixed(self) -> None:
         if self._state == EMPTY:
@@ -96,9 +105,10 @@ class Prefilling(SessionBase):
 
     def _replace_suffix(self, given: SuffixInput) -> SuffixStatus:
         text = given.text if given.mode == "replace" else self.parts.suffix_text + given.text
-        return self.set_suffix(self._suffix_ids(given, text), text)
+        merges = given.boundary == "joint" or not text
+        return self.set_suffix(self._suffix_ids(given, text), text, merges=merges)
 
-    def set_suffix(self, ids: list[int], text: str) -> SuffixStatus:
+    def set_suffix(self, ids: list[int], text: str, *, merges: bool) -> SuffixStatus:
         """Make the context equal ``ids``, which are those of the prefix and ``text`` behind it."""
         parts = self.parts
         stands = common_prefix(ids, parts.prefix_ids)
@@ -109,6 +119,7 @@ class Prefilling(SessionBase):
         parts.n_prefix = stands
         parts.suffix_text = text
         parts.plain = not dropped
+        parts.merges = merges and not dropped
         seam = len(parts.prefix_ids) - stands
         return self._enter_suffix(outcome, stands, seam_tokens=seam, truncated_tokens=dropped)
 
@@ -126,10 +137,12 @@ class Prefilling(SessionBase):
 
     def _suffix_ids(self, given: SuffixInput, text: str) -> list[int]:
         prefix, special = self.parts.prefix, given.parse_special
+        if not text:
+            return list(self.parts.prefix_ids)
         if given.boundary == "split" or prefix is None or self.parts.templated:
             tail = self.encode(text, parse_special=special, add_special=False)
             return self.parts.prefix_ids + tail
-        if special != prefix.parse_special and text and prefix.text:
+        if special != prefix.parse_special and prefix.text:
             raise InvalidInputError(
                 "prefix and suffix differ in parse_special, so they cannot be tokenized as one "
                 "text; give boundary='split'",
@@ -140,14 +153,15 @@ class Prefilling(SessionBase):
         return self.encode(prefix.text + text, parse_special=special)
 
     def _append_suffix(self, given: SuffixInput) -> SuffixStatus:
-        """Add to the end, behind generated tokens: those stay as the model made them."""
+        """Add to the end, tokenized apart: what is there stays as it is."""
         ended_by = self.parts.ended_by
         ids = [] if ended_by is None else [ended_by]
         ids += self.encode(given.text, parse_special=given.parse_special, add_special=False)
         before = self.resident.wanted()
         self.resident.check_fits([*before, *ids], stage="suffix", resident=len(before))
-        outcome = self.prefilled(lambda: self.resident.go_on(ids), DECODED)
-        self.parts.plain = False
+        fallback = PREFIXED if self._state == PREFIXED else DECODED
+        outcome = self.prefilled(lambda: self.resident.go_on(ids), fallback)
+        self.parts.plain = self.parts.merges = False
         return self._enter_suffix(outcome, len(before))
 
     def _enter_suffix(self, outcome: Outcome, n_before: int, **fields: Any) -> SuffixStatus:
@@ -155,7 +169,7 @@ class Prefilling(SessionBase):
         self._state = READY
         self.parts.ended_by = None
         self.parts.n_evaluated += outcome.prefilled
-        self.context.count_reused(outcome.reused)
+        self.context.count_reused(max(0, outcome.reused - n_before))
         self.resident.checkpoint()
         again = max(0, n_before - outcome.reused)
         shown = attrs.evolve(

@@ -27,6 +27,9 @@ class Outcome:
     dropped: int
 
 
+_SEAM_TOKENS = 8
+
+
 class Resident(TrueTape):
     """One sequence of a context and its tape, and what a session does with them.
 
@@ -98,6 +101,26 @@ class Resident(TrueTape):
         self.owed = []
         dropped = max(0, held - kept) if plan.tokens else 0
         return Outcome(reused=kept, prefilled=len(target) - kept, dropped=dropped)
+
+    def hold_prefix(self, target: list[int]) -> Outcome:
+        """Hold a prefix, without logits.
+
+        Where the engine cannot go back, a state shortly before the end is kept too: the next text
+        may take the place of a few tokens at the seam.
+        """
+        early = len(target) - _SEAM_TOKENS
+        goes_back = self.context.capabilities.max_rollback >= _SEAM_TOKENS
+        held = self.tape.common(target) >= early
+        if held or goes_back or not self._checkpoints.needed:
+            return self.hold(target, need_logits=False)
+        first = self.hold(target[:early], need_logits=False)
+        self.checkpoint()
+        second = self.hold(target, need_logits=False)
+        return Outcome(
+            reused=first.reused,
+            prefilled=first.prefilled + second.prefilled,
+            dropped=first.dropped + second.dropped,
+        )
 
     def go_on(self, more: Sequence[int] = ()) -> Outcome:
         """Hold the whole logical context and ``more`` behind it, with the logits there.

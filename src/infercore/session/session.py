@@ -19,7 +19,7 @@ from infercore.session.stream import DecodeStream
 from infercore.values import checks
 from infercore.values.config import DecodeConfig, SamplingConfig
 from infercore.values.manifest import hash_text, hash_token_ids
-from infercore.values.session import PrefixInput
+from infercore.values.session import PrefixInput, SuffixInput
 
 if TYPE_CHECKING:
     import os
@@ -90,11 +90,24 @@ class CoreSession(Prefilling):
         return stream
 
     def generate(self, text: str, **decode: Any) -> str:
-        """Return the text generated after ``text`` as suffix ('' is the prefix if none is set)."""
-        if self.state == EMPTY:
-            self.ensure_prefix("")
-        self.prefill_suffix(text)
-        return "".join(chunk.text for chunk in self.decode(**decode))
+        """Return the text generated after ``text`` as suffix ('' is the prefix if none is set).
+
+        Raises what `prefill_suffix` and `decode` raise; a bad option leaves the state unchanged.
+        """
+        built = decode_config(None, decode)
+        given = SuffixInput(text=text)
+        with self.entered("generate"):
+            source = self._source(built)
+            try:
+                if self._state == EMPTY:
+                    self.put_prefix(PrefixInput(text=""))
+                self.put_suffix(given)
+                self._check_decodable()
+            except BaseException:
+                source.close()
+                raise
+            stream = self._stream_of(built, source)
+        return "".join(chunk.text for chunk in stream)
 
     def chat(
         self,
@@ -138,7 +151,7 @@ class CoreSession(Prefilling):
         stable = turn.tokens[: turn.n_stable]
         outcome = Outcome(reused=0, prefilled=0, dropped=0)
         if stable:
-            outcome = self.prefilled(lambda: self.resident.hold(stable, need_logits=False), EMPTY)
+            outcome = self.prefilled(lambda: self.resident.hold_prefix(stable), EMPTY)
         parts = Parts(
             prefix=PrefixInput(text=turn.stable_text),
             prefix_ids=stable,
@@ -150,7 +163,7 @@ class CoreSession(Prefilling):
         )
         self.enter(PREFIXED, parts)
         self.resident.checkpoint()
-        self.set_suffix(turn.tokens, turn.text[len(turn.stable_text) :])
+        self.set_suffix(turn.tokens, turn.text[len(turn.stable_text) :], merges=False)
 
     # -- state as a value ----------------------------------------------------------------------
 

@@ -37,7 +37,9 @@ class SuffixInput:
     """The volatile text that follows the prefix.
 
     ``mode="replace"`` takes the place of an earlier suffix and of what was generated, "append"
-    adds to the end. ``boundary="joint"`` tokenizes prefix and suffix as one text, "split" apart.
+    adds to the end. ``boundary="joint"`` tokenizes prefix and suffix as one text, "split" apart;
+    text that is appended joins only a suffix that was tokenized so itself, and never what was
+    generated, which stays as the model made it.
     """
 
     text: str = attrs.field(validator=checks.text())

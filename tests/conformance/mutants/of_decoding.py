@@ -225,6 +225,16 @@ def every_text_has_one_vector(m: Any) -> None:
     m.setattr(full_toy, "hidden", lambda *_: np.ones(8, np.float32))
 
 
+@breaks("EMB-10")
+def vectors_keep_their_length(m: Any) -> None:
+    m.setattr("infercore.embedding._unit", lambda vectors: vectors)
+
+
+@breaks("EMB-10")
+def vectors_come_in_another_order(m: Any) -> None:
+    m.setattr("infercore.embedding._unit", lambda vectors: -np.sort(-vectors / 3**0.5, axis=0))
+
+
 # -- cancelling ------------------------------------------------------------------------------------
 
 

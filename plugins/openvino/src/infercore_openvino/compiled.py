@@ -29,7 +29,7 @@ class Compiled:
 
     def drop(self) -> None:
         """Give its memory back, for good: run again after this, the engine corrupts the heap."""
-        if self.graph.form == "stateful":  # it would keep its activations; the paged form does not
+        if self.graph.form != "paged":  # they would keep their activations; the paged form does not
             self.engine.release_memory()
         self.engine = None
 

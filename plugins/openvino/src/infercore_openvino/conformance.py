@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import infercore
 from infercore.conformance import Observation, Rig
 from infercore.testing import engine_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 BACKEND = "openvino"
 MODEL, FORMAT = "storyteller", "openvino"
@@ -16,15 +19,25 @@ TOLERANCE = 5e-3
 
 def rig() -> Rig:
     """Return the rig. Raises `ModelNotFoundError` without the model pack."""
+    return _rig(observe=observe)
+
+
+def stateful_rig() -> Rig:
+    """Return the rig of the form that is used where a graph cannot be made paged."""
+    return _rig(observe=observe_stateful, variant="stateful", backend_options={"form": "stateful"})
+
+
+def _rig(*, observe: Callable[[Any, int], Observation], variant: str = "", **fields: Any) -> Rig:
     path = model_path()
     return Rig(
         backend=BACKEND,
+        variant=variant,
         open_model=lambda: infercore.load_model(path, backend=BACKEND),
         path=path,
         open_path=lambda where: infercore.load_model(where, backend=BACKEND),
         model_name=MODEL,
         tolerance=TOLERANCE,
-        exact={"flash_attn": "off", "type_k": "f32", "type_v": "f32"},
+        exact={"flash_attn": "off", "type_k": "f32", "type_v": "f32", **fields},
         suite_version="1.0",
         observe=observe,
     )
@@ -49,3 +62,10 @@ def observe(context: Any, seq_id: int) -> Observation:
         resident=len(inner._tables.positions(seq_id)),  # noqa: SLF001
         evaluated=counts.prefill_tokens + counts.decode_tokens,
     )
+
+
+def observe_stateful(context: Any, seq_id: int) -> Observation:
+    """Return how many tokens went into the infer request."""
+    del seq_id
+    counts = engine_of(context).perf()
+    return Observation(evaluated=counts.prefill_tokens + counts.decode_tokens)

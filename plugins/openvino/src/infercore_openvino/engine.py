@@ -16,7 +16,13 @@ if TYPE_CHECKING:
 BACKEND = "openvino"
 logger = logging.getLogger("infercore.openvino")
 
-_MEMORY_WORDS = ("bad_alloc", "cannot allocate", "can not allocate", "out of memory")
+_MEMORY_WORDS = (
+    "bad_alloc",
+    "cannot allocate",
+    "can not allocate",
+    "failed to allocate",
+    "out of memory",
+)
 
 
 def new_core() -> Any:

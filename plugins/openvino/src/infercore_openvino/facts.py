@@ -51,6 +51,16 @@ def n_ctx_train(config: Mapping[str, Any]) -> int:
     return _int(config, "max_position_embeddings")
 
 
+def trained_window(files: ModelFiles) -> int:
+    """Return `n_ctx_train`; of an encoder no more than its tokenizer gives it.
+
+    Some encoders have positions that no text can use, as padding starts to count at its own id.
+    """
+    trained = n_ctx_train(files.config)
+    usable = _int(files.tokenizer, "model_max_length")
+    return min(trained, usable) if usable and not files.has_cache else trained
+
+
 def sliding_window(config: Mapping[str, Any]) -> int | None:
     """Return the width of sliding-window layers, None where there are none."""
     if config.get("use_sliding_window") is False:
@@ -70,7 +80,7 @@ def model_info(files: ModelFiles, shape: Shape) -> ModelInfo:
     return ModelInfo(
         architecture=architecture,
         n_vocab=shape.n_vocab,
-        n_ctx_train=n_ctx_train(config),
+        n_ctx_train=trained_window(files),
         n_embd=shape.n_embd,
         n_layer=shape.n_layer,
         n_head=kv.n_head,
@@ -78,6 +88,7 @@ def model_info(files: ModelFiles, shape: Shape) -> ModelInfo:
         n_params=shape.n_params,
         size_bytes=files.weights_bytes,
         sliding_window=sliding_window(config),
+        has_encoder=not files.has_cache,
         description=f"{architecture}, {shape.n_params / 1e6:.1f} M parameters, OpenVINO IR",
         metadata={name: str(v) for name, v in config.items() if isinstance(v, simple)},
     )

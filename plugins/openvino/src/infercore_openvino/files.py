@@ -11,6 +11,15 @@ from typing import Any
 from infercore import ModelFormatError, ModelNotFoundError
 
 MODEL_XML = "openvino_model.xml"
+POOLING_JSON = os.path.join("1_Pooling", "config.json")
+_POOLING_MODES = {
+    "mean_tokens": "mean",
+    "mean": "mean",
+    "cls_token": "cls",
+    "cls": "cls",
+    "lasttoken": "last",
+}
+_VARIABLE = b'type="ReadValue"'
 _HEAD_BYTES = 4096
 _WEIGHT_RANGE = re.compile(rb'offset="(\d+)" size="(\d+)"')
 
@@ -25,6 +34,8 @@ class ModelFiles:
     config: dict[str, Any] = field(default_factory=dict)
     generation: dict[str, Any] = field(default_factory=dict)
     tokenizer: dict[str, Any] = field(default_factory=dict)
+    has_cache: bool = True
+    pooling: str = "none"
 
     @property
     def tokenizer_json(self) -> str:
@@ -72,7 +83,7 @@ def find(path: str) -> ModelFiles:
             f"{weights} is missing: the weights of {os.path.basename(xml)}; copy both files",
             path=path,
         )
-    _check_graph(xml, weights, path)
+    has_cache = _check_graph(xml, weights, path)
     folder = os.path.dirname(os.path.abspath(xml))
     return ModelFiles(
         xml=xml,
@@ -81,11 +92,24 @@ def find(path: str) -> ModelFiles:
         config=_read_json(folder, "config.json", path),
         generation=_read_json(folder, "generation_config.json", path),
         tokenizer=_read_json(folder, "tokenizer_config.json", path),
+        has_cache=has_cache,
+        pooling=_pooling(_read_json(folder, POOLING_JSON, path)),
     )
 
 
-def _check_graph(xml: str, weights: str, path: str) -> None:
-    """Refuse a graph that is no XML of a network, or that needs more weights than there are."""
+def _pooling(description: dict[str, Any]) -> str:
+    """Return the pooling that a description in the way of sentence-transformers asks for."""
+    named = description.get("pooling_mode")
+    modes = [mode for mode in _POOLING_MODES if description.get(f"pooling_mode_{mode}")]
+    found = [named] if isinstance(named, str) else modes
+    return _POOLING_MODES.get(found[0], "none") if len(found) == 1 else "none"
+
+
+def _check_graph(xml: str, weights: str, path: str) -> bool:
+    """Refuse a graph that is no XML of a network, or that needs more weights than there are.
+
+    Returns whether it has variables, that is: a cache.
+    """
     with open(xml, "rb") as file:
         graph = file.read()
     if b"<net" not in graph[:_HEAD_BYTES] or b"</net>" not in graph[-_HEAD_BYTES:]:
@@ -100,6 +124,7 @@ def _check_graph(xml: str, weights: str, path: str) -> None:
             f"{weights} is truncated: {actual} bytes of at least {needed}; copy it again",
             path=path,
         )
+    return _VARIABLE in graph
 
 
 def _read_json(folder: str, name: str, path: str) -> dict[str, Any]:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from infercore_openvino.files import ModelFiles
     from infercore_openvino.rope import Floats
 
-FORMS = ("paged", "stateful")
 _CAUSAL_INPUTS = {"input_ids", "attention_mask", "beam_idx"}
 _LOGITS_RANK = 3
 _F16_RELATIVE_ERROR = 2e-3
@@ -61,9 +60,9 @@ def build(core: Any, files: ModelFiles, form: str, path: str) -> Graph:
     Raises `ModelFormatError` for a broken file or one that is no causal language model,
     `UnsupportedFeatureError` where the engine has no paged form of it.
     """
-    model = _read(core, files.xml, path)
+    model = read(core, files.xml, path)
     _check_causal(model, path)
-    n_params, n_layer = _count_params(model), len(model.get_sinks()) // 2
+    n_params, n_layer = count_params(model), len(model.get_sinks()) // 2
     inv_freq = _inv_freq(model, files)
     if form == "paged":
         _to_paged(model)
@@ -79,7 +78,8 @@ def build(core: Any, files: ModelFiles, form: str, path: str) -> Graph:
     return Graph(model=model, form=form, shape=shape, inv_freq=inv_freq, slides=slides)
 
 
-def _read(core: Any, xml: str, path: str) -> Any:
+def read(core: Any, xml: str, path: str) -> Any:
+    """Return the graph of a file. Raises `ModelFormatError`."""
     try:
         with memory_errors(f"the model {xml}"):
             return core.read_model(xml)
@@ -90,23 +90,31 @@ def _read(core: Any, xml: str, path: str) -> Any:
         ) from error
 
 
-def _names(ports: Any) -> set[str]:
+def names(ports: Any) -> set[str]:
+    """Return all names of inputs or outputs."""
     return {name for port in ports for name in port.get_names()}
 
 
 def _check_causal(model: Any, path: str) -> None:
-    inputs, outputs = _names(model.inputs), _names(model.outputs)
+    inputs, outputs = names(model.inputs), names(model.outputs)
     causal = inputs >= _CAUSAL_INPUTS and "logits" in outputs and model.get_sinks()
     if causal and model.output("logits").partial_shape.rank.get_length() == _LOGITS_RANK:
         return
-    raise ModelFormatError(
-        f"{path} is no causal language model with a KV cache (inputs {sorted(inputs)}, outputs "
-        f"{sorted(outputs)}); export it with the task text-generation-with-past",
+    raise unknown_kind(model, path)
+
+
+def unknown_kind(model: Any, path: str) -> ModelFormatError:
+    """Return the error for a graph of a kind that is not known here."""
+    inputs, outputs = sorted(names(model.inputs)), sorted(names(model.outputs))
+    return ModelFormatError(
+        f"{path} is no causal language model with a KV cache, and no encoder either (inputs "
+        f"{inputs}, outputs {outputs}); export it with the task text-generation-with-past, or an "
+        "encoder with feature-extraction",
         path=path,
     )
 
 
-def _count_params(model: Any) -> int:
+def count_params(model: Any) -> int:
     """Count the elements of the weights; what computes shapes and indices is left out."""
     sizes = (
         math.prod(node.get_output_shape(0))

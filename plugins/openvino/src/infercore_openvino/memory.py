@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from infercore import MemoryPlan
-from infercore_openvino.facts import KvShape, n_ctx_train
+from infercore_openvino.facts import KvShape, trained_window
 from infercore_openvino.settings import DEFAULT_N_UBATCH
 
 if TYPE_CHECKING:
@@ -23,13 +23,15 @@ _LIVE_ACTIVATIONS = 6  # arrays [n_ubatch, width] that exist at the same time, r
 def plan(files: ModelFiles, config: ContextConfig) -> MemoryPlan:
     """Return the plan for a context of ``config``; activations are an estimate."""
     shape = KvShape.of(files.config)
-    trained = n_ctx_train(files.config)
+    trained = trained_window(files)
     n_ctx = config.n_ctx or (trained if config.n_ctx == 0 else min(trained, _DEFAULT_N_CTX))
     n_cells = (-(-n_ctx // _BLOCK_SIZE) + (config.n_seq_max or 1) + 1) * _BLOCK_SIZE
     asked = config.type_k or config.type_v or ""
     kv = n_cells * shape.numbers_per_token * _TYPE_BYTES.get(asked, _DEFAULT_TYPE_BYTES)
+    kv = kv if files.has_cache else 0
     weights = files.weights_bytes
-    compute = _compute_bytes(files.config, config.n_ubatch or DEFAULT_N_UBATCH)
+    # a prompt's steps repack the keys and values that they read, in each layer, and keep that room
+    compute = _compute_bytes(files.config, config.n_ubatch or DEFAULT_N_UBATCH) + kv
     return MemoryPlan(
         weights_bytes=weights,
         kv_bytes=kv,

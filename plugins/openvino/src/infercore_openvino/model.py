@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from infercore import ContextConfig, ModelLoadError, UnsupportedFeatureError
-from infercore_openvino import files, graph, memory, options
+from infercore_openvino import encoder, encoder_graph, files, graph, memory, options
 from infercore_openvino.compiled import CompiledGraphs
 from infercore_openvino.engine import BACKEND, logger, new_core
 from infercore_openvino.facts import model_info
@@ -18,8 +18,10 @@ from infercore_openvino.tokenizer import JsonTokenizer
 
 if TYPE_CHECKING:
     from infercore import Capabilities, MemoryPlan, ModelConfig
+    from infercore_openvino.base import BaseContext
     from infercore_openvino.files import ModelFiles
     from infercore_openvino.graph import Graph
+    from infercore_openvino.settings import Settings
 
 DEFAULT_DEVICE = "CPU"
 _ALLOWED = {
@@ -89,6 +91,13 @@ def _device(core: Any, asked: str | None) -> str:
     )
 
 
+_CONTEXTS: dict[str, type[BaseContext]] = {
+    "paged": PagedContext,
+    "stateful": StatefulContext,
+    encoder_graph.FORM: encoder.EncoderContext,
+}
+
+
 class OpenVinoModel:
     """An `EngineModel`: one graph, in the forms that contexts ask for."""
 
@@ -99,7 +108,11 @@ class OpenVinoModel:
         self._graphs = CompiledGraphs(
             core,
             device,
-            lambda form: graph.build(core, found, form, path),
+            lambda form: (
+                encoder_graph.build(core, found, path)
+                if form == encoder_graph.FORM
+                else graph.build(core, found, form, path)
+            ),
             extra={name.upper(): value for name, value in config.backend_options.items()},
             path=path,
         )
@@ -113,6 +126,8 @@ class OpenVinoModel:
 
     def _first_graph(self) -> Graph:
         """The paged form where the engine can make it, else the stateful one."""
+        if not self._files.has_cache:
+            return self._graphs.graph(encoder_graph.FORM)
         try:
             return self._graphs.graph("paged")
         except UnsupportedFeatureError as error:
@@ -120,16 +135,23 @@ class OpenVinoModel:
             return self._graphs.graph("stateful")
 
     def _capabilities(self, first: Graph) -> Capabilities:
-        default = settings(ContextConfig(), self._files.config)
+        default = self._settings(ContextConfig())
+        if first.form == encoder_graph.FORM:
+            return encoder.capabilities(default)
         if first.form == "paged":
             return paged_capabilities(default, first, shift=first.inv_freq is not None)
         return stateful_capabilities(default)
 
-    def new_context(self, config: ContextConfig) -> PagedContext | StatefulContext:
+    def _settings(self, config: ContextConfig) -> Settings:
+        if self._default_form == encoder_graph.FORM:
+            return encoder.settings_of(config, self._files)
+        return settings(config, self._files.config)
+
+    def new_context(self, config: ContextConfig) -> BaseContext:
         """Return a new context. Raises `UnsupportedFeatureError` and `OutOfMemoryError`."""
-        asked = settings(config, self._files.config)
+        asked = self._settings(config)
         form = asked.form or self._default_form
-        kind = PagedContext if form == "paged" else StatefulContext
+        kind = _CONTEXTS[form]
         kind.check(asked)
         compiled = self._graphs.take(form, asked)
         try:

@@ -34,6 +34,8 @@ def piece_reader(description: Mapping[str, Any]) -> Callable[[str], bytes]:
     marked = "Metaspace" in kinds or _SPACE_MARK in str(description.get("decoder"))
     if marked or model.get("byte_fallback"):
         return _sentencepiece
+    if model.get("type") == "WordPiece":
+        return _word_piece(str(model.get("continuing_subword_prefix", "##")))
     return str.encode
 
 
@@ -50,6 +52,17 @@ def _byte_level(alphabet: Mapping[str, int]) -> Callable[[str], bytes]:
             return bytes(alphabet[character] for character in piece)
         except KeyError:
             return piece.encode()
+
+    return read
+
+
+def _word_piece(continuing: str) -> Callable[[str], bytes]:
+    """Pieces go on with the word before them, or begin one, which a space sets apart."""
+
+    def read(piece: str) -> bytes:
+        if continuing and piece.startswith(continuing):
+            return piece.removeprefix(continuing).encode()
+        return b" " + piece.encode()
 
     return read
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 DEFAULT_N_BATCH = 2048
 DEFAULT_N_UBATCH = 512
 KV_TYPES = {"f32": ("f32", "f16"), "bf16": ("bf16",), "f16": ("f16", "bf16")}
+NO_KV_TYPES = ("f32",)  # without a cache
 POOLING = ("none", "mean", "cls", "last")
 FLASH_ATTENTION = ("auto", "off")
 
@@ -26,7 +27,7 @@ _TOLERANCE = {("f32", "f32"): 1e-3, ("f32", "f16"): 3e-2}
 _ROUGH_TOLERANCE = 0.6
 
 _HINTS = {
-    "attention_type": "attention is causal",
+    "attention_type": "the exported graph has its kind of attention built in; leave it out",
     "flash_attn": "attention is exact, in blocks; leave flash_attn at 'auto' or 'off'",
     "offload_kqv": "the cache is in the memory of the device",
     "op_offload": "all operations run on one device",
@@ -52,6 +53,7 @@ class Settings:
     embeddings: bool
     pooling: str
     timed: bool
+    kv_types: tuple[str, ...]
     properties: Mapping[str, Any]
     fixed: Mapping[str, Any] = field(default_factory=dict)
 
@@ -62,39 +64,43 @@ class Settings:
             return _ROUGH_TOLERANCE
         return _TOLERANCE.get((self.precision, self.kv_type), _ROUGH_TOLERANCE)
 
-    @property
-    def kv_types(self) -> tuple[str, ...]:
-        """The KV types that go with this inference precision."""
-        return KV_TYPES[self.precision]
 
+def settings(
+    config: ContextConfig, model_config: Mapping[str, Any], *, attention: str = "causal"
+) -> Settings:
+    """Return the settings that ``config`` asks for. ``attention`` is that of the graph.
 
-def settings(config: ContextConfig, model_config: Mapping[str, Any]) -> Settings:
-    """Return the settings that ``config`` asks for.
-
+    ``kv_types`` has the types that go with the inference precision.
     Raises `UnsupportedFeatureError` for a field that cannot be honoured, `InvalidInputError`
     for a backend option of a wrong value.
     """
     chosen = dict(config.backend_options)
     options.check(chosen, options.CONTEXT_OPTIONS)
-    fixed = _fixed(model_config)
+    fixed = {**_fixed(model_config), "attention_type": attention}
     _refuse(config, fixed)
     precision = chosen.get("inference_precision", "f32")
-    kv_type = _kv_type(config, precision)
+    kv_types = KV_TYPES[precision] if attention == "causal" else NO_KV_TYPES
+    kv_type = _kv_type(config, precision, kv_types)
     n_threads = _n_threads(config)
     n_batch = config.n_batch or max(DEFAULT_N_BATCH, config.n_ubatch or 0)
+    pools = config.pooling_type not in {None, "none"}
+    embeddings = pools if config.embeddings is None else config.embeddings
+    # what is pooled must fit one step
+    usual_step = n_batch if pools and embeddings else DEFAULT_N_UBATCH
     return Settings(
         n_ctx=config.n_ctx or 1,
         n_batch=n_batch,
-        n_ubatch=min(n_batch, config.n_ubatch or DEFAULT_N_UBATCH),
+        n_ubatch=min(n_batch, config.n_ubatch or usual_step),
         n_seq_max=config.n_seq_max or 1,
         kv_unified=_kv_unified(config),
         kv_type=kv_type,
         precision=precision,
         form=chosen.get("form"),
         n_threads=n_threads,
-        embeddings=bool(config.embeddings),
+        embeddings=embeddings,
         pooling=config.pooling_type or "none",
         timed=config.no_perf is not True,
+        kv_types=kv_types,
         properties=_properties(chosen, precision, kv_type, n_threads),
         fixed=fixed,
     )
@@ -111,7 +117,6 @@ def _fixed(model_config: Mapping[str, Any]) -> dict[str, Any]:
         "rope_freq_base": parameters["rope_theta"],
         "rope_freq_scale": scale,
         **{f"yarn_{name}": None for name in yarn},
-        "attention_type": "causal",
         "offload_kqv": False,
         "op_offload": False,
         "swa_full": True,
@@ -146,9 +151,8 @@ def _kv_unified(config: ContextConfig) -> bool:
     return config.kv_unified
 
 
-def _kv_type(config: ContextConfig, precision: str) -> str:
+def _kv_type(config: ContextConfig, precision: str, allowed: tuple[str, ...]) -> str:
     """Keys and values have one type, and it must go with the inference precision."""
-    allowed = KV_TYPES[precision]
     asked = {name: getattr(config, name) for name in ("type_k", "type_v")}
     for name, value in asked.items():
         if value is not None and value not in allowed:
@@ -156,7 +160,7 @@ def _kv_type(config: ContextConfig, precision: str) -> str:
     k, v = asked["type_k"], asked["type_v"]
     if k and v and k != v:
         raise _unsupported("type_v", v, f"keys and values have one type here; give {k!r}")
-    default = "bf16" if precision == "bf16" else "f16"
+    default = "f16" if "f16" in allowed else allowed[0]
     return str(k or v or default)
 
 

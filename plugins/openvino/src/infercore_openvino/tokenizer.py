@@ -101,8 +101,10 @@ class JsonTokenizer:
         return added is not None and bool(added["special"])
 
     def _set_special_ids(self, files: ModelFiles) -> None:
-        self.bos = self._special("bos", files)
-        self.eos = self._special("eos", files)
+        self.bos, self.eos = self._special("bos", files), self._special("eos", files)
+        if not files.has_cache:  # encoders have other names for the tokens around a text
+            self.bos = self._special("cls", files) if self.bos is None else self.bos
+            self.eos = self._special("sep", files) if self.eos is None else self.eos
         named = [self._control(name) for name in _END_OF_TURN]
         self.eot = next((token for token in named if token is not None), None)
         self._eog = {

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+import infercore
 from infercore.conformance.expect import equal, raises, that
 from infercore.conformance.law import law
 from infercore.errors import InvalidInputError, OutputNotAvailableError
@@ -129,3 +130,18 @@ def check_other_texts_have_other_vectors(rig: Rig) -> None:
     first = _pooled(rig, a, "mean")
     rig.same_bits(_pooled(rig, a, "mean"), first, "the same text again")
     that(not np.allclose(first, _pooled(rig, b, "mean")), "two texts have one vector")
+
+
+@law("EMB-10", tier="session", needs="embeddings")
+def check_embed(rig: Rig) -> None:
+    """embed() gives each text a vector of length 1, the same alone as among others."""
+    _kind(rig, "mean")
+    texts = [rig.passage(6), rig.passage(12), rig.passage(3)]
+    rows = infercore.embed(rig.model, texts, pooling="mean")
+    equal(rows.shape, (3, rig.model.info.n_embd), "shape")
+    lengths = np.linalg.norm(rows, axis=1)
+    that(np.allclose(lengths, 1.0, atol=1e-3), f"lengths {lengths}")
+    for i, text in enumerate(texts):
+        alone = infercore.embed(rig.model, [text], pooling="mean")[0]
+        gap = float(np.abs(alone - rows[i]).max())
+        that(gap <= 1e-2, f"text {i} has another vector alone: {gap:.3g} off")  # noqa: PLR2004

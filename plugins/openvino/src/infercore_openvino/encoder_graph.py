@@ -1,0 +1,60 @@
+"""The graph of an encoder: whole texts in, the hidden state of each token out, nothing kept."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from infercore import ModelFormatError
+from infercore_openvino import graph
+from infercore_openvino.facts import KvShape
+
+if TYPE_CHECKING:
+    from infercore_openvino.files import ModelFiles
+
+FORM = "encoder"
+HIDDEN = "last_hidden_state"
+_NEEDED = {"input_ids", "attention_mask"}
+_KNOWN = _NEEDED | {"token_type_ids", "position_ids"}
+_HIDDEN_RANK = 3
+_TABLE_RANK = 2
+
+
+def build(core: Any, files: ModelFiles, path: str) -> graph.Graph:
+    """Read the graph. Raises `ModelFormatError` for a broken file or one that is no encoder."""
+    model = graph.read(core, files.xml, path)
+    _check(model, path)
+    shape = graph.Shape(
+        n_vocab=_n_vocab(model, path),
+        n_embd=model.output(HIDDEN).partial_shape[2].get_length(),
+        n_layer=KvShape.of(files.config).n_layer,
+        n_params=graph.count_params(model),
+    )
+    return graph.Graph(model=model, form=FORM, shape=shape, inv_freq=None)
+
+
+def _check(model: Any, path: str) -> None:
+    inputs, outputs = graph.names(model.inputs), graph.names(model.outputs)
+    if not (_NEEDED <= inputs <= _KNOWN and HIDDEN in outputs):
+        raise graph.unknown_kind(model, path)
+    hidden = model.output(HIDDEN).partial_shape
+    if hidden.rank.get_length() != _HIDDEN_RANK or hidden[2].is_dynamic:
+        raise graph.unknown_kind(model, path)
+    if any(size.is_static for port in model.inputs for size in port.partial_shape):
+        raise ModelFormatError(
+            f"{path} takes texts of one length only; export it with dynamic shapes", path=path
+        )
+
+
+def _n_vocab(model: Any, path: str) -> int:
+    """Return the rows of the table in which the ids of the tokens are looked up."""
+    waiting = [model.input("input_ids")]
+    while waiting:
+        for target in waiting.pop().get_target_inputs():
+            node = target.get_node()
+            if node.get_type_name() == "Convert":
+                waiting.append(node.output(0))
+            elif node.get_type_name() == "Gather" and target.get_index() == 1:
+                table = node.input(0).get_partial_shape()
+                if table.rank.get_length() == _TABLE_RANK and table[0].is_static:
+                    return int(table[0].get_length())
+    raise ModelFormatError(f"{path} has no table of token embeddings that is known", path=path)
