@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import infercore_models
 import pytest
 
 import infercore as ic
+import infercore_models
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
