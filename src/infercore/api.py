@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from infercore.chat.template import render
+from infercore.engine import calls
 from infercore.engine.model import GuardedModel, Services
 from infercore.errors import (
+    BackendUnavailableError,
     InferCoreError,
     ModelFormatError,
     ModelNotFoundError,
+    OutOfMemoryError,
+    PluginError,
     UnsupportedFeatureError,
 )
 from infercore.registry import default_registry
@@ -83,7 +87,7 @@ def open_session(
     `Model.new_session` raise; nothing is held then.
     """
     if not isinstance(path_or_model, (str, os.PathLike)):
-        return path_or_model.new_session(config, **fields)
+        return _loaded(path_or_model, backend).new_session(config, **fields)
     model_names = {a.name for a in ModelConfig.__attrs_attrs__} - {"backend_options"}
     model_fields = {name: fields.pop(name) for name in list(fields) if name in model_names}
     with load_model(path_or_model, backend=backend, **model_fields) as model:
@@ -129,7 +133,8 @@ def embed(
     from infercore.embedding import embed_texts  # noqa: PLC0415  (imports NumPy)
 
     if not isinstance(path_or_model, (str, os.PathLike)):
-        return embed_texts(path_or_model, texts, pooling=pooling, normalize=normalize)
+        model = _loaded(path_or_model, backend)
+        return embed_texts(model, texts, pooling=pooling, normalize=normalize)
     with load_model(path_or_model, backend=backend) as model:
         return embed_texts(model, texts, pooling=pooling, normalize=normalize)
 
@@ -153,7 +158,9 @@ def plan_memory(
     if plan is None:
         raise UnsupportedFeatureError(feature="plan_memory", backend=descriptor.name)
     built = checks.build(ContextConfig, config, fields)
-    result: MemoryPlan = plan(where, ModelConfig(), built)
+    checks.check_options("backend_options", built.backend_options, descriptor.context_options)
+    with calls.typed(descriptor.name, "planning memory"):
+        result: MemoryPlan = plan(where, ModelConfig(), built)
     return result
 
 
@@ -177,6 +184,18 @@ class CoreBackend:
         """Return the model at ``path``; see `infercore.load_model`."""
         built = checks.build(ModelConfig, config, fields)
         return _load(self._descriptor, _existing(path), built)
+
+
+def _loaded(model: Any, backend: str | None) -> Model:
+    """Return ``model`` if it is one; a backend cannot be chosen for it any more."""
+    if any(not hasattr(model, name) for name in ("new_session", "new_context", "tokenizer")):
+        raise checks.refuse("path_or_model", model, "a path, as str or os.PathLike, or a Model")
+    if backend is not None:
+        raise checks.refuse(
+            "backend", backend, f"None: the model is loaded already, by {model.backend!r}"
+        )
+    loaded: Model = model
+    return loaded
 
 
 def _existing(path: AnyPath) -> str:
@@ -205,11 +224,24 @@ def _load(descriptor: BackendDescriptor, path: str, config: ModelConfig) -> Guar
     except Exception as error:
         if error is progress.error:  # the caller's own
             raise
-        raise ModelFormatError(
-            f"backend {descriptor.name!r} could not load {path!r}: {error}", path=path
-        ) from error
+        raise _load_failure(descriptor.name, path, error) from error
     load_ms = (time.perf_counter() - started) * 1e3
     return GuardedModel(inner, descriptor=descriptor, services=_SERVICES, load_ms=load_ms)
+
+
+_MISTAKES = (AttributeError, TypeError, NameError, KeyError, IndexError, AssertionError)
+
+
+def _load_failure(backend: str, path: str, error: Exception) -> InferCoreError:
+    """Return the typed error for what a plugin's loader raised."""
+    message = f"backend {backend!r} could not load {path!r}: {error!r}"
+    if isinstance(error, MemoryError):
+        return OutOfMemoryError(message)
+    if isinstance(error, ImportError):
+        return BackendUnavailableError(message, backend=backend, reason=str(error))
+    if isinstance(error, _MISTAKES):
+        return PluginError(f"{message}; this is a fault of the plugin", plugin=backend)
+    return ModelFormatError(f"backend {backend!r} could not load {path!r}: {error}", path=path)
 
 
 class _Progress:

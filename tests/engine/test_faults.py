@@ -136,10 +136,10 @@ def test_a_change_that_breaks_off_is_not_trusted(context, faults, name, call, wo
 
 
 @pytest.mark.parametrize("name", ["save_state", "save_sequence"])
-def test_a_failed_save_changes_nothing(context, faults, state_of, name):
+def test_a_save_without_memory_changes_nothing(context, faults, state_of, name):
     before = state_of(context)
-    faults.plan(name, RuntimeError("disk"))
-    with pytest.raises(RuntimeError, match="disk"):
+    faults.plan(name, MemoryError("full"))
+    with pytest.raises(OutOfMemoryError, match="full"):
         getattr(context, name)()
     assert state_of(context) == before
     getattr(context, name)()

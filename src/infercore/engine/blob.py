@@ -17,6 +17,7 @@ from infercore.errors import SnapshotError
 
 MAGIC = b"infcstat"
 FORMAT_VERSION = 1
+MAX_COUNT = 2**31
 _DIGEST_BYTES = 32
 _PREFIX_BYTES = 16
 
@@ -99,6 +100,53 @@ def require(header: dict[str, Any], expected: dict[str, Any]) -> None:
     for field, value in expected.items():
         if header.get(field) != value:
             raise _error(f"has {field} {header.get(field)!r}, this context {value!r}", field)
+
+
+def check_held(header: dict[str, Any], n_seq_max: int | None) -> None:
+    """Raise `SnapshotError` unless the header says what is held as `pack`'s callers write it.
+
+    ``n_seq_max`` bounds the ids of the sequences; None asks for exactly one, of any id.
+    """
+    sequences, row_of = header.get("sequences"), header.get("row_of")
+    well = (
+        _is_count(header.get("n_cells"))
+        and _are_counts(row_of)
+        and isinstance(sequences, list)
+        and all(_is_sequence(item) for item in sequences)
+    )
+    if not well or not isinstance(sequences, list):
+        raise _error("has a header that does not say what is held", "header")
+    ids = [item["seq_id"] for item in sequences]
+    known = len(ids) == 1 if n_seq_max is None else all(i < n_seq_max for i in ids)
+    if not known or len(set(ids)) != len(ids):
+        raise _error(f"holds the sequences {ids}, which do not fit this call", "header")
+
+
+def check_row(logits: bytes, n_vocab: int) -> None:
+    """Raise `SnapshotError` unless ``logits`` is a row of float32 [n_vocab], or empty."""
+    if len(logits) not in {0, 4 * n_vocab}:
+        raise _error(f"has {len(logits)} bytes of logits, a row is {4 * n_vocab}", "logits")
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < MAX_COUNT
+
+
+def _are_counts(value: object) -> bool:
+    return isinstance(value, list) and all(map(_is_count, value))
+
+
+def _is_sequence(item: object) -> bool:
+    if not isinstance(item, dict) or not _is_count(item.get("seq_id")):
+        return False
+    runs, cells, tokens = (item.get(name) for name in ("runs", "cells", "tokens"))
+    if not isinstance(runs, list) or not isinstance(cells, list) or not isinstance(tokens, list):
+        return False
+    if not all(_are_counts(run) and len(run) == 2 for run in runs):  # noqa: PLR2004
+        return False
+    if not (_are_counts(cells) and _are_counts(tokens)):
+        return False
+    return len(cells) == len(runs) and sum(n for _, n in runs) == len(tokens)
 
 
 def _error(what: str, reason: str) -> SnapshotError:

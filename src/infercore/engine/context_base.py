@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from infercore.engine import arguments
 from infercore.engine.gate import Gate
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from infercore.protocols.spi import EngineContext, FloatArray
     from infercore.values.config import ContextConfig
     from infercore.values.info import Capabilities
+
+
+T = TypeVar("T")
 
 
 class ContextBase:
@@ -70,6 +73,8 @@ class ContextBase:
         self._abortable = False
         self._aborted = False
         self._abort_callback: Callable[[], bool] | None = None
+        self._ask_before_step = False
+        self._stops_in_step = inner.capabilities.abort and hasattr(inner, "abort")
         self._callback_error: BaseException | None = None
         self._decode_one_inner = getattr(inner, "decode_one", None)
         self._n_past_inner = inner.n_past
@@ -189,6 +194,14 @@ class ContextBase:
         if kept > entered:
             self._ledger.append((seq_id,), tokens[entered:kept], before + entered)
         self._judge(error)
+
+    def _judged(self, work: Callable[..., T], *args: Any) -> T:
+        """Run an engine call; what it raises untyped is judged."""
+        try:
+            return work(*args)
+        except Exception as error:
+            self._judge(error)
+            raise
 
     def _judge(self, error: BaseException) -> None:
         """Stop trusting an engine that raised what nobody expects; lack of memory is typed."""

@@ -29,14 +29,14 @@ class Controls(ContextBase):
                 declared=self.capabilities.live_threads,
                 hint="give n_threads when opening the context",
             )
-            self._inner.set_threads(int(n), int(n if n_batch is None else n_batch))
+            self._judged(self._inner.set_threads, int(n), int(n if n_batch is None else n_batch))
 
     def set_embeddings(self, on: bool) -> None:  # noqa: FBT001  (the contract's signature)
         """Switch the output of embeddings on or off."""
         with self._gate:
             arguments.check_bool("on", on)
             self._need("embeddings", declared=self.capabilities.embeddings)
-            self._inner.set_embeddings(on)
+            self._judged(self._inner.set_embeddings, on)
             self._embeddings = on
             self._forget_outputs()
 
@@ -49,7 +49,7 @@ class Controls(ContextBase):
                 if on == self._causal:
                     return
                 raise UnsupportedFeatureError(feature="set_causal_attention", backend=self._backend)
-            own(on)
+            self._judged(own, on)
             self._causal = on
             self._forget_outputs()
 
@@ -65,8 +65,9 @@ class Controls(ContextBase):
             asked = None if callback is None else self._guarded(callback)
             own = getattr(self._inner, "set_abort_callback", None)
             if own is not None:
-                own(asked)
+                self._judged(own, asked)
             self._abort_callback = asked
+            self._ask_before_step = asked is not None and own is None
 
     def _guarded(self, callback: Callable[[], bool]) -> Callable[[], bool]:
         """Return ``callback`` so that it never raises inside an engine: it aborts instead."""
@@ -88,7 +89,7 @@ class Controls(ContextBase):
             for adapter in chosen:
                 if not isinstance(adapter, AdapterSpec):
                     raise checks.refuse("adapters", adapter, "AdapterSpec objects")
-            self._inner.set_adapters(chosen)
+            self._judged(self._inner.set_adapters, chosen)
 
     def warmup(self) -> None:
         """Touch weights and buffers once; what is resident stays, or it is refused."""
@@ -97,14 +98,14 @@ class Controls(ContextBase):
             if own is None:
                 raise UnsupportedFeatureError(feature="warmup", backend=self._backend)
             self._forget_outputs()
-            own()
+            self._judged(own)
 
     def synchronize(self) -> None:
         """Wait until the engine has finished all queued work."""
         with self._gate:
             own = getattr(self._inner, "synchronize", None)
             if own is not None:
-                own()
+                self._judged(own)
 
     def perf(self) -> PerfCounters:
         """Return times and counts since the start or `reset_perf`."""

@@ -52,21 +52,38 @@ class Decoding(Sequences):
                 return
             if self._room(seq_id) < 1:
                 self._check_room(seq_id, 1)
+            if self._ask_before_step:
+                self._ask_first(seq_id)
             outputs = self._outputs
             outputs.count = 0
             before = self._n_past_inner(seq_id)
             started = time.perf_counter()
+            self._abortable = self._stops_in_step
             try:
                 self._decode_one_inner(token, seq_id=seq_id)
                 self._ledger.append_one(seq_id, token, before)
             except BaseException as error:  # noqa: BLE001  (raised anew, typed)
                 self._settle(seq_id, [token], before, error)
                 self._raise_typed(error, self._ledger.length(seq_id))
+            finally:
+                if self._stops_in_step:
+                    with self._abort_lock:
+                        self._abortable = False
+                    if self._aborted:
+                        self._end_abortable()
             if self._timed:
                 self._decode_s += time.perf_counter() - started
                 self._decode_tokens += 1
             outputs.set_engine_rows(1)
             self._row_of = (seq_id,)
+
+    def _ask_first(self, seq_id: int) -> None:
+        """Where the engine cannot ask the callback within a step, ask it before."""
+        try:
+            self._check_abort(seq_id)
+        except BaseException:
+            self._forget_outputs()
+            raise
 
     def eval(self, tokens: Sequence[int], n_past: int, *, seq_id: int = 0) -> None:
         """Drop what lies at ``n_past`` and beyond, then append; see `Context.eval`."""
@@ -207,8 +224,20 @@ class Decoding(Sequences):
             if not len(ids):
                 return
             self._forget_outputs()
-            self._inner.encode(ids)
+            self._run_encoder(ids)
             self._note_embedded({0}, len(ids))
+
+    def _run_encoder(self, ids: TokenArray) -> None:
+        started = time.perf_counter()
+        self._begin_abortable()
+        try:
+            self._check_abort(0)
+            self._judged(self._inner.encode, ids)
+        except (DecodeAbortedError, ContextOverflowError) as error:
+            self._raise_typed(error, self._ledger.length(0))
+        finally:
+            self._end_abortable()
+        self._count(started, len(ids), single=False)
 
     # -- the append loop -----------------------------------------------------------------------
 
@@ -232,7 +261,7 @@ class Decoding(Sequences):
         n_tokens = len(ids)
         rows = None
         if logits == "all" and n_tokens > self.n_batch:
-            rows = self._outputs.allocate(n_tokens)
+            rows = self._judged(self._outputs.allocate, n_tokens)
         vectors: list[FloatArray] = []
         before = self._ledger.length(seq_id)
         started = time.perf_counter()
@@ -243,9 +272,10 @@ class Decoding(Sequences):
                 self._check_abort(seq_id)
                 self._append_chunk(chunk, seq_id, _mode(logits, start + len(chunk) == n_tokens))
                 if rows is not None:
-                    self._outputs.copy_engine_rows(len(chunk), rows[start : start + len(chunk)])
+                    into = rows[start : start + len(chunk)]
+                    self._judged(self._outputs.copy_engine_rows, len(chunk), into)
                 if self._embeddings and self.pooling_type == "none" and n_tokens > self.n_batch:
-                    vectors.append(np.array(self._inner.embeddings(), dtype=np.float32))
+                    vectors.append(self._judged(self._copy_embeddings))
         except BaseException:
             self._forget_outputs()
             raise
@@ -254,6 +284,9 @@ class Decoding(Sequences):
             self._count(started, self._ledger.length(seq_id) - before, single=n_tokens == 1)
         self._publish(n_tokens, seq_id, logits, rows)
         self._vectors = np.concatenate(vectors) if vectors else None
+
+    def _copy_embeddings(self) -> FloatArray:
+        return np.array(self._inner.embeddings(), dtype=np.float32)
 
     def _publish(self, n_tokens: int, seq_id: int, logits: str, rows: FloatArray | None) -> None:
         if rows is not None:
@@ -328,18 +361,22 @@ class Decoding(Sequences):
     def logits(self, i: int = -1) -> FloatArray:
         """Return output row ``i`` of the last call; see `Context.logits`."""
         with self._gate:
-            return self._outputs.row(i)
+            try:  # not _judged: this runs once a token
+                return self._outputs.row(i)
+            except Exception as error:
+                self._judge(error)
+                raise
 
     def sample_native(self, sample: Callable[[Any, int], int], i: int) -> int:
         """Let an engine's sampler choose from output row ``i``, once it is known to exist."""
         with self._gate:
-            return int(sample(self._inner, self._outputs.engine_row(i)))
+            return int(self._judged(sample, self._inner, self._outputs.engine_row(i)))
 
     def logits_all(self) -> FloatArray:
         """Return all rows of the last call made with ``logits="all"``."""
         with self._gate:
             self._need("logits_all", declared=self.capabilities.logits_all)
-            return self._outputs.rows()
+            return self._judged(self._outputs.rows)
 
     def _note_embedded(self, seq_ids: set[int], n_tokens: int) -> None:
         if self._embeddings or self.capabilities.encoder:
@@ -361,7 +398,7 @@ class Decoding(Sequences):
                 )
             if seq_id not in self._embedded:
                 raise self._no_embedding("embedding()")
-            return self._read_only(self._inner.embedding(seq_id))
+            return self._read_only(self._judged(self._inner.embedding, seq_id))
 
     def embeddings(self) -> FloatArray:
         """Return the embedding of each token of the last call; see `Context.embeddings`."""
@@ -378,7 +415,9 @@ class Decoding(Sequences):
             if not self._n_embedded_tokens:
                 raise self._no_embedding("embeddings()")
             vectors = self._vectors
-            return self._read_only(self._inner.embeddings() if vectors is None else vectors)
+            if vectors is None:
+                vectors = self._judged(self._inner.embeddings)
+            return self._read_only(vectors)
 
     def _no_embedding(self, operation: str) -> OutputNotAvailableError:
         return OutputNotAvailableError(

@@ -23,7 +23,7 @@ class Sequences(ContextBase):
     def n_past(self, seq_id: int = 0) -> int:
         """Return the next position of the sequence, as the engine has it."""
         with self._gate:
-            return int(self._n_past_inner(self._sequence(seq_id)))
+            return int(self._judged(self._n_past_inner, self._sequence(seq_id)))
 
     def n_resident(self, seq_id: int = 0) -> int:
         """Return how many tokens the sequence holds."""
@@ -68,13 +68,13 @@ class Sequences(ContextBase):
             seq_id = self._sequence(seq_id)
             own = getattr(self._inner, "seq_pos_min", None)
             if own is not None:
-                return int(own(seq_id))
+                return int(self._judged(own, seq_id))
             return min(self._ledger.positions(seq_id), default=-1)
 
     def seq_pos_max(self, seq_id: int = 0) -> int:
         """Return the last position held, -1 when empty."""
         with self._gate:
-            return int(self._n_past_inner(self._sequence(seq_id))) - 1
+            return int(self._judged(self._n_past_inner, self._sequence(seq_id))) - 1
 
     # -- removing ------------------------------------------------------------------------------
 

@@ -33,7 +33,7 @@ class Saving(Sequences):
 
     def _pack(self, kind: str, seq_ids: list[int], save: Callable[[], bytes]) -> bytes:
         has_row = kind == "state" or seq_ids[0] in self._row_of
-        row = self._last_row() if has_row else b""  # an engine may lose it by saving
+        row = self._judged(self._last_row) if has_row else b""  # an engine may lose it by saving
         header = {
             "kind": kind,
             **self._identity,
@@ -42,7 +42,7 @@ class Saving(Sequences):
             "sequences": [self._describe(s) for s in seq_ids],
             "row_of": list(self._row_of),
         }
-        return blob.pack(header, save(), row)
+        return blob.pack(header, self._judged(save), row)
 
     def _describe(self, seq_id: int) -> dict[str, Any]:
         runs = self._ledger.runs(seq_id)
@@ -69,6 +69,8 @@ class Saving(Sequences):
             self._need("state", declared=self.capabilities.state)
             header, payload, logits = blob.unpack(data)
             blob.require(header, {"kind": "state", **self._identity, "n_seq_max": self.n_seq_max})
+            blob.check_held(header, self.n_seq_max)
+            blob.check_row(logits, self._n_vocab)
             self._check_fits(header["n_cells"], header["sequences"])
             self._restore(lambda: self._inner.load_state(payload))
             self._ledger.restore(header["sequences"])
@@ -82,6 +84,8 @@ class Saving(Sequences):
             seq_id = self._sequence(seq_id)
             header, payload, logits = blob.unpack(data)
             blob.require(header, {"kind": "sequence", **self._identity})
+            blob.check_held(header, None)
+            blob.check_row(logits, self._n_vocab)
             sequence = header["sequences"][0]
             n_others = self._ledger.n_cells - self._given_back(seq_id, 0)
             n_tokens = len(sequence["tokens"])

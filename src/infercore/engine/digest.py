@@ -9,8 +9,12 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from infercore.errors import ModelNotFoundError
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
+
+    from infercore.values.config import AdapterSpec
 
 _CHUNK_BYTES = 1 << 22
 _REMEMBER_FROM_BYTES = 1 << 26
@@ -28,6 +32,23 @@ def of_files(files: Sequence[str]) -> str:
         return _of_file(paths[0])
     joined = "".join(f"{path.name}\0{_of_file(path)}\n" for path in paths)
     return hashlib.sha256(joined.encode()).hexdigest()
+
+
+def adapter_identities(adapters: Iterable[AdapterSpec]) -> list[str]:
+    """Return the digest of each adapter's file and its scale, in their order.
+
+    Raises `ModelNotFoundError` where a file cannot be read any more.
+    """
+    return [f"{_of_adapter(adapter.path)}@{float(adapter.scale)!r}" for adapter in adapters]
+
+
+def _of_adapter(path: str) -> str:
+    try:
+        return of_files([path])
+    except OSError as error:
+        raise ModelNotFoundError(
+            f"the adapter {path!r} is in use and its file cannot be read: {error}", path=path
+        ) from error
 
 
 def _of_file(path: Path) -> str:

@@ -81,7 +81,9 @@ class Gate:
     def _refusal(self) -> SessionClosedError | SessionFatalError:
         if self.closed or self.fatal is None:
             return SessionClosedError(f"this {self._name} is closed; open a new one")
-        return SessionFatalError(str(self.fatal), cause=self.fatal.cause)
+        error = SessionFatalError(str(self.fatal), cause=self.fatal.cause)
+        error.__cause__ = self.fatal.cause
+        return error
 
     def fail(self, cause: BaseException) -> SessionFatalError:
         """Refuse every later call with the first cause; return the error to raise now."""

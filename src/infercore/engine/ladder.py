@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from infercore.errors import OutOfMemoryError
+from infercore.values.config import QUANTISED_KV_TYPES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -41,7 +42,7 @@ def allocate(
     for candidate in _candidates(config, kinds):
         try:
             inner = make(candidate)
-        except OutOfMemoryError as error:  # noqa: PERF203  (each step is tried on its own)
+        except MemoryError as error:  # noqa: PERF203  (each step is tried on its own)
             attempts.append(_attempt(candidate, str(error)))
             last = error
         else:
@@ -73,12 +74,25 @@ def _candidates(config: ContextConfig, kinds: Capabilities) -> Iterator[ContextC
         n_ubatch //= 2
         config = attrs.evolve(config, n_ubatch=n_ubatch)
         yield config
-    smaller = _SMALLER.get(config.type_k or "f16")
-    if smaller in kinds.kv_types and config.flash_attn != "off":
-        config = attrs.evolve(config, type_k=smaller, type_v=smaller)
+    if types := _smaller_types(config, kinds):
+        config = attrs.evolve(config, **types)
         yield config
     n_ctx = config.n_ctx or 0
     while n_ctx // 2 >= config.n_ctx_min:
         n_ctx //= 2
         config = attrs.evolve(config, n_ctx=n_ctx)
         yield config
+
+
+def _smaller_types(config: ContextConfig, kinds: Capabilities) -> dict[str, Any]:
+    """Return the smaller of type_k and type_v, each where the engine has it.
+
+    Equal types step together or not at all: there are models that keep K and V as one.
+    """
+    asked = {"type_k": config.type_k or "f16", "type_v": config.type_v or "f16"}
+    smaller = {name: _SMALLER.get(kind) for name, kind in asked.items()}
+    if config.flash_attn == "off" and smaller["type_v"] in QUANTISED_KV_TYPES:
+        smaller["type_v"] = None
+    found = {name: kind for name, kind in smaller.items() if kind in kinds.kv_types and kind}
+    together = asked["type_k"] == asked["type_v"]
+    return {} if together and len(found) < len(asked) else found

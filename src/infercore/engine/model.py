@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from infercore.engine import digest, window
+from infercore.engine import calls, digest, window
 from infercore.engine.arguments import check_token
 from infercore.engine.context import GuardedContext
 from infercore.engine.gate import fork_count
@@ -150,37 +150,42 @@ class GuardedModel:
 
     def context_of(self, config: ContextConfig) -> GuardedContext:
         """Return a new context, also of a closed model that another context keeps alive."""
-        checks.check_options(
-            "backend_options", config.backend_options, self._descriptor.context_options
-        )
+        self._check_options(config)
         self._check_adapters(config)
         asked = attrs.evolve(config, n_ctx=window.resolve_n_ctx(config, self.info))
         started = time.perf_counter()
         lease = _Lease(self._weights)
         try:
-            inner, got, attempts = allocate(
-                self._inner.new_context, asked, self._inner.capabilities
-            )
+            with calls.typed(self.backend, "opening a context"):
+                inner, got, attempts = allocate(
+                    self._inner.new_context, asked, self._inner.capabilities
+                )
         except BaseException:
             lease()
             raise
         try:
-            _check_methods(inner, self.backend)
-            return GuardedContext(
-                inner,
-                release=lease,
-                config=got,
-                window=window.window_of(got.n_ctx or 0, inner.effective),
-                n_vocab=self.tokenizer.n_vocab,
-                backend=self.backend,
-                identity=lambda: self._state_identity(inner.effective),
-                attempts=attempts,
-                load_ms=self._load_ms + (time.perf_counter() - started) * 1e3,
-            )
+            with calls.typed(self.backend, "opening a context"):
+                _check_methods(inner, self.backend)
+                return GuardedContext(
+                    inner,
+                    release=lease,
+                    config=got,
+                    window=window.window_of(got.n_ctx or 0, inner.effective),
+                    n_vocab=self.tokenizer.n_vocab,
+                    backend=self.backend,
+                    identity=lambda: self._state_identity(inner.effective),
+                    attempts=attempts,
+                    load_ms=self._load_ms + (time.perf_counter() - started) * 1e3,
+                )
         except BaseException:
             inner.close()
             lease()
             raise
+
+    def _check_options(self, config: ContextConfig) -> None:
+        checks.check_options(
+            "backend_options", config.backend_options, self._descriptor.context_options
+        )
 
     def _check_adapters(self, config: ContextConfig) -> None:
         if config.adapters and not self._inner.capabilities.lora:
@@ -193,6 +198,7 @@ class GuardedModel:
             "backend_version": self.backend_version,
             "model_digest": self.digest,
             "kv": kv_options(effective),
+            "adapters": digest.adapter_identities(effective.get("adapters") or ()),
         }
 
     def new_sampler(self, config: SamplingConfig | None = None, **fields: Any) -> Sampler:
@@ -213,7 +219,8 @@ class GuardedModel:
             check_token(token, self.tokenizer.n_vocab, field="logit_bias")
         lease = _Lease(self._weights)
         try:
-            inner = make(config)
+            with calls.typed(self.backend, "making a sampler"):
+                inner = make(config)
         except BaseException:
             lease()
             raise
@@ -233,11 +240,13 @@ class GuardedModel:
         """Return the bytes that such a context will take; see `Model.plan_memory`."""
         self._check_open()
         config = checks.build(ContextConfig, config, fields)
+        self._check_options(config)
         plan = getattr(self._inner, "plan_memory", None)
         if plan is None:
             raise UnsupportedFeatureError(feature="plan_memory", backend=self.backend)
         asked = attrs.evolve(config, n_ctx=window.resolve_n_ctx(config, self.info))
-        result: MemoryPlan = plan(asked)
+        with calls.typed(self.backend, "planning memory"):
+            result: MemoryPlan = plan(asked)
         return result
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from infercore.engine.digest import adapter_identities
 from infercore.engine.gate import Gate
 from infercore.errors import SessionBusyError, SessionFatalError, UnsupportedFeatureError
 from infercore.session.identity import identity
@@ -89,7 +90,7 @@ class SessionBase:
             add_bos=self._add_bos,
             profile_id=options.profile_id,
             prompt_format=options.prompt_format,
-            adapters=[str(item) for item in shared.context.effective.get("adapters") or ()],
+            adapters=adapter_identities(shared.context.effective.get("adapters") or ()),
         )
         self._manifest_digest = self.identity.digest
 

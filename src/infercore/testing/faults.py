@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 CALLS = (
     "decode", "decode_one", "decode_batch", "seq_remove", "seq_copy", "seq_shift", "seq_divide",
     "clear", "save_state", "load_state", "save_sequence", "load_sequence", "set_embeddings",
+    "set_threads", "set_adapters", "encode", "warmup", "synchronize",
     "embedding", "embeddings", "logits", "n_past", "close",
 )  # fmt: skip
 WORK = ("nothing", "half", "all")

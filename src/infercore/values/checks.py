@@ -64,7 +64,9 @@ def number(
     def check(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
         if value is None and optional:
             return
-        if not is_number(value) or math.isnan(value) or (math.isinf(value) and not infinite):
+        if not is_number(value) or not _fits_float(value):
+            raise refuse(attribute.name, value, allowed)
+        if math.isnan(value) or (math.isinf(value) and not infinite):
             raise refuse(attribute.name, value, allowed)
         if not _within(value, low, high):
             raise refuse(attribute.name, value, allowed)
@@ -124,6 +126,19 @@ def is_integer(value: object) -> bool:
 def is_number(value: object) -> bool:
     """Tell whether ``value`` is a real number of any kind, but no bool."""
     return is_integer(value) or isinstance(value, float) or type(value).__name__ == "float32"
+
+
+def is_finite(value: object) -> bool:
+    """Tell whether ``value`` is a real number that a float can hold: no NaN, no infinity."""
+    return is_number(value) and _fits_float(value) and math.isfinite(value)  # type: ignore[arg-type]
+
+
+def _fits_float(value: Any) -> bool:
+    try:
+        float(value)
+    except OverflowError:
+        return False
+    return True
 
 
 def _within(value: Any, low: float | None, high: float | None) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -31,10 +32,8 @@ def _options(value: Mapping[str, Any] | None) -> Mapping[str, Any]:
 def _tensor_split(value: Sequence[float] | None) -> tuple[float, ...] | None:
     if value is None:
         return None
-    if isinstance(value, (str, bytes)):
-        raise checks.refuse("tensor_split", value, "a sequence of numbers, one a device")
-    split = tuple(value)
-    if not split or any(not checks.is_number(part) or not part >= 0 for part in split):
+    split = checks.items("tensor_split", value, "a sequence of numbers, one a device")
+    if not split or any(not checks.is_finite(part) or part < 0 for part in split):
         raise checks.refuse("tensor_split", value, "a sequence of numbers of at least 0")
     return tuple(float(part) for part in split)
 
@@ -68,16 +67,24 @@ class ModelConfig:
     backend_options: Mapping[str, Any] = attrs.field(factory=dict, converter=_options)
 
 
+def _path(value: str | os.PathLike[str]) -> str:
+    path = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
+    if not isinstance(path, str) or not path:
+        raise checks.refuse("path", value, "a path, as str or os.PathLike")
+    return path
+
+
 @attrs.frozen(kw_only=True)
 class AdapterSpec:
     """A LoRA adapter file and the scale it is applied with."""
 
-    path: str = attrs.field(converter=str)
+    path: str = attrs.field(converter=_path)
     scale: float = attrs.field(default=1.0, validator=checks.number(optional=False))
 
 
-def _adapters(value: Sequence[AdapterSpec]) -> tuple[AdapterSpec, ...]:
-    adapters = tuple(checks.items("adapters", value, "AdapterSpec objects"))
+def _adapters(value: Sequence[AdapterSpec] | None) -> tuple[AdapterSpec, ...]:
+    given = () if value is None else value
+    adapters = tuple(checks.items("adapters", given, "AdapterSpec objects"))
     for adapter in adapters:
         if not isinstance(adapter, AdapterSpec):
             raise checks.refuse("adapters", adapter, "AdapterSpec objects")
@@ -160,17 +167,20 @@ class ContextConfig:
 
 
 def _logit_bias(value: Mapping[int, float] | None) -> Mapping[int, float]:
+    if value is not None and not isinstance(value, Mapping):
+        raise checks.refuse("logit_bias", value, "a mapping of token ids to numbers")
     bias = dict(value or {})
     for token, amount in bias.items():
         if not checks.is_integer(token) or token < 0:
             raise checks.refuse("logit_bias", token, "token ids of at least 0 as keys")
-        if not checks.is_number(amount) or not amount < math.inf:
+        if not checks.is_finite(amount) and amount != -math.inf:
             raise checks.refuse("logit_bias", amount, "numbers below infinity as values")
     return checks.frozen_mapping(bias)  # type: ignore[arg-type,return-value]
 
 
 def _strings(value: str | Sequence[str] | None) -> tuple[str, ...]:
-    strings = (value,) if isinstance(value, str) else tuple(value or ())
+    given = (value,) if isinstance(value, str) else () if value is None else value
+    strings = tuple(checks.items("stop", given, "a str or a sequence of str"))
     for string in strings:
         if not checks.check_text("stop", string):
             raise checks.refuse("stop", string, "strings that are not empty")
@@ -178,9 +188,8 @@ def _strings(value: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def _breakers(value: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(value, str):
-        raise checks.refuse("dry_sequence_breakers", value, "a sequence of strings")
-    return tuple(checks.check_text("dry_sequence_breakers", item) for item in value)
+    breakers = checks.items("dry_sequence_breakers", value, "a sequence of strings")
+    return tuple(checks.check_text("dry_sequence_breakers", item) for item in breakers)
 
 
 @attrs.frozen(kw_only=True)
@@ -230,7 +239,8 @@ class SamplingConfig:
 
 
 def _stop_tokens(value: Sequence[int] | None) -> tuple[int, ...]:
-    tokens = tuple(value or ())
+    given = () if value is None else value
+    tokens = checks.items("stop_tokens", given, "a sequence of token ids")
     for token in tokens:
         if not checks.is_integer(token) or token < 0:
             raise checks.refuse("stop_tokens", token, "token ids of at least 0")
@@ -238,7 +248,8 @@ def _stop_tokens(value: Sequence[int] | None) -> tuple[int, ...]:
 
 
 def _processors(value: Sequence[Any] | None) -> tuple[Any, ...]:
-    processors = tuple(value or ())
+    given = () if value is None else value
+    processors = tuple(checks.items("processors", given, "a sequence of processors"))
     for processor in processors:
         if not callable(getattr(processor, "apply", None)):
             raise checks.refuse("processors", processor, "objects with apply(logits) -> logits")

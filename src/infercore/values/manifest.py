@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from array import array
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -13,7 +14,7 @@ from infercore.errors import InvalidInputError, ManifestMismatchError
 from infercore.values import checks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
 IDENTITY_FIELDS = (
     "profile_id",
@@ -94,23 +95,39 @@ def hash_json(value: object) -> str:
 class ManifestSegment:
     """A stretch of the context: its name, kind, byte and token ranges (half-open) and hash."""
 
-    name: str
+    name: str = attrs.field(validator=checks.text())
     kind: str = attrs.field(validator=checks.one_of("stable", "volatile", optional=False))
-    byte_start: int
-    byte_end: int
-    token_start: int
-    token_end: int
-    byte_hash: str | None = None
+    byte_start: int = attrs.field(validator=checks.integer(0, optional=False))
+    byte_end: int = attrs.field(validator=checks.integer(0, optional=False))
+    token_start: int = attrs.field(validator=checks.integer(0, optional=False))
+    token_end: int = attrs.field(validator=checks.integer(0, optional=False))
+    byte_hash: str | None = attrs.field(default=None, validator=checks.text(optional=True))
 
 
 def _adapter_names(value: Any) -> tuple[str, ...] | None:
-    return None if value is None else tuple(str(item) for item in value)
+    if value is None:
+        return None
+    names = checks.items("adapters", value, "a sequence of str, or None")
+    return tuple(checks.check_text("adapters", name) for name in names)
 
 
 def _segments(value: Any) -> tuple[ManifestSegment, ...]:
-    return tuple(
-        item if isinstance(item, ManifestSegment) else ManifestSegment(**item) for item in value
-    )
+    return tuple(map(_segment, checks.items("segments", value, "a sequence of segments")))
+
+
+def _segment(item: Any) -> ManifestSegment:
+    if isinstance(item, ManifestSegment):
+        return item
+    if not isinstance(item, Mapping):
+        raise checks.refuse("segments", item, "ManifestSegment objects, or their fields")
+    try:
+        return ManifestSegment(**item)
+    except TypeError as error:
+        raise checks.refuse("segments", item, "the fields of a ManifestSegment") from error
+
+
+def _text() -> Any:
+    return attrs.field(default=None, validator=checks.text(optional=True))
 
 
 @attrs.frozen(kw_only=True)
@@ -122,20 +139,20 @@ class ContextManifest:
     reuses the tokens it has in common with the old one.
     """
 
-    profile_id: str | None = None
-    backend: str | None = None
-    backend_version: str | None = None
-    model_digest: str | None = None
-    tokenizer_digest: str | None = None
-    prompt_format: str | None = None
-    prompt_template_digest: str | None = None
-    runtime_digest: str | None = None
-    add_bos: bool | None = None
+    profile_id: str | None = _text()
+    backend: str | None = _text()
+    backend_version: str | None = _text()
+    model_digest: str | None = _text()
+    tokenizer_digest: str | None = _text()
+    prompt_format: str | None = _text()
+    prompt_template_digest: str | None = _text()
+    runtime_digest: str | None = _text()
+    add_bos: bool | None = attrs.field(default=None, validator=checks.boolean())
     adapters: tuple[str, ...] | None = attrs.field(default=None, converter=_adapter_names)
-    stable_byte_hash: str | None = None
-    stable_token_hash: str | None = None
-    volatile_byte_hash: str | None = None
-    volatile_token_hash: str | None = None
+    stable_byte_hash: str | None = _text()
+    stable_token_hash: str | None = _text()
+    volatile_byte_hash: str | None = _text()
+    volatile_token_hash: str | None = _text()
     segments: tuple[ManifestSegment, ...] = attrs.field(default=(), converter=_segments)
 
     @property

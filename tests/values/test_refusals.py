@@ -1,0 +1,91 @@
+"""What no field can be is refused with the field's name, never with a bare error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import infercore as ic
+
+HUGE = 10**400
+
+
+@pytest.mark.parametrize(
+    ("cls", "field", "value"),
+    [
+        (ic.DecodeConfig, "stop", 5),
+        (ic.DecodeConfig, "stop", 0),
+        (ic.DecodeConfig, "stop", b"x"),
+        (ic.DecodeConfig, "stop_tokens", 5),
+        (ic.DecodeConfig, "stop_tokens", "5"),
+        (ic.DecodeConfig, "processors", 5),
+        (ic.ModelConfig, "tensor_split", 5),
+        (ic.ModelConfig, "tensor_split", [HUGE]),
+        (ic.ModelConfig, "tensor_split", [float("inf")]),
+        (ic.SamplingConfig, "logit_bias", 5),
+        (ic.SamplingConfig, "logit_bias", []),
+        (ic.SamplingConfig, "logit_bias", [(1, 2.0)]),
+        (ic.SamplingConfig, "logit_bias", {1: HUGE}),
+        (ic.SamplingConfig, "logit_bias", {1: float("nan")}),
+        (ic.SamplingConfig, "logit_bias", {1: "x"}),
+        (ic.SamplingConfig, "dry_sequence_breakers", None),
+        (ic.SamplingConfig, "dry_sequence_breakers", 5),
+        (ic.SamplingConfig, "temperature", HUGE),
+        (ic.SamplingConfig, "presence_penalty", -HUGE),
+        (ic.AdapterSpec, "path", None),
+        (ic.AdapterSpec, "path", 5),
+        (ic.AdapterSpec, "path", b"x"),
+        (ic.AdapterSpec, "path", ""),
+        (ic.ContextConfig, "adapters", 5),
+        (ic.ContextManifest, "add_bos", "x"),
+        (ic.ContextManifest, "add_bos", 1),
+        (ic.ContextManifest, "profile_id", 5),
+        (ic.ContextManifest, "backend", 5),
+        (ic.ContextManifest, "model_digest", b"x"),
+        (ic.ContextManifest, "volatile_token_hash", 5),
+        (ic.ContextManifest, "adapters", "one"),
+        (ic.ContextManifest, "adapters", [5]),
+        (ic.ContextManifest, "segments", 5),
+        (ic.ContextManifest, "segments", [5]),
+        (ic.ContextManifest, "segments", [{"nam": "x"}]),
+    ],
+)
+def test_the_refusal_names_the_field(cls, field, value):
+    with pytest.raises(ic.InvalidInputError) as caught:
+        cls(**{field: value})
+    assert caught.value.field == field
+
+
+SEGMENT = {
+    "name": "a",
+    "kind": "stable",
+    "byte_start": 0,
+    "byte_end": 1,
+    "token_start": 0,
+    "token_end": 1,
+}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("name", 5), ("byte_start", -1), ("token_end", "1"), ("byte_hash", 5)]
+)
+def test_a_segment_is_checked(field, value):
+    assert ic.ContextManifest(segments=[SEGMENT]).segments == (ic.ManifestSegment(**SEGMENT),)
+    with pytest.raises(ic.InvalidInputError) as caught:
+        ic.ContextManifest(segments=[{**SEGMENT, field: value}])
+    assert caught.value.field == field
+
+
+def test_none_means_none_of_them():
+    assert ic.ContextConfig(adapters=None).adapters == ()
+    config = ic.DecodeConfig(stop=None, stop_tokens=None, processors=None)
+    assert (config.stop, config.stop_tokens, config.processors) == ((), (), ())
+    assert dict(ic.SamplingConfig(logit_bias=None).logit_bias) == {}
+
+
+def test_what_was_allowed_stays_allowed():
+    assert ic.AdapterSpec(path=Path("a")).path == "a"
+    assert ic.SamplingConfig(logit_bias={1: float("-inf")}).logit_bias[1] == float("-inf")
+    assert ic.DecodeConfig(stop="x").stop == ("x",)
+    assert ic.ModelConfig(tensor_split=(1, 0.5)).tensor_split == (1.0, 0.5)
