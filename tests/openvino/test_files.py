@@ -85,9 +85,7 @@ def test_a_broken_tokenizer(copied, text) -> None:
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", "\x00"])
-@pytest.mark.parametrize(
-    "name", ["config.json", "generation_config.json", "tokenizer_config.json"]
-)
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer_config.json"])
 def test_a_broken_config(copied, name, text) -> None:
     (copied / name).write_text(text)
     refused(copied, name)

@@ -22,14 +22,10 @@ def test_a_fork_goes_its_own_way(open_context, story, reference) -> None:
         np.testing.assert_allclose(context.logits(), expected, atol=NEAR)
     assert free - context._inner._tables.n_free == 2
     context.decode_one(story[5], seq_id=0)
-    np.testing.assert_allclose(
-        context.logits(), reference(story[:45] + story[:6]), atol=NEAR
-    )
+    np.testing.assert_allclose(context.logits(), reference(story[:45] + story[:6]), atol=NEAR)
 
 
-def test_a_batch_of_sequences_gives_what_each_gives_alone(
-    open_context, story, reference
-) -> None:
+def test_a_batch_of_sequences_gives_what_each_gives_alone(open_context, story, reference) -> None:
     context = open_context(n_seq_max=3, n_ubatch=16)
     starts = {0: story[:9], 1: story[20:61], 2: story[70:73]}
     for seq_id, tokens in starts.items():
@@ -38,9 +34,7 @@ def test_a_batch_of_sequences_gives_what_each_gives_alone(
     context.decode_batch(entries)
     for row, i in enumerate(range(21, 24)):
         seen = [story[100 + j] for j in range(24) if j % 3 == i % 3]
-        np.testing.assert_allclose(
-            context.logits(row), reference(starts[i % 3] + seen), atol=NEAR
-        )
+        np.testing.assert_allclose(context.logits(row), reference(starts[i % 3] + seen), atol=NEAR)
 
 
 def test_one_token_of_several_sequences(open_context, story, reference) -> None:

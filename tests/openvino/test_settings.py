@@ -160,9 +160,10 @@ def test_half_precision_or_a_refusal(ov_model, golden) -> None:
     prompt = golden.prompts[0]
     for precision in ("bf16", "f16"):
         options = {"inference_precision": precision}
-        with contextlib.suppress(ic.UnsupportedFeatureError), (
-            ov_model.new_context(n_ctx=64, backend_options=options)
-        ) as context:
+        with (
+            contextlib.suppress(ic.UnsupportedFeatureError),
+            ov_model.new_context(n_ctx=64, backend_options=options) as context,
+        ):
             context.decode(prompt.tokens)
             assert 1e-4 < abs(context.logits() - prompt.logits[-1]).max() < context.tolerance
             assert context.effective["type_k"] == precision

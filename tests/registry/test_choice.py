@@ -103,9 +103,7 @@ def test_known_backend_that_is_not_installed(
         registry.choose(target)
 
 
-def test_known_backend_that_is_broken(
-    install: Install, registry: Registry, tmp_path: Path
-) -> None:
+def test_known_backend_that_is_broken(install: Install, registry: Registry, tmp_path: Path) -> None:
     install("llamacpp", "raise RuntimeError('torn library')")
     (tmp_path / "model.gguf").touch()
     with pytest.raises(BackendNotFoundError, match="torn library") as caught:
@@ -113,9 +111,7 @@ def test_known_backend_that_is_broken(
     assert isinstance(caught.value.__cause__, PluginLoadError)
 
 
-def test_unusable_backend_is_passed_over(
-    install: Install, registry: Registry, model: Path
-) -> None:
+def test_unusable_backend_is_passed_over(install: Install, registry: Registry, model: Path) -> None:
     source = good("best", score="9").replace("priority=0", "priority=0, check=lambda: 1 / 0")
     install("best", source)
     with pytest.raises(BackendNotFoundError, match=r"best would read .*ZeroDivisionError"):

@@ -74,9 +74,7 @@ def test_broken_plugin_is_listed_and_the_other_works(
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_broken_plugin_raises_when_named(
-    name: str, install: Install, registry: Registry
-) -> None:
+def test_broken_plugin_raises_when_named(name: str, install: Install, registry: Registry) -> None:
     install(name, BROKEN[name][0])
     with pytest.raises(PluginLoadError, match=name) as caught:
         registry.get(name)
@@ -111,9 +109,7 @@ def test_foreign_api_version(version: object, install: Install, registry: Regist
         registry.get("other")
 
 
-def test_same_name_twice_names_both_and_neither_wins(
-    install: Install, registry: Registry
-) -> None:
+def test_same_name_twice_names_both_and_neither_wins(install: Install, registry: Registry) -> None:
     install("twice", good("twice"), distribution="first-dist")
     install("twice", good("twice"), distribution="second-dist")
     records = registry.records()
@@ -189,9 +185,7 @@ def test_empty_variable_is_as_unset(
         ),
     ],
 )
-def test_check_that_fails(
-    check: str, reason: str, install: Install, registry: Registry
-) -> None:
+def test_check_that_fails(check: str, reason: str, install: Install, registry: Registry) -> None:
     source = good("picky").replace("priority=0", "priority=0, check=check")
     install("picky", f"{source}\ndef check():\n    {check}\n")
     (info,) = registry.infos()

@@ -221,9 +221,7 @@ MODULES = ("session/resident.py", "session/true_tape.py", "session/tape.py", "se
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("part", ["prefix", "suffix", "decode"])
-def test_an_interruption_at_every_line(
-    toy: Any, greedy: Any, cold_greedy: Any, part: str
-) -> None:
+def test_an_interruption_at_every_line(toy: Any, greedy: Any, cold_greedy: Any, part: str) -> None:
     texts = {"prefix": "Once more", "suffix": TEXT + " x", "decode": TEXT + " y"}
     expected = cold_greedy(toy, texts[part], 4)
     calls: dict[str, Callable[[Any], Any]] = {

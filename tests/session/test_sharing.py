@@ -75,9 +75,7 @@ def test_tokens_evaluated_ahead_survive_another_session(
     assert shown == expected
 
 
-def test_two_threads_never_mix_their_logits(
-    pair: Any, greedy: Any, cold_greedy: Any
-) -> None:
+def test_two_threads_never_mix_their_logits(pair: Any, greedy: Any, cold_greedy: Any) -> None:
     session, twin = pair
     expected = {one: cold_greedy(one.model, text, 5) for one, text in
                 ((session, TEXT), (twin, "tick"))}  # fmt: skip

@@ -122,9 +122,7 @@ class Registry:
         self._scanning = threading.get_ident()
         try:
             given = self._entry_points
-            return loading.load_all(
-                sources.installed() if given is None else sources.given(given)
-            )
+            return loading.load_all(sources.installed() if given is None else sources.given(given))
         finally:
             self._scanning = None
 

@@ -94,9 +94,7 @@ def _similar(plugin: object) -> str:
     return f" (it has {', '.join(names)})" if names else ""
 
 
-def _failure(
-    source: Source, error: BaseException, descriptor: BackendDescriptor | None
-) -> Failure:
+def _failure(source: Source, error: BaseException, descriptor: BackendDescriptor | None) -> Failure:
     """Return ``error`` as the typed error of this plugin."""
     if isinstance(error, (PluginError, BackendUnavailableError)):
         return error
@@ -130,9 +128,7 @@ def _conflict(source: Source, sources: list[Source]) -> PluginConflictError:
     )
 
 
-def _failed(
-    source: Source, error: Failure, descriptor: BackendDescriptor | None = None
-) -> Record:
+def _failed(source: Source, error: Failure, descriptor: BackendDescriptor | None = None) -> Record:
     return _record(source, error=error, descriptor=descriptor)
 
 

@@ -9,6 +9,7 @@ from infercore.values.manifest import ContextManifest, hash_json, hash_text, kv_
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+
 def runtime_digest(effective: Mapping[str, Any], runtime: Mapping[str, Any]) -> str:
     """Return the digest over the options in force that change KV values.
 

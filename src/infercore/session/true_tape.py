@@ -128,4 +128,3 @@ class TrueTape:
                 raise
         self._forget()
         return n
-

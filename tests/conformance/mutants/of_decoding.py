@@ -287,9 +287,7 @@ def what_a_callback_raises_is_swallowed(m: Any) -> None:
 
         return None if callback is None else ask
 
-    around(
-        m, GuardedContext, "set_abort_callback", lambda old, self, f: old(self, quiet(f))
-    )
+    around(m, GuardedContext, "set_abort_callback", lambda old, self, f: old(self, quiet(f)))
 
 
 @breaks("CANCEL-5")

@@ -86,9 +86,7 @@ def clear_leaves_the_cells(m: Any) -> None:
 
 @breaks("KV-13", "KV-14")
 def a_shift_is_off_by_one(m: Any) -> None:
-    around(
-        m, FullContext, "seq_shift", lambda old, self, s, p0, p1, d: old(self, s, p0, p1, d + 1)
-    )
+    around(m, FullContext, "seq_shift", lambda old, self, s, p0, p1, d: old(self, s, p0, p1, d + 1))
 
 
 @breaks("KV-15")

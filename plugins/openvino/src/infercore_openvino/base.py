@@ -72,9 +72,7 @@ class BaseContext:
             "adapters": (),
             "form": self._compiled.graph.form,
             "inference_precision": s.precision,
-            "dynamic_quantization_group_size": int(
-                s.properties["DYNAMIC_QUANTIZATION_GROUP_SIZE"]
-            ),
+            "dynamic_quantization_group_size": int(s.properties["DYNAMIC_QUANTIZATION_GROUP_SIZE"]),
         }
 
     @staticmethod
@@ -200,4 +198,3 @@ class BaseContext:
         self._begin_outputs()
         self._request = None
         self._graphs.give_back(self._compiled)
-

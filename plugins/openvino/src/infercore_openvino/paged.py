@@ -72,14 +72,12 @@ class PagedContext(BaseContext):
         self._cache.on_grown = self._bind_cache
         self._bind_cache()
         size = self._tables.block_size
-        self.effective["n_ctx"] = -(-per_sequence // size) * size * (
-            1 if s.kv_unified else s.n_seq_max
+        self.effective["n_ctx"] = (
+            -(-per_sequence // size) * size * (1 if s.kv_unified else s.n_seq_max)
         )
         if compiled.rotates is None:
             compiled.rotates = keys_rotate(self._cache, self._paged, compiled.graph.inv_freq)
-        self.capabilities = capabilities(
-            settings, compiled.graph, shift=compiled.rotates
-        )
+        self.capabilities = capabilities(settings, compiled.graph, shift=compiled.rotates)
 
     def _bind_cache(self) -> None:
         self._paged.bind_cache(self._cache.arrays)
@@ -252,4 +250,3 @@ class PagedContext(BaseContext):
         self._cache.drop()
         self._paged.drop()
         super().close()
-

@@ -59,9 +59,7 @@ def frequencies(config: Mapping[str, Any], n: int) -> Floats | None:
 
 
 def _llama3(plain: npt.NDArray[np.float64], rope: Mapping[str, Any]) -> Floats:
-    factor, low, high = (
-        float(rope[k]) for k in ("factor", "low_freq_factor", "high_freq_factor")
-    )
+    factor, low, high = (float(rope[k]) for k in ("factor", "low_freq_factor", "high_freq_factor"))
     original = float(rope["original_max_position_embeddings"])
     turns = original * plain / (2 * math.pi)
     share = np.clip((turns - low) / (high - low), 0.0, 1.0)

@@ -92,9 +92,7 @@ def unpack(data: bytes, expected: dict[str, Any]) -> tuple[dict[str, Any], memor
     return header, view[start:]
 
 
-def read_positions(
-    view: memoryview, lengths: Sequence[int]
-) -> tuple[list[Positions], memoryview]:
+def read_positions(view: memoryview, lengths: Sequence[int]) -> tuple[list[Positions], memoryview]:
     """Return the positions of sequences of these ``lengths``, and what stands behind them."""
     found: list[Positions] = []
     for n in lengths:
@@ -129,4 +127,3 @@ def _take(cache: KvCache, n_blocks: int) -> list[int]:
 
 def _refused(what: str) -> SnapshotError:
     return SnapshotError(f"the saved state {what}", reason="engine")
-
