@@ -91,6 +91,35 @@ def test_saved_here_and_loaded_in_another_process(
     assert done.stdout.strip() == str(expected)
 
 
+WRITER = """
+import sys, infercore as ic
+backend, model, path = sys.argv[1:]
+with ic.open_session(
+    model, backend=backend, n_ctx=1024, flash_attn="off", type_k="f32", type_v="f32"
+) as session:
+    session.ensure_prefix("Once upon a time there was a baker named Mira")
+    while True:
+        session.save(path)
+        print("saved", flush=True)
+"""
+
+
+def test_a_killed_writer_leaves_a_whole_file(
+    new_session: Any, backend_name: str, pack_path: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "state"
+    command = [sys.executable, "-c", WRITER, backend_name, str(pack_path), str(path)]
+    for n_saves in (1, 4, 9):
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as writer:
+            assert writer.stdout is not None
+            for _ in range(n_saves):
+                assert writer.stdout.readline() == b"saved\n"
+            writer.kill()
+        session = new_session()
+        session.load(path)
+        assert len(greedy(session)) > 0
+
+
 def test_damaged_state_is_refused_and_changes_nothing(new_session: Any, tmp_path: Path) -> None:
     session = new_session()
     session.ensure_prefix(PROMPT)

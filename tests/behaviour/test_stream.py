@@ -112,6 +112,22 @@ def test_dropping_the_iterator_frees_the_session(session: Any) -> None:
     session.ensure_prefix(PROMPT)
 
 
+def test_an_iterator_left_in_another_thread_frees_the_session(session: Any) -> None:
+    session.ensure_prefix(PROMPT)
+    shown: list[Any] = []
+
+    def read_some() -> None:
+        stream = session.decode(temperature=0, ignore_eos=True)
+        shown.extend(next(stream) for _ in range(3))
+
+    thread = threading.Thread(target=read_some)
+    thread.start()
+    thread.join()
+    start = session.explain_context().prefix_tokens
+    assert session.context.tokens()[start:] == ids(shown)
+    session.ensure_prefix(PROMPT)
+
+
 def test_an_open_decode_holds_the_session(session: Any) -> None:
     session.ensure_prefix(PROMPT)
     stream = session.decode(max_tokens=30)

@@ -31,6 +31,29 @@ def check(model: Any, session: Any, text: str, cut: int) -> None:
     assert status.seam_tokens == n_prefix - status.prefix_tokens
 
 
+def steps(session: Any, n: int) -> list[tuple[int, float]]:
+    """Greedy tokens, each with how far the best was ahead of the second."""
+    chunks = session.decode(max_tokens=n, temperature=0, ignore_eos=True, logprobs=2)
+    found = [step for chunk in chunks for step in chunk.logprobs]
+    return [(step.token, step.top[0][1] - step.top[1][1]) for step in found]
+
+
+def check_goes_on_as_cold(model: Any, session: Any, fields: dict[str, Any], n: int = 64) -> None:
+    """The next tokens are a cold session's, up to a tie within the tolerance."""
+    held = session.context.tokens()[: session.explain_context().resident_tokens]
+    if not held:
+        return
+    with model.new_session(**fields) as cold:
+        cold.ensure_prefix("x")
+        cold.resident.hold(held, need_logits=True)
+        cold.enter("READY", cold.parts)
+        expected = steps(cold, n)
+    for (token, _), (wanted, lead) in zip(steps(session, n), expected, strict=True):
+        if token != wanted:
+            assert lead < 2 * session.context.tolerance
+            return
+
+
 LAX = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 
@@ -61,11 +84,13 @@ def test_reference(reference: Any, add_bos: bool, greedy: Any) -> None:
 
 @pytest.mark.parametrize("add_bos", [True, False])
 def test_engines(model: Any, exact: dict[str, str], add_bos: bool) -> None:
-    with model.new_session(n_ctx=128, add_bos=add_bos, **exact) as session:
+    fields = {"n_ctx": 200, "n_threads": 1, "add_bos": add_bos, **exact}
+    with model.new_session(**fields) as session:
 
         @settings(max_examples=25, deadline=None, suppress_health_check=LAX)
         @given(texts, st.integers(0, 40))
         def law(text: str, cut: int) -> None:
             check(model, session, text, min(cut, len(text)))
+            check_goes_on_as_cold(model, session, fields)
 
         law()
