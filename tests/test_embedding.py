@@ -157,3 +157,8 @@ def test_a_pooling_that_gives_no_vector(model: Any, pooling: Any) -> None:
     with pytest.raises(ic.InvalidInputError) as caught:
         ic.embed(model, ["a"], pooling=pooling)
     assert caught.value.field == "pooling"
+
+
+def test_an_encoder_has_no_session(encoder: Any) -> None:
+    with pytest.raises(ic.UnsupportedFeatureError, match=r"infercore\.embed"):
+        encoder.new_session(n_ctx=64)

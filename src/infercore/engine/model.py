@@ -228,6 +228,12 @@ class GuardedModel:
 
     def new_session(self, config: ContextConfig | None = None, **fields: Any) -> Session:
         """Return a session over a new context of its own; see `Model.new_session`."""
+        if self._inner.capabilities.encoder:
+            raise UnsupportedFeatureError(
+                feature="session",
+                backend=self.backend,
+                hint="this model encodes texts and generates none; use infercore.embed",
+            )
         options = {name: fields.pop(name) for name in SESSION_FIELDS if name in fields}
         context = self.new_context(config, **fields)
         try:
