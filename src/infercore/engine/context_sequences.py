@@ -14,7 +14,7 @@ from infercore.errors import (
 from infercore.values import checks
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 
 class Sequences(ContextBase):
@@ -82,15 +82,16 @@ class Sequences(ContextBase):
         """Remove positions [p0, p1); see `Context.seq_remove`."""
         with self._gate:
             everywhere = checks.is_integer(seq_id) and seq_id == -1
-            ids = range(self.n_seq_max) if everywhere else [self._sequence(seq_id)]
-            start, end = arguments.check_range(p0, p1)
-            held = [s for s in ids if self._ledger.holds(s, start, end)]
-            if not held:
-                return True
-            if any(not self._removable(s, start, end) for s in held):
-                return False
-            removed = [self._remove(s, start, end) for s in held]
-            return all(removed)
+            ids = range(self.n_seq_max) if everywhere else (self._sequence(seq_id),)
+            return self._remove_from(ids, *arguments.check_range(p0, p1))
+
+    def _remove_from(self, seq_ids: Iterable[int], p0: int, p1: int) -> bool:
+        """Remove a part from several sequences, or from none."""
+        held = [s for s in seq_ids if self._ledger.holds(s, p0, p1)]
+        if not all(self._removable(s, p0, p1) for s in held):
+            return False
+        removed = [self._remove(s, p0, p1) for s in held]
+        return all(removed)
 
     def _removable(self, seq_id: int, p0: int, p1: int) -> bool:
         """Whether the declared capability covers this part."""

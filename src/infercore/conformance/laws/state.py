@@ -21,7 +21,8 @@ def _holding(rig: Rig, tokens: list[int], **fields: Any) -> Any:
 def damaged(data: bytes) -> list[bytes]:
     """Return copies of ``data`` that are cut or have a byte changed."""
     cut = [b"", b"x", data[:-1], data + b"x", data[: len(data) // 2]]
-    places = (0, 9, 40, len(data) // 2, len(data) - 1)
+    size = len(data)  # the last place but one lies before the digests of a snapshot: data alone
+    places = (0, 9, 40, size // 2, max(0, size - 72), size - 1)
     return cut + [data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :] for at in places]
 
 
