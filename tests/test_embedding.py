@@ -17,16 +17,6 @@ if TYPE_CHECKING:
 NEAR = 1e-3
 
 
-def need_encoders(backend: str) -> None:
-    """Skip the test where the engine's plugin loads models that generate, and no others."""
-    import infercore_models
-
-    try:
-        ic.load_model(infercore_models.path("encoder", pack.FORMATS[backend])).close()
-    except ic.ModelFormatError as error:
-        pytest.skip(f"{backend} reads no encoders: {error}")
-
-
 @pytest.fixture(scope="module")
 def encoder_path(backend_name: str) -> Path:
     pack.need_pack()
@@ -37,7 +27,6 @@ def encoder_path(backend_name: str) -> Path:
 
 @pytest.fixture(scope="module")
 def encoder(backend_name: str, encoder_path: Path) -> Iterator[Any]:
-    need_encoders(backend_name)
     with ic.load_model(encoder_path, backend=backend_name) as loaded:
         yield loaded
 
@@ -78,7 +67,6 @@ def test_both_engines_agree(golden_texts: Any) -> None:
     texts, found = [t.text for t in golden_texts], []
     for backend, form in pack.FORMATS.items():
         pack.need_backend(backend)
-        need_encoders(backend)
         path = infercore_models.path("encoder", form)
         found.append(ic.embed(path, texts, pooling="mean", backend=backend))
     assert (1 - cosines(*found)).max() < NEAR
