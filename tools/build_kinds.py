@@ -24,6 +24,7 @@ class Writer:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._random = np.random.default_rng(seed)
         self.file = gguf.GGUFWriter(path, architecture)
+        self.file.add_file_type(gguf.LlamaFileType.ALL_F32)
         self.file.add_block_count(n_layer)
         self.file.add_context_length(N_CTX)
         self.file.add_embedding_length(N_EMBD)

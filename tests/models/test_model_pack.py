@@ -33,16 +33,45 @@ def test_encoder_is_there_in_three_formats() -> None:
     assert infercore_models.names()["encoder"] == ("hf", "gguf-f32", "openvino")
 
 
+def test_an_adapter_is_there_for_peft_and_as_gguf() -> None:
+    assert infercore_models.names()["storyteller-lora"] == ("hf", "gguf-f32")
+
+
+def test_the_adapter_is_small_and_the_same_in_both_formats() -> None:
+    folder = infercore_models.path("storyteller-lora", "hf")
+    file = infercore_models.path("storyteller-lora", "gguf-f32")
+    settings = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+    assert (settings["peft_type"], settings["r"], settings["lora_alpha"]) == ("LORA", 2, 4.0)
+    data = (folder / "adapter_model.safetensors").read_bytes()
+    assert len(data) + file.stat().st_size < 100_000
+    (length,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8 : 8 + length])
+    names = {name for name in header if name != "__metadata__"}
+    assert len(names) == 2 * 2 * 7
+    written = file.read_bytes()
+    assert written[:4] == b"GGUF"
+    for name in names:  # keys and queries are permuted in llama.cpp's format, but for their A
+        if "lora_A" in name or "v_proj" in name:
+            start, end = header[name]["data_offsets"]
+            assert data[8 + length :][start:end] in written, name
+
+
 @pytest.mark.parametrize("name", ["recurrent", "sliding"])
 def test_other_kinds_of_memory_are_there_as_gguf(name: str) -> None:
     assert infercore_models.names()[name] == ("gguf-f32",)
-    with pytest.raises(infercore_models.UnknownModelError):
-        infercore_models.golden(name)
 
 
 def test_names_gives_a_fresh_mapping() -> None:
     infercore_models.names().clear()
     assert infercore_models.names()
+
+
+@pytest.mark.parametrize("name", ["storyteller-lora", "recurrent"])
+def test_what_has_no_golden_outputs(name: str) -> None:
+    with pytest.raises(infercore_models.UnknownModelError):
+        infercore_models.golden(name)
+    with pytest.raises(infercore_models.UnknownModelError):
+        infercore_models.golden_texts(name)
 
 
 @pytest.mark.parametrize(("name", "form"), EVERY_FORMAT)

@@ -87,10 +87,9 @@ def test_memory_is_planned_as_it_is_taken(reference_model):
 @pytest.mark.parametrize(
     "fields",
     [
-        {"n_threads": 2}, {"n_threads_batch": 2}, {"rope_scaling_type": "yarn"},
-        {"yarn_ext_factor": 1.0}, {"yarn_orig_ctx": 512}, {"pooling_type": "rank"},
-        {"flash_attn": "on"}, {"type_k": "q8_0"}, {"type_v": "bf16"}, {"offload_kqv": True},
-        {"op_offload": True}, {"swa_full": False},
+        {"rope_scaling_type": "yarn"}, {"yarn_ext_factor": 1.0}, {"yarn_orig_ctx": 512},
+        {"pooling_type": "rank"}, {"type_k": "q4_0"}, {"type_v": "iq4_nl"},
+        {"offload_kqv": True}, {"op_offload": True}, {"swa_full": False},
     ],
 )  # fmt: skip
 def test_what_it_cannot_do_is_refused(reference_model, fields):
@@ -111,6 +110,11 @@ def test_what_it_cannot_do_is_refused(reference_model, fields):
         ({"pooling_type": "mean"}, {"embeddings": True, "n_ubatch": 1024}),
         ({"type_k": "f16"}, {"type_k": "f16", "type_v": "f32"}),
         ({"flash_attn": "auto", "offload_kqv": False}, {"flash_attn": "off"}),
+        ({"flash_attn": "on", "type_k": "bf16"}, {"flash_attn": "on", "type_k": "bf16"}),
+        ({"type_v": "q8_0"}, {"flash_attn": "on", "type_k": "f32", "type_v": "q8_0"}),
+        ({}, {"n_threads": 1, "n_threads_batch": 1, "adapters": ()}),
+        ({"n_threads": 2}, {"n_threads": 2, "n_threads_batch": 2}),
+        ({"n_threads_batch": 3}, {"n_threads": 1, "n_threads_batch": 3}),
         ({"embeddings": True}, {"embeddings": True, "pooling_type": "none"}),
     ],
 )
@@ -131,6 +135,10 @@ def test_a_scale_needs_a_scaling(reference_model):
         {"rope_freq_scale": 0.25},
         {"attention_type": "non-causal"},
         {"type_k": "f16", "type_v": "f16"},
+        {"type_k": "bf16", "type_v": "bf16"},
+        {"type_k": "q8_0"},
+        {"type_v": "q8_0"},
+        {"type_k": "q8_0", "type_v": "q8_0"},
     ],
 )
 def test_options_change_the_numbers(reference_model, fields):

@@ -17,7 +17,7 @@ class GoldenPrompt:
     """One prompt and what the model makes of it.
 
     `tokens` are the ids of `text` with the leading BOS. `logits` is a read-only float32 array
-    [n_tokens, n_vocab]; row i predicts the token after `tokens[i]`. `greedy` are the ids that
+    [n_tokens, n_vocab]; row i predicts the token after ``tokens[i]``. `greedy` are the ids that
     argmax appends, without the end token; `ended` tells whether one came, else the limit cut it
     off.
     """
@@ -31,7 +31,7 @@ class GoldenPrompt:
 
 @dataclass(frozen=True, eq=False)
 class Golden:
-    """The golden outputs of one model; `max_new_tokens` is the limit of every `greedy`."""
+    """The golden outputs of one model; `max_new_tokens` is the limit of every ``greedy``."""
 
     prompts: tuple[GoldenPrompt, ...]
     max_new_tokens: int

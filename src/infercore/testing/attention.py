@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from infercore.testing.cells import Cells
 
     IntArray = npt.NDArray[np.int64]
+    BoolArray = npt.NDArray[np.bool_]
 
 
 @attrs.frozen
@@ -58,23 +59,52 @@ def groups_of(seq_ids: Sequence[tuple[int, ...]], sequences: Sequence[Cells]) ->
     return groups
 
 
+FLASH_BLOCK = 64
+
+
 def attend(
-    q: FloatArray,
-    k: FloatArray,
-    v: FloatArray,
-    mask: npt.NDArray[np.bool_],
+    q: FloatArray, k: FloatArray, v: FloatArray, mask: BoolArray, *, block: int = 0
 ) -> FloatArray:
     """Return what each query reads, [n_queries, n_head, head_dim].
 
     ``k`` and ``v`` are [n_cells, n_head_kv, head_dim], heads shared by groups of query heads;
-    ``mask`` [n_queries, n_cells] is true where a query may look.
+    ``mask`` [n_queries, n_cells] is true where a query may look. With ``block`` the cells are
+    read in blocks of so many, and no more scores than of one block are held: flash attention.
     """
     n, n_head, head_dim = q.shape
-    n_kv = k.shape[1]
-    per_kv = q.reshape(n, n_kv, n_head // n_kv, head_dim).transpose(1, 2, 0, 3)
-    scores = per_kv @ k.transpose(1, 2, 0)[:, None] / np.float32(np.sqrt(head_dim))
-    scores = np.where(mask, scores, np.float32(-np.inf))
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    weights /= weights.sum(axis=-1, keepdims=True)
-    read = weights @ v.transpose(1, 0, 2)[:, None]
-    return np.asarray(read.transpose(2, 0, 1, 3).reshape(n, n_head, head_dim), dtype=np.float32)
+    n_kv, n_cells = k.shape[1], len(k)
+    scaled = q * np.float32(head_dim**-0.5)
+    per_kv = scaled.reshape(n, n_kv, n_head // n_kv, head_dim).transpose(1, 2, 0, 3)
+    softmax = OnlineSoftmax(per_kv.shape)
+    for start in range(0, n_cells, block or n_cells):
+        part = slice(start, start + (block or n_cells))
+        scores = np.matmul(per_kv, k[part].transpose(1, 2, 0)[:, None], dtype=np.float32)
+        scores[..., ~mask[:, part]] = -np.inf
+        softmax.add(scores, v[part].transpose(1, 0, 2)[:, None])
+    return softmax.read().transpose(2, 0, 1, 3).reshape(n, n_head, head_dim)
+
+
+class OnlineSoftmax:
+    """The mean of values under the softmax of their scores, where both come in blocks.
+
+    What was added is scaled down as larger scores come. Source: Milakov and Gimelshein 2018,
+    "Online normalizer calculation for softmax"; Dao et al. 2022, "FlashAttention", algorithm 1.
+    """
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self._best: FloatArray = np.full((*shape[:-1], 1), -np.inf, np.float32)
+        self._total: FloatArray = np.zeros_like(self._best)
+        self._sum: FloatArray = np.zeros(shape, np.float32)
+
+    def add(self, scores: FloatArray, values: FloatArray) -> None:
+        """Add ``values`` [..., n, head_dim] with ``scores`` [..., n_queries, n]."""
+        best: FloatArray = np.maximum(self._best, scores.max(axis=-1, keepdims=True))
+        known = np.where(np.isfinite(best), best, np.float32(0))  # nothing to be seen yet
+        kept, weights = np.exp(self._best - known), np.exp(scores - known)
+        self._total = self._total * kept + weights.sum(axis=-1, keepdims=True)
+        self._sum = self._sum * kept + np.matmul(weights, values, dtype=np.float32)
+        self._best = best
+
+    def read(self) -> FloatArray:
+        """Return the means."""
+        return np.asarray(self._sum / self._total, dtype=np.float32)

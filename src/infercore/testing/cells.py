@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from infercore.protocols.spi import TokenArray
+    from infercore.testing.kv_formats import KvFormat
 
 _FIELDS = ("tokens", "positions", "k", "v")
 
@@ -23,7 +24,8 @@ class Cells:
     """An immutable list of cells; every change makes a new one, so a copy costs nothing.
 
     ``tokens`` and ``positions`` are [n_cells], ``k`` and ``v`` [n_layer, n_cells, n_head_kv,
-    head_dim]. K is kept before rope: moving a cell only writes another position.
+    head_dim], packed as `kv_formats` says. K is kept before rope: moving a cell only writes
+    another position.
     """
 
     tokens: TokenArray
@@ -32,9 +34,12 @@ class Cells:
     v: npt.NDArray[Any]
 
     @classmethod
-    def empty(cls, n_layer: int, n_head_kv: int, head_dim: int, types: Sequence[str]) -> Cells:
-        """Return no cells of this shape; ``types`` are the number formats of K and V."""
-        k, v = (np.empty((n_layer, 0, n_head_kv, head_dim), dtype=kind) for kind in types)
+    def empty(cls, n_layer: int, n_head_kv: int, head_dim: int, kinds: Sequence[KvFormat]) -> Cells:
+        """Return no cells of this shape; ``kinds`` are the number formats of K and V."""
+        k, v = (
+            np.empty((n_layer, 0, n_head_kv, head_dim // kind.block), dtype=kind.dtype)
+            for kind in kinds
+        )
         return cls(np.empty(0, np.int32), np.empty(0, np.int64), k, v)
 
     @property

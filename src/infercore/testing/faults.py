@@ -12,13 +12,14 @@ from infercore.errors import ContextOverflowError, DecodeAbortedError
 from infercore.values import checks
 
 if TYPE_CHECKING:
-    from infercore.values.config import ContextConfig
+    from infercore.values.config import ContextConfig, SamplingConfig
 
 CALLS = (
     "decode", "decode_one", "decode_batch", "seq_remove", "seq_copy", "seq_shift", "seq_divide",
     "clear", "save_state", "load_state", "save_sequence", "load_sequence", "set_embeddings",
     "set_threads", "set_adapters", "encode", "warmup", "synchronize",
     "embedding", "embeddings", "logits", "n_past", "close",
+    "sample", "observe", "reset", "clone",
 )  # fmt: skip
 WORK = ("nothing", "half", "all")
 
@@ -74,7 +75,7 @@ class Faults:
         self.calls.clear()
 
     def around(self, inner: Any) -> FaultyModel:
-        """Return the `EngineModel` ``inner`` with these faults in its contexts."""
+        """Return the `infercore.EngineModel` ``inner`` with these faults in its contexts."""
         return FaultyModel(inner, self)
 
     def run(self, name: str, method: Any, *args: Any, **kwargs: Any) -> Any:
@@ -124,6 +125,26 @@ class FaultyModel:
     def new_context(self, config: ContextConfig) -> FaultyContext:
         """Return a context that fails as planned."""
         return FaultyContext(self._inner.new_context(config), self._faults)
+
+    def new_sampler(self, config: SamplingConfig) -> FaultySampler:
+        """Return a native sampler that fails as planned."""
+        return FaultySampler(self._inner.new_sampler(config), self._faults)
+
+
+class FaultySampler:
+    """An engine's own sampler that fails as planned."""
+
+    def __init__(self, inner: Any, faults: Faults) -> None:
+        self._inner = inner
+        self._faults = faults
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._inner, name)
+        return partial(self._faults.run, name, found) if name in CALLS else found
+
+    def clone(self) -> FaultySampler:
+        """Return an independent sampler with the same faults."""
+        return FaultySampler(self._faults.run("clone", self._inner.clone), self._faults)
 
 
 class FaultyContext:

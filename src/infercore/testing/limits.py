@@ -15,7 +15,10 @@ _METHODS = {
     "state": ("save_state", "load_state"),
     "sequence_state": ("save_sequence", "load_sequence"),
     "embeddings": ("embedding", "embeddings", "set_embeddings"),
+    "encoder": ("encode",),
     "abort": ("abort", "clear_abort", "set_abort_callback"),
+    "live_threads": ("set_threads",),
+    "lora": ("set_adapters",),
 }
 
 

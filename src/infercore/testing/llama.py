@@ -11,12 +11,15 @@ import attrs
 import numpy as np
 
 from infercore.errors import ModelFormatError
+from infercore.testing.products import Matrix
+from infercore.testing.safetensors import take
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from infercore.protocols.spi import FloatArray, TokenArray
 
+    Product = Callable[[FloatArray, Matrix], FloatArray]
     Attend = Callable[[int, FloatArray, FloatArray, FloatArray], FloatArray]
 
 
@@ -90,54 +93,60 @@ class Layer:
     """The weights of one layer, each matrix [n_out, n_in]."""
 
     attention_norm: FloatArray
-    query: FloatArray
-    key: FloatArray
-    value: FloatArray
-    output: FloatArray
+    query: Matrix
+    key: Matrix
+    value: Matrix
+    output: Matrix
     mlp_norm: FloatArray
-    gate: FloatArray
-    up: FloatArray
-    down: FloatArray
+    gate: Matrix
+    up: Matrix
+    down: Matrix
 
 
 class Llama:
-    """Weights and the forward pass; attention is passed in, as it knows of sequences."""
+    """Weights and the forward pass.
+
+    Attention is passed in, as it knows of sequences; so are products, as they know of threads
+    and adapters. ``matrices`` has by name what adapters may change.
+    """
 
     def __init__(self, shape: Shape, tensors: Mapping[str, FloatArray], path: str) -> None:
         self.shape = shape
+        self.matrices: dict[str, Matrix] = {}
         self._tensors = tensors
         self._path = path
         s = shape
         self._embed = self._take("model.embed_tokens.weight", s.n_vocab, s.n_embd)
         self._norm = self._take("model.norm.weight", s.n_embd)
-        self._head = self._embed
+        self._head = Matrix("model.embed_tokens", self._embed)
         if s.has_own_head:
-            self._head = self._take("lm_head.weight", s.n_vocab, s.n_embd)
-        self._layers = [self._layer(i) for i in range(s.n_layer)]
+            self._head = self._matrix("lm_head", s.n_vocab, s.n_embd)
+        self._layers = [self._layer(f"model.layers.{i}.") for i in range(s.n_layer)]
 
     def _take(self, name: str, *shape: int) -> FloatArray:
-        tensor = self._tensors.get(name)
-        if tensor is None or tensor.shape != shape:
-            found = "is missing" if tensor is None else f"has shape {tensor.shape}, not {shape}"
-            raise ModelFormatError(f"{self._path}: tensor {name} {found}", path=self._path)
-        return tensor
+        return take(self._tensors, name, shape, self._path)
 
-    def _layer(self, i: int) -> Layer:
-        s, at = self.shape, f"model.layers.{i}."
+    def _matrix(self, name: str, n_out: int, n_in: int) -> Matrix:
+        matrix = Matrix(name, self._take(f"{name}.weight", n_out, n_in))
+        self.matrices[name] = matrix
+        return matrix
+
+    def _layer(self, at: str) -> Layer:
+        s = self.shape
         n_q, n_kv = s.n_head * s.head_dim, s.n_head_kv * s.head_dim
         return Layer(
             attention_norm=self._take(at + "input_layernorm.weight", s.n_embd),
-            query=self._take(at + "self_attn.q_proj.weight", n_q, s.n_embd),
-            key=self._take(at + "self_attn.k_proj.weight", n_kv, s.n_embd),
-            value=self._take(at + "self_attn.v_proj.weight", n_kv, s.n_embd),
-            output=self._take(at + "self_attn.o_proj.weight", s.n_embd, n_q),
+            query=self._matrix(at + "self_attn.q_proj", n_q, s.n_embd),
+            key=self._matrix(at + "self_attn.k_proj", n_kv, s.n_embd),
+            value=self._matrix(at + "self_attn.v_proj", n_kv, s.n_embd),
+            output=self._matrix(at + "self_attn.o_proj", s.n_embd, n_q),
             mlp_norm=self._take(at + "post_attention_layernorm.weight", s.n_embd),
-            gate=self._take(at + "mlp.gate_proj.weight", s.n_ff, s.n_embd),
-            up=self._take(at + "mlp.up_proj.weight", s.n_ff, s.n_embd),
-            down=self._take(at + "mlp.down_proj.weight", s.n_embd, s.n_ff),
+            gate=self._matrix(at + "mlp.gate_proj", s.n_ff, s.n_embd),
+            up=self._matrix(at + "mlp.up_proj", s.n_ff, s.n_embd),
+            down=self._matrix(at + "mlp.down_proj", s.n_embd, s.n_ff),
         )
 
-    def forward(self, tokens: TokenArray, attend: Attend) -> FloatArray:
+    def forward(self, tokens: TokenArray, attend: Attend, product: Product) -> FloatArray:
         """Return the final-norm hidden states [n_tokens, n_embd].
 
         ``attend(layer, q, k, v)`` gets [n_tokens, n_heads, head_dim] each, before rope, and
@@ -147,18 +156,17 @@ class Llama:
         x = self._embed[tokens]
         for i, layer in enumerate(self._layers):
             h = _rms_norm(x, layer.attention_norm, s.norm_eps)
-            q = (h @ layer.query.T).reshape(n, s.n_head, s.head_dim)
-            k = (h @ layer.key.T).reshape(n, s.n_head_kv, s.head_dim)
-            v = (h @ layer.value.T).reshape(n, s.n_head_kv, s.head_dim)
-            x += attend(i, q, k, v).reshape(n, -1) @ layer.output.T
+            q = product(h, layer.query).reshape(n, s.n_head, s.head_dim)
+            k = product(h, layer.key).reshape(n, s.n_head_kv, s.head_dim)
+            v = product(h, layer.value).reshape(n, s.n_head_kv, s.head_dim)
+            x += product(attend(i, q, k, v).reshape(n, -1), layer.output)
             h = _rms_norm(x, layer.mlp_norm, s.norm_eps)
-            x += (_silu(h @ layer.gate.T) * (h @ layer.up.T)) @ layer.down.T
+            x += product(_silu(product(h, layer.gate)) * product(h, layer.up), layer.down)
         return _rms_norm(x, self._norm, s.norm_eps)
 
-    def logits(self, hidden: FloatArray) -> FloatArray:
+    def logits(self, hidden: FloatArray, product: Product) -> FloatArray:
         """Return the logits [n_rows, n_vocab] of final-norm hidden states."""
-        rows: FloatArray = hidden @ self._head.T
-        return rows
+        return product(hidden, self._head)
 
 
 def _rms_norm(x: FloatArray, weight: FloatArray, eps: float) -> FloatArray:

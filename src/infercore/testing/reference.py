@@ -10,32 +10,34 @@ import numpy as np
 from infercore import api
 from infercore.errors import ModelNotFoundError
 from infercore.protocols.hooks import API_VERSION
+from infercore.testing import reference_model
 from infercore.testing.limits import LimitedModel
-from infercore.testing.reference_model import ReferenceModel, match
 from infercore.values import checks
 from infercore.values.info import BackendDescriptor, Capabilities
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Sequence
 
     from infercore.protocols.public import Model
     from infercore.testing.faults import Faults
-    from infercore.values.config import ModelConfig
+    from infercore.values.config import AdapterSpec, ModelConfig
 
 
 def reference_backend() -> BackendDescriptor:
     """Return the descriptor of the reference backend, named "reference".
 
-    It reads directories in Hugging Face's format with a plain llama in them, and computes in
-    float32 with NumPy: slow, and right.
+    It reads directories in Hugging Face's format with a plain llama or BERT in them, and computes
+    in float32 with NumPy: slow, and right. It can do all that `infercore.Capabilities` knows
+    but use a GPU.
     """
     return BackendDescriptor(
         name="reference",
         api_version=API_VERSION,
-        summary="Llama in plain NumPy, to test other backends against",
+        summary="Llama and BERT in plain NumPy, to test other backends against",
         formats=("hf",),
-        match=match,
-        loader=ReferenceModel,
+        match=reference_model.match,
+        loader=reference_model.load,
         engine_version=lambda: f"numpy {np.__version__}",
         priority=-100,
     )
@@ -47,16 +49,20 @@ def load_reference_model(
     config: ModelConfig | None = None,
     limits: Capabilities | None = None,
     faults: Faults | None = None,
+    merged: Sequence[AdapterSpec] = (),
     **capabilities: Any,
 ) -> Model:
     """Return a model computed by the reference backend; by default the pack's storyteller.
 
     ``limits`` makes it less capable: its contexts lack what is not declared there. Keywords
-    change single capabilities (``kv_remove="none"``). ``faults`` lets engine calls fail.
+    change single capabilities (``kv_remove="none"``). ``faults`` lets engine calls fail. LoRA
+    adapters in ``merged`` are added to the weights themselves: an oracle for adapters that are
+    applied while a model runs.
     """
 
     def load(where: str, built: ModelConfig) -> Any:
-        inner = ReferenceModel(where, built)
+        inner: Any = reference_model.load(where, built)
+        inner.merge(merged)
         kinds = limits or inner.capabilities
         checks.check_options(
             "capabilities", capabilities, [field.name for field in attrs.fields(Capabilities)]
@@ -87,11 +93,16 @@ def engine_of(context: Any) -> Any:
 
 def storyteller() -> str:
     """Return the path of the pack's storyteller. Raises `ModelNotFoundError` without the pack."""
+    return pack_path("storyteller")
+
+
+def pack_path(name: str) -> str:
+    """Return where a model of the pack lies. Raises `ModelNotFoundError` without the pack."""
     try:
         import infercore_models  # noqa: PLC0415  (a distribution of its own)
     except ImportError as error:
         raise ModelNotFoundError(
             "the model pack is not installed; run: pip install infercore-models, or give a path",
-            path="storyteller",
+            path=name,
         ) from error
-    return str(infercore_models.path("storyteller", "hf"))
+    return str(infercore_models.path(name, "hf"))

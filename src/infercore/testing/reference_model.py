@@ -1,4 +1,4 @@
-"""The reference model: a Hugging Face llama directory, read into memory."""
+"""The reference's models: a Hugging Face directory of a llama or a BERT, read into memory."""
 
 from __future__ import annotations
 
@@ -9,71 +9,176 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from infercore.errors import DecodeAbortedError, ModelFormatError
-from infercore.testing import reference_settings, safetensors
-from infercore.testing.llama import Llama, Shape
-from infercore.testing.reference_context import CAPABILITIES, ReferenceContext
+from infercore.testing import (
+    bert,
+    llama,
+    lora,
+    reference_context,
+    reference_encoder,
+    reference_settings,
+    safetensors,
+)
+from infercore.testing.attention import FLASH_BLOCK
+from infercore.testing.kv_formats import KV_FORMATS
+from infercore.testing.reference_context import ReferenceContext
+from infercore.testing.reference_encoder import EncoderContext
+from infercore.testing.reference_sampler import ReferenceSampler
 from infercore.testing.reference_tokenizer import ReferenceTokenizer
 from infercore.values.info import MemoryPlan, ModelInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from infercore.protocols.spi import FloatArray
-    from infercore.values.config import ContextConfig, ModelConfig
+    from infercore.testing.products import Matrix
+    from infercore.values.config import AdapterSpec, ContextConfig, ModelConfig, SamplingConfig
 
 FILES = ("config.json", "model.safetensors", "tokenizer.json")
+_POOLINGS = {
+    "mean": "pooling_mode_mean_tokens",
+    "cls": "pooling_mode_cls_token",
+    "last": "pooling_mode_lasttoken",
+}
 
 
-class ReferenceModel:
-    """An `EngineModel` in NumPy."""
+class Loaded:
+    """What every model of the reference has: files, a tokenizer, and tensors in memory."""
 
-    capabilities = CAPABILITIES
+    matrices: Mapping[str, Matrix]
 
-    def __init__(self, path: str, config: ModelConfig) -> None:
+    def __init__(self, path: str, config: ModelConfig, settings: Mapping[str, Any]) -> None:
         reference_settings.check_model(config)
         _report(config, 0.0)
-        settings = _read_settings(path)
-        shape = Shape.from_config(settings, path)
         self.files = tuple(os.path.join(path, name) for name in FILES)
-        self.tokenizer = ReferenceTokenizer(path, shape.n_vocab, settings)
-        tensors = safetensors.read(self.files[1])
+        self.tokenizer = ReferenceTokenizer(path, int(settings["vocab_size"]), settings)
+        self.tensors = safetensors.read(self.files[1])
         if config.check_tensors:
-            _check_finite(tensors, path)
-        self._llama: Llama | None = Llama(shape, tensors, path)
-        self._weights_bytes = sum(tensor.nbytes for tensor in tensors.values())
+            _check_finite(self.tensors, path)
         self.runtime: Mapping[str, Any] = {"device": "cpu", "precision": "f32"}
-        self.info = _info(shape, settings, self.files[1], tensors)
+        self._weights_bytes = sum(tensor.nbytes for tensor in self.tensors.values())
         _report(config, 1.0)
 
-    def new_context(self, config: ContextConfig) -> ReferenceContext:
-        """Return a new context on these weights."""
-        if self._llama is None:
-            raise ValueError("the model is closed")
-        return ReferenceContext(self._llama, reference_settings.resolve(config, self._llama.shape))
+    def merge(self, adapters: Sequence[AdapterSpec]) -> None:
+        """Add adapters to the weights for good, in place of applying them at each product."""
+        for delta in [lora.read(adapter, self.matrices) for adapter in adapters]:
+            for name, (a, b) in delta.pairs.items():
+                self.matrices[name].weight[...] += np.float32(delta.scale) * (b @ a)
 
-    def plan_memory(self, config: ContextConfig) -> MemoryPlan:
-        """Return the bytes of the weights, a full cache and one step's scores and logits."""
-        if self._llama is None:
-            raise ValueError("the model is closed")
-        shape = self._llama.shape
-        effective = reference_settings.resolve(config, shape)
-        n_ctx, n_ubatch = effective["n_ctx"], effective["n_ubatch"]
-        cell = shape.n_layer * shape.n_head_kv * shape.head_dim
-        widths = {"f32": 4, "f16": 2}
-        kv = n_ctx * cell * (widths[effective["type_k"]] + widths[effective["type_v"]])
-        compute = 4 * n_ubatch * (3 * n_ctx * shape.n_head + 3 * shape.n_ff + shape.n_vocab)
+    def _info(self, settings: Mapping[str, Any], shape: Any, **kind: Any) -> ModelInfo:
+        return ModelInfo(
+            architecture=str(settings["model_type"]),
+            n_vocab=shape.n_vocab,
+            n_ctx_train=shape.n_ctx_train,
+            n_embd=shape.n_embd,
+            n_layer=shape.n_layer,
+            n_head=shape.n_head,
+            n_params=sum(tensor.size for tensor in self.tensors.values()),
+            size_bytes=os.path.getsize(self.files[1]),
+            description=f"{settings['model_type']} in float32, computed by NumPy",
+            metadata={name: json.dumps(value) for name, value in settings.items()},
+            **kind,
+        )
+
+    def _planned(self, effective: Mapping[str, Any], kv: int, compute: int) -> MemoryPlan:
         return MemoryPlan(
             weights_bytes=self._weights_bytes,
             kv_bytes=kv,
             compute_bytes=compute,
             peak_bytes=self._weights_bytes + kv + compute,
-            n_ctx=n_ctx,
-            kv_bytes_by_kind={"full": kv},
+            n_ctx=effective["n_ctx"],
+            kv_bytes_by_kind={"full": kv} if kv else {},
         )
+
+
+class ReferenceModel(Loaded):
+    """An `EngineModel` in NumPy: a llama."""
+
+    capabilities = reference_context.CAPABILITIES
+
+    def __init__(self, path: str, config: ModelConfig, settings: Mapping[str, Any]) -> None:
+        shape = llama.Shape.from_config(settings, path)
+        super().__init__(path, config, settings)
+        self._llama: llama.Llama | None = llama.Llama(shape, self.tensors, path)
+        self.matrices = self._llama.matrices
+        self._shape = shape
+        self.info = self._info(settings, shape, n_head_kv=shape.n_head_kv)
+
+    def new_context(self, config: ContextConfig) -> ReferenceContext:
+        """Return a new context on these weights."""
+        if self._llama is None:
+            raise ValueError("the model is closed")
+        return ReferenceContext(self._llama, reference_settings.resolve(config, self._shape))
+
+    def new_sampler(self, config: SamplingConfig) -> ReferenceSampler:
+        """Return the reference's own sampler."""
+        return ReferenceSampler(config, self.tokenizer, self.info.n_ctx_train)
+
+    def plan_memory(self, config: ContextConfig) -> MemoryPlan:
+        """Return the bytes of the weights, a full cache and one step's scores and logits."""
+        shape = self._shape
+        effective = reference_settings.resolve(config, shape)
+        n_ctx, n_ubatch = effective["n_ctx"], effective["n_ubatch"]
+        n_values = n_ctx * shape.n_layer * shape.n_head_kv * shape.head_dim
+        kv = sum(KV_FORMATS[effective[name]].n_bytes(n_values) for name in ("type_k", "type_v"))
+        n_scores = FLASH_BLOCK if effective["flash_attn"] == "on" else n_ctx
+        rows = 3 * n_scores * shape.n_head + 3 * shape.n_ff + shape.n_vocab
+        return self._planned(effective, kv, 4 * n_ubatch * rows)
 
     def close(self) -> None:
         """Let the weights go."""
         self._llama = None
+        self.matrices, self.tensors = {}, {}
+
+
+class ReferenceEncoder(Loaded):
+    """An `EngineModel` in NumPy: a BERT."""
+
+    capabilities = reference_encoder.CAPABILITIES
+
+    def __init__(self, path: str, config: ModelConfig, settings: Mapping[str, Any]) -> None:
+        shape = bert.Shape.from_config(settings, path)
+        super().__init__(path, config, settings)
+        self._bert: bert.Bert | None = bert.Bert(shape, self.tensors, path)
+        self.matrices = self._bert.matrices
+        self._shape = shape
+        self._pooling = _pooling_of(path)
+        self.info = self._info(settings, shape, n_head_kv=shape.n_head, has_encoder=True)
+
+    def new_context(self, config: ContextConfig) -> EncoderContext:
+        """Return a new context on these weights."""
+        if self._bert is None:
+            raise ValueError("the model is closed")
+        return EncoderContext(self._bert, self._resolve(config))
+
+    def _resolve(self, config: ContextConfig) -> dict[str, Any]:
+        return reference_settings.resolve_encoder(config, self._shape, self._pooling)
+
+    def plan_memory(self, config: ContextConfig) -> MemoryPlan:
+        """Return the bytes of the weights and of one step's scores; there is no cache."""
+        effective, shape = self._resolve(config), self._shape
+        n = effective["n_ubatch"]
+        return self._planned(effective, 0, 4 * n * (3 * n * shape.n_head + 3 * shape.n_ff))
+
+    def close(self) -> None:
+        """Let the weights go."""
+        self._bert = None
+        self.matrices, self.tensors = {}, {}
+
+
+KINDS = {"llama": ReferenceModel, "bert": ReferenceEncoder}
+
+
+def load(path: str, config: ModelConfig) -> Loaded:
+    """Return the model in the directory ``path``. Raises `ModelFormatError`."""
+    settings = _read_settings(path)
+    kind = KINDS.get(str(settings.get("model_type")))
+    if kind is None:
+        raise ModelFormatError(
+            f"{path} holds a {settings.get('model_type')!r}; the reference computes "
+            f"{' and '.join(KINDS)}",
+            path=path,
+        )
+    return kind(path, config, settings)
 
 
 def match(path: str) -> float:
@@ -93,6 +198,16 @@ def _read_settings(path: str) -> dict[str, Any]:
     return settings
 
 
+def _pooling_of(path: str) -> str:
+    """Return the pooling that the directory names, as sentence-transformers writes it."""
+    name = os.path.join(path, "1_Pooling", "config.json")
+    if not os.path.isfile(name):
+        return "none"
+    with open(name, encoding="utf-8") as file:
+        settings = json.load(file)
+    return next((kind for kind, key in _POOLINGS.items() if settings.get(key)), "none")
+
+
 def _check_finite(tensors: Mapping[str, FloatArray], path: str) -> None:
     for name, tensor in tensors.items():
         if not np.isfinite(tensor).all():
@@ -102,21 +217,3 @@ def _check_finite(tensors: Mapping[str, FloatArray], path: str) -> None:
 def _report(config: ModelConfig, fraction: float) -> None:
     if config.progress is not None and config.progress(fraction) is False:
         raise DecodeAbortedError("loading was cancelled", resident_tokens=0)
-
-
-def _info(
-    shape: Shape, settings: Mapping[str, Any], file: str, tensors: Mapping[str, FloatArray]
-) -> ModelInfo:
-    return ModelInfo(
-        architecture=str(settings["model_type"]),
-        n_vocab=shape.n_vocab,
-        n_ctx_train=shape.n_ctx_train,
-        n_embd=shape.n_embd,
-        n_layer=shape.n_layer,
-        n_head=shape.n_head,
-        n_head_kv=shape.n_head_kv,
-        n_params=sum(tensor.size for tensor in tensors.values()),
-        size_bytes=os.path.getsize(file),
-        description="llama in float32, computed by NumPy",
-        metadata={name: json.dumps(value) for name, value in settings.items()},
-    )

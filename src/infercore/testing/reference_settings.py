@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 from infercore.errors import InvalidInputError, UnsupportedFeatureError
+from infercore.testing.kv_formats import KV_FORMATS
 
 if TYPE_CHECKING:
+    from infercore.testing import bert
     from infercore.testing.llama import Shape
     from infercore.values.config import ContextConfig, ModelConfig
 
 BACKEND = "reference"
-KV_DTYPES = {"f32": "float32", "f16": "float16"}
 POOLING = ("none", "mean", "cls", "last")
-TOLERANCES = {"f32": 1e-4, "f16": 5e-2}
+FLASH_ATTENTION = ("auto", "on", "off")
 DEFAULT_N_BATCH = 512
 
 _MODEL_VALUES: dict[str, tuple[Any, ...]] = {
@@ -27,8 +27,6 @@ _MODEL_VALUES: dict[str, tuple[Any, ...]] = {
     "use_mlock": (False,),
 }
 _CONTEXT_VALUES: dict[str, tuple[Any, ...]] = {
-    "n_threads": (),
-    "n_threads_batch": (),
     "rope_scaling_type": ("none", "linear"),
     "yarn_ext_factor": (),
     "yarn_attn_factor": (),
@@ -36,12 +34,21 @@ _CONTEXT_VALUES: dict[str, tuple[Any, ...]] = {
     "yarn_beta_slow": (),
     "yarn_orig_ctx": (),
     "pooling_type": POOLING,
-    "flash_attn": ("auto", "off"),
-    "type_k": tuple(KV_DTYPES),
-    "type_v": tuple(KV_DTYPES),
+    "type_k": tuple(KV_FORMATS),
+    "type_v": tuple(KV_FORMATS),
     "offload_kqv": (False,),
     "op_offload": (False,),
     "swa_full": (True,),
+}
+_ENCODER_VALUES: dict[str, tuple[Any, ...]] = {
+    **_CONTEXT_VALUES,
+    "rope_scaling_type": ("none",),
+    "rope_freq_base": (0.0,),
+    "rope_freq_scale": (0.0, 1.0),
+    "attention_type": ("non-causal",),
+    "type_k": ("f32",),
+    "type_v": ("f32",),
+    "embeddings": (True,),
 }
 
 
@@ -59,31 +66,82 @@ def _check(config: Any, values: dict[str, tuple[Any, ...]]) -> None:
 
 
 def resolve(config: ContextConfig, shape: Shape) -> dict[str, Any]:
-    """Return the value in force of every field. Raises `UnsupportedFeatureError`."""
+    """Return the value in force of every field.
+
+    Raises `UnsupportedFeatureError` for what cannot be, `InvalidInputError` for what does not fit.
+    """
     _check(config, _CONTEXT_VALUES)
     pooling = config.pooling_type or "none"
     embeddings = pooling != "none" if config.embeddings is None else config.embeddings
-    n_threads = os.cpu_count() or 1
     return {
-        "n_ctx": config.n_ctx,
+        **_common(config),
         **_sizes(config, one_step=pooling != "none" or config.attention_type == "non-causal"),
-        "n_seq_max": config.n_seq_max or 1,
-        "n_threads": n_threads,
-        "n_threads_batch": n_threads,
         **_rope(config, shape),
+        **_kv_types(config, shape),
         "pooling_type": pooling,
         "attention_type": config.attention_type or "causal",
-        "flash_attn": "off",
-        "type_k": config.type_k or "f32",
-        "type_v": config.type_v or "f32",
         "embeddings": embeddings,
+    }
+
+
+def resolve_encoder(config: ContextConfig, shape: bert.Shape, pooling: str) -> dict[str, Any]:
+    """Return the value in force of every field, for an encoder with that pooling of its own.
+
+    Raises as `resolve`; the window cannot exceed the positions that were learned.
+    """
+    _check(config, _ENCODER_VALUES)
+    if (config.n_ctx or 0) > shape.n_ctx_train:
+        raise InvalidInputError(
+            f"n_ctx={config.n_ctx} is beyond the {shape.n_ctx_train} positions that this encoder "
+            f"has learned; give n_ctx={shape.n_ctx_train} or less",
+            field="n_ctx",
+            value=config.n_ctx,
+            allowed=f"at most {shape.n_ctx_train}",
+        )
+    return {
+        **_common(config),
+        **_sizes(config, one_step=True),
+        "pooling_type": config.pooling_type or pooling,
+        "attention_type": "non-causal",
+        "flash_attn": "on" if config.flash_attn == "on" else "off",
+        "type_k": "f32",
+        "type_v": "f32",
+        "embeddings": True,
+    }
+
+
+def _common(config: ContextConfig) -> dict[str, Any]:
+    """What is the same for all models. One thread, unless more are asked for."""
+    n_threads = config.n_threads or 1
+    return {
+        "n_ctx": config.n_ctx,
+        "n_seq_max": config.n_seq_max or 1,
+        "n_threads": n_threads,
+        "n_threads_batch": config.n_threads_batch or n_threads,
         "offload_kqv": False,
         "op_offload": False,
         "swa_full": True,
         "kv_unified": config.kv_unified is True,
         "no_perf": config.no_perf is True,
-        "adapters": (),
+        "adapters": config.adapters,
     }
+
+
+def _kv_types(config: ContextConfig, shape: Shape) -> dict[str, str]:
+    """Number formats of the cache, and flash attention, which a quantised V needs."""
+    type_k, type_v = config.type_k or "f32", config.type_v or "f32"
+    for field, kind in (("type_k", type_k), ("type_v", type_v)):
+        block = KV_FORMATS[kind].block
+        if shape.head_dim % block:
+            raise InvalidInputError(
+                f"{field}={kind!r} stores blocks of {block}, which do not divide the model's head "
+                f"size of {shape.head_dim}",
+                field=field,
+                value=kind,
+                allowed=[name for name, known in KV_FORMATS.items() if known.block == 1],
+            )
+    on = config.flash_attn == "on" or KV_FORMATS[type_v].block > 1
+    return {"flash_attn": "on" if on else "off", "type_k": type_k, "type_v": type_v}
 
 
 def _sizes(config: ContextConfig, *, one_step: bool) -> dict[str, int]:

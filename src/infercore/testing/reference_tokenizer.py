@@ -16,7 +16,7 @@ _END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>")
 
 
 class ReferenceTokenizer:
-    """An `EngineTokenizer` over ``tokenizer.json``; its vocabulary is byte-level BPE."""
+    """An `EngineTokenizer` over ``tokenizer.json``: byte-level BPE, or WordPiece of an encoder."""
 
     def __init__(self, folder: str, n_vocab: int, config: Mapping[str, Any]) -> None:
         text = _read(folder, "tokenizer.json")
@@ -32,7 +32,7 @@ class ReferenceTokenizer:
         self.bos: int | None = config.get("bos_token_id")
         self.eos: int | None = eog[0]
         self.eot = self._end_of_turn()
-        self.add_bos = self._parsing.encode("").ids[:1] == [self.bos]
+        self.add_bos = self.bos is not None and self._parsing.encode("").ids[:1] == [self.bos]
         self.chat_template = self._template(folder)
         self._eog = {token for token in (*eog, self.eot) if token is not None}
 
@@ -63,6 +63,8 @@ class ReferenceTokenizer:
         piece = self._parsing.id_to_token(token)
         if piece is None:  # a place in the matrix that the vocabulary leaves free
             return b""
+        if self._vocabulary["model"]["type"] == "WordPiece":
+            return _word_piece(piece)
         alphabet = byte_alphabet()
         return bytes(alphabet[character] for character in piece)
 
@@ -98,6 +100,11 @@ def _load(text: str, folder: str) -> Any:
         raise ModelFormatError(
             f"{folder}: tokenizer.json cannot be read: {error}", path=folder
         ) from error
+
+
+def _word_piece(piece: str) -> bytes:
+    """A piece goes on with the word before it, or begins one, which a space sets apart."""
+    return piece[2:].encode() if piece.startswith("##") else b" " + piece.encode()
 
 
 @lru_cache(maxsize=1)

@@ -39,6 +39,17 @@ def read(path: str) -> dict[str, FloatArray]:
         ) from error
 
 
+def take(
+    tensors: Mapping[str, FloatArray], name: str, shape: tuple[int, ...], path: str
+) -> FloatArray:
+    """Return a tensor that must be there in this shape. Raises `ModelFormatError`."""
+    tensor = tensors.get(name)
+    if tensor is None or tensor.shape != shape:
+        found = "is missing" if tensor is None else f"has shape {tensor.shape}, not {shape}"
+        raise ModelFormatError(f"{path}: tensor {name} {found}", path=path)
+    return tensor
+
+
 def _tensor(entry: Mapping[str, Any], body: memoryview) -> FloatArray:
     start, end = entry["data_offsets"]
     dtype = np.dtype(_DTYPES[entry["dtype"]])
