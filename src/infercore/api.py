@@ -28,9 +28,10 @@ from infercore.values import checks
 from infercore.values.config import ContextConfig, DecodeConfig, ModelConfig, SamplingConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from infercore.protocols.public import Backend, Model, Sampler, Session
+    from infercore.protocols.public import Backend, Model, Sampler
+    from infercore.protocols.session import Session
     from infercore.protocols.spi import FloatArray
     from infercore.values.info import BackendDescriptor, BackendInfo, MemoryPlan
 
@@ -68,9 +69,7 @@ def load_model(
     """
     built = checks.build(ModelConfig, config, fields)
     where = _existing(path)
-    registry = default_registry()
-    descriptor = registry.get(backend) if backend is not None else registry.choose(where)
-    return _load(descriptor, where, built)
+    return _load(_descriptor(backend, where), where, built)
 
 
 def open_session(
@@ -83,15 +82,43 @@ def open_session(
     """Return a session on a model, or on the model at a path, which it then owns.
 
     ``fields`` are those of `ContextConfig`, `ModelConfig` (for a path) and the session's own:
-    ``profile_id``, ``prompt_format``, ``add_bos``, ``overflow``. Raises what `load_model` and
+    ``profile_id``, ``prompt_format``, ``add_bos``, ``overflow``. Of ``backend_options`` each goes
+    where it belongs, to the model or to the context. Raises what `load_model` and
     `Model.new_session` raise; nothing is held then.
     """
     if not isinstance(path_or_model, (str, os.PathLike)):
         return _loaded(path_or_model, backend).new_session(config, **fields)
-    model_names = {a.name for a in ModelConfig.__attrs_attrs__} - {"backend_options"}
-    model_fields = {name: fields.pop(name) for name in list(fields) if name in model_names}
-    with load_model(path_or_model, backend=backend, **model_fields) as model:
+    where = _existing(path_or_model)
+    descriptor = _descriptor(backend, where)
+    of_model = {name: fields.pop(name) for name in list(fields) if name in _MODEL_FIELDS}
+    if "backend_options" in fields:
+        options = ContextConfig(backend_options=fields.pop("backend_options")).backend_options
+        of_model["backend_options"], of_context = _parted(options, descriptor)
+        if of_context or config is None:
+            fields["backend_options"] = of_context
+    with _load(descriptor, where, ModelConfig(**of_model)) as model:
         return model.new_session(config, **fields)
+
+
+_MODEL_FIELDS = {a.name for a in ModelConfig.__attrs_attrs__} - {"backend_options"}
+
+
+def _parted(
+    options: Mapping[str, Any], descriptor: BackendDescriptor
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return which of ``options`` are the model's and which the context's; some may be both's."""
+    model, context = descriptor.model_options, descriptor.context_options
+    checks.check_options("backend_options", options, (*model, *context))
+    return (
+        {key: value for key, value in options.items() if key in model},
+        {key: value for key, value in options.items() if key in context},
+    )
+
+
+def _descriptor(backend: str | None, path: str) -> BackendDescriptor:
+    """Return the backend that was named, or the one that suits ``path`` best."""
+    registry = default_registry()
+    return registry.get(backend) if backend is not None else registry.choose(path)
 
 
 def aopen_session(
@@ -124,11 +151,13 @@ def embed(
 
     ``pooling`` ("mean", "cls" or "last") makes one vector of those of a text's tokens; None takes
     the model's own, and a model that has none needs it named. ``normalize`` gives each vector the
-    length 1. Several texts go through the engine at once where it can.
+    length 1. Several texts go through the engine at once where it can. With "rank", of a model
+    that was trained to rank, each text gets its scores, one a class, which are never normalized:
+    [n_texts, n_classes].
 
     Raises `InvalidInputError` for a str in place of a list, a text of more tokens than the model
-    has learned or of none, and a pooling that is missing; nothing was evaluated then. Raises
-    what `load_model` raises for a path.
+    has learned or of none, a pooling that is missing, and "rank" of a model that does not rank;
+    nothing was evaluated then. Raises what `load_model` raises for a path.
     """
     from infercore.embedding import embed_texts  # noqa: PLC0415  (imports NumPy)
 
@@ -152,8 +181,7 @@ def plan_memory(
     tell before loading.
     """
     where = _existing(path)
-    registry = default_registry()
-    descriptor = registry.get(backend) if backend is not None else registry.choose(where)
+    descriptor = _descriptor(backend, where)
     plan = getattr(descriptor, "plan_memory", None)
     if plan is None:
         raise UnsupportedFeatureError(feature="plan_memory", backend=descriptor.name)
@@ -226,7 +254,18 @@ def _load(descriptor: BackendDescriptor, path: str, config: ModelConfig) -> Guar
             raise
         raise _load_failure(descriptor.name, path, error) from error
     load_ms = (time.perf_counter() - started) * 1e3
-    return GuardedModel(inner, descriptor=descriptor, services=_SERVICES, load_ms=load_ms)
+    return _guarded(inner, descriptor, path, load_ms)
+
+
+def _guarded(inner: Any, descriptor: BackendDescriptor, path: str, load_ms: float) -> GuardedModel:
+    """Return the guard around a plugin's model; weights without one are freed."""
+    try:
+        return GuardedModel(inner, descriptor=descriptor, services=_SERVICES, load_ms=load_ms)
+    except BaseException as error:
+        inner.close()
+        if isinstance(error, InferCoreError) or not isinstance(error, Exception):
+            raise
+        raise _load_failure(descriptor.name, path, error) from error
 
 
 _MISTAKES = (AttributeError, TypeError, NameError, KeyError, IndexError, AssertionError)

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
     Tokens = list[int]
 
-POOLING = ("mean", "cls", "last")
+RANK = "rank"
+POOLING = ("mean", "cls", "last", RANK)
 _TOKENS_OF_CALL = 2048
 _SEQUENCES_OF_CALL = 32
 
@@ -28,6 +29,13 @@ def embed_texts(
     """Return the vectors [n_texts, n_embd] of ``texts``; see `infercore.embed`."""
     if pooling is not None and pooling not in POOLING:
         raise checks.refuse("pooling", pooling, f"one of {', '.join(POOLING)}, or None")
+    if pooling == RANK and RANK not in model.capabilities.pooling:
+        raise InvalidInputError(
+            "this model has no head that ranks texts; give another pooling, or a model that has",
+            field="pooling",
+            value=pooling,
+            allowed=tuple(name for name in model.capabilities.pooling if name in POOLING),
+        )
     if not isinstance(normalize, bool):
         raise checks.refuse("normalize", normalize, "True or False")
     prompts = [_encode(model, text, i) for i, text in enumerate(_checked(texts))]
@@ -35,7 +43,8 @@ def embed_texts(
         return np.empty((0, model.info.n_embd), dtype=np.float32)
     with _open(model, prompts, pooling) as context:
         vectors = np.stack(list(_evaluate(context, prompts)))
-    return _unit(vectors) if normalize else vectors
+        scores = context.pooling_type == RANK
+    return _unit(vectors) if normalize and not scores else vectors
 
 
 def _checked(texts: Any) -> list[str]:

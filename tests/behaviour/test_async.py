@@ -111,3 +111,63 @@ def test_leaving_the_loop_early_frees_the_session(model: Any, exact: dict[str, s
             await session.ensure_prefix(PROMPT)
 
     asyncio.run(main())
+
+
+def test_nothing_slow_is_done_in_the_thread_of_the_loop(
+    model: Any, exact: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a grammar that is compiled, nor a draft model's context that is opened."""
+    from infercore.sampling import factory
+    from infercore.session import drafting
+
+    where: dict[str, int] = {}
+
+    def noting(name: str, real: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            where[name] = threading.get_ident()
+            return real(*args, **kwargs)
+
+        return call
+
+    make = noting("sampler", factory.new_portable_sampler)
+    monkeypatch.setattr(factory, "new_portable_sampler", make)
+    draft = noting("draft", drafting.DraftModel.__init__)
+    monkeypatch.setattr(drafting.DraftModel, "__init__", draft)
+    guess = ic.SpeculativeConfig(kind="draft_model", draft_model=model, n_draft=2)
+
+    async def main() -> str:
+        async with ic.aopen_session(model, n_ctx=128, **exact) as session:
+            await session.ensure_prefix(PROMPT)
+            stream = session.decode(
+                max_tokens=4,
+                response_format={"type": "regex", "pattern": "[a-z ]+"},
+                speculative=guess,
+            )
+            assert where == {}
+            return "".join([chunk.text async for chunk in stream])
+
+    pytest.importorskip("llguidance", reason="constraints need llguidance")
+    assert asyncio.run(main())
+    assert set(where) == {"sampler", "draft"}
+    assert threading.get_ident() not in where.values()
+
+
+def test_what_is_wrong_with_a_decode_is_said_at_once_or_when_it_begins(
+    model: Any, exact: dict[str, str]
+) -> None:
+    pytest.importorskip("llguidance", reason="constraints need llguidance")
+
+    async def main() -> None:
+        async with ic.aopen_session(model, n_ctx=128, **exact) as session:
+            await session.ensure_prefix(PROMPT)
+            with pytest.raises(ic.InvalidInputError, match="temperature"):
+                session.decode(temprature=1)
+            stream = session.decode(response_format={"type": "regex", "pattern": "a(b"})
+            with pytest.raises(ic.GrammarError):
+                await anext(stream)
+            assert session.state == "PREFIXED"
+            never = session.decode(max_tokens=2)
+            await never.aclose()
+            assert len([c async for c in session.decode(max_tokens=2, ignore_eos=True)]) == 3
+
+    asyncio.run(main())

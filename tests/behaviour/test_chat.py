@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -68,3 +69,11 @@ def test_messages_as_values_and_as_mappings_are_the_same(session: Any) -> None:
 def test_one_bos(model: Any, session: Any) -> None:
     answer(session, [{"role": "user", "content": "hi"}], n=1)
     assert session.context.tokens().count(model.tokenizer.bos) == 1
+
+
+def test_the_time_to_the_first_token_of_a_chat_has_its_prefill_in_it(session: Any) -> None:
+    begun = time.perf_counter()
+    stream = session.chat([{"role": "user", "content": "Tell me of Mira. " * 20}], max_tokens=2)
+    prefill_ms = (time.perf_counter() - begun) * 1e3
+    usage = list(stream)[-1].usage
+    assert usage.time_to_first_token_ms > prefill_ms / 2

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import infercore as ic
+from infercore.testing import load_reference_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -256,3 +257,48 @@ def test_warming_up_keeps_or_refuses(new_context: Callable[..., Any], ids: list[
             context.warmup()
         assert context.tokens() == held
     context.synchronize()
+
+
+def test_a_divide_onto_positions_that_are_held_is_computed_right(
+    new_context: Any, golden: Any
+) -> None:
+    """Several tokens at one position, as the reference computes them, also after a removal."""
+    ids = golden.prompts[0].tokens[:8] * 3
+    if not new_context().capabilities.kv_divide:
+        pytest.skip("this backend cannot divide positions")
+
+    def rows(context: Any) -> list[Any]:
+        context.decode(ids[:20])
+        context.seq_divide(0, 10, 14, 2)
+        context.decode_one(ids[20])
+        found = [context.logits().copy()]
+        assert context.seq_remove(0, 5, 6)
+        context.decode_one(ids[21])
+        assert (context.n_past(), context.n_resident()) == (22, 19)
+        return [*found, context.logits().copy()]
+
+    with load_reference_model() as reference, reference.new_context(n_ctx=64) as own:
+        expected = rows(own)
+    for found, right in zip(rows(new_context()), expected, strict=True):
+        assert np.abs(found - right).max() < 1e-3
+
+
+def test_one_token_for_several_sequences(new_context: Any, golden: Any) -> None:
+    """It is right where they hold the same, however that came, and refused where they do not."""
+    ids = list(golden.prompts[0].tokens)
+    context = new_context(n_seq_max=3, kv_unified=True)
+    context.decode(ids[:4], seq_id=0)
+    context.decode(ids[:4], seq_id=1)
+    context.decode([*ids[:3], ids[5]], seq_id=2)
+    for wrong in ([(ids[4], [0, 2], True)], [(7, [0], False), (8, [1], False), (9, [0, 1], True)]):
+        held = [context.tokens(s) for s in range(3)]
+        with pytest.raises(ic.InvalidSequenceError, match="different tokens") as caught:
+            context.decode_batch(wrong)
+        assert caught.value.state_after == "unchanged"
+        assert [context.tokens(s) for s in range(3)] == held
+    context.decode_batch([(ids[4], [0, 1], False), (ids[5], [1, 0], True)])
+    context.seq_remove(0)
+    context.decode_one(ids[6], seq_id=1)
+    fresh = new_context()
+    fresh.decode(ids[:7])
+    assert np.abs(context.logits() - fresh.logits()).max() < 1e-3

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import infercore as ic
+from infercore.testing import Faults, load_reference_model
 
 PROMPT = "Once upon a time there was a baker named Mira"
 REPEATS = "The baker sang a song. The miller sang a song. The baker sang"
@@ -84,3 +85,47 @@ def test_what_cannot_be_meant() -> None:
             ic.SpeculativeConfig(**fields)  # type: ignore[arg-type]
     with pytest.raises(ic.InvalidInputError):
         ic.DecodeConfig(speculative=True)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("call", "at", "fault"),
+    [
+        ("decode", 1, MemoryError("full")),
+        ("decode_one", 2, RuntimeError("the draft is on fire")),
+        ("logits", 3, OSError("gone")),
+    ],
+)
+def test_a_draft_model_that_fails_ends_the_guessing_alone(
+    golden: Any, caplog: pytest.LogCaptureFixture, call: str, at: int, fault: Exception
+) -> None:
+    """The reference drafts for itself, with faults."""
+    faults = Faults()
+    with (
+        load_reference_model() as main,
+        load_reference_model(faults=faults) as draft,
+        main.new_session(n_ctx=256) as session,
+    ):
+        plain, _ = tokens_of(session, PROMPT, max_tokens=20, temperature=0)
+        faults.plan(call, fault, at=at, times=99)
+        config = ic.SpeculativeConfig(kind="draft_model", draft_model=draft, n_draft=4)
+        guessed, last = tokens_of(session, PROMPT, max_tokens=20, temperature=0, speculative=config)
+        assert (guessed, last.finish_reason) == (plain, "length")
+        assert str(fault) in caplog.text
+        assert session.state == "DECODED"
+        faults.reset()
+        again, last = tokens_of(session, PROMPT, max_tokens=20, temperature=0, speculative=config)
+        assert again == plain
+        assert last.usage.accepted_tokens > 0
+
+
+def test_a_draft_model_without_room_for_a_context_changes_nothing(golden: Any) -> None:
+    with load_reference_model() as main, main.new_session(n_ctx=256) as session:
+        session.ensure_prefix(PROMPT)
+        held = session.context.tokens()
+        draft = load_reference_model()
+        draft.close()
+        config = ic.SpeculativeConfig(kind="draft_model", draft_model=draft)
+        with pytest.raises(ic.SessionClosedError):
+            session.decode(speculative=config)
+        assert (session.state, session.context.tokens()) == ("PREFIXED", held)
+        assert list(session.decode(max_tokens=2, temperature=0))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import zlib
 
 import pytest
 
@@ -11,10 +12,9 @@ from infercore.errors import SnapshotError
 HEADER = {"kind": "state", "n": 3}
 
 
-@pytest.mark.parametrize("sealed", [False, True])
 @pytest.mark.parametrize(("payload", "logits"), [(b"", b""), (b"payload", b"logi"), (b"p", b"")])
-def test_what_is_packed_comes_back(payload, logits, sealed):
-    data = blob.pack(HEADER, payload, logits, sealed=sealed)
+def test_what_is_packed_comes_back(payload, logits):
+    data = blob.pack(HEADER, payload, logits)
     for given in (data, bytearray(data), memoryview(data)):
         header, found, row = blob.unpack(given)
         assert (found, row) == (payload, logits)
@@ -46,17 +46,18 @@ def crafted(header):
     """Return a blob with any header and a right checksum."""
     text = json.dumps(header).encode()
     start = blob.MAGIC + len(text).to_bytes(8, "little") + text
-    return start + hashlib.sha256(start).digest()
+    start += zlib.crc32(start).to_bytes(4, "little")
+    return start + zlib.crc32(start).to_bytes(4, "little")
 
 
-WHOLE = {"format_version": 1, "payload_bytes": 0, "logits_bytes": 0, "sealed": False}
+WHOLE = {"format_version": 2, "payload_bytes": 0, "logits_bytes": 0}
 
 
 @pytest.mark.parametrize(
     "header",
     [
         [], 3, {}, {**WHOLE, "payload_bytes": "7"}, {**WHOLE, "payload_bytes": -40},
-        {**WHOLE, "payload_bytes": 9}, {**WHOLE, "logits_bytes": 2**70}, {**WHOLE, "sealed": None},
+        {**WHOLE, "payload_bytes": 9}, {**WHOLE, "logits_bytes": 2**70},
         {**WHOLE, "payload_bytes": -5, "logits_bytes": 5},
     ],
 )  # fmt: skip
@@ -66,9 +67,36 @@ def test_a_senseless_header_is_refused(header):
 
 
 def test_another_version_is_named():
-    with pytest.raises(SnapshotError, match="version 2") as caught:
-        blob.unpack(crafted({**WHOLE, "format_version": 2}))
+    with pytest.raises(SnapshotError, match="version 3") as caught:
+        blob.unpack(crafted({**WHOLE, "format_version": 3}))
     assert caught.value.reason == "version"
+
+
+def test_the_version_before_is_named_too():
+    """It had one SHA-256 at the end, and no checksum of its header."""
+    head = {"format_version": 1, "payload_bytes": 40, "logits_bytes": 0, "sealed": False}
+    text = json.dumps(head).encode()
+    old = blob.MAGIC + len(text).to_bytes(8, "little") + text + b"p" * 40
+    with pytest.raises(SnapshotError, match="version 1") as caught:
+        blob.unpack(old + hashlib.sha256(old).digest())
+    assert caught.value.reason == "version"
+
+
+def test_the_header_is_read_without_the_rest():
+    data = bytearray(blob.pack(HEADER, b"payload", b"logi"))
+    data[-6] ^= 1
+    assert blob.read_header(data).items() >= HEADER.items()
+    with pytest.raises(SnapshotError):
+        blob.unpack(data)
+    data[20] ^= 1
+    with pytest.raises(SnapshotError):
+        blob.read_header(data)
+
+
+def test_the_payload_is_aligned():
+    for n in range(40):
+        data = blob.pack({"name": "n" * n}, b"payload")
+        assert data.rindex(b"payload") % 16 == 0
 
 
 def test_what_is_required_is_compared_field_by_field():

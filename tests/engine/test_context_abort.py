@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from infercore.errors import DecodeAbortedError, OutputNotAvailableError
+from infercore.testing import engine_of
 
 IDS = np.random.default_rng(1).integers(4, 1024, 640).tolist()
 
@@ -94,6 +95,47 @@ def test_a_batch_of_several_sequences_is_stopped_too(reference_model):
         assert sum(held) == caught.value.resident_tokens < 256
         assert context.tokens(0) == IDS[0:256:2][: held[0]]
         assert context.tokens(1) == IDS[1:256:2][: held[1]]
+
+
+BATCH = [(token, [i % 2], True) for i, token in enumerate(IDS[:8])]
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_a_callback_is_asked_before_a_batch_of_several_sequences(declared):
+    """Also where the engine itself asks nobody."""
+    from infercore.testing import load_reference_model
+
+    model = load_reference_model(abort=declared)
+    with model, model.new_context(n_ctx=64, n_seq_max=2, kv_unified=True) as context:
+        context.decode(IDS[:3])
+        if not declared:
+            engine_of(context).set_abort_callback = None  # it takes none
+        context.set_abort_callback(lambda: True)
+        with pytest.raises(DecodeAbortedError) as caught:
+            context.decode_batch(BATCH)
+        assert caught.value.resident_tokens == 3
+        assert caught.value.state_after == "partial"
+        assert [context.n_past(s) for s in (0, 1)] == [3, 0]
+        with pytest.raises(OutputNotAvailableError):
+            context.logits()
+        context.set_abort_callback(None)
+        context.decode_batch(BATCH)
+        assert [context.n_past(s) for s in (0, 1)] == [7, 4]
+
+
+def test_what_a_callback_raises_before_a_batch_is_raised(several):
+    mine = ValueError("mine")
+
+    def callback():
+        raise mine
+
+    several.set_abort_callback(callback)
+    with pytest.raises(ValueError, match="mine") as caught:
+        several.decode_batch(BATCH)
+    assert caught.value is mine
+    assert several.n_past() == 0
+    several.set_abort_callback(None)
+    several.decode_batch(BATCH)
 
 
 def wait_for(condition):

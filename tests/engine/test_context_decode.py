@@ -102,11 +102,9 @@ def test_no_tokens_are_a_no_op(either, state_of):
         (lambda c: c.n_past(7), InvalidSequenceError),
         (lambda c: c.tokens(-1), InvalidSequenceError),
         (lambda c: c.set_threads(0), InvalidInputError),
-        (lambda c: c.set_threads(2), UnsupportedFeatureError),
         (lambda c: c.set_embeddings(1), InvalidInputError),
         (lambda c: c.set_causal_attention(None), InvalidInputError),
         (lambda c: c.set_abort_callback(5), InvalidInputError),
-        (lambda c: c.set_adapters([]), UnsupportedFeatureError),
     ],
 )
 def test_what_is_refused_changes_nothing(either, state_of, call, error):
@@ -118,6 +116,15 @@ def test_what_is_refused_changes_nothing(either, state_of, call, error):
     assert state_of(either) == before
     either.decode_one(5)
     assert either.n_past() == 6
+
+
+@pytest.mark.parametrize("call", [lambda c: c.set_threads(2), lambda c: c.set_adapters([])])
+def test_a_control_that_the_engine_lacks_is_refused(toy, state_of, call):
+    toy.decode(IDS[:5])
+    before = state_of(toy)
+    with pytest.raises(UnsupportedFeatureError):
+        call(toy)
+    assert state_of(toy) == before
 
 
 def test_the_window_is_enforced_before_any_change(either, state_of):

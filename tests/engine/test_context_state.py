@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from infercore.engine import blob
 from infercore.errors import (
     ContextOverflowError,
     InvalidSequenceError,
@@ -330,3 +331,46 @@ def test_a_state_of_another_version_of_the_engine_is_refused(reference_model, mo
         with pytest.raises(SnapshotError) as caught:
             context.load_state(data)
         assert caught.value.reason == "backend_version"
+
+
+@pytest.mark.parametrize("takes_views", [False, True])
+def test_an_engine_is_given_bytes_unless_it_takes_views(reference_model, monkeypatch, takes_views):
+    with opened(reference_model) as context:
+        context.decode(IDS)
+        state, sequence = context.save_state(), context.save_sequence(0)
+        engine, given = context._inner, []
+        for name in ("load_state", "load_sequence"):
+            own = getattr(engine, name)
+
+            def load(*args, own=own):
+                given.append(type(args[-1]))
+                own(*args[:-1], bytes(args[-1]))
+
+            monkeypatch.setattr(engine, name, load, raising=False)
+        monkeypatch.setattr(engine, "takes_views", takes_views, raising=False)
+        context.load_state(state)
+        context.load_sequence(1, sequence)
+        assert given == [memoryview if takes_views else bytes] * 2
+        assert context.tokens(1) == IDS
+
+
+def test_a_saved_sequence_may_be_any_buffer(reference_model, monkeypatch):
+    with opened(reference_model) as context:
+        context.decode(IDS)
+        expected = context.save_sequence(0)
+        own = context._inner.save_sequence
+        for kind in (bytearray, memoryview, lambda b: np.frombuffer(b, dtype=np.uint8)):
+            monkeypatch.setattr(
+                context._inner, "save_sequence", lambda s, kind=kind: kind(own(s)), raising=False
+            )
+            assert context.save_sequence(0) == expected
+
+
+def test_a_note_stands_in_the_header_and_changes_nothing_else(reference_model):
+    with opened(reference_model) as context:
+        context.decode(IDS)
+        data = context.save_sequence(0, note={"for": "me", "n": 3})
+        assert blob.read_header(data)["note"] == {"for": "me", "n": 3}
+        assert "note" not in blob.read_header(context.save_sequence(0))
+        context.load_sequence(2, data)
+        assert context.tokens(2) == IDS

@@ -10,6 +10,7 @@ from infercore.engine import digest
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
+    monkeypatch.delenv("INFERCORE_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(digest, "_memory", {})
     return tmp_path / "cache" / "infercore" / "digests.json"
@@ -63,3 +64,15 @@ def test_a_cache_that_cannot_be_written_does_no_harm(tmp_path, monkeypatch):
     (tmp_path / "cache").write_text("a file where the folder should be")
     file = written(tmp_path / "a", b"abc")
     assert digest.of_files([file]) == hashlib.sha256(b"abc").hexdigest()
+
+
+@pytest.mark.parametrize("where", ["elsewhere", "none", ""])
+def test_the_cache_can_be_moved_and_left_out(tmp_path, monkeypatch, own_cache, where):
+    folder = str(tmp_path / where) if where == "elsewhere" else where
+    monkeypatch.setenv("INFERCORE_CACHE_DIR", folder)
+    monkeypatch.setattr(digest, "_REMEMBER_FROM_BYTES", 2)
+    file = written(tmp_path / "a", b"abc")
+    assert digest.of_files([file]) == hashlib.sha256(b"abc").hexdigest()
+    found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("digests.json")}
+    usual = str(own_cache.relative_to(tmp_path))
+    assert found == {"elsewhere": {"elsewhere/digests.json"}, "none": set(), "": {usual}}[where]

@@ -171,6 +171,90 @@ def test_an_engine_that_cannot_tell_its_position_is_not_trusted(context, faults)
         context.tokens()
 
 
+ASK_FOR_THE_POSITION = {
+    "n_past": lambda c, _: c.n_past(),
+    "decode": lambda c, _: c.decode(IDS[5:9]),
+    "eval": lambda c, _: c.eval([3], 2),
+    "decode_batch": lambda c, _: c.decode_batch([(3, [0], True)]),
+    "seq_divide": lambda c, _: c.seq_divide(0, 0, -1, 2),
+    "load_state": lambda c, state: c.load_state(state),
+}
+
+
+@pytest.mark.parametrize("name", ASK_FOR_THE_POSITION)
+@pytest.mark.parametrize(
+    ("fault", "typed"),
+    [(RuntimeError("lost"), SessionFatalError), (MemoryError(), OutOfMemoryError)],
+)
+def test_a_position_that_cannot_be_told_is_a_typed_error(context, faults, name, fault, typed):
+    state = context.save_state()
+    faults.plan("n_past", fault)
+    with pytest.raises(typed) as caught:
+        ASK_FOR_THE_POSITION[name](context, state)
+    assert caught.value.__cause__ is fault
+    assert (context._gate.fatal is None) == (typed is OutOfMemoryError)
+
+
+@pytest.mark.parametrize("kind", ["suffix", "rollback"])
+def test_removing_asks_for_the_position_too(faults, kind):
+    from infercore.testing import load_reference_model
+
+    model = load_reference_model(faults=faults, kv_remove=kind, max_rollback=8)
+    with model, model.new_context(n_ctx=64) as context:
+        context.decode(IDS[:5])
+        faults.plan("n_past", RuntimeError("lost"))
+        with pytest.raises(SessionFatalError, match="lost"):
+            context.seq_remove(0, 3)
+
+
+def test_a_batch_that_fails_with_an_engine_that_is_lost(context, faults):
+    first = aborted()
+    faults.plan("decode_batch", first, work="half")
+    faults.plan("n_past", RuntimeError("lost"), at=5, times=5)
+    with pytest.raises(SessionFatalError) as caught:
+        context.decode_batch([(token, [0], False) for token in IDS[5:9]])
+    assert caught.value.cause is first
+
+
+@pytest.fixture
+def sampler(faults, context):
+    from infercore.testing import load_reference_model
+
+    with load_reference_model(faults=faults) as model:
+        made = model.new_sampler(implementation="native", temperature=0)
+        yield made
+        made.close()
+
+
+USE_OF_A_SAMPLER = {
+    "observe": lambda s: s.observe([1, 2]),
+    "reset": lambda s: s.reset(),
+    "clone": lambda s: s.clone(),
+}
+
+
+@pytest.mark.parametrize("name", USE_OF_A_SAMPLER)
+def test_a_native_sampler_that_fails_is_not_trusted(context, sampler, faults, name):
+    use, fault = USE_OF_A_SAMPLER[name], RuntimeError("bad dice")
+    faults.plan(name, fault)
+    with pytest.raises(SessionFatalError, match="this sampler") as caught:
+        use(sampler)
+    assert caught.value.cause is fault
+    for later in (*USE_OF_A_SAMPLER.values(), lambda s: s.sample(context)):
+        with pytest.raises(SessionFatalError, match="bad dice"):
+            later(sampler)
+    context.decode_one(3)
+
+
+@pytest.mark.parametrize("name", USE_OF_A_SAMPLER)
+def test_a_native_sampler_without_memory_goes_on(context, sampler, faults, name):
+    faults.plan(name, MemoryError("full"))
+    with pytest.raises(OutOfMemoryError, match="full"):
+        USE_OF_A_SAMPLER[name](sampler)
+    context.decode_one(3)
+    assert sampler.sample(context) == context.logits().argmax()
+
+
 def test_a_plan_can_be_changed_and_taken_back(context, faults):
     faults.plan("decode", aborted(), at=3)
     context.decode([1])

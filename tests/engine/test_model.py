@@ -15,6 +15,7 @@ from infercore.engine.model import GuardedModel
 from infercore.errors import (
     InvalidInputError,
     OutOfMemoryError,
+    PluginError,
     PluginLoadError,
     SessionClosedError,
     UnsupportedFeatureError,
@@ -274,6 +275,74 @@ def test_a_smaller_window_is_reported(watched):
         assert [attempt.n_ctx for attempt in context.attempts] == [1024, 512, 256]
         assert [attempt.error is None for attempt in context.attempts] == [False, False, True]
         context.close()
+
+
+def test_sequences_without_a_token_each_are_refused(reference_model):
+    asked = {"n_ctx": 3, "n_seq_max": 4}
+    for call in (reference_model.new_context, reference_model.plan_memory):
+        with pytest.raises(InvalidInputError, match="no token each") as caught:
+            call(**asked, kv_unified=False)
+        assert (caught.value.field, caught.value.state_after) == ("n_ctx", "unchanged")
+    with reference_model.new_context(**asked, kv_unified=True) as context:
+        context.decode([5], seq_id=3)
+
+
+def test_an_engine_that_parts_the_window_by_itself_is_closed(watched, monkeypatch):
+    parts = {"n_ctx": 3, "n_seq_max": 4, "kv_unified": False}
+    monkeypatch.setattr("infercore.testing.toy.ToyContext.effective", parts, raising=False)
+    make = watched.new_context
+
+    def new_context(config):
+        context = make(config)
+        context.effective = parts
+        return context
+
+    watched.new_context = new_context
+    model = guarded(watched)
+    with pytest.raises(InvalidInputError, match="no token each"):
+        model.new_context(n_ctx=3)
+    model.close()
+    assert watched.log == [0, "model"]
+
+
+def test_the_ladder_leaves_each_sequence_a_token(reference_model, monkeypatch):
+    def fail(config):
+        raise OutOfMemoryError("none left")
+
+    monkeypatch.setattr(reference_model._inner, "new_context", fail)
+    with pytest.raises(OutOfMemoryError) as caught:
+        reference_model.new_context(
+            n_ctx=64, n_ctx_min=1, n_seq_max=16, kv_unified=False, on_oom="shrink"
+        )
+    assert min(attempt.n_ctx for attempt in caught.value.attempts) == 16
+
+
+class Broken(Watched):
+    """A toy that its guard cannot be built around."""
+
+    @property
+    def tokenizer(self):
+        raise KeyError("vocabulary")
+
+    @tokenizer.setter
+    def tokenizer(self, value):
+        pass
+
+
+def test_weights_that_cannot_be_guarded_are_freed(tmp_path):
+    made = []
+
+    def load(path, config):
+        made.append(Broken())
+        return made[-1]
+
+    backend = BackendDescriptor(name="toy", api_version=1, match=None, loader=load)
+    with pytest.raises(PluginError, match="vocabulary") as caught:
+        api.CoreBackend(backend).load_model(tmp_path)
+    assert isinstance(caught.value.__cause__, KeyError)
+    del caught
+    gc.collect()
+    assert made[0].log == ["model"]
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_a_shift_in_a_full_window_is_carried_out_too(story, open_context):
 def test_damage_is_refused_and_leaves_nothing(story, open_context, prompt, damage):
     context = open_context(story)
     context.decode(prompt, seq_id=0, logits="none")
-    state, sequence = context.save_state(), context.save_sequence(0)
+    state, sequence = bytes(context.save_state()), bytes(context.save_sequence(0))
     with pytest.raises(ic.SnapshotError) as caught:
         context.load_state(damage(state))
     assert caught.value.state_after == "cleared"

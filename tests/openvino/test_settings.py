@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import subprocess
+import sys
 
 import pytest
 
 import infercore as ic
+from infercore_openvino import cpu, files
 from infercore_openvino import settings as module
 
+NO_CONFIG = files.ModelFiles(xml="", bin="", folder="")
 REFUSED = {
     "rope_scaling_type": "yarn",
     "rope_freq_base": 5.0,
@@ -117,7 +122,7 @@ def test_more_threads_than_the_machine_has(ov_model) -> None:
     ],
 )
 def test_batch_sizes(asked, n_batch, n_ubatch) -> None:
-    found = module.settings(ic.ContextConfig(n_ctx=64, **asked), {})
+    found = module.settings(ic.ContextConfig(n_ctx=64, **asked), NO_CONFIG)
     assert (found.n_batch, found.n_ubatch) == (n_batch, n_ubatch)
 
 
@@ -239,3 +244,46 @@ def test_pooling_switches_embeddings_on(ov_model, fields, on, n_ubatch) -> None:
         context.decode([5, 6, 7], logits="none")
         if on:
             assert context.embedding().shape == (ov_model.info.n_embd,)
+
+
+@pytest.mark.parametrize("precision", ["f32", "bf16", "f16"])
+@pytest.mark.parametrize("fields", [{"n_threads": 1}, {"num_streams": 2}, {}])
+def test_no_precision_ends_the_process(ov_path, precision, fields) -> None:
+    """With a matrix unit some settings divide by zero in the engine: tried in a child."""
+    options = {name: value for name, value in fields.items() if name == "num_streams"}
+    asked = {name: value for name, value in fields.items() if name not in options}
+    options["inference_precision"] = precision
+    command = [sys.executable, "-c", OPENS, str(ov_path), json.dumps(asked), json.dumps(options)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.strip() in {"numbers", "refused"}
+    assert precision != "f32" or done.stdout.strip() == "numbers"
+
+
+OPENS = """
+import json, sys
+import infercore as ic, numpy as np
+path, fields, options = sys.argv[1], *map(json.loads, sys.argv[2:])
+with ic.load_model(path, backend="openvino") as model:
+    try:
+        with model.new_context(n_ctx=64, **fields, backend_options=options) as context:
+            context.decode([5, 6, 7, 8])
+            print("numbers" if np.isfinite(context.logits()).all() else "none")
+    except ic.UnsupportedFeatureError:
+        print("refused")
+"""
+
+
+@pytest.mark.parametrize(
+    ("threads", "streams", "unit", "refused"),
+    [(1, 1, True, True), (2, 2, True, True), (2, 1, True, False), (1, 1, False, False)],
+)
+def test_one_thread_a_stream_with_a_matrix_unit(
+    monkeypatch, threads, streams, unit, refused
+) -> None:
+    monkeypatch.setattr(cpu, "_has_unit", lambda: unit)
+    options = {"inference_precision": "bf16", "num_streams": streams}
+    asked = ic.ContextConfig(n_ctx=64, n_threads=threads, backend_options=options)
+    found = module.settings(asked, NO_CONFIG)
+    with pytest.raises(ic.UnsupportedFeatureError) if refused else contextlib.nullcontext():
+        cpu.check(found)

@@ -161,6 +161,8 @@ def test_none_is_no_constraint(tokenizer):
         int,
         {"type": "yaml", "text": "a"},
         {"type": "regexp"},
+        {"regex": "a+"},
+        {"choice": ["a", "b"]},
         {"type": "regex"},
         {"type": "regex", "pattern": 3},
         {"type": "regex", "pattern": "a", "flags": "i"},

@@ -182,6 +182,9 @@ def test_a_processor_that_raises_leaves_a_session_that_goes_on(
     assert shown + greedy(session, 8 - len(shown)) == cold_greedy(reference, TEXT)
 
 
+NO_SIGNAL_COMES = ("with ", "try:", "gate.__exit__()")
+
+
 class InterruptAt:
     """Raises KeyboardInterrupt at the k-th line that runs in the session's own modules."""
 
@@ -195,7 +198,7 @@ class InterruptAt:
         if not any(part in name for part in self.within):
             return None
         line = linecache.getline(name, frame.f_lineno).strip()
-        if event == "line" and not line.startswith(("with ", "try:")):  # no signal comes there
+        if event == "line" and not line.startswith(NO_SIGNAL_COMES):
             self.left -= 1
             self.place = f"{name}:{frame.f_lineno}"
             if self.left == 0:

@@ -133,6 +133,17 @@ def gap_error(n_past: int, at: int) -> InvalidPositionError:
     )
 
 
+def not_alike(first: int, other: int) -> InvalidSequenceError:
+    """Return the error for a token that is to go to sequences of different content."""
+    return InvalidSequenceError(
+        f"sequences {first} and {other} hold different tokens, so one token cannot go to both; "
+        "give each of them an entry of its own",
+        field="seq_ids",
+        value=(first, other),
+        allowed="sequences that hold the same tokens",
+    )
+
+
 def too_many(field: str, n_tokens: int, limit: int, why: str) -> InvalidInputError:
     """Return the error for more tokens than one call may take."""
     return InvalidInputError(

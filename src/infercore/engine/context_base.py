@@ -6,14 +6,12 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from infercore.engine import arguments
+from infercore.engine import arguments, calls
 from infercore.engine.gate import Gate
 from infercore.engine.ledger import Ledger
 from infercore.engine.outputs import Outputs
 from infercore.errors import (
     ContextOverflowError,
-    InferCoreError,
-    OutOfMemoryError,
     UnsupportedFeatureError,
 )
 
@@ -64,6 +62,8 @@ class ContextBase:
         self.n_ubatch = inner.n_ubatch
         self._causal = self.effective.get("attention_type", "causal") != "non-causal"
         self._embeddings = bool(self.effective.get("embeddings", False))
+        kinds = self.capabilities
+        self._keeps_nothing = kinds.encoder and not (kinds.logits_all or kinds.state)
         self._embedded: frozenset[int] = frozenset()
         self._n_embedded_tokens = 0
         self._vectors: FloatArray | None = None
@@ -74,9 +74,11 @@ class ContextBase:
         self._aborted = False
         self._abort_callback: Callable[[], bool] | None = None
         self._ask_before_step = False
+        # Without logits there is nothing to append to: an encoder takes whole texts.
+        self._only_encodes = inner.capabilities.encoder and not inner.capabilities.logits_all
         self._stops_in_step = inner.capabilities.abort and hasattr(inner, "abort")
         self._callback_error: BaseException | None = None
-        self._decode_one_inner = getattr(inner, "decode_one", None)
+        self._decode_one_inner: Any = getattr(inner, "decode_one", None)
         self._n_past_inner = inner.n_past
         self._zero_counters()
 
@@ -195,18 +197,14 @@ class ContextBase:
             self._ledger.append((seq_id,), tokens[entered:kept], before + entered)
         self._judge(error)
 
+    def _position(self, seq_id: int) -> int:
+        """Return the sequence's next position; an engine that cannot tell it is not trusted."""
+        return int(self._judged(self._n_past_inner, seq_id))
+
     def _judged(self, work: Callable[..., T], *args: Any) -> T:
         """Run an engine call; what it raises untyped is judged."""
-        try:
-            return work(*args)
-        except Exception as error:
-            self._judge(error)
-            raise
+        return calls.judged(self._gate, work, *args)
 
     def _judge(self, error: BaseException) -> None:
         """Stop trusting an engine that raised what nobody expects; lack of memory is typed."""
-        if isinstance(error, InferCoreError) or not isinstance(error, Exception):
-            return
-        if isinstance(error, MemoryError):
-            raise OutOfMemoryError(f"the engine ran out of memory: {error}") from error
-        raise self._gate.fail(error) from error
+        calls.judge(self._gate, error)

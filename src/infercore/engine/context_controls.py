@@ -90,6 +90,7 @@ class Controls(ContextBase):
                 if not isinstance(adapter, AdapterSpec):
                     raise checks.refuse("adapters", adapter, "AdapterSpec objects")
             self._judged(self._inner.set_adapters, chosen)
+            self._forget_outputs()
 
     def warmup(self) -> None:
         """Touch weights and buffers once; what is resident stays, or it is refused."""

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from infercore.engine import arguments
+from infercore.engine import arguments, calls
 from infercore.engine.context_sequences import Sequences
+from infercore.engine.outputs import ending_at_last_row
 from infercore.errors import (
     ContextOverflowError,
     DecodeAbortedError,
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from infercore.protocols.spi import FloatArray, TokenArray
+
+_clock = time.perf_counter
 
 
 class Decoding(Sequences):
@@ -41,41 +44,48 @@ class Decoding(Sequences):
 
     def decode_one(self, token: int, *, seq_id: int = 0) -> None:
         """Append one token and make its logits; see `Context.decode_one`."""
-        with self._gate:
+        gate = self._gate
+        gate.__enter__()  # not ``with``: this runs once a token
+        try:
             if type(token) is not int or not 0 <= token < self._n_vocab:
                 token = arguments.check_token(token, self._n_vocab)
             if type(seq_id) is not int or seq_id != 0:
                 seq_id = self._sequence(seq_id)
-            if self._decode_one_inner is None or self._embeddings:
-                self._check_room(seq_id, 1)
-                self._append(np.array([token], dtype=np.int32), seq_id, "last")
-                return
             if self._room(seq_id) < 1:
                 self._check_room(seq_id, 1)
-            if self._ask_before_step:
-                self._ask_first(seq_id)
-            outputs = self._outputs
-            outputs.count = 0
-            before = self._n_past_inner(seq_id)
-            started = time.perf_counter()
-            self._abortable = self._stops_in_step
-            try:
-                self._decode_one_inner(token, seq_id=seq_id)
-                self._ledger.append_one(seq_id, token, before)
-            except BaseException as error:  # noqa: BLE001  (raised anew, typed)
-                self._settle(seq_id, [token], before, error)
-                self._raise_typed(error, self._ledger.length(seq_id))
-            finally:
-                if self._stops_in_step:
-                    with self._abort_lock:
-                        self._abortable = False
-                    if self._aborted:
-                        self._end_abortable()
-            if self._timed:
-                self._decode_s += time.perf_counter() - started
-                self._decode_tokens += 1
-            outputs.set_engine_rows(1)
-            self._row_of = (seq_id,)
+            if self._decode_one_inner is None or self._embeddings:
+                self._append(np.array([token], dtype=np.int32), seq_id, "last")
+            else:
+                self._step_one(token, seq_id)
+        finally:
+            gate.__exit__()
+
+    def _step_one(self, token: int, seq_id: int) -> None:
+        """Let the engine append one token, with the books, the abort flag and the clock."""
+        if self._ask_before_step:
+            self._ask_first(seq_id)
+        outputs, ledger = self._outputs, self._ledger
+        outputs.count = 0
+        before = ledger.next_position(seq_id)
+        started = _clock()
+        self._abortable = self._stops_in_step
+        try:
+            self._decode_one_inner(token, seq_id=seq_id)
+            ledger.append_one(seq_id, token, before)
+        except BaseException as error:  # noqa: BLE001  (raised anew, typed)
+            self._settle(seq_id, [token], before, error)
+            self._raise_typed(error, ledger.length(seq_id))
+        finally:
+            if self._stops_in_step:
+                with self._abort_lock:
+                    self._abortable = False
+                if self._aborted:
+                    self._end_abortable()
+        if self._timed:
+            self._decode_s += _clock() - started
+            self._decode_tokens += 1
+        outputs.set_engine_rows(1)
+        self._row_of = (seq_id,)
 
     def _ask_first(self, seq_id: int) -> None:
         """Where the engine cannot ask the callback within a step, ask it before."""
@@ -91,7 +101,7 @@ class Decoding(Sequences):
             ids = arguments.check_tokens(tokens, self._n_vocab)
             seq_id = self._sequence(seq_id)
             at = arguments.check_position(n_past, "n_past")
-            end = self._n_past_inner(seq_id)
+            end = self._position(seq_id)
             if at > end:
                 raise arguments.gap_error(at, end)
             self._check_call(len(ids), "last")
@@ -118,6 +128,7 @@ class Decoding(Sequences):
             if not tokens:
                 return
             positions = self._positions(seq_ids)
+            self._check_coupled(tokens, seq_ids)
             self._check_batch_room(seq_ids)
             self._run_batch(tokens, positions, seq_ids, wanted)
 
@@ -146,7 +157,7 @@ class Decoding(Sequences):
 
     def _positions(self, seq_ids: Sequence[tuple[int, ...]]) -> list[int]:
         """The position of each entry: its sequences' next one, which must agree."""
-        ends = {s: self._n_past_inner(s) for ids in seq_ids for s in ids}
+        ends = {s: self._position(s) for ids in seq_ids for s in ids}
         positions = []
         for ids in seq_ids:
             at = {ends[s] for s in ids}
@@ -162,6 +173,21 @@ class Decoding(Sequences):
             for s in ids:
                 ends[s] += 1
         return positions
+
+    def _check_coupled(self, tokens: Sequence[int], seq_ids: Sequence[tuple[int, ...]]) -> None:
+        """Refuse a token for several sequences that hold different tokens before it.
+
+        An engine works it out once, behind the first of them, and gives all of them the result.
+        """
+        if all(len(ids) == 1 for ids in seq_ids):
+            return
+        added: dict[int, list[int]] = {s: [] for ids in seq_ids for s in ids}
+        for token, (first, *others) in zip(tokens, seq_ids, strict=True):
+            for other in others:
+                if added[first] != added[other] or not self._ledger.same(first, other):
+                    raise arguments.not_alike(first, other)
+            for s in (first, *others):
+                added[s].append(token)
 
     def _check_batch_room(self, seq_ids: Sequence[tuple[int, ...]]) -> None:
         if self._window.shared:
@@ -181,6 +207,8 @@ class Decoding(Sequences):
         started = time.perf_counter()
         self._begin_abortable()
         try:
+            if self._shall_stop():
+                raise _aborted(self._ledger.n_cells)
             self._inner.decode_batch(
                 np.array(tokens, dtype=np.int32),
                 np.array(positions, dtype=np.int32),
@@ -194,9 +222,10 @@ class Decoding(Sequences):
             self._end_abortable()
         self._count(started, len(tokens), single=False)
         for token, pos, ids in zip(tokens, positions, seq_ids, strict=True):
-            self._ledger.append(ids, (token,), pos)
+            if not self._only_encodes:  # of whole texts nothing stays
+                self._ledger.append(ids, (token,), pos)
         self._outputs.set_engine_rows(sum(wanted), all_rows=all(wanted))
-        self._row_of = _ending_at_last_row(seq_ids, wanted)
+        self._row_of = ending_at_last_row(seq_ids, wanted)
         self._note_embedded({s for ids in seq_ids for s in ids}, len(tokens))
 
     def _settle_batch(
@@ -207,10 +236,17 @@ class Decoding(Sequences):
         error: BaseException,
     ) -> None:
         for token, pos, ids in zip(tokens, positions, seq_ids, strict=True):
-            kept = [s for s in ids if self._n_past_inner(s) > pos]
+            kept = [s for s in ids if self._reached(s, error) > pos]
             if kept:
                 self._ledger.append(kept, (token,), pos)
         self._judge(error)
+
+    def _reached(self, seq_id: int, error: BaseException) -> int:
+        """Return the sequence's next position after ``error``, or stop trusting the engine."""
+        try:
+            return int(self._n_past_inner(seq_id))
+        except Exception as broken:
+            raise self._gate.fail(error) from broken
 
     def encode(self, tokens: Sequence[int]) -> None:
         """Run an encoder over ``tokens``; see `Context.encode`."""
@@ -242,8 +278,9 @@ class Decoding(Sequences):
     # -- the append loop -----------------------------------------------------------------------
 
     def _whole_calls(self) -> bool:
-        """Whether a call must fit one compute step: with pooling or non-causal attention."""
-        return (self._embeddings and self.pooling_type != "none") or not self._causal
+        """Whether a call must fit one compute step: texts that are pooled, or not kept."""
+        pools = self._embeddings and self.pooling_type != "none"
+        return pools or not self._causal or self._keeps_nothing
 
     def _check_call(self, n_tokens: int, logits: str) -> None:
         if logits == "all" and n_tokens > 1:
@@ -256,7 +293,16 @@ class Decoding(Sequences):
                 "with pooling or non-causal attention all of them must fit one n_ubatch",
             )
 
+    def _need_logits(self, feature: str) -> None:
+        """Refuse on an encoder what only models that generate can do."""
+        self._need(
+            feature,
+            declared=not self._only_encodes,
+            hint="this model encodes texts: use encode(), or infercore.embed",
+        )
+
     def _append(self, ids: TokenArray, seq_id: int, logits: str) -> None:
+        self._need_logits("decode")
         self._forget_outputs()
         n_tokens = len(ids)
         rows = None
@@ -299,7 +345,7 @@ class Decoding(Sequences):
         self._note_embedded({seq_id}, n_tokens)
 
     def _append_chunk(self, chunk: TokenArray, seq_id: int, logits: str) -> None:
-        before = self._n_past_inner(seq_id)
+        before = self._position(seq_id)
         try:
             self._inner.decode(chunk, seq_id=seq_id, logits=logits)
             self._ledger.append((seq_id,), chunk.tolist(), before)
@@ -333,7 +379,8 @@ class Decoding(Sequences):
                 return
             self._aborted = True
             if self.capabilities.abort and hasattr(self._inner, "abort"):
-                self._inner.abort()
+                with calls.typed(self._backend, "aborting"):
+                    self._inner.abort()
 
     def _begin_abortable(self) -> None:
         with self._abort_lock:
@@ -345,12 +392,15 @@ class Decoding(Sequences):
             if self._aborted:
                 self._aborted = False
                 if hasattr(self._inner, "clear_abort"):
-                    self._inner.clear_abort()
+                    self._judged(self._inner.clear_abort)
 
     def _check_abort(self, seq_id: int) -> None:
-        callback = self._abort_callback
-        if self._aborted or (callback is not None and callback()):
+        if self._shall_stop():
             raise self._take_callback_error() or _aborted(self._ledger.length(seq_id))
+
+    def _shall_stop(self) -> bool:
+        callback = self._abort_callback
+        return self._aborted or (callback is not None and callback())
 
     def _take_callback_error(self) -> BaseException | None:
         error, self._callback_error = self._callback_error, None
@@ -360,12 +410,15 @@ class Decoding(Sequences):
 
     def logits(self, i: int = -1) -> FloatArray:
         """Return output row ``i`` of the last call; see `Context.logits`."""
-        with self._gate:
-            try:  # not _judged: this runs once a token
-                return self._outputs.row(i)
-            except Exception as error:
-                self._judge(error)
-                raise
+        gate = self._gate
+        gate.__enter__()  # not ``with``, nor _judged: this runs once a token
+        try:
+            return self._outputs.row(i)
+        except Exception as error:
+            self._judge(error)
+            raise
+        finally:
+            gate.__exit__()
 
     def sample_native(self, sample: Callable[[Any, int], int], i: int) -> int:
         """Let an engine's sampler choose from output row ``i``, once it is known to exist."""
@@ -438,17 +491,6 @@ def _mode(logits: str, is_last: bool) -> str:  # noqa: FBT001
     if logits == "all":
         return "all"
     return "last" if logits == "last" and is_last else "none"
-
-
-def _ending_at_last_row(
-    seq_ids: Sequence[tuple[int, ...]], wanted: Sequence[bool]
-) -> tuple[int, ...]:
-    """Return the sequences whose last token in the batch is that of its last output row."""
-    last = max((i for i, want in enumerate(wanted) if want), default=None)
-    if last is None:
-        return ()
-    later = {s for ids in seq_ids[last + 1 :] for s in ids}
-    return tuple(s for s in seq_ids[last] if s not in later)
 
 
 def _aborted(resident: int) -> DecodeAbortedError:

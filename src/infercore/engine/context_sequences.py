@@ -23,7 +23,7 @@ class Sequences(ContextBase):
     def n_past(self, seq_id: int = 0) -> int:
         """Return the next position of the sequence, as the engine has it."""
         with self._gate:
-            return int(self._judged(self._n_past_inner, self._sequence(seq_id)))
+            return self._position(self._sequence(seq_id))
 
     def n_resident(self, seq_id: int = 0) -> int:
         """Return how many tokens the sequence holds."""
@@ -74,7 +74,7 @@ class Sequences(ContextBase):
     def seq_pos_max(self, seq_id: int = 0) -> int:
         """Return the last position held, -1 when empty."""
         with self._gate:
-            return int(self._judged(self._n_past_inner, self._sequence(seq_id))) - 1
+            return self._position(self._sequence(seq_id)) - 1
 
     # -- removing ------------------------------------------------------------------------------
 
@@ -96,9 +96,9 @@ class Sequences(ContextBase):
     def _removable(self, seq_id: int, p0: int, p1: int) -> bool:
         """Whether the declared capability covers this part."""
         kind = self.capabilities.kv_remove
-        n_past = self._n_past_inner(seq_id)
         if kind == "any" or self._is_whole(seq_id, p0, p1):
             return True
+        n_past = self._position(seq_id)
         if p1 < n_past or kind == "none":
             return False
         return kind == "suffix" or n_past - p0 <= self.capabilities.max_rollback
@@ -249,7 +249,7 @@ class Sequences(ContextBase):
             if d == 1 or not self._ledger.holds(seq_id, start, end):
                 return
             self._check_unshared(seq_id, start, end)
-            high = min(end, self._n_past_inner(seq_id))
+            high = min(end, self._position(seq_id))
             self._change(lambda: self._inner.seq_divide(seq_id, start, high, int(d)))
             self._ledger.divide(seq_id, start, high, int(d))
             self._forget_outputs()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +12,9 @@ from infercore.engine.context_sequences import Sequences
 from infercore.errors import ContextOverflowError, OutputNotAvailableError, SnapshotError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
+
+    from typing_extensions import Buffer
 
 
 class Saving(Sequences):
@@ -24,14 +27,25 @@ class Saving(Sequences):
             held = [s for s in range(self.n_seq_max) if self._ledger.length(s)]
             return self._pack("state", held, self._inner.save_state)
 
-    def save_sequence(self, seq_id: int = 0) -> bytes:
-        """Return one sequence and the last logits as bytes; see `Context.save_sequence`."""
+    def save_sequence(self, seq_id: int = 0, *, note: Mapping[str, Any] | None = None) -> bytes:
+        """Return one sequence and the last logits as bytes; see `Context.save_sequence`.
+
+        ``note`` is for the caller: it stands in the header (`blob.read_header`) as "note", and
+        must be what JSON can say.
+        """
         with self._gate:
             self._need("sequence_state", declared=self.capabilities.sequence_state)
             seq_id = self._sequence(seq_id)
-            return self._pack("sequence", [seq_id], lambda: self._inner.save_sequence(seq_id))
+            save = partial(self._inner.save_sequence, seq_id)
+            return self._pack("sequence", [seq_id], save, note)
 
-    def _pack(self, kind: str, seq_ids: list[int], save: Callable[[], bytes]) -> bytes:
+    def _pack(
+        self,
+        kind: str,
+        seq_ids: list[int],
+        save: Callable[[], Buffer],
+        note: Mapping[str, Any] | None = None,
+    ) -> bytes:
         has_row = kind == "state" or seq_ids[0] in self._row_of
         row = self._judged(self._last_row) if has_row else b""  # an engine may lose it by saving
         header = {
@@ -42,6 +56,8 @@ class Saving(Sequences):
             "sequences": [self._describe(s) for s in seq_ids],
             "row_of": list(self._row_of),
         }
+        if note is not None:
+            header["note"] = dict(note)
         return blob.pack(header, self._judged(save), row)
 
     def _describe(self, seq_id: int) -> dict[str, Any]:
@@ -59,7 +75,7 @@ class Saving(Sequences):
         except OutputNotAvailableError:
             return b""
 
-    def load_state(self, data: bytes) -> None:
+    def load_state(self, data: Buffer) -> None:
         """Restore what `save_state` returned; see `Context.load_state`.
 
         Raises `SnapshotError`: refused by the header, the state is *unchanged*; refused by the
@@ -72,12 +88,12 @@ class Saving(Sequences):
             blob.check_held(header, self.n_seq_max)
             blob.check_row(logits, self._n_vocab)
             self._check_fits(header["n_cells"], header["sequences"])
-            self._restore(lambda: self._inner.load_state(payload))
+            self._restore(lambda: self._inner.load_state(self._given(payload)))
             self._ledger.restore(header["sequences"])
             self._verify(header["sequences"])
             self._take_logits(logits, tuple(header["row_of"]))
 
-    def load_sequence(self, seq_id: int, data: bytes) -> None:
+    def load_sequence(self, seq_id: int, data: Buffer) -> None:
         """Restore what `save_sequence` returned, into ``seq_id``; errors as in `load_state`."""
         with self._gate:
             self._need("sequence_state", declared=self.capabilities.sequence_state)
@@ -95,12 +111,16 @@ class Saving(Sequences):
             self._verify([{**sequence, "seq_id": seq_id}])
             self._take_logits(logits, (seq_id,))
 
-    def _load_sequence(self, seq_id: int, payload: bytes, n_tokens: int) -> None:
+    def _load_sequence(self, seq_id: int, payload: memoryview, n_tokens: int) -> None:
         """Nothing is restored by removing what is there: an engine may not do so by itself."""
         if n_tokens:
-            self._inner.load_sequence(seq_id, payload)
+            self._inner.load_sequence(seq_id, self._given(payload))
         else:
             self._inner.seq_remove(seq_id, 0, -1)
+
+    def _given(self, payload: memoryview) -> Buffer:
+        """Return ``payload`` as the engine takes it: a copy unless it says that a view will do."""
+        return payload if getattr(self._inner, "takes_views", False) else bytes(payload)
 
     def _check_fits(self, n_cells: int, sequences: list[dict[str, Any]]) -> None:
         longest = max((len(sequence["tokens"]) for sequence in sequences), default=0)
@@ -130,7 +150,7 @@ class Saving(Sequences):
         """Positions follow the engine: a restore that left others is not one."""
         for sequence in sequences:
             seq_id = sequence["seq_id"]
-            if self._n_past_inner(seq_id) != self._ledger.next_position(seq_id):
+            if self._position(seq_id) != self._ledger.next_position(seq_id):
                 self._clear()
                 failure = SnapshotError(
                     "the engine holds other positions than the saved state; the context is empty",
@@ -139,7 +159,7 @@ class Saving(Sequences):
                 failure.state_after = "cleared"
                 raise failure
 
-    def _take_logits(self, data: bytes, row_of: tuple[int, ...]) -> None:
+    def _take_logits(self, data: memoryview, row_of: tuple[int, ...]) -> None:
         if data:
             self._row_of = row_of
             row = np.frombuffer(data, dtype=np.float32).copy()

@@ -26,6 +26,7 @@ def of_files(files: Sequence[str]) -> str:
 
     Of one file it is the file's own digest. A file of 64 MiB and more is hashed once: the digest
     is kept in the user's cache folder, keyed by path, size, inode and time of change.
+    ``INFERCORE_CACHE_DIR`` names another folder, or "none".
     """
     paths = sorted(Path(file) for file in files)
     if len(paths) == 1:
@@ -34,8 +35,13 @@ def of_files(files: Sequence[str]) -> str:
     return hashlib.sha256(joined.encode()).hexdigest()
 
 
+def of_path(path: str) -> str:
+    """Return the digest of the file at ``path``, or of all files of a folder."""
+    return of_files(_files_at(path))
+
+
 def adapter_identities(adapters: Iterable[AdapterSpec]) -> list[str]:
-    """Return the digest of each adapter's file and its scale, in their order.
+    """Return the digest of each adapter's file, or folder, and its scale, in their order.
 
     Raises `ModelNotFoundError` where a file cannot be read any more.
     """
@@ -44,11 +50,18 @@ def adapter_identities(adapters: Iterable[AdapterSpec]) -> list[str]:
 
 def _of_adapter(path: str) -> str:
     try:
-        return of_files([path])
+        return of_path(path)
     except OSError as error:
         raise ModelNotFoundError(
             f"the adapter {path!r} is in use and its file cannot be read: {error}", path=path
         ) from error
+
+
+def _files_at(path: str) -> list[str]:
+    """The file itself, or all files of a folder (PEFT keeps settings beside the numbers)."""
+    if not os.path.isdir(path):
+        return [path]
+    return [entry.path for entry in os.scandir(path) if entry.is_file()]
 
 
 def _of_file(path: Path) -> str:
@@ -72,31 +85,38 @@ def _hash(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _cache_file() -> Path:
+def _cache_file() -> Path | None:
+    """Return where digests are kept, None where they are not."""
+    folder = os.environ.get("INFERCORE_CACHE_DIR")
+    if folder:
+        return None if folder == "none" else Path(folder) / "digests.json"
     root = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
     return Path(root) / "infercore" / "digests.json"
 
 
-def _read_cache() -> dict[str, str]:
+def _read_cache(path: Path) -> dict[str, str]:
     try:
-        data = json.loads(_cache_file().read_text())
+        data = json.loads(path.read_text())
     except (OSError, ValueError):
         return {}
     return data if isinstance(data, dict) else {}
 
 
 def _recall(key: str) -> str | None:
-    return _read_cache().get(key)
+    path = _cache_file()
+    return None if path is None else _read_cache(path).get(key)
 
 
 def _store(key: str, value: str) -> None:
     """Keep the digest; where the cache cannot be written it is only computed again."""
     path = _cache_file()
+    if path is None:
+        return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent)
         with os.fdopen(handle, "w") as file:
-            json.dump({**_read_cache(), key: value}, file)
+            json.dump({**_read_cache(path), key: value}, file)
         Path(name).replace(path)
     except OSError:
         return

@@ -78,7 +78,8 @@ def _candidates(config: ContextConfig, kinds: Capabilities) -> Iterator[ContextC
         config = attrs.evolve(config, **types)
         yield config
     n_ctx = config.n_ctx or 0
-    while n_ctx // 2 >= config.n_ctx_min:
+    lowest = max(config.n_ctx_min, config.n_seq_max or 1)
+    while n_ctx // 2 >= lowest:
         n_ctx //= 2
         config = attrs.evolve(config, n_ctx=n_ctx)
         yield config

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 _COMPACT_AT = 65_536
+_new_tuple = tuple.__new__
 
 
 class Run(NamedTuple):
@@ -54,7 +55,10 @@ class Ledger:
 
     def next_position(self, seq_id: int) -> int:
         """Return one more than the highest position held, 0 when empty."""
-        return max((run.pos + run.n for run in self._runs[seq_id]), default=0)
+        runs = self._runs[seq_id]
+        if len(runs) == 1:  # asked once a token
+            return runs[0][1] + runs[0][2]
+        return max((run.pos + run.n for run in runs), default=0)
 
     def append(self, seq_ids: Iterable[int], tokens: Sequence[int], pos: int) -> None:
         """Give ``tokens`` to all of ``seq_ids``, from position ``pos`` on, in new cells."""
@@ -81,13 +85,16 @@ class Ledger:
     def append_one(self, seq_id: int, token: int, pos: int) -> None:
         """Give one token to one sequence: the hot path of `append`."""
         runs = self._runs[seq_id]
-        last = runs[-1] if runs else None
-        cell = len(self._store)
-        if last is None or last[0] + last[2] != cell or last[1] + last[2] != pos:
+        if not runs:
             self.append((seq_id,), (token,), pos)
             return
-        self._store.append(token)
-        runs[-1] = Run(last[0], last[1], last[2] + 1)
+        cell, start, n = runs[-1]
+        store = self._store
+        if cell + n != len(store) or start + n != pos:
+            self.append((seq_id,), (token,), pos)
+            return
+        store.append(token)
+        runs[-1] = _new_tuple(Run, (cell, start, n + 1))  # a third of the time of Run(...)
         self._lengths[seq_id] += 1
         self.n_cells += 1
 
@@ -164,6 +171,15 @@ class Ledger:
         """Yield the position of each token held, in order."""
         for run in self._runs[seq_id]:
             yield from range(run.pos, run.pos + run.n)
+
+    def same(self, a: int, b: int) -> bool:
+        """Tell whether two sequences hold the same tokens at the same positions."""
+        if self._runs[a] == self._runs[b]:  # the same cells
+            return True
+        if self._lengths[a] != self._lengths[b]:
+            return False
+        held = (zip(self.positions(s), self.tokens(s), strict=True) for s in (a, b))
+        return sorted(next(held)) == sorted(next(held))
 
     def holds(self, seq_id: int, p0: int, p1: int) -> int:
         """Return how many tokens the sequence holds in [p0, p1)."""

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from infercore.protocols.public import Sampler, Session
+    from infercore.protocols.public import Sampler
+    from infercore.protocols.session import Session
     from infercore.protocols.spi import EngineModel
     from infercore.values.info import BackendDescriptor, Capabilities, MemoryPlan
 
@@ -102,7 +103,6 @@ class GuardedModel:
     ) -> None:
         self._inner = inner
         self._weights = _Weights(inner)
-        self._finalizer = weakref.finalize(self, self._weights.release)
         self._descriptor = descriptor
         self._services = services
         self._load_ms = load_ms
@@ -116,6 +116,8 @@ class GuardedModel:
         self.tokenizer = GuardedTokenizer(
             inner.tokenizer, render=services.render, is_closed=lambda: weights.freed
         )
+        # Last, so that a model which could not be guarded is still its loader's to close.
+        self._finalizer = weakref.finalize(self, self._weights.release)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -152,7 +154,7 @@ class GuardedModel:
         """Return a new context, also of a closed model that another context keeps alive."""
         self._check_options(config)
         self._check_adapters(config)
-        asked = attrs.evolve(config, n_ctx=window.resolve_n_ctx(config, self.info))
+        asked = self._resolved(config)
         started = time.perf_counter()
         lease = _Lease(self._weights)
         try:
@@ -182,10 +184,18 @@ class GuardedModel:
             lease()
             raise
 
+    def _resolved(self, config: ContextConfig) -> ContextConfig:
+        """Return ``config`` with its window as a number, which is enough for its sequences."""
+        n_ctx = window.resolve_n_ctx(config, self.info)
+        window.check_parts(n_ctx, config.n_seq_max, unified=config.kv_unified)
+        return attrs.evolve(config, n_ctx=n_ctx)
+
     def _check_options(self, config: ContextConfig) -> None:
-        checks.check_options(
-            "backend_options", config.backend_options, self._descriptor.context_options
-        )
+        known = self._descriptor.context_options
+        for key in config.backend_options:
+            if key in self._descriptor.model_options and key not in known:
+                raise checks.refuse("backend_options", key, "it to load_model: it is the model's")
+        checks.check_options("backend_options", config.backend_options, known)
 
     def _check_adapters(self, config: ContextConfig) -> None:
         if config.adapters and not self._inner.capabilities.lora:
@@ -250,7 +260,8 @@ class GuardedModel:
         plan = getattr(self._inner, "plan_memory", None)
         if plan is None:
             raise UnsupportedFeatureError(feature="plan_memory", backend=self.backend)
-        asked = attrs.evolve(config, n_ctx=window.resolve_n_ctx(config, self.info))
+        self._check_adapters(config)
+        asked = self._resolved(config)
         with calls.typed(self.backend, "planning memory"):
             result: MemoryPlan = plan(asked)
         return result

@@ -10,6 +10,8 @@ from infercore.errors import OutputNotAvailableError
 from infercore.values import checks
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from infercore.protocols.spi import EngineContext, FloatArray
 
 
@@ -21,10 +23,18 @@ class Outputs:
     do, so that a session can tell whether they are still those it asked for.
     """
 
-    __slots__ = ("_engine", "_gathered", "_in_engine", "_n_vocab", "all_rows", "count", "serial")
+    __slots__ = (
+        "_engine_logits",
+        "_gathered",
+        "_in_engine",
+        "_n_vocab",
+        "all_rows",
+        "count",
+        "serial",
+    )
 
     def __init__(self, engine: EngineContext, n_vocab: int) -> None:
-        self._engine = engine
+        self._engine_logits = engine.logits
         self._n_vocab = n_vocab
         self._gathered: FloatArray | None = None
         self._in_engine = True
@@ -63,15 +73,16 @@ class Outputs:
     def copy_engine_rows(self, count: int, into: FloatArray) -> None:
         """Copy the engine's ``count`` rows into ``into`` [count, n_vocab]."""
         for i in range(count):
-            into[i] = self._engine.logits(i)
+            into[i] = self._engine_logits(i)
 
     def row(self, i: int) -> FloatArray:
         """Return row ``i`` (negative from the end), read-only float32 [n_vocab]."""
-        index = self._index(i)
+        count = self.count
+        index = i + count if type(i) is int and -count <= i < 0 else self._index(i)
         if self._gathered is not None:
             row: FloatArray = self._gathered[index]
             return row
-        view = self._engine.logits(index)
+        view = self._engine_logits(index)
         if view.flags.writeable:
             view = view.view()
             view.flags.writeable = False
@@ -119,3 +130,14 @@ class Outputs:
             operation=operation,
             state=f"{self.count} output rows",
         )
+
+
+def ending_at_last_row(
+    seq_ids: Sequence[tuple[int, ...]], wanted: Sequence[bool]
+) -> tuple[int, ...]:
+    """Return the sequences whose last token in the batch is that of its last output row."""
+    last = max((i for i, want in enumerate(wanted) if want), default=None)
+    if last is None:
+        return ()
+    later = {s for ids in seq_ids[last + 1 :] for s in ids}
+    return tuple(s for s in seq_ids[last] if s not in later)

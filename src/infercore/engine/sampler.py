@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from infercore.engine import arguments
+from infercore.engine import arguments, calls
 from infercore.engine.context import GuardedContext
 from infercore.engine.gate import Gate
 from infercore.values import checks
@@ -46,17 +46,18 @@ class GuardedSampler:
         """Take in tokens that are there already (penalties). Raises `InvalidTokenError`."""
         del constrained  # an engine's sampler has no constraint
         with self._gate:
-            self._inner.observe(arguments.check_tokens(tokens, self._n_vocab).tolist())
+            ids = arguments.check_tokens(tokens, self._n_vocab).tolist()
+            calls.judged(self._gate, self._inner.observe, ids)
 
     def reset(self) -> None:
         """Go back to the state after construction."""
         with self._gate:
-            self._inner.reset()
+            calls.judged(self._gate, self._inner.reset)
 
     def clone(self) -> GuardedSampler:
         """Return an independent sampler in the same state."""
         with self._gate:
-            inner = self._inner.clone()
+            inner = calls.judged(self._gate, self._inner.clone)
         release = self._release
         take = getattr(release, "take", None)
         if take is not None:

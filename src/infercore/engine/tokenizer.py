@@ -98,16 +98,19 @@ class GuardedTokenizer:
         *,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
         **kwargs: Any,
     ) -> str:
-        """Return the messages as the model's template renders them."""
-        if not self.chat_template:
+        """Return the messages as ``chat_template``, or the model's own, renders them."""
+        template = self.chat_template if chat_template is None else chat_template
+        if not template:
             raise UnsupportedFeatureError(
                 feature="chat_template",
-                hint="this model has none; render the text yourself and use ensure_prefix",
+                hint="this model has none; give chat_template=..., or render the text yourself "
+                "and use ensure_prefix",
             )
         return self._render(
-            self.chat_template,
+            checks.check_text("chat_template", template),
             checks.items("messages", messages, "a sequence of messages"),
             add_generation_prompt=add_generation_prompt,
             tools=tools,

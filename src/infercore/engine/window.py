@@ -46,10 +46,26 @@ def resolve_n_ctx(config: ContextConfig, info: ModelInfo) -> int:
     return config.n_ctx or trained
 
 
+def check_parts(n_ctx: int, n_seq_max: int | None, *, unified: bool | None) -> None:
+    """Raise `InvalidInputError` where a window that is not shared has no token a sequence."""
+    if unified is False and n_ctx < (n_seq_max or 1):
+        raise InvalidInputError(
+            f"n_ctx={n_ctx} gives {n_seq_max} sequences no token each; give n_ctx={n_seq_max} or "
+            "more, or kv_unified=True to share the window",
+            field="n_ctx",
+            value=n_ctx,
+            allowed=f"at least n_seq_max={n_seq_max}",
+        )
+
+
 def window_of(n_ctx: int, effective: Mapping[str, Any]) -> Window:
-    """Return the window to enforce for ``n_ctx`` asked and the engine's ``effective`` values."""
+    """Return the window to enforce for ``n_ctx`` asked and the engine's ``effective`` values.
+
+    Raises `InvalidInputError` where that leaves a sequence no token.
+    """
     n_seq_max = int(effective.get("n_seq_max") or 1)
     shared = n_seq_max == 1 or bool(effective.get("kv_unified"))
+    check_parts(n_ctx, n_seq_max, unified=shared)
     return Window(
         n_ctx=n_ctx,
         n_ctx_seq=n_ctx if shared else n_ctx // n_seq_max,

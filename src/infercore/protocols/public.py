@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
 
     import numpy as np
     import numpy.typing as npt
     from typing_extensions import Self
 
+    from infercore.protocols.session import Session
     from infercore.values.config import (
         AdapterSpec,
         ContextConfig,
-        DecodeConfig,
         ModelConfig,
         SamplingConfig,
     )
@@ -28,14 +28,7 @@ if TYPE_CHECKING:
         PerfCounters,
     )
     from infercore.values.session import (
-        ContextReport,
         Message,
-        PrefixInput,
-        PrefixStatus,
-        Snapshot,
-        StreamChunk,
-        SuffixInput,
-        SuffixStatus,
     )
 
     FloatArray = npt.NDArray[np.float32]
@@ -124,12 +117,13 @@ class Tokenizer(Protocol):
         *,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
         **kwargs: Any,
     ) -> str:
         """Return the messages as the model's template renders them (sandboxed Jinja).
 
-        Raises `UnsupportedFeatureError` where the model has no template, `InvalidInputError`
-        where the template refuses the messages.
+        ``chat_template`` takes its place. Raises `UnsupportedFeatureError` where there is none,
+        `InvalidInputError` where the template refuses the messages.
         """
 
 
@@ -272,8 +266,9 @@ class Context(Protocol):
     def decode_batch(self, entries: Sequence[tuple[int, Sequence[int], bool]]) -> None:
         """Append ``(token, seq_ids, want_logits)`` entries of several sequences in one call.
 
-        Output rows are those wanted, in order. Raises `InvalidInputError` for more entries than
-        ``n_batch``, and what `decode` raises.
+        Output rows are those wanted, in order. A token may go to several sequences that hold the
+        same tokens. Raises `InvalidInputError` for more entries than ``n_batch``,
+        `InvalidSequenceError` for one to sequences of different content, and what `decode` raises.
         """
 
     def encode(self, tokens: Sequence[int]) -> None:
@@ -338,7 +333,7 @@ class Context(Protocol):
         """Add ``delta`` to the positions in [p0, p1)."""
 
     def seq_divide(self, seq_id: int, p0: int, p1: int, d: int) -> None:
-        """Divide the positions in [p0, p1) by ``d``."""
+        """Divide the positions in [p0, p1) by ``d``; several tokens may stand at one then."""
 
     def clear(self) -> None:
         """Remove everything."""
@@ -423,70 +418,3 @@ class Sampler(Protocol):
 
     def close(self) -> None:
         """Release what the sampler holds; idempotent."""
-
-
-@runtime_checkable
-class Session(Protocol):
-    """**Protocol:** a stable prefix kept hot, a volatile suffix, and decoding from there.
-
-    States: EMPTY, PREFIXED, READY, DECODED, CLOSED, FATAL. While a decode iterator is open,
-    every other call but ``cancel``, ``explain_context`` and ``close`` raises `SessionBusyError`.
-    """
-
-    @property
-    def state(self) -> str:
-        """The state's name."""
-
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
-
-    def ensure_prefix(self, prefix: PrefixInput | str) -> PrefixStatus:
-        """Make the context equal ``prefix``, evaluating only what is not resident."""
-
-    def prefill_suffix(self, suffix: SuffixInput | str) -> SuffixStatus:
-        """Put the volatile text after the prefix, evaluating only what is not resident."""
-
-    def decode(self, config: DecodeConfig | None = None, **fields: Any) -> Iterator[StreamChunk]:
-        """Return an iterator that generates from here."""
-
-    def generate(self, text: str, **decode: Any) -> str:
-        """Return the text generated after ``text`` as suffix."""
-
-    def explain_context(self) -> ContextReport:
-        """Report what is resident; never waits."""
-
-    def cancel(self) -> None:
-        """End the prefill or decode that runs, from any thread."""
-
-    def snapshot(self) -> Snapshot:
-        """Return the session's state as a value."""
-
-    def restore(self, snapshot: Snapshot) -> None:
-        """Take the state of ``snapshot``."""
-
-    def fork(self) -> Session:
-        """Return an independent session in the same state."""
-
-    def save(self, path: str | os.PathLike[str]) -> Snapshot:
-        """Write the session's state to a file, whole or not at all; return what was written."""
-
-    def load(self, path: str | os.PathLike[str]) -> Snapshot:
-        """Take the state in a file that `save` wrote; return what was read."""
-
-    def chat(
-        self, messages: Sequence[Message | Mapping[str, Any]], **decode: Any
-    ) -> Iterator[StreamChunk]:
-        """Return an iterator over the answer to ``messages``, as the model's template has them."""
-
-    def close(self) -> None:
-        """Release everything; idempotent. A decode that runs is cancelled."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...

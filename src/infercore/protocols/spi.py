@@ -16,8 +16,8 @@ capability             methods of `EngineContext` that it needs
 ``kv_shift``           ``seq_shift(seq_id, p0, p1, delta)``
 ``kv_divide``          ``seq_divide(seq_id, p0, p1, d)``
 ``multi_sequence``     ``decode_batch(tokens, positions, seq_ids, wanted)``
-``state``              ``save_state() -> bytes``, ``load_state(data)``
-``sequence_state``     ``save_sequence(seq_id) -> bytes``, ``load_sequence(seq_id, data)``
+``state``              ``save_state() -> buffer``, ``load_state(data)``
+``sequence_state``     ``save_sequence(seq_id) -> buffer``, ``load_sequence(seq_id, data)``
 ``logits_all``         ``decode(..., logits="all")`` makes a row for each token
 ``embeddings``         ``embedding(seq_id)``, ``embeddings()``, ``set_embeddings(on)``
 ``encoder``            ``encode(tokens)``
@@ -28,7 +28,9 @@ capability             methods of `EngineContext` that it needs
 
 Further optional methods, each with a default in the guard: ``decode_one``, ``seq_pos_min``,
 ``seq_pos_max``, ``clear``, ``synchronize``, ``warmup``, ``set_causal_attention``,
-``set_abort_callback``. Times and counts (``perf``) are kept by the guard.
+``set_abort_callback``. Times and counts (``perf``) are kept by the guard. Saved state may be bytes
+or any other contiguous buffer; it comes back as bytes, or as a memoryview where the context has
+``takes_views = True``, which saves a copy.
 """
 
 from __future__ import annotations

@@ -81,6 +81,8 @@ def _is_schema(value: Mapping[str, Any]) -> bool:
     kind = value.get("type")
     if isinstance(kind, str) and kind in _REQUIRED:
         return False
+    if kind is None and not _REQUIRED.keys().isdisjoint(value):
+        return False  # {"regex": ...} would be a schema that constrains nothing
     is_known = kind is None or isinstance(kind, list) or kind in _SCHEMA_TYPES
     return is_known or not _SCHEMA_KEYWORDS.isdisjoint(value)
 
@@ -96,7 +98,15 @@ def _class_schema(cls: type) -> Mapping[str, Any]:
 
 
 def _from_typed(value: Mapping[str, Any]) -> Grammar:
-    kind = value["type"]
+    kind = value.get("type")
+    if kind is None:
+        raise InvalidInputError(
+            f"{_FIELD} names {sorted(_REQUIRED.keys() & value)} but has no type; give "
+            '{"type": "regex", "pattern": ...} and the like',
+            field=_FIELD,
+            value=dict(value),
+            allowed=_forms(),
+        )
     if kind not in _REQUIRED:
         raise InvalidInputError(
             f"{_FIELD} has the unknown type {kind!r}; {checks.nearest(str(kind), _REQUIRED)}",

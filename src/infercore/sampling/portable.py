@@ -5,10 +5,10 @@
 from __future__ import annotations
 
 import copy
+import math
 import secrets
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-import attrs
 import numpy as np
 
 from infercore.errors import (
@@ -17,7 +17,7 @@ from infercore.errors import (
     SessionClosedError,
 )
 from infercore.sampling import chain, logprobs
-from infercore.sampling.candidates import softmax
+from infercore.sampling.candidates import Candidates, softmax
 from infercore.sampling.history import TokenHistory
 from infercore.sampling.rules import LogitRules
 from infercore.sampling.selection import Selected
@@ -28,14 +28,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from infercore.protocols.public import Context, Tokenizer
-    from infercore.sampling.candidates import Candidates, FloatArray, IdArray, RealArray
+    from infercore.sampling.candidates import FloatArray, IdArray, RealArray
     from infercore.sampling.constraints import Constraint
     from infercore.values.config import SamplingConfig
     from infercore.values.session import TokenLogprob
 
 
-@attrs.frozen
-class _Step:
+class _Step(NamedTuple):
     """What `PortableSampler.last_logprobs` tells of."""
 
     token: int
@@ -72,6 +71,9 @@ class PortableSampler:
         self._constraint = constraint
         self._keeps_rows = logprobs
         self._rules = LogitRules(config, tokenizer, n_vocab, tuple(processors))
+        # Most greedy decodes take the largest logit of the row as it came, but for these tokens.
+        greedy = config.temperature == 0 and constraint is None
+        self._not_best = self._rules.only_lowered if greedy else None
         self._seed = secrets.randbelow(MAX_SEED + 1) if config.seed is None else int(config.seed)
         self._closed = False
         self._rewind()
@@ -81,6 +83,7 @@ class PortableSampler:
         self._history = TokenHistory(self._n_vocab, self._rules.counted_window)
         self._mu = 2.0 * self._config.mirostat_tau
         self._last: _Step | None = None
+        self._best: tuple[int, float, FloatArray | None] | None = None
 
     @property
     def seed(self) -> int:
@@ -112,7 +115,8 @@ class PortableSampler:
 
         Raises what ``context.logits`` and `sample_logits` raise.
         """
-        self._check_open()
+        if self._closed:
+            self._check_open()
         return self.sample_logits(context.logits(i))
 
     def sample_logits(self, logits: FloatArray) -> int:
@@ -121,15 +125,37 @@ class PortableSampler:
         Raises `InvalidInputError` for another shape, `InvalidStateError` where a logit is NaN or
         infinite or where no token is left, and whatever a processor raises: state unchanged.
         """
-        self._check_open()
+        if self._closed:
+            self._check_open()
+        if self._not_best is not None:
+            token, peak = self._best_of(logits)
+            if token not in self._not_best:
+                self._best = token, peak, logits.copy() if self._keeps_rows else None
+                return token
         ready = self._rules.apply(logits, self._history, self._constraint)
         kept = chain.candidates_of(ready, self._config, self._random.random)
         chosen = self._choose(kept)
         self._accept((chosen.token,))
         self._mu = chosen.mu
         row = logits.copy() if self._keeps_rows else None
-        self._last = _Step(chosen.token, row, chosen.out_of)
+        self._last, self._best = _Step(chosen.token, row, chosen.out_of), None
         return chosen.token
+
+    def _best_of(self, logits: FloatArray) -> tuple[int, float]:
+        """Return what all steps come to where they change nothing, and its logit, in one pass."""
+        self._rules.check_row(logits)
+        token = int(logits.argmax())
+        peak = logits.item(token)
+        if not -math.inf < peak < math.inf:  # NaN counts as the largest
+            self._rules.check_values(logits)
+        return token, peak
+
+    def _latest(self) -> _Step | None:
+        if self._best is not None:
+            token, peak, row = self._best
+            self._last = _Step(token, row, Candidates(np.array([token]), np.array([peak])))
+            self._best = None
+        return self._last
 
     def _choose(self, kept: Candidates) -> Selected:
         if self._config.temperature == 0:
@@ -173,21 +199,22 @@ class PortableSampler:
         done). Raises `InvalidStateError` before the first step, and for a row that was not kept.
         """
         self._check_open()
-        if self._last is None:
+        last = self._latest()
+        if last is None:
             raise InvalidStateError(
                 "nothing was sampled yet; call sample first",
                 operation="last_logprobs",
                 state="no step",
             )
         if processed:
-            return logprobs.candidate_logprobs(self._last.out_of, self._last.token, top_n)
-        if self._last.raw is None:
+            return logprobs.candidate_logprobs(last.out_of, last.token, top_n)
+        if last.raw is None:
             raise InvalidStateError(
                 "the row was not kept; make the sampler with logprobs=True",
                 operation="last_logprobs",
                 state="rows not kept",
             )
-        return logprobs.raw_logprobs(self._last.raw, self._last.token, top_n)
+        return logprobs.raw_logprobs(last.raw, last.token, top_n)
 
     def reset(self) -> None:
         """Go back to the state after construction: seed, penalties, mirostat and constraint."""
@@ -211,7 +238,7 @@ class PortableSampler:
         """Let go of constraint and buffers; idempotent. Any later use is `SessionClosedError`."""
         self._closed = True
         self._constraint = None
-        self._last = None
+        self._last = self._best = None
 
     def _check_open(self) -> None:
         if self._closed:

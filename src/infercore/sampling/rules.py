@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from infercore.sampling.history import TokenHistory
     from infercore.values.config import SamplingConfig
 
+_FLOAT32 = np.dtype(np.float32)
+
 
 class LogitRules:
     """What one sampler does to each row, compiled once. Holds a scratch row of its own."""
@@ -37,6 +39,7 @@ class LogitRules:
     ) -> None:
         self._config = config
         self._n_vocab = n_vocab
+        self._shape = (n_vocab,)
         self._processors = processors
         self._bias = _compile_bias(config, tokenizer, n_vocab)
         self._penalises = config.penalty_last_n != 0 and (
@@ -50,6 +53,19 @@ class LogitRules:
             else None
         )
         self._scratch: FloatArray | None = None
+
+    @property
+    def only_lowered(self) -> frozenset[int] | None:
+        """The tokens whose logits `apply` lowers, where it does nothing else, constraints aside.
+
+        None where it may do anything else. A row's best token that is none of them stays the best.
+        """
+        if self._processors or self._penalises or self._breakers is not None:
+            return None
+        if self._bias is None:
+            return frozenset()
+        ids, amounts = self._bias
+        return frozenset(ids.tolist()) if (amounts <= 0).all() else None
 
     @property
     def counted_window(self) -> int:
@@ -71,9 +87,8 @@ class LogitRules:
         Raises `InvalidInputError` for a row or a processor's result of another shape or type,
         `InvalidStateError` for NaN, infinity, or no token left.
         """
-        self._check_row(logits, "logits")
-        if _largest(logits, "the model") == -np.inf:
-            _fail("every logit of the model is -inf", "no token possible")
+        self.check_row(logits)
+        self.check_values(logits)
         ready = self._edited(logits, history, constraint)
         if ready is not logits and _largest(ready, "the sampling config") == -np.inf:
             _fail(
@@ -82,6 +97,17 @@ class LogitRules:
                 "no token left",
             )
         return ready
+
+    def check_row(self, row: FloatArray) -> None:
+        """Raise `InvalidInputError` unless ``row`` is float32 [n_vocab]."""
+        if type(row) is not np.ndarray or row.dtype is not _FLOAT32 or row.shape != self._shape:
+            self._check_row(row, "logits")
+
+    @staticmethod
+    def check_values(row: FloatArray) -> None:
+        """Raise `InvalidStateError` for NaN or infinity in ``row``, or where all are -inf."""
+        if _largest(row, "the model") == -np.inf:
+            _fail("every logit of the model is -inf", "no token possible")
 
     def _edited(
         self, logits: FloatArray, history: TokenHistory, constraint: Constraint | None

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from infercore.values.config import DecodeConfig
     from infercore.values.session import (
         ContextReport,
         PrefixInput,
@@ -80,10 +81,15 @@ class AsyncSession:
         """See `Session.prefill_suffix`."""
         return cast("SuffixStatus", await self.run(lambda: self._session.prefill_suffix(suffix)))
 
-    def decode(self, *args: Any, **fields: Any) -> AsyncDecodeStream:
-        """Return an asynchronous iterator that generates from here; see `Session.decode`."""
-        stream = self._session.decode(*args, **fields)
-        return AsyncDecodeStream(self, lambda: stream)
+    def decode(self, config: DecodeConfig | None = None, **fields: Any) -> AsyncDecodeStream:
+        """Return an asynchronous iterator that generates from here; see `Session.decode`.
+
+        A wrong option, state or lack of room is raised at once. A grammar is compiled and a draft
+        model's context opened in the session's thread, when the iterator is first asked: what is
+        wrong there is raised there, and from then on the session is held.
+        """
+        built = self._session.check_decode(config, fields)
+        return AsyncDecodeStream(self, lambda: self._session.decode(built))
 
     def chat(self, *args: Any, **fields: Any) -> AsyncDecodeStream:
         """Return an asynchronous iterator over the answer; see `Session.chat`.
@@ -153,7 +159,7 @@ class AsyncSession:
 
 
 class AsyncDecodeStream:
-    """An asynchronous iterator of `StreamChunk`; an asynchronous context manager too."""
+    """An asynchronous iterator of `infercore.StreamChunk`; an asynchronous context manager too."""
 
     def __init__(self, session: AsyncSession, start: Callable[[], Any]) -> None:
         self._session = session

@@ -13,6 +13,7 @@ from infercore.engine.gate import Gate
 from infercore.errors import SessionBusyError, SessionFatalError, UnsupportedFeatureError
 from infercore.session.identity import identity
 from infercore.session.parts import CLOSED, EMPTY, FATAL, PREFIXED, Parts
+from infercore.session.pieces import Pieces
 from infercore.session.report import context_report
 from infercore.session.resident import Resident
 from infercore.values import checks
@@ -78,6 +79,7 @@ class SessionBase:
         self.gate = Gate("session")
         self.shared = shared
         self._tokenizer = model.tokenizer
+        self.pieces = Pieces(model.tokenizer)
         self._new_sampler = new_sampler
         self._options = options
         self.overflow = options.overflow
@@ -142,12 +144,16 @@ class SessionBase:
         """Repeat in every later call the cause for which the context failed in this one."""
         try:
             yield
-        except SessionFatalError as error:
-            raise self.gate.fail(error.cause) from error
-        except BaseException:  # an interruption, for instance, that the context did not survive
-            if self.resident.fatal_cause is not None:
-                self.gate.fail(self.resident.fatal_cause)
+        except BaseException as error:
+            self.judge(error)
             raise
+
+    def judge(self, error: BaseException) -> None:
+        """Fail for good where ``error`` means that the context did."""
+        if isinstance(error, SessionFatalError):
+            raise self.gate.fail(error.cause) from error
+        if self.resident.fatal_cause is not None:  # an interruption that it did not survive
+            self.gate.fail(self.resident.fatal_cause)
 
     def prefilled(self, work: Callable[[], T], fallback: str) -> T:
         """Run ``work``; where it fails after a change, the state is ``fallback``."""

@@ -16,7 +16,7 @@ from infercore.values.session import Message
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_GIVEN_APART = ("messages", "tools", "bos_token", "eos_token")
+_GIVEN_APART = ("messages", "tools", "bos_token", "eos_token", "chat_template")
 
 
 @attrs.frozen(kw_only=True)
@@ -36,6 +36,7 @@ def prepare(
     add_bos: bool,
     parse_special: bool = False,
     tools: Sequence[Mapping[str, Any]] | None = None,
+    template: str | None = None,
     variables: Mapping[str, Any] | None = None,
 ) -> Turn:
     """Return the chat as it is to be put into the context.
@@ -43,9 +44,10 @@ def prepare(
     The text of a control token within messages and tools is text, unless ``parse_special``.
     Raises `InvalidInputError` for malformed messages and those the template refuses.
     """
-    chat = _Chat(
-        tokenizer, tools, _checked(variables or {}), add_bos=add_bos, parse_special=parse_special
-    )
+    given = _checked(variables or {})
+    if template is not None:
+        given["chat_template"] = template
+    chat = _Chat(tokenizer, tools, given, add_bos=add_bos, parse_special=parse_special)
     rows = _rows(messages)
     text, tokens = chat.tokenize(rows)
     try:

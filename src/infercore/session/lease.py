@@ -34,7 +34,7 @@ class SharedContext:
         try:
             self._empty_left()
         except BaseException:
-            self._gate.__exit__(None, None, None)
+            self._gate.__exit__()
             raise
 
     def __exit__(

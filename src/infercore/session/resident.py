@@ -41,8 +41,8 @@ class Resident(TrueTape):
 
     @property
     def free(self) -> int:
-        """Tokens that still fit behind what the engine holds."""
-        return int(self.context.n_free(self.seq_id))
+        """Tokens that still fit behind what the engine holds; asked without waiting."""
+        return int(self.context.look_free(self.seq_id))
 
     def capacity(self, target: Sequence[int]) -> int:
         """Tokens that fit beside the other sequences once only ``target`` is held here."""
@@ -60,7 +60,8 @@ class Resident(TrueTape):
 
     def has_logits(self) -> bool:
         """Whether the context's outputs are those at the end of the logical context."""
-        return len(self.tape) > 0 and self._logits_at(self.tape.logical)
+        n = self.tape.logical
+        return n > 0 and self._logits_at(n)
 
     def _logits_at(self, n: int) -> bool:
         return n == len(self.tape) and self._outputs_of == self.context.output_serial
@@ -277,14 +278,20 @@ class Resident(TrueTape):
     def _append(self, tokens: list[int]) -> None:
         """Evaluate in the context's own chunks, looking for a cancel between them."""
         n_batch = self.context.n_batch
-        for start in range(0, len(tokens), n_batch):
-            chunk = tokens[start : start + n_batch]
-            if self.cancelled:
-                raise DecodeAbortedError(
-                    f"cancelled with {len(self.tape)} tokens resident; ask again to go on",
-                    resident_tokens=len(self.tape),
-                )
-            mode = "last" if start + n_batch >= len(tokens) else "none"
-            self.context.decode(chunk, seq_id=self.seq_id, logits=mode)
-            self.tape.extend(chunk)
-            self._outputs_of = self.context.output_serial
+        try:
+            for start in range(0, len(tokens), n_batch):
+                self.n_pending = len(tokens) - start
+                self._append_chunk(tokens[start : start + n_batch])
+        finally:
+            self.n_pending = 0
+
+    def _append_chunk(self, chunk: list[int]) -> None:
+        if self.cancelled:
+            raise DecodeAbortedError(
+                f"cancelled with {len(self.tape)} tokens resident; ask again to go on",
+                resident_tokens=len(self.tape),
+            )
+        mode = "last" if len(chunk) == self.n_pending else "none"
+        self.context.decode(chunk, seq_id=self.seq_id, logits=mode)
+        self.tape.extend(chunk)
+        self._outputs_of = self.context.output_serial

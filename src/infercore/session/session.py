@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
@@ -46,6 +47,16 @@ class CoreSession(Prefilling):
             self._check_decodable()
             return self._stream_of(built, self._source(built))
 
+    def check_decode(self, config: DecodeConfig | None, fields: Mapping[str, Any]) -> DecodeConfig:
+        """Return the config of a decode that could begin now; raises what `decode` raises.
+
+        Quick: what takes its time (a grammar, a draft model) is left to `decode`.
+        """
+        built = decode_config(config, fields)
+        with self.entered("decode"):
+            self._check_decodable()
+        return built
+
     def _check_decodable(self) -> None:
         prefixed = self._state == PREFIXED
         target = self.parts.prefix_ids if prefixed else self.resident.wanted()
@@ -73,19 +84,24 @@ class CoreSession(Prefilling):
             if drafter is not None:
                 drafter.close()
             raise
-        is_eog, stops = self._tokenizer.is_eog, config.stop_tokens
+        pieces, stops = self.pieces, config.stop_tokens
         return TokenSource(
             self.resident,
             sampler,
             config,
             drafter=drafter,
-            ends=lambda token: token in stops or is_eog(token),
+            ends=lambda token: token in stops or pieces[token].is_eog,
         )
 
     def _stream_of(
-        self, config: DecodeConfig, source: TokenSource, dropped: Sequence[int] = ()
+        self,
+        config: DecodeConfig,
+        source: TokenSource,
+        dropped: Sequence[int] = (),
+        *,
+        started: float | None = None,
     ) -> DecodeStream:
-        stream = DecodeStream(self, config, source, dropped)
+        stream = DecodeStream(self, config, source, dropped, started=started)
         self._stream = ref(stream)
         return stream
 
@@ -114,6 +130,7 @@ class CoreSession(Prefilling):
         messages: Sequence[Message | Mapping[str, Any]],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
         template_variables: Mapping[str, Any] | None = None,
         parse_special: bool = False,
         **decode: Any,
@@ -121,11 +138,12 @@ class CoreSession(Prefilling):
         """Return an iterator over the answer to ``messages``; see `Session.chat`.
 
         What two renders with different last user turns have in common becomes the prefix, the
-        rest the suffix. The text of a control token in a message stays text, unless
-        ``parse_special``. Raises `UnsupportedFeatureError` without a template,
-        `InvalidInputError` where it refuses the messages, and what `prefill_suffix` and `decode`
-        raise.
+        rest the suffix. ``chat_template`` takes the place of the model's own. The text of a control
+        token in a message stays text, unless ``parse_special``. Raises `UnsupportedFeatureError`
+        without a template, `InvalidInputError` where it refuses the messages, and what
+        `prefill_suffix` and `decode` raise.
         """
+        started = time.perf_counter()
         built = decode_config(None, decode)
         with self.entered("chat"):
             turn = chatting.prepare(
@@ -134,6 +152,7 @@ class CoreSession(Prefilling):
                 add_bos=self._add_bos,
                 parse_special=parse_special,
                 tools=tools,
+                template=chat_template,
                 variables=template_variables,
             )
             tokens, dropped = self.truncated(turn.tokens, turn.n_stable)
@@ -145,7 +164,7 @@ class CoreSession(Prefilling):
             except BaseException:
                 source.close()
                 raise
-            return self._stream_of(built, source, dropped)
+            return self._stream_of(built, source, dropped, started=started)
 
     def _hold_turn(self, turn: chatting.Turn) -> None:
         stable = turn.tokens[: turn.n_stable]

@@ -27,16 +27,14 @@ def take(session: CoreSession) -> Snapshot:
     started = time.perf_counter()
     session.make_whole()
     resident = session.resident
-    header = {
-        "kind": "session",
+    note = {
         "state": session.state,
         "manifest": session.identity.to_dict(),
         "logical": resident.tape.logical,
         "cut": resident.tape.cut,
         "parts": _plain(session.parts),
     }
-    payload = session.context.save_sequence(resident.seq_id)
-    data = blob.pack(header, payload, sealed=True)
+    data = session.context.save_sequence(resident.seq_id, note=note)
     return Snapshot(
         manifest=session.identity,
         data=data,
@@ -60,20 +58,26 @@ def _parts(plain: dict[str, Any]) -> Parts:
     return parts
 
 
-def _opened(data: bytes) -> tuple[dict[str, Any], bytes]:
-    """Return header and payload, the header's values as objects. Raises `SnapshotError`."""
-    header, payload, _ = blob.unpack(data)
-    blob.require(header, {"kind": "session"})
+def _opened(data: bytes) -> dict[str, Any]:
+    """Return what a session noted in its saved sequence, as objects. Raises `SnapshotError`.
+
+    Of the rest nothing is looked at: the context does so when it restores it.
+    """
+    note: dict[str, Any] | None = blob.read_header(data).get("note")
+    if note is None:
+        raise SnapshotError(
+            "these bytes are a context's, not a session's; give them to the context", reason="kind"
+        )
     try:
-        header["manifest"] = ContextManifest.from_dict(header["manifest"])
-        header["parts"] = _parts(header["parts"])
-        known = header["state"] in (EMPTY, PREFIXED, READY, DECODED)
-        counts = [header["logical"], 0 if header["cut"] is None else header["cut"]]
+        note["manifest"] = ContextManifest.from_dict(note["manifest"])
+        note["parts"] = _parts(note["parts"])
+        known = note["state"] in (EMPTY, PREFIXED, READY, DECODED)
+        counts = [note["logical"], 0 if note["cut"] is None else note["cut"]]
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise _malformed(error) from error
     if not known or not all(checks.is_integer(count) and count >= 0 for count in counts):
         raise _malformed("a value is out of its range")
-    return header, payload
+    return note
 
 
 def _malformed(reason: object) -> SnapshotError:
@@ -90,24 +94,24 @@ def put(session: CoreSession, snapshot: Snapshot) -> None:
     """
     if not isinstance(snapshot, Snapshot):
         raise checks.refuse("snapshot", snapshot, "a Snapshot; read a file with load(path)")
-    header, payload = _opened(snapshot.data)
-    mismatch = session.identity.mismatch(header["manifest"], strict=True)
+    note = _opened(snapshot.data)
+    mismatch = session.identity.mismatch(note["manifest"], strict=True)
     if mismatch is not None:
         raise mismatch
     try:
-        _load(session, payload, header)
+        _load(session, snapshot.data, note)
     except BaseException:
         if not len(session.resident.tape):
             session.enter(EMPTY, Parts())
             session.resident.owed = []
         raise
-    session.enter(header["state"], header["parts"])
+    session.enter(note["state"], note["parts"])
 
 
-def _load(session: CoreSession, payload: bytes, header: dict[str, Any]) -> None:
+def _load(session: CoreSession, data: bytes, note: dict[str, Any]) -> None:
     resident = session.resident
-    resident.load(payload, header["logical"], header["cut"])
-    if header["logical"] > len(resident.tape):
+    resident.load(data, note["logical"], note["cut"])
+    if note["logical"] > len(resident.tape):
         resident.clear()
         error = _malformed("it counts more tokens than it holds")
         error.state_after = "cleared"
@@ -143,10 +147,10 @@ def read(path: str | os.PathLike[str]) -> Snapshot:
         data = Path(path).read_bytes()
     except FileNotFoundError as error:
         raise ModelNotFoundError(f"there is no saved session at {path}", path=str(path)) from error
-    header, _ = _opened(data)
+    note = _opened(data)
     return Snapshot(
-        manifest=header["manifest"],
+        manifest=note["manifest"],
         data=data,
-        resident_tokens=header["logical"],
+        resident_tokens=note["logical"],
         elapsed_ms=(time.perf_counter() - started) * 1e3,
     )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import deque
+from contextlib import suppress
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any
-
-import attrs
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -18,8 +18,11 @@ if TYPE_CHECKING:
     from infercore.values.session import TokenLogprob
 
 
-@attrs.frozen
-class Chosen:
+_logger = logging.getLogger("infercore.session")
+_logger.addHandler(logging.NullHandler())
+
+
+class Chosen(NamedTuple):
     """A token, and whether the engine holds it already (beyond the logical context)."""
 
     token: int
@@ -49,6 +52,7 @@ class TokenSource:
         self._drafter = drafter
         self.ends = ends
         self._queue: deque[Chosen] = deque()
+        self._looks_ahead = drafter is not None or getattr(sampler, "constraint", None) is not None
         self.n_drafted = 0
         self.n_accepted = 0
 
@@ -81,6 +85,9 @@ class TokenSource:
         """Make a token that was shown part of the logical context."""
         if chosen.held:
             self._resident.take_ahead(chosen.token)
+            return
+        if not self._looks_ahead:
+            self._resident.append_one(chosen.token)
             return
         room = self._resident.free - 1
         forced = self._take_forced(room)
@@ -122,7 +129,19 @@ class TokenSource:
             return []
         tape = self._resident.tape
         n = min(self._config.speculative.n_draft, room)
-        return self._drafter.propose([*tape.tokens(0, tape.logical), token], n)
+        try:
+            return self._drafter.propose([*tape.tokens(0, tape.logical), token], n)
+        except Exception as error:  # noqa: BLE001  (whatever it is, the tokens are the same)
+            self._stop_guessing(error)
+            return []
+
+    def _stop_guessing(self, error: Exception) -> None:
+        """Go on without a drafter that fails: guesses only make a decode faster."""
+        _logger.warning("guessing ahead failed, the decode goes on without: %r", error)
+        drafter, self._drafter = self._drafter, None
+        if drafter is not None:
+            with suppress(Exception):
+                drafter.close()
 
     def _verify(self, token: int, drafts: list[int]) -> None:
         """Evaluate the guesses in one call and keep those that the sampler chooses too.
@@ -141,7 +160,7 @@ class TokenSource:
         self.n_drafted += len(drafts)
         self.n_accepted += n_accepted
         resident.drop_ahead(n_accepted)
-        self._queue.extend(attrs.evolve(c, held=True) for c in chosen[:-1])
+        self._queue.extend(c._replace(held=True) for c in chosen[:-1])
         self._queue.append(chosen[-1])
 
     def close(self) -> None:

@@ -30,7 +30,13 @@ class DecodeStream:
     """
 
     def __init__(
-        self, session: Any, config: DecodeConfig, source: TokenSource, dropped: Sequence[int] = ()
+        self,
+        session: Any,
+        config: DecodeConfig,
+        source: TokenSource,
+        dropped: Sequence[int] = (),
+        *,
+        started: float | None = None,
     ) -> None:
         self._session = session
         self._resident: Resident = session.resident
@@ -47,7 +53,7 @@ class DecodeStream:
         self._n_completion = 0
         self._n_prompt = 0
         self._n_cached = 0
-        self._started = time.perf_counter()
+        self._started = time.perf_counter() if started is None else started
         self._first_at: float | None = None
         self._last_at: float | None = None
         self.finished = False
@@ -67,13 +73,17 @@ class DecodeStream:
                 raise
 
     def _next_chunk(self) -> StreamChunk:
-        with self._session.fatal_for_good():
-            if self._session.shared.is_shared:
+        session = self._session
+        try:  # not fatal_for_good: this runs once a token
+            if session.shared.is_shared:
                 self._come_back()
             while True:
                 chunk = self._advance()
                 if chunk is not None:
                     return chunk
+        except BaseException as error:
+            session.judge(error)
+            raise
 
     def _come_back(self) -> None:
         """Another session may have emptied the context, in a failure, that both share."""
@@ -83,30 +93,31 @@ class DecodeStream:
 
     def _advance(self) -> StreamChunk | None:
         """Take one step; return a chunk when there is something to show."""
-        try:
-            self._begin()
-        except DecodeAbortedError:
-            if not self._is_cancelled():
-                raise
-            return self._finish("cancelled")
-        self._settle()
+        if not self._begun:
+            try:
+                self._begin()
+            except DecodeAbortedError:
+                if not self._is_cancelled():
+                    raise
+                return self._finish("cancelled")
+        if self._pending is not None:
+            self._settle()
         reason = self._end_reached()
         if reason is not None:
             return self._finish(reason)
-        if not (self._source.is_ahead or self._resident.has_logits()):
+        source = self._source
+        if not (source.is_ahead or self._resident.has_logits()):
             self._resident.go_on()  # another session has used the context that both share
-        chosen = self._source.next()
+        chosen = source.next()
         self._clock()
-        if self._source.ends(chosen.token):
+        if source.ends(chosen.token):
             self._session.parts.ended_by = chosen.token
-            is_eog = self._session.model.tokenizer.is_eog(chosen.token)
+            is_eog = self._session.pieces[chosen.token].is_eog
             return self._finish("eos" if is_eog else "stop")
         return self._take(chosen)
 
     def _begin(self) -> None:
         """Prime the sampler and see to it that the logits are those of the last token."""
-        if self._begun:
-            return
         self._begun = True
         session, tape = self._session, self._resident.tape
         evaluated = self._hold_all()
@@ -152,7 +163,7 @@ class DecodeStream:
         return self._cancelled or self._resident.cancelled
 
     def _end_reached(self) -> str | None:
-        if self._is_cancelled():
+        if self._cancelled or self._resident.cancelled:
             return "cancelled"
         if self._text.stopped:
             return "stop"
@@ -183,7 +194,9 @@ class DecodeStream:
         self._shown.append(chosen.token)
         if chosen.logprob is not None:
             self._logprobs.append(chosen.logprob)
-        text = self._text.push(self._bytes_of(chosen.token))
+        piece = self._session.pieces[chosen.token]
+        shown = self._config.special_text or not piece.is_control
+        text = self._text.push(piece.data if shown else b"")
         return self._chunk(text) if text and not self._text.stopped else self._held(text)
 
     def _held(self, text: str) -> StreamChunk | None:
@@ -192,12 +205,6 @@ class DecodeStream:
             self._settle()
             return self._finish("stop", text)
         return None
-
-    def _bytes_of(self, token: int) -> bytes:
-        tokenizer = self._session.model.tokenizer
-        if not self._config.special_text and tokenizer.is_control(token):
-            return b""
-        return bytes(tokenizer.token_bytes(token))
 
     def _chunk(self, text: str, **ending: Any) -> StreamChunk:
         tokens, self._shown = tuple(self._shown), []

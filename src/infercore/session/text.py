@@ -19,6 +19,8 @@ class StopMatcher:
 
     def push(self, text: str) -> str:
         """Return the text that is safe to show now; sets ``matched`` once a stop is complete."""
+        if not self._stops:
+            return text
         held = self._held + text
         found = [(at, stop) for stop in self._stops if (at := held.find(stop)) >= 0]
         if found:

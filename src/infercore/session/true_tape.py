@@ -16,7 +16,8 @@ class TrueTape:
     """One sequence of a context and its tape.
 
     ``owed`` are tokens of the logical context that the engine lost in a failure, or was not
-    given yet; whatever goes on from here evaluates them first.
+    given yet; whatever goes on from here evaluates them first. ``n_pending`` counts those that
+    the call which runs has still to evaluate.
     """
 
     def __init__(self, context: Any, seq_id: int = 0) -> None:
@@ -25,6 +26,7 @@ class TrueTape:
         self.tape = Tape()
         self.owed: list[int] = []
         self.cancelled = False
+        self.n_pending = 0
         self._checkpoints = Checkpoints(context, seq_id)
         self._outputs_of: int | None = None
         self._in_doubt = False

@@ -50,7 +50,10 @@ class ModelConfig:
     ``n_gpu_layers`` counts layers put on the GPU (-1 = all), ``tensor_split`` gives each device's
     share, ``split_mode`` is "none", "layer" or "row". ``device`` names a device of the backend
     (see `BackendInfo.devices`). ``progress`` is called with the fraction loaded, 0.0 to 1.0; a
-    return value of False cancels. ``backend_options`` are options of one engine.
+    return value of False cancels. ``backend_options`` are options of one engine. With ``use_mmap``
+    (the engines' default) weights are pages of the file, read when they are used: a file that is
+    cut short or overwritten in place after loading ends the process (SIGBUS), which nothing can
+    catch. Replace model files by renaming, or load with ``use_mmap=False``.
     """
 
     n_gpu_layers: int | None = attrs.field(default=None, validator=checks.integer(-1, 2**31 - 1))
@@ -201,7 +204,7 @@ class SamplingConfig:
     whatever else is set and without randomness. ``top_k=0`` and ``top_n_sigma=-1`` are off, as
     are ``top_p=1``, ``min_p=0``, ``typical_p=1`` and ``xtc_probability=0``. ``seed=None`` draws
     one; `Sampler.seed` reports it. ``implementation`` is "portable" (NumPy, the specification),
-    "native" (the engine's own) or "auto".
+    "native" (the engine's own) or "auto", which is always the portable one.
     """
 
     temperature: float = attrs.field(default=0.8, validator=checks.number(0, optional=False))
@@ -262,7 +265,8 @@ class SpeculativeConfig:
 
     ``kind="prompt_lookup"`` guesses what followed the last ``n_gram`` tokens (or fewer) before;
     "draft_model" asks ``draft_model``, a loaded `Model` with the same vocabulary. ``n_draft`` is
-    the most tokens guessed at once.
+    the most tokens guessed at once. A draft model that fails ends the guessing, with a warning in
+    the log, and nothing else.
     """
 
     kind: str = attrs.field(

@@ -114,6 +114,8 @@ class MemoryPlan:
     """Bytes that a model and a context will take, from metadata alone.
 
     ``kv_bytes_by_kind`` splits the cache by layer kind: "full", "sliding", "recurrent".
+    ``compute_bytes`` is what an engine holds beside weights and cache: the arrays of a step, and
+    where it keeps one, its own layout of the weights. The window is taken as full.
     ``peak_bytes`` is the most that is held at once, loading included.
     """
 
@@ -132,10 +134,10 @@ class MemoryPlan:
 
 @attrs.frozen(kw_only=True)
 class PerfCounters:
-    """Times in milliseconds and token counts of a context since its start or `reset_perf`.
+    """Times in milliseconds and token counts of a context since it began or was reset.
 
     ``decode`` counts calls of one token, ``prefill`` all others. ``reused_tokens`` were asked
-    for by a session and not evaluated because they were resident.
+    for by a session and not evaluated because they were resident. See `Context.reset_perf`.
     """
 
     load_ms: float = 0.0

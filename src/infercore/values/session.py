@@ -55,7 +55,7 @@ class SuffixInput:
 
 @attrs.frozen(kw_only=True)
 class PrefixStatus:
-    """What `ensure_prefix` reused and evaluated, in tokens.
+    """What `Session.ensure_prefix` reused and evaluated, in tokens.
 
     ``reused_tokens + prefilled_tokens == prefix_tokens``; ``dropped_tokens`` were removed from
     the engine to make room for the new ones. ``resident_tokens`` counts the logical context,
@@ -78,7 +78,7 @@ class PrefixStatus:
 
 @attrs.frozen(kw_only=True)
 class SuffixStatus:
-    """What `prefill_suffix` reused and evaluated, in tokens.
+    """What `Session.prefill_suffix` reused and evaluated, in tokens.
 
     ``reused_tokens + prefilled_tokens`` is the length of the text behind the prefix tokens that
     stood: ``suffix_tokens``, which includes those that took the place of prefix tokens at the
@@ -111,8 +111,9 @@ class Usage:
 
     ``prompt_tokens`` were resident at its start, of which ``cached_tokens`` had not been
     evaluated since the decode before. ``time_to_first_token_ms`` counts from the call of
-    ``decode`` to the first token, ``tokens_per_second`` the tokens after it. Of
-    ``drafted_tokens`` guessed ahead (speculative decoding), ``accepted_tokens`` were right.
+    ``decode`` (of ``chat``: with its prefill) to the first token, ``tokens_per_second`` the tokens
+    after it. Of ``drafted_tokens`` guessed ahead (speculative decoding), ``accepted_tokens`` were
+    right.
     """
 
     prompt_tokens: int
@@ -155,7 +156,8 @@ class StreamChunk:
 class ContextReport:
     """What a session holds, at any time and from any thread; also when closed or failed.
 
-    ``warm_tail_tokens`` are held by the engine beyond the logical context, for reuse.
+    ``warm_tail_tokens`` are held by the engine beyond the logical context, for reuse. While a
+    text is evaluated they grow, and ``pending_tokens`` counts those that are still to come.
     ``fatal_cause`` is the text of the error that ended the session, if one did.
     """
 
@@ -173,6 +175,7 @@ class ContextReport:
     manifest: ContextManifest
     closed: bool
     fatal_cause: str | None = None
+    pending_tokens: int = 0
 
 
 @attrs.frozen(kw_only=True)

@@ -28,14 +28,18 @@ class Adapters:
 
     def apply(self, context: int, adapters: Sequence[AdapterSpec]) -> None:
         """Replace the list of ``context`` by ``adapters``; unchanged where one cannot be loaded."""
-        handles = [self._load(adapter.path) for adapter in adapters]
+        loaded = [(self._load(adapter.path), adapter.scale) for adapter in adapters]
+        handles = {id(handle): handle for handle, _ in loaded}
+        scales = dict.fromkeys(handles, 0.0)
+        for handle, scale in loaded:  # the engine counts an adapter once, so its scales add up
+            scales[id(handle)] += scale
         n = len(handles)
         # One call with the whole list: each call replaces what the one before had set.
         code = api.llama_set_adapters_lora(
             context,
-            (api.llama_adapter_lora_p_ctypes * n)(*handles) if n else None,
+            (api.llama_adapter_lora_p_ctypes * n)(*handles.values()) if n else None,
             n,
-            (ctypes.c_float * n)(*(adapter.scale for adapter in adapters)) if n else None,
+            (ctypes.c_float * n)(*scales.values()) if n else None,
         )
         if code != 0:
             raise log.explain(InferCoreError(f"llama.cpp refused the adapters with {code}"))

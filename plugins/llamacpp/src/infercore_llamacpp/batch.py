@@ -80,16 +80,18 @@ class Batch:
 
 
 class OneToken:
-    """A batch of one token with its output row: what the hot path fills."""
+    """A batch of one token with its output row: what the hot path fills.
+
+    It has no position: the engine takes the sequence's next one then.
+    """
 
     def __init__(self) -> None:
-        self.token, self.position, self.seq_id = (ctypes.c_int32() for _ in range(3))
+        self.token, self.seq_id = ctypes.c_int32(), ctypes.c_int32()
         self._count, self._wanted = ctypes.c_int32(1), ctypes.c_int8(1)
         self._pointer = ctypes.pointer(self.seq_id)
         self.struct = api.llama_batch()
         self.struct.n_tokens = 1
         self.struct.token = ctypes.pointer(self.token)
-        self.struct.pos = ctypes.pointer(self.position)
         self.struct.n_seq_id = ctypes.pointer(self._count)
         self.struct.seq_id = ctypes.pointer(self._pointer)
         self.struct.logits = ctypes.pointer(self._wanted)

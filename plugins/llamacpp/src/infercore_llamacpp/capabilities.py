@@ -52,7 +52,8 @@ def _common(traits: Traits, **given: Any) -> Capabilities:
         embeddings=True,
         pooling=traits.poolings,
         encoder=traits.info.has_encoder,
-        abort=not traits.has_gpu,  # a GPU is never asked whether to stop
+        # A GPU is never asked whether to stop; a recurrent state would be left half changed.
+        abort=not (traits.has_gpu or traits.is_recurrent),
         live_threads=True,
         kv_types=traits.kv_types,
         flash_attention=("auto", "on", "off") if traits.has_attention else ("auto", "off"),

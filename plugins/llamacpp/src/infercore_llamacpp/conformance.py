@@ -1,4 +1,8 @@
-"""The rig that the conformance suite tries this backend with: the pack's storyteller."""
+"""The rigs that the conformance suite tries this backend with, on models of the pack.
+
+The storyteller shows all that the engine can do; ``recurrent`` cannot take tokens back, and the
+narrow cache of ``sliding`` only as far as its window: they show that such models stay right.
+"""
 
 from __future__ import annotations
 
@@ -13,40 +17,59 @@ MODEL, FORMAT = "storyteller", "gguf-f32"
 TOLERANCE = 5e-3
 """Float32 weights and cache, without flash attention."""
 
-_EXACT = {
-    "flash_attn": "off",
-    "type_k": "f32",
-    "type_v": "f32",
+_ONE_THREAD = {
     "n_threads": 1,  # the engine's threads wait in a loop: more are slower on a busy machine
     "n_threads_batch": 1,
 }
+_EXACT = {"flash_attn": "off", "type_k": "f32", "type_v": "f32", **_ONE_THREAD}
 
 
 def rig() -> Rig:
-    """Return the rig. Raises `ModelNotFoundError` without the model pack."""
-    path = model_path()
-    return Rig(
-        backend=BACKEND,
-        open_model=lambda: infercore.load_model(path, backend=BACKEND),
-        path=path,
-        open_path=lambda where: infercore.load_model(where, backend=BACKEND),
+    """Return the rig of the storyteller. Raises `ModelNotFoundError` without the model pack."""
+    return _rig(
+        MODEL,
         model_name=MODEL,
-        tolerance=TOLERANCE,
-        exact=_EXACT,
-        suite_version="1.0",
-        observe=observe,
+        adapter=pack_path("storyteller-lora"),
+        adapter_name="storyteller-lora",
+        encoder=pack_path("encoder"),
+        encoder_name="encoder",
     )
 
 
-def model_path() -> str:
-    """Return the path of the pack's model. Raises `ModelNotFoundError` without the pack."""
+def recurrent_rig() -> Rig:
+    """Return the rig of a model whose state has no parts that could be removed."""
+    return _rig("recurrent", variant="recurrent")
+
+
+def sliding_rig() -> Rig:
+    """Return the rig of a model that forgets what its sliding window has passed."""
+    return _rig("sliding", variant="sliding", exact={**_EXACT, "swa_full": False})
+
+
+def _rig(name: str, **fields: Any) -> Rig:
+    path = pack_path(name)
+    given: dict[str, Any] = {
+        "backend": BACKEND,
+        "open_model": lambda: infercore.load_model(path, backend=BACKEND),
+        "path": path,
+        "open_path": lambda where: infercore.load_model(where, backend=BACKEND),
+        "tolerance": TOLERANCE,
+        "exact": _EXACT,
+        "suite_version": "1.1",
+        "observe": observe,
+    }
+    return Rig(**{**given, **fields})
+
+
+def pack_path(name: str) -> str:
+    """Return where a model of the pack lies. Raises `ModelNotFoundError` without the pack."""
     try:
         import infercore_models  # noqa: PLC0415  (a distribution of its own)
     except ImportError as error:
         raise infercore.ModelNotFoundError(
-            "the model pack is not installed; run: pip install infercore-models", path=MODEL
+            "the model pack is not installed; run: pip install infercore-models", path=name
         ) from error
-    return str(infercore_models.path(MODEL, FORMAT))
+    return str(infercore_models.path(name, FORMAT))
 
 
 def observe(context: Any, seq_id: int) -> Observation:
@@ -56,9 +79,12 @@ def observe(context: Any, seq_id: int) -> Observation:
     inner = engine_of(context)
     api.llama_synchronize(inner.handle)
     first = api.llama_memory_seq_pos_min(inner.memory.handle, seq_id)
+    if inner.model.traits.is_recurrent:
+        first = 0  # one state stands for all positions, and the engine names the last
     last = api.llama_memory_seq_pos_max(inner.memory.handle, seq_id)
     counts = api.llama_perf_context(inner.handle)
     return Observation(
         resident=last - first + 1 if last >= 0 else 0,
         evaluated=counts.n_p_eval + counts.n_eval,
+        threads=(api.llama_n_threads(inner.handle), api.llama_n_threads_batch(inner.handle)),
     )

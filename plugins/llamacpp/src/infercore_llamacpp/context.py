@@ -15,11 +15,16 @@ from infercore_llamacpp.settings import refuse
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import numpy.typing as npt
+
     from infercore import AdapterSpec
+    from infercore_llamacpp.decoding import Ints
 
 
 class LlamaContext(Decoding):
     """A KV cache on a loaded model. Arguments have been checked by the caller."""
+
+    takes_views = True
 
     # -- sequences -----------------------------------------------------------------------------
 
@@ -49,22 +54,22 @@ class LlamaContext(Decoding):
 
     # -- saved state ---------------------------------------------------------------------------
 
-    def save_state(self) -> bytes:
+    def save_state(self) -> memoryview:
         """Return all sequences as bytes."""
         self._settle()
         return state.save(self.handle)
 
-    def load_state(self, data: bytes) -> None:
+    def load_state(self, data: bytes | memoryview) -> None:
         """Replace everything by what `save_state` returned; cleared where it is refused."""
         self._rows = ()
         state.load(self.handle, self.memory, data)
 
-    def save_sequence(self, seq_id: int) -> bytes:
+    def save_sequence(self, seq_id: int) -> memoryview:
         """Return one sequence as bytes."""
         self._settle()
         return state.save_sequence(self.handle, seq_id)
 
-    def load_sequence(self, seq_id: int, data: bytes) -> None:
+    def load_sequence(self, seq_id: int, data: bytes | memoryview) -> None:
         """Replace a sequence by what `save_sequence` returned; emptied where it is refused."""
         self._rows = ()
         state.load_sequence(self.handle, self.memory, seq_id, data)
@@ -156,3 +161,36 @@ class LlamaContext(Decoding):
         handle, self.handle = self.handle, 0
         if handle:
             api.llama_free(handle)
+
+
+class RecurrentContext(LlamaContext):
+    """A context with a state that every token changes, in all layers or in some."""
+
+    # A step that is stopped has changed the state of some layers and not of others, and the
+    # engine does not put it back. So it is stopped between steps only, by the guard.
+    set_abort_callback = None  # type: ignore[assignment]
+
+    def decode_batch(
+        self,
+        tokens: Ints,
+        positions: Ints,
+        seq_ids: Sequence[tuple[int, ...]],
+        wanted: npt.NDArray[np.bool_],
+    ) -> None:
+        """Append tokens; one of several sequences is put in for each, as the engine couples none.
+
+        Raises `UnsupportedFeatureError` where they are more than ``n_batch`` then, or where
+        embeddings of each token were asked for.
+        """
+        places = [i for i, ids in enumerate(seq_ids) for _ in ids]
+        if len(places) == len(tokens):
+            super().decode_batch(tokens, positions, seq_ids, wanted)
+            return
+        if len(places) > self.n_batch or self._embeddings:
+            raise refuse(
+                "tokens of several sequences",
+                "the engine couples no recurrent sequences; decode them one after the other",
+            )
+        is_first = np.diff(places, prepend=-1) > 0
+        single = [(seq_id,) for ids in seq_ids for seq_id in ids]
+        super().decode_batch(tokens[places], positions[places], single, wanted[places] & is_first)

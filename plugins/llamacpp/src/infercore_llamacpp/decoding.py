@@ -65,6 +65,8 @@ class Decoding:
         self._rows: Sequence[int] = ()
         self._n_tokens = 0
         self._row_type = ctypes.c_float * traits.info.n_vocab
+        self._row: Floats = np.empty(0, np.float32)  # the row made last: mostly the next one too
+        self._row_address: int | None = 0
         self._switch = AbortSwitch(handle)
         self._decode = api.llama_decode
         self.seq_pos_max = self.memory.pos_max
@@ -93,10 +95,15 @@ class Decoding:
         """Append one token and make its row."""
         one = self._one
         one.token.value = token
-        one.position.value = self.seq_pos_max(seq_id) + 1
         one.seq_id.value = seq_id
-        self._run(one.struct, 1, (seq_id,))
-        self._rows = _FIRST_ROW
+        self._rows, self._n_tokens = (), 0
+        if self._needs_encoder_output:
+            raise _nothing_encoded()
+        code = self._decode(self.handle, one.struct)
+        if code:
+            self._check(code, 1, (seq_id,))
+        self._rows, self._n_tokens = _FIRST_ROW, 1
+        self.memory.has_pending_changes = False
 
     def decode_batch(
         self,
@@ -123,11 +130,7 @@ class Decoding:
     def _run(self, batch: Any, n_tokens: int, seq_ids: Sequence[int]) -> None:
         self._rows, self._n_tokens = (), 0
         if self._needs_encoder_output:
-            raise InvalidStateError(
-                "decode needs the encoder's output; call encode() first",
-                operation="decode",
-                state="nothing encoded",
-            )
+            raise _nothing_encoded()
         code = self._decode(self.handle, batch)
         if code:
             self._check(code, n_tokens, seq_ids)
@@ -164,7 +167,14 @@ class Decoding:
 
     def logits(self, i: int) -> Floats:
         """Return output row ``i``, a read-only view that the next call overwrites."""
-        address = _logits_row(self.handle, self.batch_index(i))
+        rows = self._rows
+        address = _logits_row(self.handle, rows[i]) if 0 <= i < len(rows) else None
+        if address != self._row_address:
+            self._row = self._row_at(address, i)
+            self._row_address = address
+        return self._row.view()
+
+    def _row_at(self, address: int | None, i: int) -> Floats:
         if not address:
             raise self._unavailable(f"logits({i})")
         memory: Any = self._row_type.from_address(address)
@@ -199,3 +209,11 @@ class Decoding:
             operation=operation,
             state=f"{len(self._rows)} output rows",
         )
+
+
+def _nothing_encoded() -> InvalidStateError:
+    return InvalidStateError(
+        "decode needs the encoder's output; call encode() first",
+        operation="decode",
+        state="nothing encoded",
+    )

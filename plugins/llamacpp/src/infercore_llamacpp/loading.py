@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from infercore import (
     ModelLoadError,
     OutOfMemoryError,
 )
-from infercore_llamacpp import gguf, log
+from infercore_llamacpp import amx, gguf, log
 from infercore_llamacpp.devices import list_devices
 from infercore_llamacpp.library import api
 from infercore_llamacpp.overrides import to_overrides
@@ -27,17 +28,22 @@ if TYPE_CHECKING:
     from infercore_llamacpp.devices import Device
 
 _SPLIT_MODES = {"none": 0, "layer": 1, "row": 2}
+_REPACKED = re.compile(r"(?:AMX|REPACK) model buffer size")
 _OUT_OF_MEMORY = ("bad_alloc", "unable to allocate", "failed to allocate", "out of memory")
 
 
 @dataclass
 class Loaded:
-    """Weights in memory: the engine's handle, and where they are."""
+    """Weights in memory: the engine's handle, and where they are.
+
+    ``repacks`` tells whether matrices are copied into a layout that suits this CPU.
+    """
 
     handle: int
     device: str
     n_gpu_layers: int
     has_gpu: bool
+    repacks: bool = False
 
 
 def load(path: str, config: ModelConfig, *, allocate: bool = True) -> Loaded:
@@ -67,7 +73,9 @@ def load(path: str, config: ModelConfig, *, allocate: bool = True) -> Loaded:
         _check_honoured(handle, config, lines)
     has_gpu = any(device.is_gpu for device in devices) and not _is_cpu(config.device)
     n_gpu_layers = params.n_gpu_layers if has_gpu else 0
-    return Loaded(handle, config.device or ("GPU" if has_gpu else "CPU"), n_gpu_layers, has_gpu)
+    device = config.device or ("GPU" if has_gpu else "CPU")
+    repacks = any(_REPACKED.search(line) for line in lines)
+    return Loaded(handle, device, n_gpu_layers, has_gpu, repacks)
 
 
 class _Progress:
@@ -222,4 +230,8 @@ def _options(params: Any, config: ModelConfig) -> object:
             if not isinstance(value, bool):
                 raise _not_there(name, value, "True or False")
             setattr(params, name, value)
+    if params.use_extra_bufts and not amx.is_sound():
+        if options.get("use_extra_bufts"):
+            raise refuse("use_extra_bufts=True", "this build dies in its AMX kernels")
+        params.use_extra_bufts = False
     return to_overrides(params, options.get("kv_overrides"))

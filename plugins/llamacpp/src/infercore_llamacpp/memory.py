@@ -95,8 +95,15 @@ class Memory:
         self.has_pending_changes = True
 
     def divide(self, seq_id: int, p0: int, p1: int, d: int) -> None:
-        """Divide the positions in [p0, p1) by ``d``."""
-        api.llama_memory_seq_div(self.handle, seq_id, p0, p1, d)
+        """Divide the positions in [p0, p1) by ``d``.
+
+        By shifts, from the lowest position up: ``llama_memory_seq_div`` turns the keys the other
+        way round (measured), so that what is decoded next reads them at wrong distances.
+        """
+        for position in range(p0, p1):
+            delta = position // d - position
+            if delta:
+                api.llama_memory_seq_add(self.handle, seq_id, position, position + 1, delta)
         self.has_pending_changes = True
 
     def clear(self, *, erase: bool = False) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import time
 from typing import TYPE_CHECKING, Any
 
 from infercore import OutOfMemoryError
 from infercore_llamacpp import capabilities, gguf, loading, log, plan, rope, settings
 from infercore_llamacpp.adapters import Adapters
-from infercore_llamacpp.context import LlamaContext
+from infercore_llamacpp.context import LlamaContext, RecurrentContext
 from infercore_llamacpp.library import api
 from infercore_llamacpp.tokenizer import open_tokenizer
 from infercore_llamacpp.traits import POOLING, read_traits
@@ -19,9 +18,6 @@ if TYPE_CHECKING:
 
     from infercore import ContextConfig, MemoryPlan, ModelConfig, SamplingConfig
     from infercore_llamacpp.sampler import LlamaSampler
-
-_FLASH_LINE = re.compile(r"flash attention (?:was auto, set to )?(enabled|disabled)", re.IGNORECASE)
-_FLASH_REFUSED = re.compile(r"flash_attn.*(forcing off|not compatible)")
 
 
 class LlamaModel:
@@ -74,7 +70,8 @@ class LlamaModel:
                 )
         try:
             self.adapters.apply(handle, config.adapters)
-            return LlamaContext(self, handle, self._in_force(handle, chosen, lines))
+            kind = RecurrentContext if self.traits.is_recurrent else LlamaContext
+            return kind(self, handle, self._in_force(handle, chosen, lines))
         except BaseException:
             api.llama_free(handle)
             raise
@@ -117,7 +114,7 @@ class LlamaModel:
             "n_threads_batch": api.llama_n_threads_batch(handle),
             "pooling_type": POOLING[max(0, api.llama_pooling_type(handle))],
             "attention_type": "causal" if api.llama_get_causal_attn(handle) else "non-causal",
-            "flash_attn": _flash_in_force(chosen["flash_attn"], lines),
+            "flash_attn": settings.flash_in_force(chosen["flash_attn"], lines),
         }
 
     def new_sampler(self, config: SamplingConfig) -> LlamaSampler:
@@ -132,15 +129,3 @@ class LlamaModel:
         if handle:
             self.adapters.close()
             api.llama_model_free(handle)
-
-
-def _flash_in_force(asked: str, lines: Sequence[str]) -> str:
-    """Only the log tells what became of "auto", and of "on" where a model cannot have it."""
-    if any(_FLASH_REFUSED.search(line) for line in lines):
-        if asked == "on":
-            raise settings.refuse("flash_attn='on'", "llama.cpp turned it off for this model")
-        return "off"
-    if asked != "auto":
-        return asked
-    found = [match[1].lower() for line in lines if (match := _FLASH_LINE.search(line))]
-    return {"enabled": "on", "disabled": "off"}[found[-1]] if found else "auto"

@@ -5,18 +5,28 @@ The sizes are those that it logs, rounded by it to a hundredth of a MiB.
 
 from __future__ import annotations
 
+import math
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from infercore import ContextConfig, MemoryPlan, ModelConfig, OutOfMemoryError
-from infercore_llamacpp import loading, log, settings
+from infercore import (
+    ContextConfig,
+    MemoryPlan,
+    ModelConfig,
+    ModelNotFoundError,
+    OutOfMemoryError,
+)
+from infercore_llamacpp import gguf, loading, log, settings
+from infercore_llamacpp import header as headers
 from infercore_llamacpp.library import api
 from infercore_llamacpp.traits import KV_BLOCK, read_traits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from infercore import AdapterSpec
     from infercore_llamacpp.traits import Traits
 
 _MIB = 2**20
@@ -24,6 +34,8 @@ _UNKNOWN = 2**62
 _RESERVE = 48 * _MIB
 _CELLS_OF_STREAM = 256  # the engine pads to at least this
 _CACHE = re.compile(r"^(llama_kv_cache|llama_memory_recurrent)\w*: size = +([\d.]+) MiB")
+_CELLS = re.compile(r"^llama_kv_cache\w*: size = .*\( *(\d+) cells, .*?(\d+)/\d+ seqs\)")
+_CELL_BYTES = 40  # what the engine writes down of each cell: position, sequences
 _COMPUTE = re.compile(r"(?:compute|output) buffer size = +([\d.]+) MiB")
 _SLIDING, _FULL = "creating     SWA KV cache", "creating non-SWA KV cache"
 _BYTES_OF_BLOCK = {
@@ -36,18 +48,38 @@ _CGROUP = Path("/sys/fs/cgroup")
 def plan_memory(
     path: str, model_config: ModelConfig | None, config: ContextConfig | None
 ) -> MemoryPlan:
-    """Return the bytes that the model at ``path`` and a context on it will take."""
+    """Return the bytes that the model at ``path`` and a context on it will take.
+
+    Raises what opening that context raises for a field that cannot be honoured.
+    """
     loaded = loading.load(str(path), model_config or ModelConfig(), allocate=False)
     try:
         traits = read_traits(loaded.handle, has_gpu=loaded.has_gpu)
         chosen = settings.resolve(config or ContextConfig(), traits)
-        return _plan(loaded.handle, chosen, traits)
+        n_weight_bytes = traits.info.size_bytes
+        if loaded.repacks:  # the file's pages stay beside the copies
+            n_weight_bytes += round(_share_of_matrices(str(path)) * n_weight_bytes)
+        return _plan(loaded.handle, chosen, traits, n_weight_bytes)
     finally:
         api.llama_model_free(loaded.handle)
 
 
-def _plan(model: int, chosen: dict[str, Any], traits: Traits) -> MemoryPlan:
+def _share_of_matrices(path: str) -> float:
+    """Return which share of the weights is multiplied with, and so may be copied."""
+    matrices = others = 0
+    for part in gguf.parts(path):
+        for tensor in headers.read(part).tensors.values():
+            n = math.prod(tensor.dims)
+            if len(tensor.dims) > 1 and not tensor.name.startswith("token_embd"):
+                matrices += n
+            else:
+                others += n
+    return matrices / max(1, matrices + others)
+
+
+def _plan(model: int, chosen: dict[str, Any], traits: Traits, n_weight_bytes: int) -> MemoryPlan:
     with log.listening() as lines:
+        n_adapter_bytes = sum(map(_adapter_bytes, chosen["adapters"]))
         context = api.llama_init_from_model(model, settings.to_params(chosen, traits))
         if not context:
             raise log.explain(
@@ -57,21 +89,38 @@ def _plan(model: int, chosen: dict[str, Any], traits: Traits) -> MemoryPlan:
                 )
             )
         api.llama_free(context)
+        settings.flash_in_force(chosen["flash_attn"], lines)
     kinds = _cache_bytes(lines)
     kv_bytes = sum(kinds.values())
     compute_bytes = sum(_bytes(found[1]) for line in lines if (found := _COMPUTE.search(line)))
+    compute_bytes += _CELL_BYTES * sum(map(_n_cells, lines))
+    weights_bytes = n_weight_bytes + n_adapter_bytes
     return MemoryPlan(
-        weights_bytes=traits.info.size_bytes,
+        weights_bytes=weights_bytes,
         kv_bytes=kv_bytes,
         compute_bytes=compute_bytes,
-        peak_bytes=traits.info.size_bytes + kv_bytes + compute_bytes,
+        peak_bytes=weights_bytes + kv_bytes + compute_bytes,
         n_ctx=chosen["n_ctx"],
         kv_bytes_by_kind=kinds,
     )
 
 
+def _adapter_bytes(adapter: AdapterSpec) -> int:
+    """Return the size of an adapter's file, which is read whole."""
+    try:
+        return os.path.getsize(adapter.path)
+    except OSError as error:
+        path = adapter.path
+        raise ModelNotFoundError(f"there is no adapter at {path}", path=path) from error
+
+
 def _bytes(mib: str) -> int:
     return round(float(mib) * _MIB)
+
+
+def _n_cells(line: str) -> int:
+    found = _CELLS.search(line)
+    return int(found[1]) * int(found[2]) if found else 0
 
 
 def _cache_bytes(lines: Sequence[str]) -> dict[str, int]:

@@ -6,6 +6,7 @@ stand here, before the engine is asked.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from infercore import InvalidInputError, UnsupportedFeatureError
@@ -20,6 +21,8 @@ from infercore_llamacpp.traits import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from infercore import ContextConfig
     from infercore_llamacpp.traits import Traits
 
@@ -30,6 +33,10 @@ FLASH = {
     "on": api.LLAMA_FLASH_ATTN_TYPE_ENABLED,
     "off": api.LLAMA_FLASH_ATTN_TYPE_DISABLED,
 }
+
+
+_FLASH_LINE = re.compile(r"flash attention (?:was auto, set to )?(enabled|disabled)", re.IGNORECASE)
+_FLASH_REFUSED = re.compile(r"flash_attn.*(forcing off|not compatible)")
 
 
 def refuse(feature: str, hint: str) -> UnsupportedFeatureError:
@@ -94,7 +101,7 @@ def _outputs(config: ContextConfig, traits: Traits) -> dict[str, Any]:
 
 
 def _sizes(config: ContextConfig, traits: Traits, chosen: dict[str, Any]) -> dict[str, Any]:
-    n_ctx = config.n_ctx or min(DEFAULT_N_CTX, traits.info.n_ctx_train)
+    n_ctx = _n_ctx(config, traits)
     _check_positions(n_ctx, traits)
     n_batch = config.n_batch or max(min(DEFAULT_N_BATCH, n_ctx), config.n_ubatch or 0)
     in_one_step = chosen["attention_type"] == "non-causal" or chosen["pooling_type"] != "none"
@@ -112,6 +119,21 @@ def _sizes(config: ContextConfig, traits: Traits, chosen: dict[str, Any]) -> dic
         "n_threads": config.n_threads or n_threads,
         "n_threads_batch": config.n_threads_batch or config.n_threads or n_threads_batch,
     }
+
+
+def _n_ctx(config: ContextConfig, traits: Traits) -> int:
+    """Return the window, as the core resolves it; the sequences must find a token each in it."""
+    trained, n_seq_max = traits.info.n_ctx_train, config.n_seq_max or 1
+    n_ctx = min(DEFAULT_N_CTX, trained) if config.n_ctx is None else config.n_ctx or trained
+    if n_ctx < n_seq_max and config.kv_unified is False:
+        raise InvalidInputError(
+            f"n_ctx={n_ctx} gives {n_seq_max} sequences no token each; give n_ctx={n_seq_max} or "
+            "more, or kv_unified=True to share the window",
+            field="n_ctx",
+            value=n_ctx,
+            allowed=f"at least n_seq_max={n_seq_max}",
+        )
+    return n_ctx
 
 
 def _even(n_ubatch: int, n_seq_max: int, config: ContextConfig, chosen: dict[str, Any]) -> int:
@@ -194,3 +216,18 @@ def _offload(config: ContextConfig, traits: Traits) -> dict[str, Any]:
             raise refuse(f"{field}=True", "the model was loaded without a GPU")
         chosen[field] = traits.has_gpu if asked is None else asked
     return chosen
+
+
+def flash_in_force(asked: str, lines: Sequence[str]) -> str:
+    """Return what the engine made of ``asked``, told by its log ``lines`` alone.
+
+    Raises `UnsupportedFeatureError` for "on" where the model cannot have it.
+    """
+    if any(_FLASH_REFUSED.search(line) for line in lines):
+        if asked == "on":
+            raise refuse("flash_attn='on'", "llama.cpp turned it off for this model")
+        return "off"
+    if asked != "auto":
+        return asked
+    found = [match[1].lower() for line in lines if (match := _FLASH_LINE.search(line))]
+    return {"enabled": "on", "disabled": "off"}[found[-1]] if found else "auto"

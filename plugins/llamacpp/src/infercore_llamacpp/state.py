@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 _BYTES = ctypes.POINTER(ctypes.c_uint8)
 
 
-def save(context: int) -> bytes:
+def save(context: int) -> memoryview:
     """Return all sequences of ``context``."""
     return _read(api.llama_state_get_size, api.llama_state_get_data, context)
 
 
-def save_sequence(context: int, seq_id: int) -> bytes:
+def save_sequence(context: int, seq_id: int) -> memoryview:
     """Return one sequence of ``context``."""
 
     def get(handle: int, target: Any, size: int) -> int:
@@ -34,7 +34,7 @@ def save_sequence(context: int, seq_id: int) -> bytes:
     return _read(lambda handle: api.llama_state_seq_get_size(handle, seq_id), get, context)
 
 
-def load(context: int, memory: Memory, data: bytes) -> None:
+def load(context: int, memory: Memory, data: bytes | memoryview) -> None:
     """Replace everything by ``data``. Raises `SnapshotError`; the context is empty then."""
     with log.listening():
         n_read = api.llama_state_set_data(context, _view(data), len(data))
@@ -44,7 +44,7 @@ def load(context: int, memory: Memory, data: bytes) -> None:
     memory.note_restored()
 
 
-def load_sequence(context: int, memory: Memory, seq_id: int, data: bytes) -> None:
+def load_sequence(context: int, memory: Memory, seq_id: int, data: bytes | memoryview) -> None:
     """Replace one sequence by ``data``. Raises `SnapshotError`; the sequence is empty then."""
     with log.listening():
         n_read = api.llama_state_seq_set_data(context, _view(data), len(data), seq_id)
@@ -54,16 +54,16 @@ def load_sequence(context: int, memory: Memory, seq_id: int, data: bytes) -> Non
     memory.note_restored(seq_id)
 
 
-def _read(get_size: Any, get_data: Any, context: int) -> bytes:
+def _read(get_size: Any, get_data: Any, context: int) -> memoryview:
     size = int(get_size(context))
     buffer = np.empty(size, dtype=np.uint8)
     written = get_data(context, buffer.ctypes.data_as(_BYTES), size)
     if written != size or not size:
         raise log.explain(InferCoreError(f"llama.cpp saved {written} of {size} bytes of its state"))
-    return buffer.tobytes()
+    return buffer.data
 
 
-def _view(data: bytes) -> Any:
+def _view(data: bytes | memoryview) -> Any:
     return np.frombuffer(data, dtype=np.uint8).ctypes.data_as(_BYTES)
 
 

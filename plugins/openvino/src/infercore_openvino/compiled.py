@@ -26,6 +26,7 @@ class Compiled:
         self.n_users = 0
         self.n_threads = int(engine.get_property("INFERENCE_NUM_THREADS"))
         self.rotates: bool | None = None
+        self.is_causal: bool | None = None
 
     def drop(self) -> None:
         """Give its memory back, for good: run again after this, the engine corrupts the heap."""

@@ -28,7 +28,7 @@ def stateful_rig() -> Rig:
 
 
 def _rig(*, observe: Callable[[Any, int], Observation], variant: str = "", **fields: Any) -> Rig:
-    path = model_path()
+    path = pack_path(MODEL)
     return Rig(
         backend=BACKEND,
         variant=variant,
@@ -36,22 +36,24 @@ def _rig(*, observe: Callable[[Any, int], Observation], variant: str = "", **fie
         path=path,
         open_path=lambda where: infercore.load_model(where, backend=BACKEND),
         model_name=MODEL,
+        encoder=pack_path("encoder"),
+        encoder_name="encoder",
         tolerance=TOLERANCE,
         exact={"flash_attn": "off", "type_k": "f32", "type_v": "f32", **fields},
-        suite_version="1.0",
+        suite_version="1.1",
         observe=observe,
     )
 
 
-def model_path() -> str:
-    """Return the path of the pack's model. Raises `ModelNotFoundError` without the pack."""
+def pack_path(name: str) -> str:
+    """Return where a model of the pack lies. Raises `ModelNotFoundError` without the pack."""
     try:
         import infercore_models  # noqa: PLC0415  (a distribution of its own)
     except ImportError as error:
         raise infercore.ModelNotFoundError(
-            "the model pack is not installed; run: pip install infercore-models", path=MODEL
+            "the model pack is not installed; run: pip install infercore-models", path=name
         ) from error
-    return str(infercore_models.path(MODEL, FORMAT))
+    return str(infercore_models.path(name, FORMAT))
 
 
 def observe(context: Any, seq_id: int) -> Observation:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
     Sequences = Mapping[int, Tokens]
 
+_PROBED = 4  # tokens
+_SAME = 1e-3  # of the largest number; bfloat16 rounds in another order
 _DTYPES: dict[str, Any] = {"i64": np.int64, "i32": np.int32}
 
 
@@ -52,10 +54,11 @@ def capabilities(settings: Settings) -> Capabilities:
 def settings_of(config: ContextConfig, files: ModelFiles) -> Settings:
     """Return the settings that ``config`` asks for, of an encoder.
 
-    Raises what `settings` raises, and `InvalidInputError` for a window beyond the trained one:
-    positions are looked up in a table that ends there, and the engine does not check.
+    Which attention the graph has shows when it runs: see `EncoderContext`. Raises what `settings`
+    raises, and `InvalidInputError` for a window beyond the trained one: positions are looked up
+    in a table that ends there, and the engine does not check.
     """
-    found = settings(config, files.config, attention="non-causal")
+    found = settings(config, files, attention=config.attention_type or "non-causal")
     if found.form is not None:
         raise _unsupported("form", found.form, "an encoder has a form of its own; leave it out")
     if config.embeddings is False:
@@ -77,6 +80,7 @@ def settings_of(config: ContextConfig, files: ModelFiles) -> Settings:
         n_ubatch=min(n_batch, config.n_ubatch or n_batch),
         embeddings=True,
         pooling=config.pooling_type or files.pooling,
+        fixed={**found.fixed, "attention_type": config.attention_type},
     )
 
 
@@ -104,6 +108,24 @@ class EncoderContext(BaseContext):
             for port in compiled.engine.inputs
             for name in port.get_names()
         }
+        if compiled.is_causal is None:
+            compiled.is_causal = self._looks_back_only()
+        self._set_attention("causal" if compiled.is_causal else "non-causal")
+
+    def _looks_back_only(self) -> bool:
+        """Run a text alone and with more behind it: is its first token's output the same."""
+        tokens = np.arange(_PROBED, dtype=np.int32)
+        alone = self._infer(self._request, [tokens[:1]])[0, 0].copy()
+        followed = self._infer(self._request, [tokens])[0, 0]
+        return bool(np.allclose(alone, followed, rtol=0, atol=_SAME * np.abs(alone).max()))
+
+    def _set_attention(self, found: str) -> None:
+        asked = self.effective["attention_type"]
+        if asked not in {None, found}:
+            raise _unsupported(
+                "attention_type", asked, f"the exported graph is {found}; leave it out"
+            )
+        self.effective["attention_type"] = found
 
     # -- texts in ------------------------------------------------------------------------------
 

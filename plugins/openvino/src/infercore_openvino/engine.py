@@ -43,9 +43,14 @@ def memory_errors(work: str) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        text = str(error).lower()
-        if isinstance(error, OutOfMemoryError):
-            raise
-        if isinstance(error, MemoryError) or any(word in text for word in _MEMORY_WORDS):
-            raise OutOfMemoryError(f"no memory for {work}: {first_lines(error)}") from error
+        raise_memory_error(error, work)
         raise
+
+
+def raise_memory_error(error: BaseException, work: str) -> None:
+    """Raise `OutOfMemoryError` if ``error`` is a failed allocation and is not one yet."""
+    if isinstance(error, OutOfMemoryError):
+        return
+    text = str(error).lower()
+    if isinstance(error, MemoryError) or any(word in text for word in _MEMORY_WORDS):
+        raise OutOfMemoryError(f"no memory for {work}: {first_lines(error)}") from error

@@ -5,13 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from infercore import ModelInfo
+from infercore import InvalidInputError, ModelInfo
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from infercore import ContextConfig
     from infercore_openvino.files import ModelFiles
     from infercore_openvino.graph import Shape
+
+
+DEFAULT_N_CTX = 4096
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,24 @@ def trained_window(files: ModelFiles) -> int:
     trained = n_ctx_train(files.config)
     usable = _int(files.tokenizer, "model_max_length")
     return min(trained, usable) if usable and not files.has_cache else trained
+
+
+def asked_window(config: ContextConfig, files: ModelFiles) -> int:
+    """Return the window that ``config`` asks for, as the core resolves it.
+
+    Raises `InvalidInputError` for the trained window of a model that does not tell it.
+    """
+    trained = trained_window(files)
+    if config.n_ctx is None:
+        return min(trained, DEFAULT_N_CTX) if trained else DEFAULT_N_CTX
+    if not config.n_ctx and not trained:
+        raise InvalidInputError(
+            "n_ctx=0 asks for the trained window, but this model does not tell it; give a number",
+            field="n_ctx",
+            value=0,
+            allowed="at least 1",
+        )
+    return config.n_ctx or trained
 
 
 def sliding_window(config: Mapping[str, Any]) -> int | None:

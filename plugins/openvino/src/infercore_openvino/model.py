@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from infercore import ContextConfig, ModelLoadError, UnsupportedFeatureError
-from infercore_openvino import encoder, encoder_graph, files, graph, memory, options
+from infercore_openvino import cpu, encoder, encoder_graph, files, graph, memory, options
 from infercore_openvino.compiled import CompiledGraphs
 from infercore_openvino.engine import BACKEND, logger, new_core
 from infercore_openvino.facts import model_info
@@ -98,6 +98,27 @@ _CONTEXTS: dict[str, type[BaseContext]] = {
 }
 
 
+def _settings_of(files: ModelFiles, config: ContextConfig) -> Settings:
+    if files.has_cache:
+        return settings(config, files)
+    return encoder.settings_of(config, files)
+
+
+def _form_of(asked: Settings, default: str) -> str:
+    """Return the form to run. Raises `UnsupportedFeatureError` for what it cannot honour."""
+    form = asked.form or default
+    cpu.check(asked)
+    _CONTEXTS[form].check(asked)
+    return form
+
+
+def plan_of(found: ModelFiles, config: ContextConfig, form: str | None = None) -> MemoryPlan:
+    """Return the bytes that a context of ``config`` takes; ``form`` is the model's own."""
+    asked = _settings_of(found, config)
+    _form_of(asked, form or ("paged" if found.has_cache else encoder_graph.FORM))
+    return memory.plan(found, asked)
+
+
 class OpenVinoModel:
     """An `EngineModel`: one graph, in the forms that contexts ask for."""
 
@@ -135,34 +156,27 @@ class OpenVinoModel:
             return self._graphs.graph("stateful")
 
     def _capabilities(self, first: Graph) -> Capabilities:
-        default = self._settings(ContextConfig())
+        default = _settings_of(self._files, ContextConfig())
         if first.form == encoder_graph.FORM:
             return encoder.capabilities(default)
         if first.form == "paged":
             return paged_capabilities(default, first, shift=first.inv_freq is not None)
         return stateful_capabilities(default)
 
-    def _settings(self, config: ContextConfig) -> Settings:
-        if self._default_form == encoder_graph.FORM:
-            return encoder.settings_of(config, self._files)
-        return settings(config, self._files.config)
-
     def new_context(self, config: ContextConfig) -> BaseContext:
         """Return a new context. Raises `UnsupportedFeatureError` and `OutOfMemoryError`."""
-        asked = self._settings(config)
-        form = asked.form or self._default_form
-        kind = _CONTEXTS[form]
-        kind.check(asked)
+        asked = _settings_of(self._files, config)
+        form = _form_of(asked, self._default_form)
         compiled = self._graphs.take(form, asked)
         try:
-            return kind(compiled, self._graphs, asked)
+            return _CONTEXTS[form](compiled, self._graphs, asked)
         except BaseException:
             self._graphs.give_back(compiled)
             raise
 
     def plan_memory(self, config: ContextConfig) -> MemoryPlan:
         """Return the bytes that a context of ``config`` will take."""
-        return memory.plan(self._files, config)
+        return plan_of(self._files, config, self._default_form)
 
     def close(self) -> None:
         """Free the weights."""

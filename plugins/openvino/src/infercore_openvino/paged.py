@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from infercore import Capabilities
+from infercore import Capabilities, UnsupportedFeatureError
 from infercore_openvino import state
 from infercore_openvino.base import BaseContext
 from infercore_openvino.cache import SCRATCH_BLOCK, KvCache
+from infercore_openvino.engine import BACKEND
 from infercore_openvino.paged_request import PagedRequest
 from infercore_openvino.probe import keys_rotate
 from infercore_openvino.settings import FLASH_ATTENTION, POOLING
@@ -54,6 +55,22 @@ def capabilities(settings: Settings, graph: Graph, *, shift: bool) -> Capabiliti
 
 class PagedContext(BaseContext):
     """Sequences over one pool of KV blocks."""
+
+    @staticmethod
+    def check(settings: Settings) -> None:
+        """Refuse to compute in float16: where a CPU has it, attention gives NaN."""
+        if settings.precision != "f16":
+            return
+        hint = "the engine's paged attention gives no numbers in it; give 'bf16', 'f32' or "
+        hint += "form='stateful'"
+        raise UnsupportedFeatureError(
+            f"inference_precision='f16' is not supported in the paged form; {hint}",
+            feature="inference_precision",
+            backend=BACKEND,
+            hint=hint,
+        )
+
+    takes_views = True
 
     def __init__(self, compiled: Compiled, graphs: CompiledGraphs, settings: Settings) -> None:
         super().__init__(compiled, graphs, settings)
@@ -220,21 +237,21 @@ class PagedContext(BaseContext):
         names = ("form", "inference_precision", "dynamic_quantization_group_size", "type_k")
         return {name: self.effective[name] for name in names}
 
-    def save_state(self) -> bytes:
+    def save_state(self) -> memoryview:
         """Return all sequences as bytes."""
         held = [s for s, table in enumerate(self._sequences) if table.n]
         return state.save(self._cache, held, self._identity())
 
-    def load_state(self, data: bytes) -> None:
+    def load_state(self, data: bytes | memoryview) -> None:
         """Restore what `save_state` returned."""
         self.clear()
         state.load(self._cache, data, self._identity())
 
-    def save_sequence(self, seq_id: int) -> bytes:
+    def save_sequence(self, seq_id: int) -> memoryview:
         """Return one sequence as bytes."""
         return state.save(self._cache, [seq_id], self._identity())
 
-    def load_sequence(self, seq_id: int, data: bytes) -> None:
+    def load_sequence(self, seq_id: int, data: bytes | memoryview) -> None:
         """Restore what `save_sequence` returned."""
         self._tables.trim(seq_id, 0)
         state.load(self._cache, data, self._identity(), seq_id=seq_id)

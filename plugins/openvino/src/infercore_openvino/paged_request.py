@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import openvino as ov
 
-from infercore_openvino.engine import memory_errors
+from infercore_openvino.engine import raise_memory_error
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -125,8 +125,11 @@ class PagedRequest:
         self._single["block_indices_begins"][1] = n
 
     def _infer(self) -> None:
-        with memory_errors("a compute step"):
+        try:  # not ``with memory_errors``: this runs once a token
             self._request.infer(share_inputs=True, share_outputs=True)
+        except (MemoryError, RuntimeError) as error:
+            raise_memory_error(error, "a compute step")
+            raise
 
     def drop(self) -> None:
         """Let go of the request."""

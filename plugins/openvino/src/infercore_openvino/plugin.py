@@ -106,10 +106,13 @@ def _ram_bytes() -> int | None:
 
 
 def plan_memory(path: str, model: ModelConfig, context: ContextConfig) -> MemoryPlan:  # noqa: ARG001  (the hook's signature)
-    """Return the bytes that such a context will take, from the files alone."""
-    from infercore_openvino.memory import plan  # noqa: PLC0415
+    """Return the bytes that such a context will take, from the files alone.
 
-    return plan(find(str(path)), context)
+    Raises what opening it raises for a field that cannot be honoured.
+    """
+    from infercore_openvino.model import plan_of  # noqa: PLC0415
+
+    return plan_of(find(str(path)), context)
 
 
 @hookimpl

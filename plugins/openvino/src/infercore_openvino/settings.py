@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from infercore import UnsupportedFeatureError
+from infercore import InvalidInputError, UnsupportedFeatureError
 from infercore_openvino import options, rope
 from infercore_openvino.engine import BACKEND
+from infercore_openvino.facts import asked_window
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from infercore import ContextConfig
+    from infercore_openvino.files import ModelFiles
 
 DEFAULT_N_BATCH = 2048
 DEFAULT_N_UBATCH = 512
@@ -33,6 +35,7 @@ _HINTS = {
     "op_offload": "all operations run on one device",
     "swa_full": "the whole cache is always kept",
     "pooling_type": "give 'none', 'mean', 'cls' or 'last'",
+    "adapters": "merge them into the model before it is exported",
 }
 _ROPE_HINT = "the exported graph has its rotary embedding built in; leave it out"
 
@@ -65,9 +68,7 @@ class Settings:
         return _TOLERANCE.get((self.precision, self.kv_type), _ROUGH_TOLERANCE)
 
 
-def settings(
-    config: ContextConfig, model_config: Mapping[str, Any], *, attention: str = "causal"
-) -> Settings:
+def settings(config: ContextConfig, files: ModelFiles, *, attention: str = "causal") -> Settings:
     """Return the settings that ``config`` asks for. ``attention`` is that of the graph.
 
     ``kv_types`` has the types that go with the inference precision.
@@ -76,10 +77,10 @@ def settings(
     """
     chosen = dict(config.backend_options)
     options.check(chosen, options.CONTEXT_OPTIONS)
-    fixed = {**_fixed(model_config), "attention_type": attention}
+    fixed = {**_fixed(files.config), "attention_type": attention}
     _refuse(config, fixed)
     precision = chosen.get("inference_precision", "f32")
-    kv_types = KV_TYPES[precision] if attention == "causal" else NO_KV_TYPES
+    kv_types = KV_TYPES[precision] if files.has_cache else NO_KV_TYPES
     kv_type = _kv_type(config, precision, kv_types)
     n_threads = _n_threads(config)
     n_batch = config.n_batch or max(DEFAULT_N_BATCH, config.n_ubatch or 0)
@@ -88,7 +89,7 @@ def settings(
     # what is pooled must fit one step
     usual_step = n_batch if pools and embeddings else DEFAULT_N_UBATCH
     return Settings(
-        n_ctx=config.n_ctx or 1,
+        n_ctx=_n_ctx(config, files),
         n_batch=n_batch,
         n_ubatch=min(n_batch, config.n_ubatch or usual_step),
         n_seq_max=config.n_seq_max or 1,
@@ -104,6 +105,21 @@ def settings(
         properties=_properties(chosen, precision, kv_type, n_threads),
         fixed=fixed,
     )
+
+
+def _n_ctx(config: ContextConfig, files: ModelFiles) -> int:
+    """Return the window; the sequences must find a token each in it, where they do not share."""
+    n_ctx = asked_window(config, files)
+    n_seq_max = config.n_seq_max or 1
+    if n_ctx < n_seq_max and not _kv_unified(config):
+        raise InvalidInputError(
+            f"n_ctx={n_ctx} gives {n_seq_max} sequences no token each; give n_ctx={n_seq_max} or "
+            "more",
+            field="n_ctx",
+            value=n_ctx,
+            allowed=f"at least n_seq_max={n_seq_max}",
+        )
+    return n_ctx
 
 
 def _fixed(model_config: Mapping[str, Any]) -> dict[str, Any]:
@@ -132,6 +148,8 @@ def _refuse(config: ContextConfig, fixed: Mapping[str, Any]) -> None:
         raise _unsupported("flash_attn", "on")
     if config.pooling_type not in {None, *POOLING}:
         raise _unsupported("pooling_type", config.pooling_type)
+    if config.adapters:
+        raise _unsupported("adapters", config.adapters)
 
 
 def _unsupported(name: str, asked: object, hint: str = "") -> UnsupportedFeatureError:

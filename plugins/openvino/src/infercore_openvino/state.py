@@ -18,14 +18,16 @@ from infercore import SnapshotError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy.typing as npt
+
     from infercore_openvino.blocks import Positions
     from infercore_openvino.cache import KvCache
 
 _LENGTH_BYTES = 8
 
 
-def save(cache: KvCache, seq_ids: Sequence[int], identity: dict[str, Any]) -> bytes:
-    """Return the sequences ``seq_ids`` of ``cache`` as bytes."""
+def save(cache: KvCache, seq_ids: Sequence[int], identity: dict[str, Any]) -> memoryview:
+    """Return the sequences ``seq_ids`` of ``cache``; their blocks are copied once."""
     tables = [cache.tables.tables[seq_id] for seq_id in seq_ids]
     used = cache.tables.extent(tables)
     number = {block: i for i, block in enumerate(used)}
@@ -38,26 +40,33 @@ def save(cache: KvCache, seq_ids: Sequence[int], identity: dict[str, Any]) -> by
             for s, t in zip(seq_ids, tables, strict=True)
         ],
     }
-    parts = [table.positions.astype("<i8").tobytes() for table in tables]
-    parts += [_used_blocks(array.data, used) for array in cache.arrays]
-    return pack(header, parts)
+    start = pack(header, [table.positions.astype("<i8").tobytes() for table in tables])
+    sizes = [len(used) * array.data[:1].nbytes for array in cache.arrays]
+    buffer = np.empty(len(start) + sum(sizes), dtype=np.uint8)
+    buffer[: len(start)] = np.frombuffer(start, dtype=np.uint8)
+    at = len(start)
+    for array, size in zip(cache.arrays, sizes, strict=True):
+        _copy_used(array.data, used, buffer[at : at + size])
+        at += size
+    return buffer.data
 
 
 def pack(header: dict[str, Any], parts: Sequence[bytes]) -> bytes:
-    """Return ``parts`` behind ``header``."""
+    """Return ``parts`` behind ``header``, which ends in blanks so that they are aligned."""
     text = json.dumps(header).encode()
+    text += b" " * (-len(text) % _LENGTH_BYTES)
     return b"".join([len(text).to_bytes(_LENGTH_BYTES, "little"), text, *parts])
 
 
-def _used_blocks(data: Any, used: dict[int, int]) -> bytes:
-    blocks = data[list(used)]
+def _copy_used(data: Any, used: dict[int, int], into: npt.NDArray[np.uint8]) -> None:
+    blocks = into.view(data.dtype).reshape(len(used), *data.shape[1:])
+    np.take(data, list(used), axis=0, out=blocks, mode="clip")  # without a mode it is buffered
     for i, n_slots in enumerate(used.values()):
         blocks[i, :, n_slots:] = 0
-    return bytes(blocks.tobytes())
 
 
 def load(
-    cache: KvCache, data: bytes, identity: dict[str, Any], *, seq_id: int | None = None
+    cache: KvCache, data: bytes | memoryview, identity: dict[str, Any], *, seq_id: int | None = None
 ) -> None:
     """Put the saved sequences back: each into its own, or the only one into ``seq_id``.
 
@@ -78,7 +87,7 @@ def load(
         cache.tables.pool.release(block)
 
 
-def unpack(data: bytes, expected: dict[str, Any]) -> tuple[dict[str, Any], memoryview]:
+def unpack(data: bytes | memoryview, expected: dict[str, Any]) -> tuple[dict[str, Any], memoryview]:
     """Return the header, which must agree with ``expected``, and what stands behind it."""
     view = memoryview(data)
     start = _LENGTH_BYTES + int.from_bytes(view[:_LENGTH_BYTES], "little")

@@ -56,6 +56,8 @@ def _order(name: str) -> tuple[int, str]:
 class StatefulContext(BaseContext):
     """One sequence: the position of each slot, and whether it is still held."""
 
+    takes_views = True
+
     @staticmethod
     def check(settings: Settings) -> None:
         """Refuse more than one sequence."""
@@ -157,7 +159,7 @@ class StatefulContext(BaseContext):
         parts = [self._positions[self._held].astype("<i8").tobytes()]
         return state.pack(header, [*parts, *(array.tobytes() for array in arrays)])
 
-    def load_sequence(self, seq_id: int, data: bytes) -> None:  # noqa: ARG002
+    def load_sequence(self, seq_id: int, data: bytes | memoryview) -> None:  # noqa: ARG002
         """Restore what `save_sequence` returned."""
         self.clear()
         header, view = state.unpack(data, self._identity())
@@ -173,7 +175,7 @@ class StatefulContext(BaseContext):
         """Return everything as bytes."""
         return self.save_sequence(_SEQUENCE)
 
-    def load_state(self, data: bytes) -> None:
+    def load_state(self, data: bytes | memoryview) -> None:
         """Restore what `save_state` returned."""
         self.load_sequence(_SEQUENCE, data)
 

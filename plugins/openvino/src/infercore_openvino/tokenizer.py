@@ -13,7 +13,7 @@ from infercore_openvino.files import read_text
 from infercore_openvino.pieces import piece_reader
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from infercore_openvino.files import ModelFiles
 
@@ -65,6 +65,7 @@ class JsonTokenizer:
     def _frame(self, config: Mapping[str, Any]) -> tuple[list[int], list[int]]:
         """Return what is put before and after a text: the template, as the config overrides it."""
         bare = self._parsing.encode(_PROBE, add_special_tokens=False).ids
+        self._adds_space = b"".join(map(self.token_bytes, bare)).startswith(b" ")
         framed = self._parsing.encode(_PROBE, add_special_tokens=True).ids
         at = next(i for i in range(len(framed)) if framed[i : i + len(bare)] == bare)
         prefix, suffix = framed[:at], framed[at + len(bare) :]
@@ -88,6 +89,25 @@ class JsonTokenizer:
             return str(added["content"]).encode()
         piece = self._parsing.id_to_token(token)
         return b"" if piece is None else self._read_piece(piece)
+
+    def decode(self, tokens: Sequence[int], *, skip_special: bool) -> str:
+        """Return the text of ``tokens`` without the spaces that `encode` adds.
+
+        Some vocabularies add one at the start and after each token that splits the text.
+        """
+        pieces = []
+        at_start = self._adds_space
+        for token in tokens:
+            piece = self.token_bytes(token)
+            if token in self._added:
+                at_start = self._adds_space
+                if skip_special and self.is_control(token):
+                    continue
+            elif at_start:
+                piece = piece.removeprefix(b" ")
+                at_start = False
+            pieces.append(piece)
+        return b"".join(pieces).decode("utf-8", "replace")
 
     # -- kinds ---------------------------------------------------------------------------------
 

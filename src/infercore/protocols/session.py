@@ -1,0 +1,141 @@
+"""The session that users hold: text, prefix, suffix and streams. The core's sessions satisfy it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator, Mapping, Sequence
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+    from infercore.values.config import DecodeConfig
+    from infercore.values.session import (
+        ContextReport,
+        Message,
+        PrefixInput,
+        PrefixStatus,
+        Snapshot,
+        StreamChunk,
+        SuffixInput,
+        SuffixStatus,
+    )
+
+
+@runtime_checkable
+class Session(Protocol):
+    """**Protocol:** a stable prefix kept hot, a volatile suffix, and decoding from there.
+
+    States: EMPTY, PREFIXED, READY, DECODED, CLOSED, FATAL. While a decode iterator is open,
+    every other call but ``cancel``, ``explain_context`` and ``close`` raises `SessionBusyError`.
+    """
+
+    @property
+    def state(self) -> str:
+        """The state's name."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+
+    def ensure_prefix(self, prefix: PrefixInput | str) -> PrefixStatus:
+        """Make the context equal ``prefix``, evaluating only what is not resident.
+
+        Suffix and generated tokens are no longer part of it; the engine may hold them as a warm
+        tail. Raises `ContextOverflowError` (stage "prefix"), `InvalidInputError` and, where that
+        was asked for, `ManifestMismatchError`: state unchanged. Cancelled, it raises
+        `DecodeAbortedError`: what was evaluated is reused when asked again.
+        """
+
+    def prefill_suffix(self, suffix: SuffixInput | str) -> SuffixStatus:
+        """Put the volatile text after the prefix, evaluating only what is not resident.
+
+        It takes the place of an earlier suffix and of what was generated, unless its mode is
+        "append". Raises `InvalidStateError` without a prefix, `ContextOverflowError` (stage
+        "suffix"), `ManifestMismatchError` and `InvalidInputError`: state unchanged. Cancelled, it
+        raises `DecodeAbortedError`: the prefix stands, asking again goes on.
+        """
+
+    def decode(self, config: DecodeConfig | None = None, **fields: Any) -> Iterator[StreamChunk]:
+        """Return an iterator that generates from here, one `StreamChunk` after another.
+
+        ``fields`` are those of `DecodeConfig` and `SamplingConfig`. The last chunk has the finish
+        reason and the usage. Generated tokens are resident; a second decode goes on. Closing or
+        dropping the iterator ends it, and leaves the session usable. Raises `InvalidStateError`
+        with nothing to decode from, `ContextOverflowError` (stage "decode") without room for one
+        token, `GrammarError` and `InvalidInputError` for the config: state unchanged.
+        """
+
+    def generate(self, text: str, **decode: Any) -> str:
+        """Return the text generated after ``text`` as suffix.
+
+        An empty prefix is set where there is none. Raises what `prefill_suffix` and `decode`
+        raise.
+        """
+
+    def explain_context(self) -> ContextReport:
+        """Report what is resident; from any thread, at any time, closed or not. It never waits."""
+
+    def cancel(self) -> None:
+        """End the prefill or decode that runs, from any thread; without one nothing happens.
+
+        A decode ends with finish reason "cancelled", a prefill with `DecodeAbortedError`.
+        """
+
+    def snapshot(self) -> Snapshot:
+        """Return the session's state as a value: tokens, KV cache, last logits and identity.
+
+        Raises `UnsupportedFeatureError` where the engine cannot save a sequence.
+        """
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Take the state of ``snapshot``; decoding goes on at once.
+
+        Raises `ManifestMismatchError` for another identity and `ContextOverflowError` (stage
+        "restore"): state unchanged. `SnapshotError` for damaged data: unchanged, or cleared where
+        the engine had begun.
+        """
+
+    def fork(self) -> Session:
+        """Return an independent session in the same state, on the same weights.
+
+        A copy of the sequence where the context has a free one (``n_seq_max``), else a session
+        in a new context.
+        """
+
+    def save(self, path: str | os.PathLike[str]) -> Snapshot:
+        """Write the session's state to a file, whole or not at all; return what was written.
+
+        Raises what `snapshot` raises, and OSError where the file cannot be written.
+        """
+
+    def load(self, path: str | os.PathLike[str]) -> Snapshot:
+        """Take the state in a file that `save` wrote; return what was read.
+
+        Raises `ModelNotFoundError` where there is no file, and what `restore` raises.
+        """
+
+    def chat(
+        self, messages: Sequence[Message | Mapping[str, Any]], **decode: Any
+    ) -> Iterator[StreamChunk]:
+        """Return an iterator over the answer to ``messages``, as the model's template has them.
+
+        What another last user turn would not change is the prefix, the rest the suffix. The core
+        also takes ``tools``, ``chat_template``, ``template_variables``, ``parse_special``. Raises
+        `UnsupportedFeatureError` without a template, `InvalidInputError` where it refuses the
+        messages, and what `prefill_suffix` and `decode` raise.
+        """
+
+    def close(self) -> None:
+        """Release everything; idempotent. A decode that runs is cancelled."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...

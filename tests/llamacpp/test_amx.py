@@ -1,0 +1,114 @@
+"""A CPU with AMX, and a build that dies there: quantised models load and decode all the same."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import infercore as ic
+import infercore_models
+
+DECODES = """
+import sys
+import infercore as ic
+with ic.load_model(sys.argv[1]) as model, model.new_context(n_ctx=128, n_threads=1) as context:
+    context.decode(list(range(5, 69)))
+    context.decode_one(7)
+    print(context.n_past())
+"""
+
+
+@pytest.fixture
+def amx(plugin_model, monkeypatch, tmp_path):
+    """Return the module, with nothing known, a cache of its own, and a CPU that has the unit."""
+    from infercore_llamacpp import amx
+
+    monkeypatch.delenv("INFERCORE_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(amx, "_in_use", lambda: True)
+    amx.is_sound.cache_clear()
+    yield amx
+    amx.is_sound.cache_clear()
+
+
+def load(plugin_model, path, **options):
+    plugin_model.LlamaModel.load(str(path), ic.ModelConfig(backend_options=options)).close()
+
+
+def test_a_quantised_model_decodes_on_this_cpu(plugin_model):
+    path = str(infercore_models.path("storyteller", "gguf-q8_0"))
+    command = [sys.executable, "-c", DECODES, path]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stdout) == (0, "65\n"), done.stderr
+
+
+def test_the_tiny_model_is_one(plugin_model, amx, tmp_path):
+    amx.write_model(str(tmp_path / "tiny.gguf"))
+    model = plugin_model.LlamaModel.load(
+        str(tmp_path / "tiny.gguf"), ic.ModelConfig(backend_options={"use_extra_bufts": False})
+    )
+    assert (model.info.n_layer, model.info.n_vocab) == (1, 64)
+    model.close()
+
+
+def test_a_build_that_dies_goes_without(plugin_model, amx, monkeypatch, story_path, caplog):
+    monkeypatch.setattr(amx, "_try", lambda: False)
+    chosen = []
+    real = plugin_model.loading.to_overrides
+    monkeypatch.setattr(
+        plugin_model.loading,
+        "to_overrides",
+        lambda params, given: (chosen.append(params.use_extra_bufts), real(params, given))[1],
+    )
+    load(plugin_model, story_path)
+    load(plugin_model, story_path, use_extra_bufts=False)
+    assert chosen == [False, False]
+    assert "AMX" in caplog.text
+    with pytest.raises(ic.UnsupportedFeatureError, match="AMX"):
+        load(plugin_model, story_path, use_extra_bufts=True)
+
+
+def test_a_child_that_dies_is_the_verdict(amx, monkeypatch, tmp_path):
+    monkeypatch.setattr(amx, "write_model", lambda path: None)  # no model: the child fails
+    assert not amx.is_sound()
+
+
+def test_the_verdict_is_kept_with_the_build_it_is_on(amx, monkeypatch):
+    tries = []
+    monkeypatch.setattr(amx, "_try", lambda: bool(tries.append(1)) or True)
+    assert amx.is_sound()
+    amx.is_sound.cache_clear()
+    assert amx.is_sound()
+    assert len(tries) == 1
+    kept = json.loads(amx._cache_file().read_text())
+    assert kept == {amx._library(): True}
+    monkeypatch.setattr(amx, "_library", lambda: "another build")
+    amx.is_sound.cache_clear()
+    assert amx.is_sound()
+    assert len(tries) == 2
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"x": 1}'])
+def test_a_damaged_cache_is_none(amx, monkeypatch, damage):
+    monkeypatch.setattr(amx, "_try", lambda: True)
+    amx._cache_file().parent.mkdir(parents=True)
+    amx._cache_file().write_text(damage)
+    assert amx.is_sound()
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(amx, monkeypatch, tmp_path):
+    (tmp_path / "cache").write_text("a file, no folder")
+    monkeypatch.setattr(amx, "_try", lambda: True)
+    assert amx.is_sound()
+
+
+@pytest.mark.parametrize("where", ["elsewhere", "none"])
+def test_the_cache_can_be_moved_and_left_out(amx, monkeypatch, tmp_path, where):
+    monkeypatch.setenv("INFERCORE_CACHE_DIR", where if where == "none" else str(tmp_path / where))
+    monkeypatch.setattr(amx, "_try", lambda: True)
+    assert amx.is_sound()
+    found = [path.parent.name for path in tmp_path.rglob("llamacpp-amx.json")]
+    assert found == ([] if where == "none" else [where])
