@@ -16,7 +16,12 @@ import numpy as np
 
 from infercore.api import CoreBackend
 from infercore.conformance import Observation, Rig
-from infercore.errors import DecodeAbortedError, ModelNotFoundError, UnsupportedFeatureError
+from infercore.errors import (
+    DecodeAbortedError,
+    ModelFormatError,
+    ModelNotFoundError,
+    UnsupportedFeatureError,
+)
 from infercore.protocols.hooks import API_VERSION
 from infercore.sampling.factory import new_portable_sampler
 from infercore.testing import engine_of
@@ -83,6 +88,7 @@ def resolve(config: ContextConfig) -> dict[str, Any]:
         "embeddings": pooled if config.embeddings is None else config.embeddings,
         "kv_unified": config.kv_unified is True,
         "no_perf": config.no_perf is True,
+        "adapters": config.adapters,
     }
 
 
@@ -110,6 +116,9 @@ class FullContext:
         self.owners: list[tuple[int, ...]] = []
         self.stop = threading.Event()
         self.ask: Any = None
+        self.strength = 0.0
+        self.threads = (self.effective["n_threads"], self.effective["n_threads_batch"])
+        self.set_adapters(config.adapters)
 
     def decode(self, tokens: Any, *, seq_id: int, logits: str) -> None:
         n = len(tokens)
@@ -131,9 +140,13 @@ class FullContext:
         held = self.cells[seq_ids[0]]
         where, what = zip(*held, strict=True)
         if want:
-            self.rows.append(toy_logits(what, where))
+            self.rows.append(toy_logits(what, where) + self.changed(what))
         self.vectors.append(hidden(where, what))
         self.owners.append(tuple(seq_ids))
+
+    def changed(self, tokens: Any) -> Any:
+        """Return what adapters add to the logits after ``tokens``."""
+        return np.float32(self.strength) * toy_logits([*tokens, 0])
 
     def check_abort(self) -> None:
         if self.stop.is_set() or (self.ask is not None and self.ask()):
@@ -190,12 +203,12 @@ class FullContext:
         self.cells[seq_id] = [tuple(c) for c in json.loads(data)]
 
     def set_threads(self, n: int, n_batch: int) -> None:
+        self.threads = (n, n_batch)
         self.effective.update(n_threads=n, n_threads_batch=n_batch)
 
     def set_adapters(self, adapters: Any) -> None:
-        for adapter in adapters:
-            if not Path(adapter.path).exists():
-                raise ModelNotFoundError(f"no adapter at {adapter.path}", path=adapter.path)
+        self.strength = sum(adapter.scale * strength_of(adapter.path) for adapter in adapters)
+        self.effective["adapters"] = tuple(adapters)
 
     def abort(self) -> None:
         self.stop.set()
@@ -214,6 +227,16 @@ class FullContext:
 
     def close(self) -> None:
         self.cells = []
+
+
+def strength_of(path: str) -> float:
+    """Return what a toy adapter is made of."""
+    if not Path(path).exists():
+        raise ModelNotFoundError(f"no adapter at {path}", path=path)
+    try:
+        return float(json.loads(Path(path).read_text())["adapter"])
+    except (ValueError, KeyError) as error:
+        raise ModelFormatError(f"no adapter: {path}", path=path) from error
 
 
 def inside(cell: tuple[int, int], p0: int, p1: int) -> bool:
@@ -282,12 +305,91 @@ class FullModel:
         pass
 
 
+ENCODES = Capabilities(
+    multi_sequence=True,
+    embeddings=True,
+    pooling=("none", "mean", "cls", "last"),
+    encoder=True,
+    perf=True,
+)
+
+
+class EncoderContext:
+    """The vectors of whole texts: a token's is a hash of the text and of its place in it."""
+
+    capabilities = ENCODES
+    tolerance = 0.0
+
+    def __init__(self, config: ContextConfig) -> None:
+        n_batch = config.n_batch or config.n_ctx or 64
+        self.n_batch, self.n_ubatch = n_batch, min(config.n_ubatch or n_batch, n_batch)
+        self.effective = {
+            "n_ctx": config.n_ctx, "n_batch": self.n_batch, "n_ubatch": self.n_ubatch,
+            "n_seq_max": config.n_seq_max or 1, "n_threads": 1, "n_threads_batch": 1,
+            "pooling_type": config.pooling_type or "mean", "attention_type": "non-causal",
+            "embeddings": True, "kv_unified": config.kv_unified is True,
+        }  # fmt: skip
+        self.vectors: dict[int, Any] = {}
+
+    def encode(self, tokens: Any) -> None:
+        self.decode(tokens, seq_id=0, logits="none")
+
+    def decode(self, tokens: Any, *, seq_id: int, logits: str) -> None:
+        self.vectors = {seq_id: self.text(tokens)}
+
+    def decode_batch(self, tokens: Any, positions: Any, seq_ids: Any, wanted: Any) -> None:
+        every = {s for ids in seq_ids for s in ids}
+        own = {s: np.array([s in ids for ids in seq_ids]) for s in every}
+        self.vectors = {s: self.text(tokens[mask]) for s, mask in own.items()}
+
+    def text(self, tokens: Any) -> Any:
+        ids = [int(token) for token in tokens]
+        return np.array([hidden([i], ids) for i in range(len(ids))])
+
+    def embeddings(self) -> Any:
+        return np.concatenate(list(self.vectors.values()))
+
+    def embedding(self, seq_id: int) -> Any:
+        own, kind = self.vectors[seq_id], self.effective["pooling_type"]
+        return own.mean(axis=0) if kind == "mean" else own[0 if kind == "cls" else -1]
+
+    def set_embeddings(self, on: bool) -> None:
+        pass
+
+    def n_past(self, seq_id: int) -> int:
+        return 0
+
+    def seq_remove(self, seq_id: int, p0: int, p1: int) -> bool:
+        return True
+
+    def logits(self, i: int) -> Any:
+        raise AssertionError("the guard knows that there are none")
+
+    def close(self) -> None:
+        pass
+
+
+class EncoderModel(FullModel):
+    """A model that encodes texts."""
+
+    context = EncoderContext
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.info = attrs.evolve(self.info, has_encoder=True, n_ctx_train=256)
+
+
+def load(path: str, _config: Any) -> Any:
+    """Return the toy, or the toy that encodes."""
+    return EncoderModel(path) if "encoder" in Path(path).name else FullModel(path)
+
+
 BACKEND = CoreBackend(
     BackendDescriptor(
         name="toy",
         api_version=API_VERSION,
         match=lambda _path: 0.0,
-        loader=lambda path, _config: FullModel(path),
+        loader=load,
         engine_version=lambda: "1",
     )
 )
@@ -297,20 +399,27 @@ def observe(context: Any, seq_id: int) -> Observation:
     """Return what the cells hold."""
     engine = engine_of(context)
     tokens = tuple(token for _, token in engine.cells[seq_id])
-    return Observation(resident=len(tokens), evaluated=engine.evaluated, tokens=tokens)
+    return Observation(
+        resident=len(tokens), evaluated=engine.evaluated, tokens=tokens, threads=engine.threads
+    )
 
 
 def toy_rig(path: Path, **fields: Any) -> Rig:
-    """Return a rig of the toy, whose model is written to ``path`` first."""
+    """Return a rig of the toy, whose files are written to ``path`` and beside it first."""
+    adapter, encoder = path.with_name("adapter.json"), path.with_name("encoder.json")
     if not path.exists():
         path.write_text(json.dumps({"toy": "x" * 1000}))
+        adapter.write_text(json.dumps({"adapter": 0.5}))
+        encoder.write_text(json.dumps({"toy": "y" * 1000}))
     given = {
         "backend": "toy",
         "open_model": lambda: BACKEND.load_model(str(path)),
         "open_path": BACKEND.load_model,
         "path": str(path),
+        "adapter": str(adapter),
+        "encoder": str(encoder),
         "tolerance": 0.0,
-        "suite_version": "1.0",
+        "suite_version": "1.1",
         "observe": observe,
     }
     return Rig(**{**given, **fields})

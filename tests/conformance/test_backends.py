@@ -8,12 +8,16 @@ from pathlib import Path
 import pytest
 
 import pack
-from infercore.conformance import check_backend, find_rig, laws
+from infercore.conformance import SUITE_VERSION, check_backend, find_rig, laws
+from infercore.engine.digest import of_path
 
 PAGE = Path(__file__).parents[2] / "docs" / "conformance.md"
-N_RIGS = 4
+N_RIGS = 6
 ROW = re.compile(r"^\| ([A-Z]+-\d+) \| (.+)" + r" \| ([^|]+)" * N_RIGS + r" \|$", re.MULTILINE)
-VARIANTS = {"openvino": ("openvino", "openvino-stateful")}
+VARIANTS = {
+    "llamacpp": ("llamacpp", "llamacpp-recurrent", "llamacpp-sliding"),
+    "openvino": ("openvino", "openvino-stateful"),
+}
 
 
 @pytest.mark.slow
@@ -33,6 +37,26 @@ def rows() -> dict[str, tuple[str, ...]]:
 def test_the_page_has_every_law_as_it_stands() -> None:
     shown = {identifier: row[0] for identifier, row in rows().items()}
     assert shown == {law.id: law.text for law in laws()}
+
+
+def test_the_page_is_of_today_s_suite_and_models() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    facts = {row[0]: row[1:] for row in map(cells, page.splitlines()) if row}
+    assert set(facts["suite"]) == {SUITE_VERSION}
+    pack.need_pack()
+    import infercore_models
+
+    files = [
+        infercore_models.path(name, "gguf-f32") for name in ("storyteller", "recurrent", "sliding")
+    ]
+    assert facts["digest"][1:4] == [of_path(str(file)) for file in files]
+    adapter = infercore_models.path("storyteller-lora", "gguf-f32")
+    assert facts["adapter digest"][1] == of_path(str(adapter))
+    assert len(set(facts["encoder digest"]) - {""}) == 3
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.split("|")[1:-1]]
 
 
 def test_every_law_is_run_by_a_backend_of_this_project() -> None:

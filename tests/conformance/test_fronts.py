@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -129,12 +130,32 @@ def test_from_the_command_line(site: Path) -> None:
     done = cli("toy", "--only", "DEC-*", "--json", str(json_file), "--markdown", str(markdown))
     assert done.exit_code == 0, done.output
     assert "toy: passed (" in done.output
+    assert re.search(r"DEC-1\b.*ok", done.output)
     value = json.loads(json_file.read_text())
     assert value["passed"]
     assert value["counts"]["ok"] == 20
     assert "| DEC-1 |" in markdown.read_text()
+    for name in ("infercore", "suite", "engine", "python"):
+        assert value["versions"][name] in markdown.read_text()
+    for name in ("digest", "encoder digest", "adapter digest"):
+        assert len(value["model"][name]) == 64
+        assert value["model"][name] in markdown.read_text()
+    assert value["seed"] == 0
+    assert "| seed | 0 |" in markdown.read_text()
     printed = json.loads(cli("toy", "--only", "DEC-2", "--json", "-").stdout)
     assert printed[0]["results"][0]["id"] == "DEC-2"
+
+
+def test_an_encoder_in_place_of_the_model(site: Path) -> None:
+    cli("toy", "--only", "DEC-2")  # writes the toy's files
+    done = cli("toy", "--model", str(site / "encoder.json"))
+    assert done.exit_code == 0, done.output
+    assert re.search(r"toy: passed \(1\d ok, \d+ n/a\)", done.output)
+    done = run_pytest(
+        site, "--infercore-backend", "toy", "--infercore-model", str(site / "encoder.json")
+    )
+    assert done.returncode == 0, done.stdout
+    assert "about generating text" in done.stdout
 
 
 def test_exit_codes(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:

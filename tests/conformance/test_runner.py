@@ -9,12 +9,23 @@ import attrs
 import pytest
 
 from conformance.full_toy import DECLARED, FullContext, toy_rig
-from infercore.conformance import Law, Report, Result, Rig, check_backend, laws, run_law, select
+from infercore.conformance import (
+    SUITE_VERSION,
+    Law,
+    Report,
+    Result,
+    Rig,
+    check_backend,
+    laws,
+    run_law,
+    select,
+)
 from infercore.conformance.expect import that
 from infercore.conformance.law import GROUPS, TIERS
 from infercore.conformance.render import json_text, matrix, notes, page, summary
 from infercore.conformance.requirements import REQUIREMENTS
-from infercore.errors import InvalidInputError, UnsupportedFeatureError
+from infercore.conformance.rigs import at
+from infercore.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -96,6 +107,7 @@ def test_a_known_failure_of_no_law(tmp_path: Path) -> None:
 
 def test_a_newer_law_only_reports(tmp_path: Path) -> None:
     rig = toy_rig(tmp_path / "m.json", suite_version="1.0")
+    assert {found.since for found in laws()} == {"1.0", SUITE_VERSION}
     found = run_law(law(broken, since="1.1"), rig)
     assert (found.outcome, found.newer, found.counts_as_failure) == ("FAIL", True, False)
     assert report_of(found, result("ok")).passed
@@ -156,11 +168,34 @@ def test_a_backend_that_can_do_little_passes_by_refusing(
     assert report.outcome("KV-1") == ("ok" if removes else "refused")
 
 
-def test_an_encoder_is_refused(rig: Rig) -> None:
-    rig.model._inner.info = attrs.evolve(rig.model.info, has_encoder=True)
-    rig.model.info = rig.model._inner.info
-    with pytest.raises(UnsupportedFeatureError, match="models that generate"):
-        check_backend(rig)
+def test_an_encoder_keeps_the_laws_about_encoders(tmp_path: Path) -> None:
+    rig = toy_rig(tmp_path / "model.json")
+    other = at(rig, str(tmp_path / "encoder.json"))
+    assert (other.is_encoder, other.adapter, other.model_name) == (True, None, None)
+    report = check_backend(other)
+    assert report.passed, report.failures
+    outcomes = {found.id: found.outcome for found in report.results}
+    assert {name for name, outcome in outcomes.items() if outcome == "ok"} >= {
+        "ENC-1", "ENC-10", "LIFE-1", "CAP-3", "CAP-4", "BAD-10",
+    }  # fmt: skip
+    assert outcomes["KV-1"] == "n/a"
+    assert report.counts["refused"] == 0
+    assert report.model["digest"] == report.model["encoder digest"]
+
+
+def test_a_backend_without_an_encoder_refuses_to_encode(tmp_path: Path) -> None:
+    report = check_backend(toy_rig(tmp_path / "model.json", encoder=None), only="encoders")
+    assert {found.outcome for found in report.results} == {"refused"}
+    assert report.problems == ("every law was refused",)
+
+
+def test_another_model_in_place_of_the_rig_s_own(tmp_path: Path) -> None:
+    rig = toy_rig(tmp_path / "model.json")
+    other = at(rig, str(tmp_path / "model.json"))
+    assert (other.is_encoder, other.adapter, other.encoder) == (False, None, rig.encoder)
+    found = check_backend(other, only=["LORA-1", "ENC-2"])
+    assert [result.outcome for result in found.results] == ["ok", "n/a"]
+    assert "no adapter" in str(found.results[1].reason)
 
 
 def test_reports_as_text(rig: Rig) -> None:

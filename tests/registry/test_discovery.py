@@ -23,6 +23,7 @@ from infercore.registry import Registry
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     Install = Callable[..., str]
 
@@ -258,6 +259,32 @@ def test_scanned_once_by_many_threads(install: Install) -> None:
     for thread in threads:
         thread.join()
     assert loads == [1]
+
+
+def test_plugin_that_is_slow_to_import(
+    install: Install, registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever asks waits for it, and it is imported once; who leaves it out does not pay for it."""
+    log = tmp_path / "imports"
+    note = f"with open({str(log)!r}, 'a') as log:\n    log.write('x')\n"
+    waiting = f"import time\n{note}time.sleep(0.3)\n"
+    install("slow", waiting + good("slow"))
+    install("quick", good("quick"))
+    monkeypatch.setenv("INFERCORE_DISABLE_PLUGINS", "slow")
+    assert registry.get("quick").name == "quick"
+    assert not log.exists()
+    monkeypatch.delenv("INFERCORE_DISABLE_PLUGINS")
+    registry.refresh()
+    found: list[str] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(registry.get("slow").name)) for _ in range(6)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == ["slow"] * 6
+    assert log.read_text() == "x"
 
 
 def test_unknown_name(install: Install, registry: Registry) -> None:

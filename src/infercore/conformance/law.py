@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from infercore.conformance.rig import Rig
 
-SUITE_VERSION = "1.0"
+SUITE_VERSION = "1.1"
 
 GROUPS = {
     "LIFE": "lifecycle",
@@ -28,6 +28,8 @@ GROUPS = {
     "SAMP": "sampling",
     "CON": "constraints",
     "EMB": "embeddings",
+    "ENC": "encoders",
+    "LORA": "adapters",
     "THREAD": "threads",
     "MEM": "memory",
     "CAP": "capabilities truth",
@@ -41,9 +43,10 @@ class Law:
 
     ``tier`` is "engine" (tokens, positions, logits), "session" (text, prefix, streams) or
     "process" (starts threads that race, or other processes). ``needs`` names a requirement (see
-    `infercore.conformance.requirements`); where a backend does not declare it, ``refusal``, or
+    ``infercore.conformance.requirements``); where a backend does not declare it, ``refusal``, or
     the requirement's own probe, must be refused. ``since`` is the version of the suite that the
-    law came with: a rig that pins an older one is told of failures but does not fail.
+    law came with: a rig that pins an older one is told of failures but does not fail. ``model``
+    is what it is about: a "generator" of text, an "encoder", or "any".
     """
 
     id: str
@@ -52,6 +55,7 @@ class Law:
     needs: str | None = None
     refusal: Callable[[Any], object] | None = None
     since: str = "1.0"
+    model: str = "generator"
 
     @property
     def group(self) -> str:
@@ -85,12 +89,19 @@ def law(
     needs: str | None = None,
     refusal: Callable[[Any], object] | None = None,
     since: str = "1.0",
+    model: str = "generator",
 ) -> Callable[[Callable[[Rig], None]], Callable[[Rig], None]]:
     """Mark a function ``check_<law>(rig)`` as the law ``identifier``."""
 
     def mark(check: Callable[[Rig], None]) -> Callable[[Rig], None]:
         check.__infercore_law__ = Law(  # type: ignore[attr-defined]
-            id=identifier, tier=tier, check=check, needs=needs, refusal=refusal, since=since
+            id=identifier,
+            tier=tier,
+            check=check,
+            needs=needs,
+            refusal=refusal,
+            since=since,
+            model=model,
         )
         return check
 

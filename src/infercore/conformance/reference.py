@@ -6,7 +6,7 @@ from typing import Any
 
 from infercore.conformance.rig import Observation, Rig
 from infercore.testing import Faults, engine_of, load_reference_model
-from infercore.testing.reference import storyteller
+from infercore.testing.reference import pack_path, storyteller
 
 
 class Counted(Faults):
@@ -30,8 +30,15 @@ def rig() -> Rig:
     counted = Counted()
 
     def observe(context: Any, seq_id: int) -> Observation:
-        held = engine_of(context).sequences[seq_id].tokens.tolist()
-        return Observation(resident=len(held), evaluated=counted.evaluated, tokens=tuple(held))
+        engine = engine_of(context)
+        held = engine.sequences[seq_id].tokens.tolist()
+        single, batch = (workers.n_threads for workers in engine.workers)
+        return Observation(
+            resident=len(held),
+            evaluated=counted.evaluated,
+            tokens=tuple(held),
+            threads=(single, batch),
+        )
 
     return Rig(
         backend="reference",
@@ -39,8 +46,12 @@ def rig() -> Rig:
         open_path=lambda path: load_reference_model(path, faults=counted),
         path=storyteller(),
         model_name="storyteller",
+        adapter=pack_path("storyteller-lora"),
+        adapter_name="storyteller-lora",
+        encoder=pack_path("encoder"),
+        encoder_name="encoder",
         tolerance=1e-3,
         exact={"flash_attn": "off", "type_k": "f32", "type_v": "f32"},
-        suite_version="1.0",
+        suite_version="1.1",
         observe=observe,
     )

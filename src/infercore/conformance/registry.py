@@ -39,7 +39,7 @@ def _place(law: Law) -> tuple[int, int]:
 def select(only: str | Sequence[str] | None = None) -> tuple[Law, ...]:
     """Return the laws that ``only`` names, all for None.
 
-    Each name is an id ("DEC-1"), a pattern over ids ("KV-*"), a group ("decode") or a tier
+    Each name is an id ("DEC-1"), a pattern over ids (``"KV-*"``), a group ("decode") or a tier
     ("engine"). Raises `InvalidInputError` for a name that selects nothing.
     """
     if only is None:

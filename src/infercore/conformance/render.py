@@ -20,6 +20,7 @@ INTRODUCTION = """\
 What each backend of this project was found to keep of the contract, law by law. This page is
 written by the suite itself:
 
+<!-- not run: it takes minutes, and has environments of its own in tox.ini -->
 ```bash
 infercore conformance {names} --markdown docs/conformance.md
 ```

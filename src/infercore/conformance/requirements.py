@@ -179,8 +179,8 @@ REQUIREMENTS = {
         probe=_probe_embeddings,
     ),
     "encoder": Requirement(
-        text="the model has an encoder",
-        declared=_capability("encoder"),
+        text="there is an encoder",
+        declared=lambda rig: rig.is_encoder or rig.encoder is not None,
         probe=lambda _, context: context.encode(context.tokens()[:2]),
     ),
     "live_threads": Requirement(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import attrs
 import numpy as np
 
+import infercore
 from infercore.conformance import expect
 from infercore.conformance.law import SUITE_VERSION, version
 from infercore.conformance.texts import STORY, TEXTS
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     FloatArray = npt.NDArray[np.float32]
 
+_THREADS = ("n_threads", "n_threads_batch")
 OWNERS = ("backend", "engine", "hardware", "model")
 
 
@@ -33,12 +35,14 @@ class Observation:
     """What the engine itself holds and has done, read past the API; None = it does not tell.
 
     ``resident`` counts the tokens of the sequence, ``evaluated`` all tokens that the context
-    has evaluated since it was opened.
+    has evaluated since it was opened. ``threads`` are the engine's own counts, for single tokens
+    and for batches.
     """
 
     resident: int | None = None
     evaluated: int | None = None
     tokens: tuple[int, ...] | None = None
+    threads: tuple[int, int] | None = None
 
 
 def _known(_: Any, attribute: attrs.Attribute[Any], value: Mapping[str, str]) -> None:
@@ -60,15 +64,21 @@ def _suite(_: Any, attribute: attrs.Attribute[Any], value: str) -> None:
 class Rig:
     """How to try a backend.
 
-    ``open_model()`` returns a `Model`; laws open it more than once. ``open_path(path)`` opens
-    another file or folder of the same format, ``path`` is where the model lies (damaged copies
-    of it are tried). ``model_name`` names a model of the pack, whose golden outputs are then
-    compared with. ``tolerance`` bounds how far logits move in another split, with the context
-    fields ``exact``. ``observe(context, seq_id)`` looks into the engine past the API.
-    ``known`` maps ids of laws that fail to reasons, each "backend: ...", "engine: ...",
-    "hardware: ..." or "model: ...". ``suite_version`` pins the suite: newer laws only report.
-    ``story`` is plain text of 300 tokens or more, ``texts`` must survive encode and decode.
-    ``variant`` names a way of running the backend that has a rig of its own.
+    ``open_model()`` returns an `infercore.Model`; laws open it more than once.
+    ``open_path(path)`` opens another file or folder of the same format, ``path`` is where the
+    model lies (damaged copies of it are tried). ``model_name`` names a model of the pack, whose
+    golden outputs are then compared with. ``tolerance`` bounds how far logits move in another
+    split, with the context fields ``exact``. ``observe(context, seq_id)`` looks into the engine
+    past the API. ``known`` maps ids of laws that fail to reasons, each "backend: ...",
+    "engine: ...", "hardware: ..." or "model: ...". ``suite_version`` pins the suite: newer laws
+    only report. ``story`` is plain text of 300 tokens or more, ``texts`` must survive encode and
+    decode. ``variant`` names a way of running the backend that has a rig of its own.
+
+    ``adapter`` is the path of a LoRA adapter for the model, in the backend's format;
+    ``adapter_name`` names it in the pack, and its logits are then compared with those that the
+    reference backend computes. ``encoder`` is the path of an encoder that ``open_path`` reads,
+    ``encoder_name`` its name in the pack. ``is_encoder`` tells that ``open_model`` itself opens an
+    encoder: laws about models that generate are then left.
     """
 
     backend: str = attrs.field(validator=checks.text())
@@ -79,6 +89,11 @@ class Rig:
     path: str | None = None
     model_name: str | None = None
     exact: Mapping[str, Any] = attrs.field(factory=dict)
+    adapter: str | None = None
+    adapter_name: str | None = None
+    encoder: str | None = None
+    encoder_name: str | None = None
+    is_encoder: bool = False
     observe: Callable[[Any, int], Observation] | None = None
     known: Mapping[str, str] = attrs.field(factory=dict, validator=_known)
     story: str = STORY
@@ -88,6 +103,7 @@ class Rig:
     child: tuple[str, str | None] | None = None
     random: random.Random = attrs.field(factory=lambda: random.Random(0), init=False)
     _model: Any = attrs.field(default=None, init=False)
+    _encoder: Any = attrs.field(default=None, init=False)
     _opened: list[Any] = attrs.field(factory=list, init=False)
     _story_ids: list[int] = attrs.field(factory=list, init=False)
 
@@ -110,6 +126,23 @@ class Rig:
         """The model's tokenizer."""
         return self.model.tokenizer
 
+    @property
+    def encoder_model(self) -> Any:
+        """The encoder, opened once for all laws. Raises `NotApplicable` where there is none."""
+        if self.is_encoder:
+            return self.model
+        if self._encoder is None:
+            if self.encoder is None:
+                self.leave("the rig has no encoder")
+            self._encoder = self.open_at(self.encoder)
+        return self._encoder
+
+    def open_at(self, path: str) -> Any:
+        """Return the model at ``path``, opened as the rig says or else as users do."""
+        if self.open_path is not None:
+            return self.open_path(path)
+        return infercore.load_model(path, backend=self.backend)
+
     def another_model(self) -> Any:
         """Return the model opened once more."""
         return self.opened(self.open_model())
@@ -125,6 +158,11 @@ class Rig:
     def sampler(self, **fields: Any) -> Any:
         """Return a sampler, the portable one unless ``fields`` say otherwise."""
         return self.opened(self.model.new_sampler(**{"implementation": "portable", **fields}))
+
+    def encoder_context(self, **fields: Any) -> Any:
+        """Return a context of the encoder, with as many threads as the exact settings have."""
+        threads = {name: self.exact[name] for name in _THREADS if name in self.exact}
+        return self.opened(self.encoder_model.new_context(**{**threads, **fields}))
 
     def two(self, **fields: Any) -> Any:
         """Return a context of two sequences, each with a window of ``n_ctx`` at least."""
@@ -150,11 +188,13 @@ class Rig:
             thing.close()
 
     def close(self) -> None:
-        """Close the model too."""
+        """Close the models too."""
         self.tidy()
-        model, self._model = self._model, None
-        if model is not None:
-            model.close()
+        models = self._encoder, self._model
+        self._encoder = self._model = None
+        for model in models:
+            if model is not None:
+                model.close()
 
     # -- material --------------------------------------------------------------------------------
 

@@ -64,14 +64,24 @@ def _loaded(entry: Any, name: str) -> Rig:
 
 
 def at(rig: Rig, path: str) -> Rig:
-    """Return ``rig`` with the model at ``path`` in place of its own, and its tolerance."""
-    open_path = rig.open_path or (lambda where: infercore.load_model(where, backend=rig.backend))
-    with open_path(path) as model, model.new_context(**rig.fields(n_ctx=64)) as context:
-        tolerance = max(rig.tolerance, context.tolerance)
+    """Return ``rig`` with the model at ``path`` in place of its own, and its tolerance.
+
+    An encoder takes the place of the rig's encoder too; of a model that generates, no adapter is
+    known.
+    """
+    with rig.open_at(path) as model:
+        is_encoder = bool(model.info.has_encoder and not model.capabilities.logits_all)
+        if is_encoder:
+            changes: dict[str, Any] = {"is_encoder": True, "encoder": path, "encoder_name": None}
+        else:
+            with model.new_context(**rig.fields(n_ctx=64)) as context:
+                changes = {"tolerance": max(rig.tolerance, context.tolerance)}
     return attrs.evolve(
         rig,
-        open_model=lambda: open_path(path),
+        open_model=lambda: rig.open_at(path),
         path=path,
         model_name=None,
-        tolerance=tolerance,
+        adapter=None,
+        adapter_name=None,
+        **changes,
     )

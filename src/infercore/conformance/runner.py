@@ -16,6 +16,7 @@ from infercore.conformance.registry import laws, select
 from infercore.conformance.report import FAIL, KNOWN, NOT_APPLICABLE, OK, REFUSED, Report, Result
 from infercore.conformance.requirements import REQUIREMENTS
 from infercore.conformance.rig import NotApplicable
+from infercore.engine.digest import of_path
 from infercore.errors import UnsupportedFeatureError
 from infercore.values import checks
 
@@ -69,18 +70,10 @@ def check_known(rig: Rig) -> None:
 
 
 def describe(rig: Rig) -> dict[str, Any]:
-    """Return what a report says of the backend, its model and the versions.
-
-    Raises `UnsupportedFeatureError` for an encoder: the laws are for models that generate.
-    """
+    """Return what a report says of the backend, its models and the versions."""
     model = rig.model
-    if model.info.has_encoder:
-        raise UnsupportedFeatureError(
-            feature="conformance of an encoder",
-            backend=rig.backend,
-            hint="the laws are for models that generate text; give the rig such a model",
-        )
-    capabilities = rig.context().capabilities
+    fields = {} if rig.is_encoder else rig.fields()
+    capabilities = rig.opened(model.new_context(**fields)).capabilities
     rig.tidy()
     return {
         "backend": rig.label,
@@ -92,7 +85,12 @@ def describe(rig: Rig) -> dict[str, Any]:
             "python": platform.python_version(),
             "numpy": np.__version__,
         },
-        "model": {"architecture": model.info.architecture, "digest": model.digest},
+        "model": {
+            "architecture": model.info.architecture,
+            "digest": model.digest,
+            "encoder digest": "" if rig.encoder is None else rig.encoder_model.digest,
+            "adapter digest": "" if rig.adapter is None else of_path(rig.adapter),
+        },
         "capabilities": attrs.asdict(capabilities),
     }
 
@@ -126,6 +124,8 @@ def _judged(law: Law, rig: Rig) -> tuple[str, str | None]:
 
 
 def _tried(law: Law, rig: Rig) -> tuple[str, str | None]:
+    if rig.is_encoder and law.model == "generator":
+        return NOT_APPLICABLE, "the model is an encoder, and the law is about generating text"
     try:
         try:
             return _run(law, rig)

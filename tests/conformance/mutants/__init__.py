@@ -83,9 +83,11 @@ def nothing(m: pytest.MonkeyPatch, cls: Any, method: str, value: Any = None) -> 
 def load_all() -> dict[str, Mutant]:
     """Return every mutant by name."""
     from conformance.mutants import (  # noqa: F401
+        of_adapters,
         of_children,
         of_contexts,
         of_decoding,
+        of_encoders,
         of_lives,
         of_sampling,
         of_sequences,

@@ -153,6 +153,16 @@ def a_plan_of_one_size_for_all(m: Any) -> None:
     nothing(m, FullModel, "plan_memory", plan)
 
 
+@breaks("MEM-6")
+def more_is_taken_than_planned(m: Any) -> None:
+    def init(old: Any, self: Any, config: Any) -> None:
+        old(self, config)
+        self.waste = bytearray(b"x") * 2**27
+
+    around(m, FullContext, "__init__", init)
+    told(m, FullModel, "plan_memory", kv_bytes=lambda _: 2**20, kv_bytes_by_kind=lambda _: {})
+
+
 @breaks("MEM-4")
 def a_context_that_gave_up_half_its_window(m: Any) -> None:
     def init(old: Any, self: Any, inner: Any, **facts: Any) -> None:
@@ -213,6 +223,21 @@ def a_report_waits_its_turn(m: Any) -> None:
             return old(self)
 
     around(m, CoreSession, "explain_context", explain)
+
+
+@breaks("THREAD-8")
+def threads_are_told_and_not_set(m: Any) -> None:
+    def set_threads(_: Any, self: Any, n: int, n_batch: int) -> None:
+        self.effective.update(n_threads=n, n_threads_batch=n_batch)
+
+    around(m, FullContext, "set_threads", set_threads)
+
+
+@breaks("THREAD-8", base="reference")
+def one_thread_computes_whatever_is_set(m: Any) -> None:
+    from infercore.testing.products import Workers
+
+    around(m, Workers, "__init__", lambda old, self, _: old(self, 1))
 
 
 @breaks("THREAD-4")
@@ -296,6 +321,18 @@ def a_cache_type_that_is_only_declared(m: Any) -> None:
 @breaks("CAP-9")
 def flash_attention_that_is_only_declared(m: Any) -> None:
     declare(m, flash_attention=("off", "on"))
+
+
+@breaks("CAP-19", base="reference")
+def flash_attention_computes_something_else(m: Any) -> None:
+    from infercore.testing.attention import OnlineSoftmax
+
+    def add(old: Any, self: Any, scores: Any, values: Any) -> None:
+        self._total[:] *= 0.5  # what came before is not scaled as it should be
+        old(self, scores, values)
+
+    m.setattr("infercore.testing.reference_context.FLASH_BLOCK", 8)
+    around(m, OnlineSoftmax, "add", add)
 
 
 @breaks("CAP-10")

@@ -6,7 +6,7 @@ from typing import Any
 
 import attrs
 
-from conformance.full_toy import NativeSampler
+from conformance.full_toy import FullModel, NativeSampler
 from conformance.mutants import around, breaks, instead, nothing
 from infercore.engine.model import GuardedModel
 from infercore.errors import InvalidInputError
@@ -25,11 +25,7 @@ def configured(m: Any, **changes: Any) -> None:
 
 @breaks("SAMP-1", "SAMP-15", "SAMP-18")
 def temperature_0_is_not_the_likeliest(m: Any) -> None:
-    def sample(old: Any, self: Any, logits: Any) -> int:
-        token: int = old(self, logits)
-        return (token + 1) % len(logits) if self.config.temperature == 0 else token
-
-    around(m, PortableSampler, "sample_logits", sample)
+    configured(m, temperature=lambda config: config.temperature or 1e6, seed=lambda _: 1)
 
 
 @breaks("SAMP-2", "SAMP-16", "SAMP-19")
@@ -111,3 +107,18 @@ def the_last_row_is_always_sampled(m: Any) -> None:
 @breaks("SAMP-18")
 def the_engine_s_sampler_has_other_candidates(m: Any) -> None:
     around(m, NativeSampler, "sample", lambda old, self, *a: (old(self, *a) + 1) % 200)
+
+
+@breaks("SAMP-21")
+def the_engine_s_sampler_has_no_min_p(m: Any) -> None:
+    def new_sampler(old: Any, self: Any, config: Any) -> Any:
+        return old(self, attrs.evolve(config, min_p=0.0, top_p=1.0))
+
+    around(m, FullModel, "new_sampler", new_sampler)
+
+
+@breaks("SAMP-21", base="reference")
+def the_engine_s_sampler_observes_nothing(m: Any) -> None:
+    from infercore.testing.reference_sampler import ReferenceSampler
+
+    nothing(m, ReferenceSampler, "observe")

@@ -101,6 +101,16 @@ def positions_are_divided_by_another_number(m: Any) -> None:
     )
 
 
+@breaks("KV-23")
+def what_was_divided_is_computed_otherwise(m: Any) -> None:
+    def divide(old: Any, self: Any, seq_id: int, p0: int, p1: int, d: int) -> None:
+        old(self, seq_id, p0, p1, d)
+        (position, token), *rest = self.cells[seq_id]
+        self.cells[seq_id] = [(position, token + 1), *rest]
+
+    around(m, FullContext, "seq_divide", divide)
+
+
 @breaks("KV-17")
 def an_empty_sequence_begins_at_0(m: Any) -> None:
     result(m, GuardedContext, "seq_pos_min", lambda first: max(0, first))
@@ -178,7 +188,7 @@ def a_restore_always_goes_to_the_first_sequence(m: Any) -> None:
 
 @breaks("STATE-5", "STATE-17")
 def damage_is_not_seen(m: Any) -> None:
-    m.setattr(blob, "_digest", lambda *_, **__: bytes(32))
+    m.setattr(blob, "_checksum", lambda *_: bytes(4))
 
 
 @breaks("STATE-6", "STATE-12")

@@ -32,6 +32,6 @@ def rig() -> Rig:
         open_path=open_path,
         path=MODEL,
         tolerance=0.0,
-        suite_version="1.0",
+        suite_version="1.1",
         observe=observe,
     )

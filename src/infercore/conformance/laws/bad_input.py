@@ -193,7 +193,7 @@ def check_options_that_exclude_each_other(rig: Rig) -> None:
     )
 
 
-@law("BAD-10")
+@law("BAD-10", model="any")
 def check_no_such_file(rig: Rig) -> None:
     """A path where nothing is raises ModelNotFoundError, which holds the path."""
     with tempfile.TemporaryDirectory() as folder:

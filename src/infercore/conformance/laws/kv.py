@@ -302,3 +302,20 @@ def check_growing_and_shrinking(rig: Rig) -> None:
     last = rig.tokens(1)
     context.decode(last)
     rig.near(context.logits(), rig.cold(held + last), "logits in the end")
+
+
+@law("KV-23", needs="kv_divide", since="1.1")
+def check_what_a_divide_moves_is_computed_there(rig: Rig) -> None:
+    """A token moved up, divided and moved back gives the logits it gave: its keys move along."""
+    tokens, more = rig.tokens(2), rig.tokens(3)
+    context = rig.context()
+    if not context.capabilities.kv_shift:
+        rig.leave("positions cannot be moved back")
+    context.decode(tokens)
+    context.seq_shift(0, 0, -1, 8)
+    context.seq_divide(0, 8, 9, 2)
+    equal((context.seq_pos_min(), context.seq_pos_max()), (4, 9), "first and last position")
+    context.seq_shift(0, 4, 5, -4)
+    context.seq_shift(0, 9, 10, -8)
+    context.decode(more)
+    rig.near(context.logits(), rig.cold(tokens + more), "logits after moving, dividing and back")

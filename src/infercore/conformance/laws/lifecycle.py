@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from infercore.conformance.rig import Rig
 
 
-@law("LIFE-1")
+@law("LIFE-1", model="any")
 def check_model_closes_twice(rig: Rig) -> None:
     """A model can be closed twice, and says that it is closed."""
     model = rig.another_model()

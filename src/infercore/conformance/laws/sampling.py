@@ -271,6 +271,42 @@ def check_native_seed_and_accept(rig: Rig) -> None:
         equal(tokens, [first, first, second], "tokens with a penalty of three quarters of the gap")
 
 
+_FILTERS: tuple[dict[str, Any], ...] = (
+    {"top_p": 0.8},
+    {"min_p": 0.2, "temperature": 1.5},
+    {"typical_p": 0.6},
+    {"top_n_sigma": 1.0, "top_k": 20},
+    {"temperature": 2.0, "dynatemp_range": 1.0},
+    {"repeat_penalty": 1.7},
+)
+
+
+@law("SAMP-21", needs="native_sampler", since="1.1")
+def check_native_distribution(rig: Rig) -> None:
+    """The engine's own sampler draws, through each filter, as often as the portable one says."""
+    context, row = _row(rig)
+    seen = _best(row, 3)
+    penalty = float(row[seen[0]] - row[_best(row, 6)[-1]])
+    n = 150
+    for fields in (*_FILTERS, {"presence_penalty": penalty, "frequency_penalty": 0.3}):
+        asked = {**PLAIN, **fields, "seed": 31}
+        portable = rig.sampler(**asked)
+        portable.observe(seen)
+        ids, p = portable.distribution(context.logits())
+        expected = dict(zip(ids.tolist(), p.tolist(), strict=True))
+        counts: Counter[int] = Counter()
+        for seed in range(n):
+            native = rig.sampler(**{**asked, "seed": seed, "implementation": "native"})
+            native.observe(seen)
+            counts[native.sample(context)] += 1
+        outside = {token: count for token, count in counts.items() if token not in expected}
+        equal(outside, {}, f"tokens drawn with {fields} that the portable sampler leaves out")
+        for token, share in expected.items():
+            allowed = 5 * np.sqrt(n * share * (1 - share)) + 2
+            gap = abs(counts[token] - n * share)
+            that(gap <= allowed, f"{fields}, token {token}: {counts[token]} of {n}, p={share:.3f}")
+
+
 @law("SAMP-20", tier="session")
 def check_processors(rig: Rig) -> None:
     """A caller's processor sees a copy of the logits, and what it returns is sampled from."""

@@ -86,6 +86,25 @@ def check_set_threads(rig: Rig) -> None:
     rig.near(context.logits(), rig.cold(tokens), "logits after the change")
 
 
+@law("THREAD-8", needs="live_threads", since="1.1")
+def check_the_engine_s_own_threads(rig: Rig) -> None:
+    """The engine itself, seen past the API, has the numbers of threads that were set."""
+    observe = rig.observe
+    tokens = rig.tokens(9)
+    context = rig.context()
+    if observe is None or observe(context, 0).threads is None:
+        rig.leave("the rig's observe does not tell how many threads there are")
+    context.decode(tokens[:2])
+    at = 2
+    for n, n_batch in ((2, 3), (1, 2), (2, 2), (1, 1)):
+        context.set_threads(n, n_batch)
+        equal((context.n_threads, context.n_threads_batch), (n, n_batch), "threads told")
+        equal(observe(context, 0).threads, (n, n_batch), "the engine's own threads")
+        context.decode(tokens[at : at + 1 + at % 2])
+        at += 1 + at % 2
+    rig.near(context.logits(), rig.cold(tokens[:at]), "logits after the changes")
+
+
 @law("THREAD-5", tier="process")
 def check_contexts_opened_in_threads(rig: Rig) -> None:
     """Many threads may open contexts of one model at once."""

@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import numpy as np
 
 from infercore.conformance.expect import equal, raises, that
 from infercore.conformance.law import law
@@ -33,19 +34,20 @@ def check_model_info(rig: Rig) -> None:
     info = rig.model.info
     equal(info.n_vocab, rig.tokenizer.n_vocab, "n_vocab")
     that(info.architecture, "the architecture has no name")
-    for name in ("n_ctx_train", "n_embd", "n_layer", "n_head", "n_head_kv"):
+    heads = () if info.is_recurrent and not info.is_hybrid else ("n_head", "n_head_kv")
+    for name in ("n_ctx_train", "n_embd", "n_layer", *heads):
         that(getattr(info, name) > 0, f"{name} is {getattr(info, name)}")
     that(isinstance(dict(info.metadata), dict), "metadata is no mapping")
 
 
-@law("CAP-3")
+@law("CAP-3", model="any")
 def check_digest_of_the_model(rig: Rig) -> None:
     """A model's digest is SHA-256 hex."""
     digest = rig.model.digest
     that(len(digest) == 64 and set(digest) <= set("0123456789abcdef"), f"digest {digest!r}")  # noqa: PLR2004
 
 
-@law("CAP-4")
+@law("CAP-4", model="any")
 def check_name_of_the_backend(rig: Rig) -> None:
     """A model says which backend loaded it."""
     equal(rig.model.backend, rig.backend, "the backend's name")
@@ -202,6 +204,23 @@ def check_adapters(rig: Rig) -> None:
             lambda: context.set_adapters([AdapterSpec(path="/no such adapter")]),
             "an adapter that is not there",
         )
+
+
+@law("CAP-19", since="1.1")
+def check_flash_attention_computes_the_same(rig: Rig) -> None:
+    """With every declared setting of flash attention the logits are those without it."""
+    settings = rig.context().capabilities.flash_attention
+    if "off" not in settings:
+        rig.leave("flash attention cannot be switched off")
+    tokens, rows = rig.tokens(40), {}
+    for setting in settings:
+        context = rig.context(flash_attn=setting)
+        context.decode(tokens)
+        rows[setting] = (np.array(context.logits()), context.tolerance)
+    plain, exact = rows["off"]
+    for setting, (row, tolerance) in rows.items():
+        gap, allowed = float(np.abs(row - plain).max()), max(tolerance, exact, rig.tolerance)
+        that(gap <= allowed, f"flash_attn={setting!r}: logits {gap:.3g} off, beyond {allowed:.3g}")
 
 
 @law("CAP-17")

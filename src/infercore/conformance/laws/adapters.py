@@ -1,0 +1,178 @@
+"""LoRA adapters, applied while a model runs."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from infercore.conformance.expect import equal, raises, that
+from infercore.conformance.law import law
+from infercore.conformance.rig import greedy
+from infercore.errors import InferCoreError, ManifestMismatchError
+from infercore.values.config import AdapterSpec
+from infercore.values.session import PrefixInput
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from infercore.conformance.rig import Rig
+
+lora_law: dict[str, Any] = {"needs": "lora", "since": "1.1"}
+
+
+def _adapter(rig: Rig, scale: float = 1.0) -> AdapterSpec:
+    if rig.adapter is None:
+        rig.leave("the rig has no adapter")
+    return AdapterSpec(path=rig.adapter, scale=scale)
+
+
+def _row(context: Any, tokens: list[int], *adapters: AdapterSpec) -> Any:
+    """Return the logits with these adapters, all else anew."""
+    context.set_adapters(adapters)
+    context.clear()
+    context.decode(tokens)
+    return np.array(context.logits())
+
+
+@contextlib.contextmanager
+def _copied(path: str) -> Iterator[str]:
+    """Give a copy of the adapter's file or folder, which an engine knows as another one."""
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = Path(path), Path(folder) / Path(path).name
+        if source.is_dir():
+            shutil.copytree(source, target)
+        else:
+            shutil.copy(source, target)
+        yield str(target)
+
+
+@law("LORA-1", **lora_law)
+def check_an_adapter_changes_the_logits(rig: Rig) -> None:
+    """An adapter changes the logits; at scale 0 it does not; without it the old bits are back."""
+    tokens, context = rig.tokens(7), rig.context()
+    plain = _row(context, tokens)
+    gap = float(np.abs(_row(context, tokens, _adapter(rig)) - plain).max())
+    that(gap > 10 * rig.tolerance, f"the adapter moves the logits by {gap:.3g} only")
+    rig.near(_row(context, tokens, _adapter(rig, 0.0)), plain, "logits at scale 0")
+    rig.same_bits(_row(context, tokens), plain, "logits after the adapter was removed")
+
+
+@law("LORA-2", **lora_law)
+def check_the_adapter_is_the_reference_s(rig: Rig) -> None:
+    """The logits with the pack's adapter are those of weights that it was merged into."""
+    if rig.adapter_name is None:
+        rig.leave("the adapter is none of the pack's")
+    import infercore_models  # noqa: PLC0415  (a distribution of its own; the rig has found it)
+    from infercore.testing import load_reference_model  # noqa: PLC0415
+
+    tokens, context = rig.tokens(12), rig.context()
+    path = str(infercore_models.path(rig.adapter_name, "hf"))
+    for scale in (1.0, -0.5):
+        merged = load_reference_model(merged=[AdapterSpec(path=path, scale=scale)])
+        with merged, merged.new_context(n_ctx=rig.n_ctx) as oracle:
+            oracle.decode(tokens)
+            expected = np.array(oracle.logits())
+        rig.near(_row(context, tokens, _adapter(rig, scale)), expected, f"logits at scale {scale}")
+
+
+@law("LORA-3", **lora_law)
+def check_adapters_add_up(rig: Rig) -> None:
+    """Two adapters add up: one at half its scale, and it or a copy at half again, are it whole."""
+    tokens, context = rig.tokens(7), rig.context()
+    half = _adapter(rig, 0.5)
+    whole = _row(context, tokens, _adapter(rig))
+    rig.near(_row(context, tokens, half, half), whole, "an adapter named twice at half its scale")
+    with _copied(half.path) as path:
+        copy = AdapterSpec(path=path, scale=0.5)
+        rig.near(_row(context, tokens, half, copy), whole, "two adapters at half their scale")
+
+
+@law("LORA-4", **lora_law)
+def check_the_list_is_replaced(rig: Rig) -> None:
+    """set_adapters replaces the whole list: what was applied before does not count any more."""
+    tokens, context = rig.tokens(7), rig.context()
+    _row(context, tokens, _adapter(rig))
+    found = _row(context, tokens, _adapter(rig, 0.25))
+    fresh = _row(rig.context(), tokens, _adapter(rig, 0.25))
+    rig.same_bits(found, fresh, "logits at a quarter of the scale, after the whole")
+    equal(tuple(context.effective["adapters"]), (_adapter(rig, 0.25),), "effective adapters")
+
+
+@law("LORA-5", **lora_law)
+def check_a_context_opened_with_adapters(rig: Rig) -> None:
+    """Adapters can be given when a context is opened; other contexts are not touched."""
+    tokens, adapter = rig.tokens(7), _adapter(rig)
+    plain = rig.context()
+    opened = rig.context(adapters=[adapter])
+    equal(tuple(opened.effective["adapters"]), (adapter,), "effective adapters")
+    opened.decode(tokens)
+    later = _row(rig.context(), tokens, adapter)
+    rig.same_bits(np.array(opened.logits()), later, "opened with it, and set later")
+    plain.decode(tokens)
+    rig.same_bits(np.array(plain.logits()), rig.cold(tokens), "a context beside it")
+
+
+@law("LORA-6", **lora_law)
+def check_what_is_no_adapter(rig: Rig) -> None:
+    """A file that is missing or no adapter for this model is a typed error; the list stays."""
+    tokens, adapter = rig.tokens(7), _adapter(rig)
+    context = rig.context(adapters=[adapter])
+    with tempfile.TemporaryDirectory() as folder:
+        text = Path(folder) / "text"
+        text.write_text("no adapter")
+        for path in (str(Path(folder) / "none"), str(text), rig.path):
+            if path is None:
+                continue
+            bad = AdapterSpec(path=path)
+            raises(InferCoreError, lambda b=bad: context.set_adapters([adapter, b]), path)
+            raises(InferCoreError, lambda b=bad: rig.context(adapters=[b]), f"open with {path}")
+    equal(tuple(context.effective["adapters"]), (adapter,), "effective adapters")
+    context.decode(tokens)
+    expected = _row(rig.context(), tokens, adapter)
+    rig.same_bits(np.array(context.logits()), expected, "logits after the refusals")
+
+
+@law("LORA-7", tier="session", **lora_law)
+def check_adapters_are_identity(rig: Rig) -> None:
+    """Sessions with other adapters have other identities: none takes the other's KV for its own."""
+    plain, text = rig.session(), rig.passage(10)
+    other, third = (rig.session(adapters=[_adapter(rig, scale)]) for scale in (1.0, 0.5))
+    n = other.ensure_prefix(text).prefix_tokens
+    reports = [session.explain_context() for session in (plain, other, third)]
+    equal(len({report.manifest_digest for report in reports}), 3, "different digests")
+    equal([len(report.manifest.adapters) for report in reports], [0, 1, 1], "adapters told")
+    foreign = PrefixInput(text=text, manifest=reports[0].manifest)
+    status = other.ensure_prefix(foreign)
+    equal((status.reused_tokens, status.prefilled_tokens), (0, n), "reused and prefilled")
+    that("adapters" in (status.reset_reason or ""), f"the reason {status.reset_reason!r}")
+    if plain.context.capabilities.sequence_state:
+        snapshot = other.snapshot()
+        error = raises(ManifestMismatchError, lambda: plain.restore(snapshot), "a foreign snapshot")
+        equal((error.field, plain.state), ("adapters", "EMPTY"), "field, and state afterwards")
+
+
+@law("LORA-8", tier="session", **lora_law)
+def check_a_warm_session_with_an_adapter(rig: Rig) -> None:
+    """A session with an adapter generates from a warm context what a cold one does."""
+    adapter, text, suffix = _adapter(rig), rig.passage(12), " " + rig.passage(6)
+    session = rig.session(adapters=[adapter])
+    session.ensure_prefix(text)
+    session.prefill_suffix(" " + rig.passage(5))
+    greedy(session, 4)
+    session.ensure_prefix(text)
+    session.prefill_suffix(suffix)
+    made = greedy(session, 8)
+    context = rig.context(adapters=[adapter])
+    context.decode(rig.tokenizer.encode(text + suffix))
+    for i, token in enumerate(made):
+        row = np.array(context.logits())
+        ends = [t for t in range(len(row)) if rig.tokenizer.is_eog(t)]
+        row[ends] = -np.inf
+        gap = float(row.max() - row[token])
+        that(gap <= 2 * rig.tolerance, f"token {i} is {gap:.3g} below the likeliest of a cold run")
+        context.decode_one(token)

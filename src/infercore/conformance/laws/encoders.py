@@ -1,0 +1,187 @@
+"""Models that encode texts and generate none."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import infercore
+from infercore.conformance.expect import equal, raises, that
+from infercore.conformance.law import law
+from infercore.errors import (
+    InvalidInputError,
+    InvalidTokenError,
+    OutputNotAvailableError,
+    SessionClosedError,
+    UnsupportedFeatureError,
+)
+
+if TYPE_CHECKING:
+    from infercore.conformance.rig import Rig
+
+ALIKE = 1 - 1e-4
+"""The cosine between two vectors of the same text."""
+
+encoder_law: dict[str, Any] = {"needs": "encoder", "since": "1.1", "model": "encoder"}
+
+
+def _ids(rig: Rig, number: int = 0, n_words: int = 9) -> list[int]:
+    words = rig.story.split()
+    start = 7 * number
+    ids: list[int] = rig.encoder_model.tokenizer.encode(" ".join(words[start : start + n_words]))
+    return ids
+
+
+def _rows(rig: Rig, ids: list[int]) -> Any:
+    context = rig.encoder_context(pooling_type="none")
+    context.encode(ids)
+    return np.array(context.embeddings())
+
+
+def _vector(rig: Rig, ids: list[int], kind: str = "mean") -> Any:
+    context = rig.encoder_context(pooling_type=kind)
+    context.encode(ids)
+    return np.array(context.embedding())
+
+
+def _alike(found: Any, expected: Any, what: str) -> None:
+    equal(found.shape, expected.shape, f"{what}, shape")
+    lengths = np.linalg.norm(found), np.linalg.norm(expected)
+    cosine = float(found @ expected / (lengths[0] * lengths[1]))
+    ratio = float(lengths[0] / lengths[1])
+    that(cosine >= ALIKE, f"{what}: the cosine is {cosine:.6f}")
+    that(abs(ratio - 1) <= 1 - ALIKE + 1e-3, f"{what}: the lengths are {lengths}")
+
+
+@law("ENC-1", **encoder_law)
+def check_an_encoder_says_so(rig: Rig) -> None:
+    """An encoder says that it is one, that it makes embeddings, and that nothing is resident."""
+    model = rig.encoder_model
+    kinds = rig.encoder_context().capabilities
+    equal((model.info.has_encoder, kinds.encoder, kinds.embeddings), (True, True, True), "told")
+    equal(kinds, model.capabilities, "capabilities of model and context")
+    equal((kinds.kv_remove, kinds.state, kinds.sequence_state), ("none", False, False), "told")
+    that({"none", "mean"} <= set(kinds.pooling), f"pooling {kinds.pooling}")
+
+
+@law("ENC-2", **encoder_law)
+def check_one_vector_for_a_text(rig: Rig) -> None:
+    """encode() gives the same text the same vector, and another text another one."""
+    first, other = _ids(rig, 0), _ids(rig, 2)
+    vector = _vector(rig, first)
+    equal(vector.shape, (rig.encoder_model.info.n_embd,), "shape")
+    that(np.isfinite(vector).all(), "some values are not finite")
+    context = rig.encoder_context(pooling_type="mean")
+    context.encode(other)
+    that(not np.allclose(context.embedding(), vector, atol=1e-3), "two texts have one vector")
+    context.encode(first)
+    rig.same_bits(np.array(context.embedding()), vector, "the text after another one")
+
+
+@law("ENC-3", **encoder_law)
+def check_rows_and_pooling(rig: Rig) -> None:
+    """Token rows are one for each token; mean, cls and last pooling are made of them."""
+    ids = _ids(rig)
+    rows = _rows(rig, ids)
+    equal(rows.shape, (len(ids), rig.encoder_model.info.n_embd), "shape")
+    expected = {"mean": rows.mean(axis=0), "cls": rows[0], "last": rows[-1]}
+    for kind in set(expected) & set(rig.encoder_context().capabilities.pooling):
+        _alike(_vector(rig, ids, kind), expected[kind], f"pooling {kind}")
+
+
+@law("ENC-4", **encoder_law)
+def check_texts_side_by_side(rig: Rig) -> None:
+    """Several texts in one call have the vectors that each has alone."""
+    if not rig.encoder_model.capabilities.multi_sequence:
+        rig.leave("this encoder takes one text at a time")
+    texts = [_ids(rig, i, n) for i, n in enumerate((4, 9, 6))]
+    context = rig.encoder_context(pooling_type="mean", n_seq_max=3, n_ctx=96, kv_unified=True)
+    context.decode_batch([(t, (i,), False) for i, ids in enumerate(texts) for t in ids])
+    found = [np.array(context.embedding(i)) for i in range(3)]
+    equal([context.n_resident(i) for i in range(3)], [0, 0, 0], "tokens that are kept")
+    for i, ids in enumerate(texts):
+        _alike(found[i], _vector(rig, ids), f"text {i} of three")
+
+
+@law("ENC-5", **encoder_law)
+def check_a_text_that_is_too_long(rig: Rig) -> None:
+    """A text longer than one compute step is refused whole, and the context goes on working."""
+    ids = _ids(rig)
+    context = rig.encoder_context(pooling_type="mean", n_batch=len(ids), n_ubatch=len(ids))
+    context.encode(ids)
+    vector = np.array(context.embedding())
+    longer = [*ids, ids[1]]
+    raises(InvalidInputError, lambda: context.encode(longer), "one token more than a step takes")
+    rig.same_bits(np.array(context.embedding()), vector, "the vector after a refusal")
+
+
+@law("ENC-6", **encoder_law)
+def check_no_logits_of_an_encoder(rig: Rig) -> None:
+    """An encoder makes no logits and keeps no tokens: decoding is refused, and changes nothing."""
+    ids = _ids(rig)
+    context = rig.encoder_context(pooling_type="mean")
+    context.encode(ids)
+    vector = np.array(context.embedding())
+    calls = {
+        "decode": lambda: context.decode(ids),
+        "decode_one": lambda: context.decode_one(ids[1]),
+        "eval": lambda: context.eval(ids, 0),
+    }
+    for name, call in calls.items():
+        raises(UnsupportedFeatureError, call, f"{name} on an encoder")
+        rig.same_bits(np.array(context.embedding()), vector, f"the vector after {name}")
+    raises(OutputNotAvailableError, context.logits, "logits of an encoder")
+    held = (context.n_past(), context.seq_pos_max(), context.n_resident(), context.n_free())
+    equal(held, (0, -1, 0, context.n_ctx), "n_past, last position, n_resident and n_free")
+
+
+@law("ENC-7", tier="session", **encoder_law)
+def check_no_session_on_an_encoder(rig: Rig) -> None:
+    """A session on an encoder is refused with UnsupportedFeatureError."""
+    raises(UnsupportedFeatureError, rig.encoder_model.new_session, "a session")
+    raises(UnsupportedFeatureError, lambda: infercore.open_session(rig.encoder_model), "a session")
+
+
+@law("ENC-8", **encoder_law)
+def check_golden_vectors(rig: Rig) -> None:
+    """Ids and vectors of the pack's encoder are those of the reference computation."""
+    if rig.encoder_name is None:
+        rig.leave("the encoder is none of the pack's")
+    import infercore_models  # noqa: PLC0415  (a distribution of its own; the rig has found it)
+
+    for golden in infercore_models.golden_texts(rig.encoder_name):
+        ids = rig.encoder_model.tokenizer.encode(golden.text)
+        equal(ids, list(golden.tokens), f"ids of {golden.text!r}")
+        _alike(_vector(rig, ids), golden.rows.mean(axis=0), f"the vector of {golden.text!r}")
+
+
+@law("ENC-9", tier="session", **encoder_law)
+def check_embed_with_an_encoder(rig: Rig) -> None:
+    """embed() gives each text a vector of length 1, the same alone as among others."""
+    words = rig.story.split()
+    texts = [" ".join(words[i : i + n]) for i, n in ((0, 5), (20, 12), (40, 3))]
+    rows = infercore.embed(rig.encoder_model, texts, pooling="mean")
+    that(np.allclose(np.linalg.norm(rows, axis=1), 1.0, atol=1e-3), "lengths other than 1")
+    for i, text in enumerate(texts):
+        alone = infercore.embed(rig.encoder_model, [text], pooling="mean")[0]
+        _alike(rows[i], alone, f"text {i} among others")
+    limit = rig.encoder_model.info.n_ctx_train
+    beyond = [texts[0], "word " * limit]
+    raises(InvalidInputError, lambda: infercore.embed(rig.encoder_model, beyond), "a long text")
+
+
+@law("ENC-10", **encoder_law)
+def check_bad_input_to_an_encoder(rig: Rig) -> None:
+    """An id outside the vocabulary is refused; nothing to encode leaves things as they were."""
+    context = rig.encoder_context(pooling_type="mean")
+    fresh = rig.encoder_context(pooling_type="mean")
+    raises(OutputNotAvailableError, fresh.embedding, "a vector before any text")
+    context.encode(_ids(rig))
+    vector = np.array(context.embedding())
+    for bad in (-1, rig.encoder_model.info.n_vocab):
+        raises(InvalidTokenError, lambda b=bad: context.encode([b]), f"token {bad}")
+    context.encode([])
+    rig.same_bits(np.array(context.embedding()), vector, "the vector afterwards")
+    context.close()
+    raises(SessionClosedError, lambda: context.encode(_ids(rig)), "encode after close")
