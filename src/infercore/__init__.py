@@ -57,8 +57,8 @@ if TYPE_CHECKING:
     from infercore.protocols.public import Context as Context
     from infercore.protocols.public import Model as Model
     from infercore.protocols.public import Sampler as Sampler
-    from infercore.protocols.public import Session as Session
     from infercore.protocols.public import Tokenizer as Tokenizer
+    from infercore.protocols.session import Session as Session
     from infercore.protocols.spi import EngineContext as EngineContext
     from infercore.protocols.spi import EngineModel as EngineModel
     from infercore.protocols.spi import EngineTokenizer as EngineTokenizer
@@ -103,7 +103,8 @@ _HOMES = {
         "SessionClosedError SessionFatalError SnapshotError UnsupportedFeatureError"
     ),
     "infercore.protocols.hooks": "API_VERSION hookimpl",
-    "infercore.protocols.public": "Backend Context Model Sampler Session Tokenizer",
+    "infercore.protocols.public": "Backend Context Model Sampler Tokenizer",
+    "infercore.protocols.session": "Session",
     "infercore.protocols.spi": "EngineContext EngineModel EngineTokenizer",
     "infercore.session.asynchronous": "AsyncSession",
     "infercore.values.config": (

@@ -1,7 +1,9 @@
-"""Stand-ins for what the command line calls: backends, models and sessions that need no engine."""
+"""Stand-ins for what the command line calls, and real engines for it to call."""
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import sys
 import types
 from typing import TYPE_CHECKING, Any
@@ -10,8 +12,12 @@ import attrs
 import pytest
 from click.testing import CliRunner
 
+import fake_plugin
 import infercore
+import pack
+from cli.engines import REFERENCE, Engine
 from infercore.cli import main
+from infercore.registry import default_registry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -135,3 +141,50 @@ def model_pack(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def run() -> Callable[..., Result]:
     """Run ``infercore`` with arguments; standard output and error are kept apart."""
     return lambda *arguments: CliRunner().invoke(main, list(arguments))
+
+
+@pytest.fixture(scope="session")
+def reference_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with an installed plugin that announces the reference backend."""
+    site = tmp_path_factory.mktemp("site")
+    fake_plugin.install(site, "reference", REFERENCE)
+    return site
+
+
+def _engine(name: str, site: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
+    """Return an engine that is found in this process too, or skip naming what is missing."""
+    pack.need_pack()
+    import infercore_models
+
+    if name == "reference":
+        if importlib.util.find_spec("tokenizers") is None:
+            pytest.skip("tokenizers is not installed, with which the reference backend reads text")
+        monkeypatch.syspath_prepend(str(site))
+        path = infercore_models.path(pack.MODEL, "hf")
+    else:
+        pack.need_backend(name)
+        path = pack.model_path(name)
+    default_registry().refresh()
+    environment = {**os.environ, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
+    for variable in ("NO_COLOR", "FORCE_COLOR", "INFERCORE_BACKEND", "PYTHONIOENCODING"):
+        environment.pop(variable, None)
+        monkeypatch.delenv(variable, raising=False)
+    return Engine(name, str(path), environment)
+
+
+@pytest.fixture
+def reference(reference_site: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    """Return the reference backend, which needs no engine."""
+    yield _engine("reference", reference_site, monkeypatch)
+    monkeypatch.undo()
+    default_registry().refresh()
+
+
+@pytest.fixture(params=("reference", *sorted(pack.FORMATS)))
+def engine(
+    request: pytest.FixtureRequest, reference_site: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Engine]:
+    """Return each backend that can be used here; the reference backend always can."""
+    yield _engine(request.param, reference_site, monkeypatch)
+    monkeypatch.undo()
+    default_registry().refresh()

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+
 import pytest
 
 import infercore
+from cli.engines import COMMAND, TIMEOUT_S
+from infercore.cli import main
+
+HEAVY = (
+    "numpy", "jinja2", "llama_cpp", "openvino", "infercore_llamacpp", "infercore_openvino",
+    "infercore_models", "llguidance", "psutil",
+)  # fmt: skip
 
 
 def test_version(run) -> None:
@@ -58,3 +70,74 @@ def test_error_of_another_kind_is_not_hidden(run, machine, model_pack) -> None:
     machine.add("fake")
     machine.load_model = crash
     assert isinstance(run("demo").exception, ZeroDivisionError)
+
+
+def test_debug_may_stand_behind_the_command(run, machine, model_pack) -> None:
+    result = run("demo", "--backend", "nothing", "--debug")
+    assert result.exit_code == 1
+    assert "Traceback" in result.stderr
+    assert "Traceback" not in run("demo", "--backend", "nothing").stderr
+
+
+@pytest.mark.parametrize("name", sorted(main.commands))
+def test_each_command_has_help_and_debug(run, name) -> None:
+    result = run(name, "--help")
+    assert result.exit_code == 0
+    assert "--debug" in result.stdout
+    assert "--json" in result.stdout
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["generate", "--help"], ["--version"]])
+def test_help_imports_no_engine_and_no_numpy(arguments) -> None:
+    source = f"""
+import json, sys
+from infercore.cli import main
+try:
+    main({arguments!r})
+except SystemExit as end:
+    print(json.dumps([end.code, [name for name in {HEAVY!r} if name in sys.modules]]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", source], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert json.loads(done.stdout.splitlines()[-1]) == [0, []]
+
+
+def test_module_is_the_command() -> None:
+    done = subprocess.run(
+        [*COMMAND, "--version"], capture_output=True, text=True, timeout=TIMEOUT_S, check=True
+    )
+    assert done.stdout == f"infercore, version {infercore.__version__}\n"
+
+
+def test_error_of_the_system_is_one_line(run, machine, model_pack) -> None:
+    def fail(path, *, backend):
+        raise PermissionError(13, "Permission denied", "model.gguf")
+
+    machine.add("fake")
+    machine.load_model = fail
+    result = run("demo")
+    assert (result.exit_code, result.stderr) == (1, "error: Permission denied: model.gguf\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"), [("infercore ge", "generate"), ("infercore plan m --ty", "--type-k")]
+)
+def test_shell_completion(words, wanted) -> None:
+    environment = {
+        **os.environ, "_INFERCORE_COMPLETE": "bash_complete", "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split()) - 1),
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", "from infercore.cli import main; main(prog_name='infercore')"],
+        env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
+    )  # fmt: skip
+    assert f"plain,{wanted}" in done.stdout.splitlines()
+
+
+def test_backends_are_completed(machine) -> None:
+    from infercore.cli.options import _backend_names
+
+    machine.add("fast")
+    machine.add("other")
+    assert _backend_names(None, None, "f") == ["fast"]

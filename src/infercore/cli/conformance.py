@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from infercore.cli.output import print_json, print_table
 
@@ -53,6 +50,15 @@ def conformance(
 
 
 def _run(name: str, model: str | None, only: list[str] | None, seed: int) -> Report:
+    from rich.console import Console  # noqa: PLC0415  (help needs none of it)
+    from rich.progress import (  # noqa: PLC0415
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+    )
+
     from infercore.conformance import check_backend, find_rig, select  # noqa: PLC0415
 
     rig = find_rig(name, model=model)
@@ -82,9 +88,7 @@ def _write(reports: Sequence[Report], *, json_file: str | None, markdown: str | 
 def _print(reports: Sequence[Report]) -> None:
     from infercore.conformance.render import notes, rows, summary  # noqa: PLC0415
 
-    if sys.stdout.isatty() or len(reports) > 1:
-        columns = ("law", "what it says", *(report.backend for report in reports))
-        print_table(columns, rows(reports))
+    print_table(("law", "what it says", *(report.backend for report in reports)), rows(reports))
     for report in reports:
         for line in notes(report):
             click.echo(f"{report.backend} {' '.join(line.split())}")

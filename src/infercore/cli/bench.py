@@ -1,0 +1,165 @@
+"""``infercore bench``: how fast a model is on this machine, and what it holds."""
+
+from __future__ import annotations
+
+import os
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import click
+
+from infercore.cli import bench_facts
+from infercore.cli.bench_run import PARTS, Bench, Figure, Settings
+from infercore.cli.bench_stats import number, spread
+from infercore.cli.loading import context_fields, loaded
+from infercore.cli.options import CONTEXT_FOR_TEXT, SectionCommand, context_options, model_options
+from infercore.cli.output import print_json, print_table
+from infercore.cli.param_type import ParamType
+from infercore.cli.progress import counting
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import infercore
+
+COLUMNS = ("part", "what", "median", "range", "unit", "measured on")
+NOTE = """\
+Medians of {repeats} runs after one that does not count (cold and warm turns: all count).
+Busy machines tell little: the load was {load} on {cpus} CPUs when this began."""
+
+
+class Tokens(ParamType[tuple[int, ...]]):
+    """Numbers of tokens, with commas between them."""
+
+    name = "N,N,..."
+
+    def convert(
+        self,
+        value: Any,
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> tuple[int, ...]:
+        """Return the numbers; anything but integers of at least 1 is a usage error."""
+        if isinstance(value, tuple):
+            return value
+        try:
+            numbers = tuple(int(part) for part in str(value).split(","))
+        except ValueError:
+            numbers = ()
+        if not numbers or min(numbers) < 1:
+            self.fail(f"{value!r} is not a list of numbers such as 128,2048", param, ctx)
+        return numbers
+
+
+@click.command(cls=SectionCommand)
+@model_options
+@click.option(
+    "--only", multiple=True, type=click.Choice(list(PARTS)), help="A part to measure; repeatable."
+)
+@click.option(
+    "--prefix-tokens",
+    type=Tokens(),
+    default="128,512,2048",
+    show_default=True,
+    help="Lengths of the prefixes that a first token is measured after.",
+)
+@click.option(
+    "--suffix-tokens",
+    type=click.IntRange(1),
+    default=32,
+    show_default=True,
+    metavar="N",
+    help="Tokens that follow the prefix.",
+)
+@click.option(
+    "--decode-tokens",
+    type=click.IntRange(2),
+    default=64,
+    show_default=True,
+    metavar="N",
+    help="Tokens that a decode makes.",
+)
+@click.option(
+    "--repeats",
+    type=click.IntRange(1, 100),
+    default=3,
+    show_default=True,
+    metavar="N",
+    help="Runs of each part; the median is told.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@context_options(CONTEXT_FOR_TEXT)
+def bench(
+    model: str,
+    only: tuple[str, ...],
+    as_json: bool,  # noqa: FBT001  (click passes flags)
+    **options: Any,
+) -> None:
+    """Measure MODEL on this machine.
+
+    Prefill and decode, the time to the first token over a cold and a warm prefix, saving,
+    restoring and forking a session, memory against the plan, and what infercore itself costs a
+    token. Nothing but infercore and the engine is needed.
+    """
+    names = [field.name for field in attrs.fields(Settings)]
+    settings = Settings(**{name: options[name] for name in names})
+    context = context_fields(model, options)
+    machine, held = bench_facts.machine(), bench_facts.resident_bytes()
+    begun = perf_counter()
+    with loaded(model, options, context=True) as opened:
+        load_ms = spread([(perf_counter() - begun) * 1e3])
+        measuring = Bench(opened, settings, held_before=held, context=context)
+        figures = _measure(measuring, [p for p in PARTS if p in only or not only])
+        about = {**_about(opened, model), "n_ctx": measuring.n_ctx}
+    figures = [Figure(part="load", name="model", unit="ms", value=load_ms), *figures]
+    if as_json:
+        told = {"model": about, "settings": attrs.asdict(settings), "context": context}
+        told |= {"machine": machine, "versions": bench_facts.versions()}
+        told |= {"left_out": measuring.left_out}
+        print_json({**told, "figures": [attrs.asdict(figure) for figure in figures]})
+        return
+    _print(about, figures, measuring.left_out)
+    click.echo(
+        NOTE.format(repeats=settings.repeats, load=machine["load_average"], cpus=machine["cpus"])
+    )
+
+
+def _measure(measuring: Bench, parts: Sequence[str]) -> list[Figure]:
+    """The figures of ``parts``; what has none stands in `Bench.left_out`."""
+    figures: list[Figure] = []
+    with counting(len(parts)) as begin:
+        for part in parts:
+            begin(part)
+            figures += measuring.run(part)
+    return figures
+
+
+def _about(model: infercore.Model, path: str) -> dict[str, Any]:
+    info = model.info
+    return {
+        "file": os.path.basename(os.path.normpath(path)),
+        "backend": model.backend,
+        "architecture": info.architecture,
+        "n_params": info.n_params,
+        "size_bytes": info.size_bytes,
+        "n_vocab": info.n_vocab,
+        "n_layer": info.n_layer,
+        "n_ctx_train": info.n_ctx_train,
+    }
+
+
+def _print(about: dict[str, Any], figures: Sequence[Figure], left_out: dict[str, str]) -> None:
+    click.echo(
+        f"{about['file']}: {about['architecture']}, {about['n_params'] / 1e6:.0f} million weights, "
+        f"{about['size_bytes'] / 2**20:.0f} MiB, on {about['backend']}"
+    )
+    print_table(COLUMNS, [_row(figure) for figure in figures], right=COLUMNS[2:4])
+    for part, reason in left_out.items():
+        click.echo(f"left out: {part}: {reason}")
+
+
+def _row(figure: Figure) -> Sequence[str]:
+    value = figure.value
+    between = f"{number(value.low)} to {number(value.high)}" if value.n > 1 else ""
+    return (figure.part, figure.name, number(value.median), between, figure.unit, figure.note)

@@ -1,0 +1,84 @@
+"""``infercore embed``: one vector for each text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+import infercore
+from infercore.cli.loading import loaded
+from infercore.cli.options import SectionCommand, model_options
+from infercore.cli.output import print_json, print_json_line, write_whole
+from infercore.cli.terminal import tell
+from infercore.cli.texts import lines, read_file, read_stdin, stdin_is_piped
+
+if TYPE_CHECKING:
+    from typing import BinaryIO
+
+POOLING = ("mean", "cls", "last")
+
+
+@click.command(cls=SectionCommand)
+@model_options
+@click.argument("texts", metavar="[TEXT]...", nargs=-1)
+@click.option(
+    "files", "-f", "--file", multiple=True, metavar="FILE",
+    help="Texts from FILE, one a line; repeatable.",
+)  # fmt: skip
+@click.option(
+    "--pooling", type=click.Choice(POOLING),
+    help="How a text's vectors become one; default: as the model has it.",
+)  # fmt: skip
+@click.option(
+    "--normalize/--no-normalize", default=True, show_default=True, help="Give each the length 1."
+)
+@click.option(
+    "-o", "--output", metavar="FILE.npy", type=click.Path(dir_okay=False),
+    help="Write a NumPy array, float32 [n_texts, n_embd], and print no vectors.",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document, not a line a text.")
+def embed(
+    model: str,
+    texts: tuple[str, ...],
+    files: tuple[str, ...],
+    output: str | None,
+    as_json: bool,  # noqa: FBT001  (click passes flags)
+    **options: Any,
+) -> None:
+    """Print the embedding of each TEXT as a line of JSON.
+
+    Texts come from arguments and --file; without any, from standard input, one a line.
+    """
+    chosen = _texts(texts, files)
+    how = {name: options[name] for name in ("pooling", "normalize")}
+    with loaded(model, options) as opened:
+        vectors = infercore.embed(opened, chosen, **how)
+    shape = [len(chosen), int(vectors.shape[1])]
+    if output is not None:
+        _write(output, vectors)
+        tell(f"wrote float32 {shape} to {output}")
+    facts = {"model": model, **how, "shape": shape}
+    if as_json:
+        held = {"output": output} if output is not None else {"embeddings": vectors.tolist()}
+        print_json({**facts, **held})
+    elif output is None:
+        for number, (text, vector) in enumerate(zip(chosen, vectors, strict=True)):
+            line = {"number": number, "text": text, "embedding": vector.tolist()}
+            print_json_line(line)
+
+
+def _texts(texts: tuple[str, ...], files: tuple[str, ...]) -> list[str]:
+    if not texts and not files and not stdin_is_piped():
+        raise click.UsageError("no text; give one, or a file with --file, or pipe lines in")
+    found = [*texts, *(line for path in files for line in lines(read_file(path)))]
+    return found if texts or files else lines(read_stdin())
+
+
+def _write(path: str, vectors: Any) -> None:
+    import numpy as np  # noqa: PLC0415  (help needs none of it)
+
+    def fill(file: BinaryIO) -> None:
+        np.save(file, vectors, allow_pickle=False)
+
+    write_whole(path, fill)

@@ -1,0 +1,228 @@
+"""Options that mirror the fields of the configs: same name, same meaning, none left out."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import attrs
+import click
+
+from infercore.cli.option_rows import CONTEXT, MODEL, SAMPLING, Row
+from infercore.cli.param_type import ParamType
+from infercore.errors import InvalidInputError
+from infercore.values.config import AdapterSpec, ContextConfig, ModelConfig, SamplingConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    Decorator = Callable[[Any], Any]
+
+T = TypeVar("T")
+
+_TYPES = {"int": int, "float": float, "str": str}
+CONTEXT_FOR_TEXT = tuple(name for name in CONTEXT if name not in {"n_seq_max", "pooling_type"})
+"""Fields of `ContextConfig` for commands that generate from one sequence."""
+
+
+class SectionOption(click.Option):
+    """An option that the help shows under a heading of its own."""
+
+    def __init__(self, *args: Any, section: str = "Options", **fields: Any) -> None:
+        super().__init__(*args, **fields)
+        self.section = section
+
+
+class SectionCommand(click.Command):
+    """A command whose help shows its options under their headings."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write a list for each heading; the command's own options come first."""
+        sections: dict[str, list[tuple[str, str]]] = {"Options": []}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                heading = getattr(parameter, "section", "Options")
+                sections.setdefault(heading, []).append(record)
+        for heading, records in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl(records)
+
+
+class KeyValue(ParamType[tuple[str, Any]]):
+    """``KEY=VALUE``; the value is read as JSON where it is some, else as text."""
+
+    name = "KEY=VALUE"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, Any]:
+        """Return key and value; a usage error without ``=`` or key."""
+        key, equals, text = str(value).partition("=")
+        if not equals or not key:
+            self.fail(f"{value!r} is not KEY=VALUE", param, ctx)
+        try:
+            return key, json.loads(text)
+        except ValueError:
+            return key, text
+
+
+class Numbers(ParamType[tuple[float, ...]]):
+    """Numbers with commas between them."""
+
+    name = "X,Y,..."
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[float, ...]:
+        """Return the numbers; a usage error for anything else."""
+        try:
+            return tuple(float(part) for part in str(value).split(","))
+        except ValueError:
+            self.fail(f"{value!r} is not a list of numbers such as 0.6,0.4", param, ctx)
+
+
+class Bias(ParamType[tuple[int, float]]):
+    """``ID=AMOUNT`` for one token."""
+
+    name = "ID=AMOUNT"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, float]:
+        """Return id and amount; a usage error for anything else."""
+        token, _, amount = str(value).partition("=")
+        try:
+            return int(token), float(amount)
+        except ValueError:
+            self.fail(f"{value!r} is not ID=AMOUNT, such as 15=-inf", param, ctx)
+
+
+_PARAM_TYPES = {"numbers": Numbers(), "bias": Bias()}
+
+
+def option(*names: str, section: str, **fields: Any) -> Decorator:
+    """Return the decorator for an option under a heading."""
+    return click.option(*names, cls=SectionOption, section=section, **fields)
+
+
+def config_option(cls: type, name: str, row: Row, section: str) -> Decorator:
+    """Return the decorator for the option of one field; not given, it is None or ()."""
+    field = attrs.fields_dict(cls)[name]
+    flag = "--" + name.replace("_", "-")
+    kind = str(field.type).removesuffix(" | None")
+    text = row.help + _default_of(field)
+    if kind == "bool":
+        named = (f"{flag}/--no-{flag[2:]}",)
+        return option(*named, section=section, default=None, help=text)
+    names = (name, *row.also, flag)
+    if row.choices:
+        choice = click.Choice([str(item) for item in row.choices])
+        return option(*names, section=section, type=choice, help=text)
+    param_type = _PARAM_TYPES.get(row.param_type) or _TYPES.get(kind, str)
+    return option(
+        *names, section=section, type=param_type, metavar=row.metavar, multiple=row.multiple,
+        help=text,
+    )  # fmt: skip
+
+
+def _default_of(field: attrs.Attribute[Any]) -> str:
+    default = field.default
+    if not isinstance(default, (bool, int, float, str)):
+        return ""
+    shown = {True: "on", False: "off"}[default] if isinstance(default, bool) else default
+    return f" [default: {shown}]"
+
+
+def model_options(command: T) -> T:
+    """Add MODEL, ``--backend``, the fields of `ModelConfig` and ``--option``."""
+    for name, row in reversed(tuple(MODEL.items())):
+        command = config_option(ModelConfig, name, row, "Model")(command)
+    command = option(
+        "backend_options", "--option", section="Model", type=KeyValue(), multiple=True,
+        help="An option of one engine, for model or context; repeatable.",
+    )(command)  # fmt: skip
+    add_model: Decorator = click.argument("model", metavar="MODEL", type=click.Path())
+    decorated: T = add_model(backend_option(command))
+    return decorated
+
+
+def backend_option(command: T) -> T:
+    """Add ``--backend``."""
+    add = option(
+        "--backend", section="Model", metavar="NAME", shell_complete=_backend_names,
+        help="The backend to use; default: INFERCORE_BACKEND, or what reads the file best.",
+    )  # fmt: skip
+    decorated: T = add(command)
+    return decorated
+
+
+def _backend_names(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
+    import infercore  # noqa: PLC0415  (scans the plugins only when asked)
+
+    return [info.name for info in infercore.backends() if info.name.startswith(incomplete)]
+
+
+def context_options(names: Sequence[str] = tuple(CONTEXT)) -> Decorator:
+    """Return what adds the fields ``names`` of `ContextConfig`, and LoRA adapters."""
+
+    def add(command: T) -> T:
+        command = option(
+            "--lora-scaled", section="Context", type=(click.Path(), float), multiple=True,
+            metavar="PATH SCALE", help="A LoRA adapter with its scale; repeatable.",
+        )(command)  # fmt: skip
+        command = option(
+            "--lora", section="Context", type=click.Path(), multiple=True, metavar="PATH",
+            help="A LoRA adapter, scale 1; repeatable.",
+        )(command)  # fmt: skip
+        for name in reversed(names):
+            command = config_option(ContextConfig, name, CONTEXT[name], "Context")(command)
+        return command
+
+    return add
+
+
+def sampling_options(command: T) -> T:
+    """Add the fields of `SamplingConfig`."""
+    for name, row in reversed(tuple(SAMPLING.items())):
+        command = config_option(SamplingConfig, name, row, "Sampling")(command)
+    return command
+
+
+def given(cls: type, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of ``cls`` that were given as options.
+
+    Raises `click.BadParameter` where the config refuses one.
+    """
+    names = [field.name for field in attrs.fields(cls) if field.name != "backend_options"]
+    fields = {name: _value(name, options[name]) for name in names if _is_given(options, name)}
+    if cls is ContextConfig and (adapters := _adapters(options)):
+        fields["adapters"] = adapters
+    checked(cls, fields)
+    return fields
+
+
+def checked(cls: Callable[..., T], fields: Mapping[str, Any]) -> T:
+    """Return ``cls(**fields)``; what it refuses is a wrong command line."""
+    try:
+        return cls(**fields)
+    except InvalidInputError as error:
+        flag = "--" + error.field.replace("_", "-")
+        raise click.BadParameter(str(error), param_hint=f"'{flag}'") from error
+
+
+def _is_given(options: Mapping[str, Any], name: str) -> bool:
+    value = options.get(name)
+    return value is not None and value != ()
+
+
+def _value(name: str, value: Any) -> Any:
+    if name == "mirostat":
+        return int(value)
+    return dict(value) if name == "logit_bias" else value
+
+
+def _adapters(options: Mapping[str, Any]) -> list[AdapterSpec]:
+    plain = [AdapterSpec(path=path) for path in options.get("lora", ())]
+    scaled = options.get("lora_scaled", ())
+    return plain + [AdapterSpec(path=path, scale=scale) for path, scale in scaled]

@@ -1,0 +1,85 @@
+"""The options mirror the configs, so that what is learned in one place holds in the other."""
+
+from __future__ import annotations
+
+import attrs
+import click
+import pytest
+
+from infercore.cli import main
+from infercore.cli.option_rows import CONTEXT, MODEL, SAMPLING
+from infercore.cli.options import Bias, KeyValue, Numbers, given
+from infercore.values.config import ContextConfig, DecodeConfig, ModelConfig, SamplingConfig
+
+NOT_OPTIONS = {
+    "backend_options", "progress", "adapters",  # --option, the bar, --lora
+    "embeddings", "attention_type", "no_perf", "defrag_thold",  # nothing a command could show
+}  # fmt: skip
+
+
+def names(cls: type) -> set[str]:
+    return {field.name for field in attrs.fields(cls)}
+
+
+@pytest.mark.parametrize(
+    ("cls", "rows"), [(ModelConfig, MODEL), (ContextConfig, CONTEXT), (SamplingConfig, SAMPLING)]
+)
+def test_each_field_has_an_option(cls, rows) -> None:
+    assert set(rows) == names(cls) - NOT_OPTIONS
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_flags_are_named_as_the_fields(command) -> None:
+    flags = {flag for option in main.commands[command].params for flag in option.opts}
+    fields = names(SamplingConfig) | names(ModelConfig) | names(ContextConfig)
+    fields -= NOT_OPTIONS | {"n_seq_max", "pooling_type"}
+    fields |= names(DecodeConfig) & {"max_tokens", "stop", "special_text", "logprobs"}
+    assert {"--" + field.replace("_", "-") for field in fields} - flags == set()
+
+
+def test_defaults_that_help_shows_are_those_of_the_config() -> None:
+    shown = {
+        option.name: option.help
+        for option in main.commands["generate"].params
+        if isinstance(option, click.Option)
+    }
+    config = SamplingConfig()
+    assert f"[default: {config.temperature}]" in shown["temperature"]
+    assert f"[default: {config.top_k}]" in shown["top_k"]
+
+
+def test_values_reach_the_config() -> None:
+    options = {"mirostat": "2", "logit_bias": ((3, 1.5),), "seed": None, "top_p": 0.5}
+    assert given(SamplingConfig, options) == {
+        "mirostat": 2, "logit_bias": {3: 1.5}, "top_p": 0.5,
+    }  # fmt: skip
+    fields = given(ContextConfig, {"lora": ("a",), "lora_scaled": (("b", 0.5),), "n_ctx": 64})
+    assert [(a.path, a.scale) for a in fields["adapters"]] == [("a", 1.0), ("b", 0.5)]
+
+
+@pytest.mark.parametrize(
+    ("given_text", "value"),
+    [("a=1", 1), ("a=x=y", "x=y"), ('a={"b": true}', {"b": True}), ("a=", ""), ("a=1.5", 1.5)],
+)
+def test_key_value(given_text, value) -> None:
+    assert KeyValue()(given_text) == ("a", value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"), [(KeyValue(), "a"), (KeyValue(), "=a"), (Bias(), "a=1"), (Numbers(), "1,b")]
+)
+def test_values_that_cannot_be_read(kind, text) -> None:
+    with pytest.raises(click.BadParameter):
+        kind(text)
+
+
+def test_refused_value_names_its_option() -> None:
+    with pytest.raises(click.BadParameter) as refused:
+        given(SamplingConfig, {"top_p": 2.0})
+    assert refused.value.param_hint == "'--top-p'"
+
+
+def test_help_is_in_sections(run) -> None:
+    text = run("generate", "--help").stdout
+    places = [text.index(f"\n{part}:") for part in ("Options", "Model", "Context", "Sampling")]
+    assert places == sorted(places)

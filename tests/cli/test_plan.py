@@ -1,0 +1,65 @@
+"""``infercore plan`` adds up what a context will take, before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import infercore
+import pack
+from infercore.cli.plan import free_bytes
+
+engines = pytest.mark.parametrize("engine", sorted(pack.FORMATS), indirect=True)
+
+
+@engines
+def test_sum_and_fit(run, engine) -> None:
+    result = run("plan", engine.path, "--json", "--n-ctx", "512")
+    assert result.exit_code == 0, result.stderr
+    told = json.loads(result.stdout)
+    parts = told["weights_bytes"] + told["kv_bytes"] + told["compute_bytes"]
+    assert told["total_bytes"] == parts
+    assert told["n_ctx"] == 512
+    assert told["fits"] is True
+    assert told["kv_bytes"] == infercore.plan_memory(engine.path, n_ctx=512).kv_bytes
+
+
+@engines
+def test_options_change_the_plan(run, engine) -> None:
+    wide, narrow = (
+        json.loads(run("plan", engine.path, "--json", "--type-k", kind, "--type-v", kind).stdout)
+        for kind in ("f32", "f16")
+    )
+    assert wide["kv_bytes"] > narrow["kv_bytes"]
+
+
+@engines
+def test_table(run, engine) -> None:
+    result = run("plan", engine.path, "--n-ctx", "512", "--backend", engine.name)
+    assert result.exit_code == 0, result.stderr
+    for part in ("weights", "KV cache, full", "compute", "sum", "peak", "free now"):
+        assert part in result.stdout
+    assert "fits: n_ctx 512" in result.stdout
+
+
+def test_too_little_memory_is_told(run, machine, monkeypatch) -> None:
+    plan = infercore.MemoryPlan(
+        weights_bytes=2**30, kv_bytes=2**20, compute_bytes=0, peak_bytes=2**30, n_ctx=64
+    )
+    monkeypatch.setitem(vars(infercore), "plan_memory", lambda *_, **__: plan)
+    monkeypatch.setattr("infercore.cli.plan.free_bytes", lambda: 2**29)
+    result = run("plan", "model.gguf")
+    assert result.exit_code == 0
+    assert "DOES NOT FIT: n_ctx 64, peak 1,024.0 MiB of 512.0 MiB free" in result.stdout
+    assert json.loads(run("plan", "model.gguf", "--json").stdout)["fits"] is False
+
+
+def test_free_memory_is_a_count_of_bytes() -> None:
+    assert 2**20 < free_bytes() < 2**50
+
+
+def test_backend_that_cannot_tell(run, reference) -> None:
+    result = run("plan", reference.path)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "plan_memory is not supported" in result.stderr
