@@ -1,79 +1,37 @@
-"""What `decode_one` and greedy sampling cost over a hand-written ctypes loop, in paired runs.
+"""What a token costs over a hand-written ctypes loop: through a context, and streamed by a session.
 
-With one thread the engine works in the caller's, so its CPU time can be told: it leaves out what
-other processes took, which wall time does not.
+With one thread the engine works in the caller's, so its CPU time can be told (--cpu): it leaves
+out what other processes took, which wall time does not.
 """
 
 from __future__ import annotations
 
-import argparse
-import ctypes
 import statistics
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import llama_cpp.llama_cpp as llama
-import numpy as np
+import pairs
+from by_hand import RawLoop
 
 import infercore as ic
+from infercore.cli.bench_stats import in_turns
 
-clock = time.perf_counter
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable
 
-
-class RawLoop:
-    """llama.cpp driven by hand: one token a call, argmax over the row in place."""
-
-    def __init__(self, path: str, n_ctx: int, n_threads: int) -> None:
-        self._keep = llama.llama_log_callback(lambda *_: None)
-        llama.llama_log_set(self._keep, None)
-        llama.llama_backend_init()
-        model = llama.llama_load_model_from_file(path.encode(), llama.llama_model_default_params())
-        params = llama.llama_context_default_params()
-        params.n_ctx, params.n_threads, params.n_threads_batch = n_ctx, n_threads, n_threads
-        params.flash_attn_type = 0
-        self._context = llama.llama_init_from_model(model, params)
-        self._memory = llama.llama_get_memory(self._context)
-        self._n_vocab = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))
-        self._batch = llama.llama_batch_init(512, 0, 1)
-
-    def run(self, prompt: list[int], n_tokens: int) -> tuple[list[int], float]:
-        """Return the greedy tokens after ``prompt``, and the seconds they took."""
-        llama.llama_memory_clear(self._memory, True)
-        self._decode(prompt, 0)
-        started = clock()
-        tokens, position = [], len(prompt)
-        for _ in range(n_tokens):
-            token = self._argmax()
-            tokens.append(token)
-            self._decode_one(token, position)
-            position += 1
-        return tokens, clock() - started
-
-    def _decode(self, tokens: list[int], position: int) -> None:
-        batch = self._batch
-        for i, token in enumerate(tokens):
-            batch.token[i], batch.pos[i] = token, position + i
-            batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
-            batch.logits[i] = i == len(tokens) - 1
-        batch.n_tokens = len(tokens)
-        assert llama.llama_decode(self._context, batch) == 0  # noqa: S101
-
-    def _decode_one(self, token: int, position: int) -> None:
-        batch = self._batch
-        batch.n_tokens = 1
-        batch.token[0], batch.pos[0], batch.logits[0] = token, position, True
-        llama.llama_decode(self._context, batch)
-
-    def _argmax(self) -> int:
-        row = llama.llama_get_logits_ith(self._context, -1)
-        array = (ctypes.c_float * self._n_vocab).from_address(ctypes.addressof(row.contents))
-        return int(np.frombuffer(array, dtype=np.float32).argmax())
+TEXT = "Once upon a time there was a baker"
+BY_HAND = "ctypes loop"
 
 
-def neutral(
-    context: ic.Context, sampler: ic.Sampler, prompt: list[int], n_tokens: int
+def through_context(
+    context: ic.Context,
+    sampler: ic.Sampler,
+    prompt: list[int],
+    n_tokens: int,
+    clock: Callable[[], float],
 ) -> tuple[list[int], float]:
-    """The same through infercore's engine level."""
+    """The greedy tokens after ``prompt`` through infercore's engine level, and their seconds."""
     context.clear()
     context.decode(prompt)
     started = clock()
@@ -85,52 +43,73 @@ def neutral(
     return tokens, clock() - started
 
 
-def measure(path: str, n_tokens: int, n_pairs: int, n_threads: int) -> None:
-    n_ctx = n_tokens + 128
-    raw = RawLoop(path, n_ctx, n_threads)
-    with ic.load_model(path, backend="llamacpp") as model:
-        fields: dict[str, Any] = {"n_threads": n_threads, "n_threads_batch": n_threads}
-        with model.new_context(n_ctx=n_ctx, flash_attn="off", **fields) as context:
-            prompt = model.tokenizer.encode("Once upon a time there was a baker")
-            pairs = [
-                run_pair(raw, context, model.new_sampler(temperature=0), prompt, n_tokens, i)
-                for i in range(n_pairs)
-            ]
-    report(pairs, n_tokens)
+def through_session(
+    session: ic.Session, n_tokens: int, clock: Callable[[], float]
+) -> tuple[list[int], float]:
+    """The same as a stream, with its text: ``n_tokens`` steps after the first token."""
+    session.ensure_prefix(TEXT)
+    stream = session.decode(max_tokens=n_tokens + 1, temperature=0, ignore_eos=True)
+    tokens = list(next(stream).tokens)
+    started = clock()
+    for chunk in stream:
+        tokens += chunk.tokens
+    return tokens[:n_tokens], clock() - started
 
 
-def run_pair(
-    raw: RawLoop, context: Any, sampler: Any, prompt: list[int], n_tokens: int, turn: int
-) -> tuple[float, float]:
-    runs = [lambda: raw.run(prompt, n_tokens), lambda: neutral(context, sampler, prompt, n_tokens)]
-    first, second = runs if turn % 2 == 0 else reversed(runs)
-    a, b = first(), second()
-    by_hand, through = (a, b) if turn % 2 == 0 else (b, a)
-    if by_hand[0] != through[0]:
-        raise SystemExit("the two loops chose different tokens")
-    return by_hand[1], through[1]
+def measure(path: str, options: argparse.Namespace) -> dict[str, list[float]]:
+    """Return the seconds of each contender's rounds."""
+    clock = time.thread_time if options.cpu else time.perf_counter
+    n, threads = options.tokens, options.threads
+    fields: dict[str, Any] = {"n_ctx": n + 128, "n_threads": threads, "n_threads_batch": threads}
+    gpu = {"n_gpu_layers": options.n_gpu_layers}
+    flash = {} if options.n_gpu_layers else {"flash_attn": "off"}
+    raw = RawLoop(path, n + 128, threads, clock=clock, **gpu)
+    with (
+        ic.load_model(path, backend="llamacpp", **gpu) as model,
+        model.new_context(**fields, **flash) as context,
+        model.new_session(**fields, **flash) as session,
+    ):
+        prompt = model.tokenizer.encode(TEXT)
+        sampler = model.new_sampler(temperature=0)
+        runs = {
+            "infercore": lambda: through_context(context, sampler, prompt, n, clock),
+            "infercore session": lambda: through_session(session, n, clock),
+            BY_HAND: lambda: raw.run(prompt, n),
+        }
+        in_turns(runs, 1)
+        found = in_turns(runs, options.rounds)
+    if len({tuple(tokens) for taken in found.values() for tokens, _ in taken}) != 1:
+        raise SystemExit("the loops chose different tokens")
+    return {name: [seconds for _, seconds in taken] for name, taken in found.items()}
 
 
-def report(pairs: list[tuple[float, float]], n_tokens: int) -> None:
-    ratios = [through / by_hand for by_hand, through in pairs]
-    extra = [(through - by_hand) / n_tokens * 1e6 for by_hand, through in pairs]
-    by_hand = statistics.median(pair[0] for pair in pairs) / n_tokens * 1e6
-    ratio = statistics.median(ratios)
-    print(f"by hand {by_hand:.1f} us a token; infercore / by hand: median {ratio:.4f}")
-    print(f"extra a token: median {statistics.median(extra):.1f} us, least {min(extra):.1f} us")
+def rows(path: str, seconds: dict[str, list[float]], n_tokens: int) -> list[pairs.Row]:
+    """What a token takes, and what each of ours takes more, round by round."""
+    name, own = pairs.name_of(path), [by for by in seconds if by != BY_HAND]
+    each = {by: [s / n_tokens * 1e6 for s in taken] for by, taken in seconds.items()}
+    extra = {by: [a - b for a, b in zip(each[by], each[BY_HAND], strict=True)] for by in own}
+    made = pairs.rows_of(each, model=name, figure="a token", unit="us", own=own)
+    least = {by: f"least {min(values):.1f}" for by, values in extra.items()}
+    figure = "a token, more than by hand"
+    return made + pairs.rows_of(extra, model=name, figure=figure, unit="us", notes=least, own=own)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model")
+    parser = pairs.parser(__doc__, rounds=11)
+    parser.add_argument("models", nargs="+", help="GGUF files")
     parser.add_argument("--tokens", type=int, default=300)
-    parser.add_argument("--pairs", type=int, default=11)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--pairs", type=int, dest="rounds", help="the same as --rounds")
     parser.add_argument("--cpu", action="store_true", help="CPU time; for one thread")
+    parser.set_defaults(threads=1)
     options = parser.parse_args()
-    if options.cpu:
-        globals()["clock"] = time.thread_time
-    measure(options.model, options.tokens, options.pairs, options.threads)
+    found = []
+    for path in options.models:
+        seconds = measure(path, options)
+        found += rows(path, seconds, options.tokens)
+        ratio = pairs.ratios(seconds["infercore"], seconds[BY_HAND]).median
+        by_hand = statistics.median(seconds[BY_HAND]) / options.tokens * 1e6
+        print(f"by hand {by_hand:.1f} us a token; infercore / by hand: median {ratio:.4f}")
+    pairs.finish("decode_overhead", found, options)
 
 
 if __name__ == "__main__":

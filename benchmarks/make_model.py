@@ -1,4 +1,7 @@
-"""Write a model of a real shape with random weights: GGUF, and an OpenVINO IR made from it."""
+"""Write a model of a real shape with random weights: GGUF, and an OpenVINO IR made from it.
+
+The hybrid shape (as LFM2: short convolutions between a few layers of attention) is GGUF alone.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,10 @@ import numpy as np
 
 @attrs.frozen(kw_only=True)
 class Shape:
-    """The sizes of a llama model."""
+    """The sizes of a llama model, or of a hybrid one where ``attention`` names layers.
+
+    The others of a hybrid are short convolutions over ``N_CONV`` tokens.
+    """
 
     n_layer: int
     n_embd: int
@@ -23,19 +29,50 @@ class Shape:
     n_head_kv: int
     n_ff: int
     n_vocab: int = 32_000
-    n_ctx_train: int = 8_192
+    n_ctx_train: int = 16_384
+    attention: tuple[int, ...] = ()
 
     @property
     def head_size(self) -> int:
         return self.n_embd // self.n_head
+
+    @property
+    def architecture(self) -> str:
+        return "lfm2" if self.attention else "llama"
 
 
 SHAPES = {
     "tiny": Shape(n_layer=2, n_embd=256, n_head=4, n_head_kv=2, n_ff=512, n_vocab=4_096),
     "0.5b": Shape(n_layer=24, n_embd=1_024, n_head=16, n_head_kv=4, n_ff=4_608),
     "1b": Shape(n_layer=24, n_embd=1_536, n_head=24, n_head_kv=8, n_ff=6_144),
+    "tiny-hybrid": Shape(
+        n_layer=3, n_embd=256, n_head=4, n_head_kv=2, n_ff=512, n_vocab=4_096, attention=(1,)
+    ),
+    "0.35b-hybrid": Shape(
+        n_layer=16,
+        n_embd=1_024,
+        n_head=16,
+        n_head_kv=8,
+        n_ff=4_608,
+        attention=(2, 5, 8, 10, 12, 14),
+    ),
 }
-SPECIAL = ("<|bos|>", "<|eos|>")
+N_CONV = 3
+SPECIAL = ("<|bos|>", "<|eos|>", "<|turn|>", "<|end|>")
+CHAT_TEMPLATE = """\
+{{- bos_token -}}
+{%- for message in messages -%}
+<|turn|>{{ message.role }}
+{% if message.role == 'assistant' and not loop.last -%}
+{{ message.content.split('</think>')[-1] }}
+{%- else -%}
+{{ message.content }}
+{%- endif %}<|end|>
+{% endfor -%}
+{%- if add_generation_prompt %}<|turn|>assistant
+{% endif -%}
+"""
+"""Leaves out what a turn of the past thought, as the templates of reasoning models do."""
 
 
 def byte_alphabet() -> list[str]:
@@ -66,15 +103,17 @@ def vocabulary(n_vocab: int) -> tuple[list[str], list[str]]:
 
 def write_gguf(path: Path, shape: Shape, seed: int = 0) -> None:
     """Write the model as GGUF with Q8_0 weights (norms in float32)."""
-    writer = gguf.GGUFWriter(path, "llama")
+    writer = gguf.GGUFWriter(path, shape.architecture)
     add_metadata(writer, shape)
     rng = np.random.default_rng(seed)
     for name, rows in tensors(shape):
-        if rows is None:
-            writer.add_tensor(name, np.ones(shape.n_embd, dtype=np.float32))
+        if isinstance(rows, int):
+            writer.add_tensor(name, np.ones(rows, dtype=np.float32))
             continue
-        n_out, n_in = rows
-        data = rng.standard_normal((n_out, n_in), dtype=np.float32) * 0.02
+        data = rng.standard_normal(rows, dtype=np.float32) * 0.02
+        if "conv.weight" in name:
+            writer.add_tensor(name, data)
+            continue
         kind = gguf.GGMLQuantizationType.Q8_0
         writer.add_tensor(name, gguf.quants.quantize(data, kind), raw_dtype=kind)
     writer.write_header_to_file()
@@ -90,7 +129,12 @@ def add_metadata(writer: gguf.GGUFWriter, shape: Shape) -> None:
     writer.add_embedding_length(shape.n_embd)
     writer.add_feed_forward_length(shape.n_ff)
     writer.add_head_count(shape.n_head)
-    writer.add_head_count_kv(shape.n_head_kv)
+    if shape.attention:
+        writer.add_shortconv_l_cache(N_CONV)
+        layers = range(shape.n_layer)
+        writer.add_head_count_kv([shape.n_head_kv * (i in shape.attention) for i in layers])
+    else:
+        writer.add_head_count_kv(shape.n_head_kv)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_dimension_count(shape.head_size)
     writer.add_rope_freq_base(10_000.0)
@@ -108,26 +152,48 @@ def add_metadata(writer: gguf.GGUFWriter, shape: Shape) -> None:
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(1)
     writer.add_add_bos_token(True)
+    writer.add_chat_template(CHAT_TEMPLATE)
 
 
-def tensors(shape: Shape) -> list[tuple[str, tuple[int, int] | None]]:
-    """Names and sizes [out, in] of all tensors; None for a norm."""
-    d, kv = shape.n_embd, shape.head_size * shape.n_head_kv
-    rows: list[tuple[str, tuple[int, int] | None]] = [("token_embd.weight", (shape.n_vocab, d))]
+def tensors(shape: Shape) -> list[tuple[str, tuple[int, int] | int]]:
+    """Names and sizes of all tensors: [out, in], or the length of a norm."""
+    d = shape.n_embd
+    found: list[tuple[str, tuple[int, int] | int]] = [("token_embd", (shape.n_vocab, d))]
     for i in range(shape.n_layer):
+        attends = not shape.attention or i in shape.attention
         block = {
-            "attn_norm": None,
-            "attn_q": (d, d),
-            "attn_k": (kv, d),
-            "attn_v": (kv, d),
-            "attn_output": (d, d),
-            "ffn_norm": None,
+            "attn_norm": d,
+            **(attention(shape) if attends else convolution(shape)),
+            "ffn_norm": d,
             "ffn_gate": (shape.n_ff, d),
             "ffn_up": (shape.n_ff, d),
             "ffn_down": (d, shape.n_ff),
         }
-        rows += [(f"blk.{i}.{name}.weight", size) for name, size in block.items()]
-    return [*rows, ("output_norm.weight", None), ("output.weight", (shape.n_vocab, d))]
+        found += [(f"blk.{i}.{name}", size) for name, size in block.items()]
+    end = {"token_embd_norm": d} if shape.attention else {"output_norm": d}
+    found += [*end.items(), ("output", (shape.n_vocab, d))]
+    return [(f"{name}.weight", size) for name, size in found]
+
+
+def attention(shape: Shape) -> dict[str, tuple[int, int] | int]:
+    d, kv = shape.n_embd, shape.head_size * shape.n_head_kv
+    found: dict[str, tuple[int, int] | int] = {
+        "attn_q": (d, d),
+        "attn_k": (kv, d),
+        "attn_v": (kv, d),
+        "attn_output": (d, d),
+    }
+    norms = ("attn_q_norm", "attn_k_norm") if shape.attention else ()
+    return found | dict.fromkeys(norms, shape.head_size)
+
+
+def convolution(shape: Shape) -> dict[str, tuple[int, int] | int]:
+    d = shape.n_embd
+    return {
+        "shortconv.conv": (d, N_CONV),
+        "shortconv.in_proj": (3 * d, d),
+        "shortconv.out_proj": (d, d),
+    }
 
 
 def write_ir(source: Path, target: Path, shape: Shape) -> None:
@@ -154,7 +220,8 @@ def write_ir(source: Path, target: Path, shape: Shape) -> None:
     }
     (target / "config.json").write_text(json.dumps(config))
     names = {"bos_token": SPECIAL[0], "eos_token": SPECIAL[1], "add_bos_token": True}
-    (target / "tokenizer_config.json").write_text(json.dumps(names))
+    told = {**names, "chat_template": CHAT_TEMPLATE}
+    (target / "tokenizer_config.json").write_text(json.dumps(told))
 
 
 def write_tokenizer(path: Path, shape: Shape) -> None:
@@ -191,7 +258,7 @@ def main() -> None:
     file = options.folder / f"{options.shape}-q8_0.gguf"
     write_gguf(file, shape)
     print(file)
-    if not options.no_ir:
+    if not options.no_ir and not shape.attention:
         target = options.folder / f"{options.shape}-ir"
         write_ir(file, target, shape)
         print(target)

@@ -1,69 +1,113 @@
-"""Time to first token, warm against cold, in paired runs on each model that is named."""
+"""Time to the first token over the length of the prefix, cold and warm, beside what others take.
+
+Cold: nothing of the prompt is in any cache. Warm: the same prefix again, with another suffix.
+Beside infercore's session: `Llama.generate` on a GGUF file, `openvino_genai.LLMPipeline`, whose
+cache of prefixes is on, on an OpenVINO folder. They get token ids; the session tokenizes its text.
+"""
 
 from __future__ import annotations
 
-import argparse
-import statistics
-import time
+import os
+from typing import TYPE_CHECKING
+
+import pairs
+import rivals
 
 import infercore as ic
+from infercore.cli import bench_run
+from infercore.cli.bench_stats import in_turns
 
-TEXT = "the sun and a hare can see no end to it all so the old man had to run on"
-WORDS = TEXT.split(" ")
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable
 
-
-def text_of(tokenizer: ic.Tokenizer, n_tokens: int, start: int) -> str:
-    """Return text of about ``n_tokens`` tokens."""
-    words = [WORDS[(start + i * i) % len(WORDS)] for i in range(n_tokens)]
-    ids = tokenizer.encode(" ".join(words), add_special=False)[:n_tokens]
-    return tokenizer.decode(ids)
+TOKENS_A_CONTENDER = 7_000  # shorter prefixes have more rounds, so that all take about as long
 
 
-def first_token_ms(session: ic.Session, prefix: str, suffix: str) -> tuple[float, int, int]:
-    """Return the milliseconds to the first token, and the tokens reused and evaluated."""
-    started = time.perf_counter()
-    first = session.ensure_prefix(prefix)
-    second = session.prefill_suffix(suffix)
-    stream = session.decode(max_tokens=1, temperature=0, ignore_eos=True)
-    next(stream)
-    elapsed = (time.perf_counter() - started) * 1e3
-    stream.close()  # type: ignore[attr-defined]
-    reused = first.reused_tokens + second.reused_tokens
-    return elapsed, reused, first.prefilled_tokens + second.prefilled_tokens
+class Prompts:
+    """Prefixes that no cache has seen, and for each of them two suffixes."""
 
+    def __init__(self, tokenizer: ic.Tokenizer, n_prefix: int, n_suffix: int) -> None:
+        self._tokenizer, self._n_prefix, self._n_suffix = tokenizer, n_prefix, n_suffix
+        self._turn = 0
 
-def measure(path: str, n_prefix: int, n_suffix: int, n_pairs: int) -> None:
-    with ic.load_model(path) as model:
-        prefix = text_of(model.tokenizer, n_prefix, 0)
-        colds, warms = [], []
-        for pair in range(n_pairs):
-            with model.new_session(n_ctx=n_prefix + n_suffix + 64) as session:
-                cold = first_token_ms(session, prefix, " " + text_of(model.tokenizer, n_suffix, 1))
-                suffix = " " + text_of(model.tokenizer, n_suffix, 3 + pair)
-                warm = first_token_ms(session, prefix, suffix)
-            colds.append(cold[0])
-            warms.append(warm[0])
-            print(
-                f"  cold {cold[0]:8.0f} ms ({cold[2]} evaluated)   "
-                f"warm {warm[0]:7.0f} ms ({warm[1]} reused, {warm[2]} evaluated)   "
-                f"ratio {warm[0] / cold[0]:.4f}"
-            )
-        ratios = [w / c for w, c in zip(warms, colds, strict=True)]
-        print(
-            f"{model.backend}: median cold {statistics.median(colds):.0f} ms, "
-            f"warm {statistics.median(warms):.0f} ms, warm / cold {statistics.median(ratios):.4f}"
+    def next(self) -> tuple[str, str, str]:
+        """Return a prefix and two suffixes."""
+        self._turn += 1
+        head = f"{chr(97 + self._turn % 26)}{self._turn} "
+        n = self._n_prefix - len(self._tokenizer.encode(head))
+        prefix = head + bench_run.text_of(self._tokenizer, n, self._turn)
+        suffixes = (
+            " " + bench_run.text_of(self._tokenizer, self._n_suffix, 3 * self._turn + i)
+            for i in range(2)
         )
+        return (prefix, *suffixes)
+
+
+Run = tuple[float, float]  # milliseconds: cold, warm
+
+
+def of_session(model: ic.Model, prompts: Prompts, n_ctx: int, n_threads: int) -> Run:
+    prefix, first, second = prompts.next()
+    with model.new_session(n_ctx=n_ctx, n_threads=n_threads) as session:
+        cold = bench_run.first_token(session, prefix, first)
+        warm = bench_run.first_token(session, prefix, second)
+    return cold.ms, warm.ms
+
+
+def of_rival(
+    tokenizer: ic.Tokenizer, prompts: Prompts, first_ms: Callable[[list[int]], float]
+) -> Run:
+    prefix, first, second = prompts.next()
+    return first_ms(tokenizer.encode(prefix + first)), first_ms(tokenizer.encode(prefix + second))
+
+
+def measure(path: str, options: argparse.Namespace) -> list[pairs.Row]:
+    is_folder = os.path.isdir(path)
+    gpu = {} if is_folder else {"n_gpu_layers": options.n_gpu_layers}
+    longest = max(options.prefix)
+    room = longest + options.suffix + 64
+    rows = []
+    with ic.load_model(path, backend="openvino" if is_folder else "llamacpp", **gpu) as model:
+        other, first_ms = rival(path, room, options)
+        for n_prefix in options.prefix:
+            prompts = Prompts(model.tokenizer, n_prefix, options.suffix)
+            n_ctx = n_prefix + options.suffix + 64
+            runs = {
+                "infercore": lambda p=prompts, n=n_ctx: of_session(model, p, n, options.threads),
+                other: lambda p=prompts: of_rival(model.tokenizer, p, first_ms),
+            }
+            n_rounds = max(1, min(options.rounds, TOKENS_A_CONTENDER // n_prefix))
+            found = in_turns(runs, n_rounds)
+            for i, kind in enumerate(("cold", "warm")):
+                values = {name: [run[i] for run in took] for name, took in found.items()}
+                figure = f"{kind}, {n_prefix} + {options.suffix}"
+                rows += pairs.rows_of(values, model=pairs.name_of(path), figure=figure, unit="ms")
+    return rows
+
+
+def rival(
+    path: str, n_ctx: int, options: argparse.Namespace
+) -> tuple[str, Callable[[list[int]], float]]:
+    if os.path.isdir(path):
+        pipe = rivals.pipeline(path, n_threads=options.threads)
+        return "LLMPipeline, alike", lambda ids: rivals.pipeline_first_ms(pipe, ids)
+    model = rivals.llama(
+        path, n_ctx=n_ctx, n_threads=options.threads, n_gpu_layers=options.n_gpu_layers
+    )
+    return "Llama.generate", lambda ids: rivals.llama_first_token_ms(model, ids)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("models", nargs="+")
-    parser.add_argument("--prefix", type=int, default=2048)
+    parser = pairs.parser(__doc__, rounds=5)
+    parser.add_argument("models", nargs="+", help="GGUF files and OpenVINO folders")
+    parser.add_argument(
+        "--prefix", type=int, nargs="+", default=[128, 512, 2048], help="tokens of the prefixes"
+    )
     parser.add_argument("--suffix", type=int, default=32)
-    parser.add_argument("--pairs", type=int, default=3)
     options = parser.parse_args()
-    for path in options.models:
-        measure(path, options.prefix, options.suffix, options.pairs)
+    rows = [row for path in options.models for row in measure(path, options)]
+    pairs.finish("warm_prefix", rows, options)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,162 @@
+"""What users would pick instead, with the same settings: `llama_cpp.Llama`, `openvino_genai`."""
+
+from __future__ import annotations
+
+import itertools
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import infercore as ic
+
+N_BATCH = 2048
+N_UBATCH = 512
+STEADY_WORDS = (" the", " a", " to", " t")
+
+
+def extra_buffers() -> bool:
+    """Return whether llama.cpp may lay weights out anew for this processor, as infercore decides.
+
+    Where a build's kernels for that layout crash, nobody can use it: so all go without.
+    """
+    from infercore_llamacpp import amx  # noqa: PLC0415  (needs the plugin)
+
+    return amx.is_sound()
+
+
+def llama(path: str, *, n_ctx: int, n_threads: int, n_gpu_layers: int = 0, **more: Any) -> Any:
+    """Return a `llama_cpp.Llama` with infercore's sizes and threads (its own are other ones)."""
+    import llama_cpp.llama_cpp as api  # noqa: PLC0415  (only where it is compared)
+    from llama_cpp import Llama  # noqa: PLC0415
+
+    use = extra_buffers()
+    own = api.llama_model_default_params
+
+    def params() -> Any:
+        found = own()
+        found.use_extra_bufts = use
+        return found
+
+    api.llama_model_default_params = params
+    try:
+        return Llama(
+            path,
+            n_ctx=n_ctx,
+            n_batch=min(N_BATCH, n_ctx),
+            n_ubatch=min(N_UBATCH, n_ctx),
+            n_threads=n_threads,
+            n_threads_batch=n_threads,
+            n_gpu_layers=n_gpu_layers,
+            verbose=False,
+            **more,
+        )
+    finally:
+        api.llama_model_default_params = own
+
+
+def llama_prefill_s(model: Any, ids: Sequence[int]) -> float:
+    """Return the seconds of `Llama.eval` on an empty context."""
+    model.reset()
+    begun = perf_counter()
+    model.eval(ids)
+    return perf_counter() - begun
+
+
+def llama_generate_s(model: Any, ids: Sequence[int], n: int) -> tuple[list[int], float]:
+    """Return ``n`` greedy tokens of `Llama.generate`, and the seconds after the prompt's.
+
+    The first token ends the prompt; the ``n`` after it are timed, as each costs one step.
+    """
+    model.reset()
+    stream = model.generate(ids, temp=0.0)
+    tokens = [next(stream)]
+    begun = perf_counter()
+    tokens += itertools.islice(stream, n)
+    seconds = perf_counter() - begun
+    stream.close()
+    return tokens[:n], seconds
+
+
+def llama_completion_s(model: Any, ids: Sequence[int], n: int) -> float:
+    """Return the seconds of `Llama.create_completion` of ``n`` greedy tokens.
+
+    The prompt is resident from the turn before but for its last token, which is evaluated again:
+    so there are ``n`` steps here too.
+    """
+    begun = perf_counter()
+    told = model.create_completion(list(ids), max_tokens=n, temperature=0.0)
+    seconds = perf_counter() - begun
+    if told["usage"]["completion_tokens"] != n:
+        raise SystemExit("the model ended its text; give another --tokens")
+    return seconds
+
+
+def llama_first_token_ms(model: Any, ids: Sequence[int]) -> float:
+    """Return the milliseconds to the first token of `Llama.generate`, which reuses what it can."""
+    begun = perf_counter()
+    stream = model.generate(ids, temp=0.0)
+    next(stream)
+    ms = (perf_counter() - begun) * 1e3
+    stream.close()
+    return ms
+
+
+def pipeline(path: str, *, n_threads: int, kv: str | None = "f16", **more: Any) -> Any:
+    """Return an `openvino_genai.LLMPipeline` that computes as infercore does.
+
+    infercore's defaults are exact: float32 arithmetic, no rounding of activations, a cache in
+    float16. ``kv=None`` leaves the pipeline its own: a cache in 8 bits, and activations rounded.
+    """
+    import openvino_genai  # noqa: PLC0415  (only where it is compared)
+
+    chosen: dict[str, Any] = {"INFERENCE_NUM_THREADS": n_threads}
+    if kv is not None:
+        chosen |= {
+            "INFERENCE_PRECISION_HINT": "f32",
+            "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
+            "KV_CACHE_PRECISION": kv,
+        }
+    return openvino_genai.LLMPipeline(path, "CPU", **chosen, **more)
+
+
+def pipeline_run(pipe: Any, ids: Sequence[int], n: int) -> tuple[list[int], float, float]:
+    """Return ``n`` greedy tokens, the milliseconds to the first, and the seconds of the others.
+
+    Token ids go in and come out; the times are those of the pipeline's own clock.
+    """
+    import openvino_genai  # noqa: PLC0415
+
+    import openvino as ov  # noqa: PLC0415
+
+    config = openvino_genai.GenerationConfig()
+    config.max_new_tokens, config.ignore_eos, config.apply_chat_template = n, True, False
+    row = np.array([ids], dtype=np.int64)
+    inputs = openvino_genai.TokenizedInputs(ov.Tensor(row), ov.Tensor(np.ones_like(row)))
+    begun = perf_counter()
+    result = pipe.generate(inputs, config)
+    seconds = perf_counter() - begun
+    first_ms = result.perf_metrics.get_ttft().mean
+    return list(result.tokens[0]), first_ms, seconds - first_ms / 1e3
+
+
+def pipeline_first_ms(pipe: Any, ids: Sequence[int]) -> float:
+    """Return the milliseconds until `LLMPipeline.generate` has returned one token."""
+    begun = perf_counter()
+    pipeline_run(pipe, ids, 1)
+    return (perf_counter() - begun) * 1e3
+
+
+def steady_bias(tokenizer: ic.Tokenizer) -> dict[int, float]:
+    """Return a bias under which a model with random weights says one word again and again.
+
+    Its text is then tokenized as it was generated, as that of a trained model nearly always is.
+    """
+    for word in STEADY_WORDS:
+        ids = tokenizer.encode(word * 8, add_special=False)
+        if len(ids) == 8 and len(set(ids)) == 1:  # noqa: PLR2004
+            return {ids[0]: 100.0}
+    raise SystemExit("the tokenizer has none of the words that the answers are made of")

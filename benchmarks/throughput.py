@@ -1,0 +1,220 @@
+"""Prefill and decode, in turns with what users would pick instead, on the same file and threads.
+
+A GGUF file: infercore's context and session, a hand-written ctypes loop, `Llama.eval`,
+`Llama.generate` and `Llama.create_completion`. An OpenVINO folder: infercore's context
+and session, `openvino_genai.LLMPipeline` computing alike, and as it comes: on a processor that has
+it that is bfloat16, so infercore's context in bfloat16 stands beside it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import pairs
+import rivals
+from by_hand import RawLoop
+
+import infercore as ic
+from infercore.cli import bench_run
+
+if TYPE_CHECKING:
+    import argparse
+
+Decode = Callable[[int], tuple[list[int], float]]
+"""Takes the number of the turn; gives the tokens, if they can be compared, and the seconds."""
+
+N_BEFORE = 64
+UNLIKE = ("infercore, bfloat16 / LLMPipeline, alike",)  # one rounds, the other does not
+
+
+class Check:
+    """Remembers the tokens of the first contender; the others must choose the same ones."""
+
+    def __init__(self) -> None:
+        self._tokens: dict[int, list[int]] = {}
+        self.differ: set[str] = set()
+
+    def seconds(self, name: str, turn: int, found: tuple[list[int], float]) -> float:
+        """Note whether ``name`` chose other tokens in its turn, and return its seconds."""
+        tokens, seconds = found
+        first = self._tokens.setdefault(turn, tokens)
+        n = min(len(tokens), len(first))
+        if tokens[:n] != first[:n]:
+            self.differ.add(name)
+        return seconds
+
+    def notes(self) -> dict[str, str]:
+        return dict.fromkeys(self.differ, "chose other tokens (a near tie)")
+
+
+def streamed(session: ic.Session, text: str, n: int) -> tuple[list[int], float]:
+    """The tokens after ``text`` and the seconds that a stream takes after its first token."""
+    session.ensure_prefix(text)
+    return bench_run.stream_s(session, n)
+
+
+def gguf(path: str, options: argparse.Namespace) -> list[pairs.Row]:
+    n, n_prefill, threads = options.tokens, options.prefill, options.threads
+    n_ctx = max(n_prefill, N_BEFORE + n) + 64
+    fields = {"n_ctx": n_ctx, "n_threads": threads}
+    raw = RawLoop(path, n_ctx, threads, n_gpu_layers=options.n_gpu_layers)
+    rival = rivals.llama(path, n_ctx=n_ctx, n_threads=threads, n_gpu_layers=options.n_gpu_layers)
+    with (
+        ic.load_model(path, backend="llamacpp", n_gpu_layers=options.n_gpu_layers) as model,
+        model.new_context(**fields) as context,
+        model.new_session(**fields) as session,
+    ):
+        prompt = bench_run.ids_of(model.tokenizer, n_prefill)
+        text = bench_run.text_of(model.tokenizer, N_BEFORE)
+        ids = model.tokenizer.encode(text)
+        sampler, check = model.new_sampler(temperature=0), Check()
+        prefill = {
+            "infercore": lambda: n_prefill / bench_run.prefill_s(context, prompt),
+            "ctypes loop": lambda: n_prefill / raw.prefill_s(prompt),
+            "Llama.eval": lambda: n_prefill / rivals.llama_prefill_s(rival, prompt),
+        }
+        decode: dict[str, Decode] = {
+            "infercore": lambda _: bench_run.decode_s(context, sampler, ids, n),
+            "infercore session": lambda _: streamed(session, text, n),
+            "ctypes loop": lambda _: raw.run(ids, n),
+            "Llama.generate": lambda _: rivals.llama_generate_s(rival, ids, n),
+        }
+        if not options.no_completion:
+            decode["Llama.create_completion"] = lambda _: (
+                [],
+                rivals.llama_completion_s(rival, ids, n),
+            )
+        found = measured(path, prefill, decode, check, options)
+    rival.close()
+    return found
+
+
+def folder(path: str, options: argparse.Namespace) -> list[pairs.Row]:
+    n, n_prefill = options.tokens, options.prefill
+    fields = {"n_ctx": max(n_prefill, N_BEFORE + n) + 64, "n_threads": options.threads}
+    alike = rivals.pipeline(path, n_threads=options.threads)
+    as_it_comes = rivals.pipeline(path, n_threads=options.threads, kv=None)
+    with (
+        ic.load_model(path, backend="openvino") as model,
+        model.new_context(**fields) as context,
+        model.new_session(**fields) as session,
+    ):
+        # Another prompt in each turn: the pipeline's cache of prefixes would spare it the prefill,
+        # and with it the step from a long input to a short one, for which the engine prepares.
+        texts = [bench_run.text_of(model.tokenizer, N_BEFORE, i) for i in range(options.rounds + 1)]
+        ids = [model.tokenizer.encode(text) for text in texts]
+        sampler, check, fresh = model.new_sampler(temperature=0), Check(), Fresh(model, n_prefill)
+        rounded = in_bfloat16(model, fields)
+        prefill = {
+            "infercore": lambda: n_prefill / bench_run.prefill_s(context, fresh.ids()),
+            "LLMPipeline, alike": lambda: n_prefill / fresh.seconds(alike),
+            "LLMPipeline as it comes": lambda: n_prefill / fresh.seconds(as_it_comes),
+        }
+        decode: dict[str, Decode] = {
+            "infercore": lambda i: bench_run.decode_s(context, sampler, ids[i], n),
+            "infercore session": lambda i: streamed(session, texts[i], n),
+            "LLMPipeline, alike": lambda i: after_first(alike, ids[i], n),
+            "LLMPipeline as it comes": lambda i: ([], after_first(as_it_comes, ids[i], n)[1]),
+        }
+        if rounded is not None:
+            name = "infercore, bfloat16"
+            prefill[name] = lambda: n_prefill / bench_run.prefill_s(rounded, fresh.ids())
+            decode[name] = lambda i: ([], bench_run.decode_s(rounded, sampler, ids[i], n)[1])
+        return measured(path, prefill, decode, check, options)
+
+
+def in_bfloat16(model: ic.Model, fields: dict[str, Any]) -> ic.Context | None:
+    """A context that computes in bfloat16; None where that is refused, with the reason printed."""
+    try:
+        return model.new_context(backend_options={"inference_precision": "bf16"}, **fields)
+    except ic.UnsupportedFeatureError as error:
+        print(f"left out: infercore, bfloat16: {error}")
+        return None
+
+
+class Fresh:
+    """Prompts that no cache of prefixes has seen."""
+
+    def __init__(self, model: ic.Model, n_tokens: int) -> None:
+        self._ids = bench_run.ids_of(model.tokenizer, n_tokens)
+        self._turn = 0
+
+    def ids(self) -> list[int]:
+        """Return the next prompt: other tokens from its first one on."""
+        self._turn += 1
+        first = self._ids[1:][self._turn : self._turn + 1]
+        return [*self._ids[:1], *first, self._ids[-self._turn], *self._ids[3:]]
+
+    def seconds(self, pipe: Any) -> float:
+        return rivals.pipeline_run(pipe, self.ids(), 1)[1] / 1e3
+
+
+def after_first(pipe: Any, ids: list[int], n: int) -> tuple[list[int], float]:
+    tokens, _, seconds = rivals.pipeline_run(pipe, ids, n + 1)
+    return tokens[:n], seconds
+
+
+def in_its_turn(name: str, run: Decode, check: Check, n: int) -> Callable[[], float]:
+    """What gives the tokens a second of ``run``, which is told the number of its turn."""
+    turns = itertools.count()
+
+    def work() -> float:
+        turn = next(turns)
+        return n / check.seconds(name, turn, run(turn))
+
+    return work
+
+
+def measured(
+    path: str,
+    prefill: dict[str, Callable[[], float]],
+    decode: dict[str, Decode],
+    check: Check,
+    options: argparse.Namespace,
+) -> list[pairs.Row]:
+    name, rounds, n = pairs.name_of(path), options.rounds, options.tokens
+    rows = pairs.compare(
+        prefill,
+        model=name,
+        figure=f"prefill of {options.prefill}",
+        unit="tokens/s",
+        rounds=min(rounds, options.prefill_rounds),
+        own=[each for each in prefill if each.startswith("infercore")],
+    )
+    runs = {each: in_its_turn(each, run, check, n) for each, run in decode.items()}
+    figure = f"decode of {n} after {N_BEFORE}"
+    decoded = pairs.compare(
+        runs,
+        model=name,
+        figure=figure,
+        unit="tokens/s",
+        rounds=rounds,
+        own=[each for each in decode if each.startswith("infercore")],
+    )
+    notes = check.notes()
+    rows += [attrs.evolve(row, note=notes.get(row.by, row.note)) for row in decoded]
+    return [row for row in rows if row.by not in UNLIKE]
+
+
+def main() -> None:
+    parser = pairs.parser(__doc__, rounds=7)
+    parser.add_argument("models", nargs="+", help="GGUF files and OpenVINO folders")
+    parser.add_argument("--tokens", type=int, default=48, help="tokens decoded in each turn")
+    parser.add_argument("--prefill", type=int, default=512, help="tokens of a prefill")
+    parser.add_argument("--prefill-rounds", type=int, default=3)
+    parser.add_argument(
+        "--no-completion", action="store_true", help="leave Llama.create_completion out"
+    )
+    options = parser.parse_args()
+    rows = []
+    for path in options.models:
+        rows += (folder if os.path.isdir(path) else gguf)(path, options)
+    pairs.finish("throughput", rows, options)
+
+
+if __name__ == "__main__":
+    main()
