@@ -150,3 +150,13 @@ def test_a_pooling_that_gives_no_vector(model: Any, pooling: Any) -> None:
 def test_an_encoder_has_no_session(encoder: Any) -> None:
     with pytest.raises(ic.UnsupportedFeatureError, match=r"infercore\.embed"):
         encoder.new_session(n_ctx=64)
+
+
+@pytest.mark.parametrize("text", ["hello world", "Mira bakes bread", "a", "", "one, two."])
+def test_an_encoders_text_begins_where_it_began(encoder: Any, text: str) -> None:
+    ids = encoder.tokenizer.encode(text)
+    bare = encoder.tokenizer.encode(text, add_special=False)
+    shown = encoder.tokenizer.decode(ids, skip_special=True)
+    assert shown == encoder.tokenizer.decode(bare)
+    assert not shown.startswith(" ")
+    assert shown.replace(" ", "") == text.lower().replace(" ", "") or "[UNK]" in shown

@@ -10,6 +10,8 @@ import attrs
 import pytest
 
 import infercore as ic
+import pack
+from infercore.testing import load_reference_model
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "reference" / "seed-coverage.md"
@@ -82,3 +84,36 @@ def test_every_field_of_a_context_has_a_row(section: str) -> None:
     fields = {field.name for field in attrs.fields(ic.ContextConfig)} - OWN_FIELDS
     assert len(fields) == 26
     assert {f for f in fields if f"`ContextConfig.{f}`" not in text} == set()
+
+
+NOT_DEFAULT = {
+    "n_threads": 2,
+    "n_threads_batch": 2,
+    "yarn_ext_factor": 0.5,
+    "yarn_attn_factor": 0.8,
+    "yarn_beta_fast": 16.0,
+    "yarn_beta_slow": 2.0,
+    "yarn_orig_ctx": 256,
+    "rope_freq_base": 5000.0,
+    "rope_freq_scale": 0.5,
+    "no_perf": True,
+    "embeddings": True,
+    "n_batch": 32,
+    "n_ubatch": 16,
+    "n_seq_max": 3,
+}
+PLAIN = {"yes", "refused"}
+
+
+@pytest.mark.parametrize("field", NOT_DEFAULT)
+def test_what_the_page_says_of_the_reference_is_so(field: str) -> None:
+    """Of the engines `tests/behaviour/test_config_fields.py` tries every field."""
+    pack.need_pack()
+    cells = {row[4] for row in ROWS if f"`ContextConfig.{field}`" in row[1]} & PLAIN
+    with load_reference_model() as model:
+        try:
+            model.new_context(n_ctx=64, **{field: NOT_DEFAULT[field]}).close()
+        except ic.UnsupportedFeatureError:
+            assert cells == {"refused"}
+        else:
+            assert cells <= {"yes"}
