@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 # Threads of NumPy's BLAS fight with those of the engines; small models gain nothing from them.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# Threads of an engine that wait for each other sleep: spinning is very slow on busy cores.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import pytest
 
