@@ -23,7 +23,7 @@ PARTS: dict[str, str] = {
     "throughput-gguf": "throughput.py {0.5b} --rounds 5 --tokens 48",
     "throughput-ir": "throughput.py {0.5b-ir} --rounds 5 --tokens 48",
     "warm-prefix-gguf": "warm_prefix.py {0.5b} --prefix 128 512 2048 --rounds 3",
-    "warm-prefix-ir": "warm_prefix.py {0.5b-ir} --prefix 128 512 2048 --rounds 3",
+    "warm-prefix-ir": "warm_prefix.py {0.5b-ir} --prefix 128 512 2048 --rounds 4",
     "agent-loop-hybrid": "agent_loop.py {0.35b-hybrid} --variant edited",
     "agent-loop": "agent_loop.py {0.5b}",
     "state": "state.py {0.5b} {0.5b-ir}",
@@ -39,6 +39,7 @@ PARTS: dict[str, str] = {
 }
 QUICK = {
     "--rounds 5": "--rounds 2",
+    "--rounds 4": "--rounds 1",
     "--rounds 3": "--rounds 1",
     "--tokens 48": "--tokens 16",
     "128 512 2048": "128 512",

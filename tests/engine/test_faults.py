@@ -126,13 +126,43 @@ def test_what_nobody_expects_ends_the_context(context, faults, call, work):
 @pytest.mark.parametrize("work", ["nothing", "all"])
 @pytest.mark.parametrize("fault", [RuntimeError("odd"), KeyboardInterrupt("now")])
 def test_a_change_that_breaks_off_is_not_trusted(context, faults, name, call, work, fault):
+    interrupted = isinstance(fault, KeyboardInterrupt)
     faults.plan(name, fault, work=work)
-    expected = KeyboardInterrupt if isinstance(fault, KeyboardInterrupt) else SessionFatalError
-    with pytest.raises(expected):
+    with pytest.raises(KeyboardInterrupt if interrupted else SessionFatalError):
         call(context)
+    if interrupted and name == "seq_remove":
+        return  # the engine tells how far it came; the next test is about that
     with pytest.raises(SessionFatalError) as caught:
         context.n_past()
     assert caught.value.cause is fault
+
+
+@pytest.mark.parametrize("work", ["nothing", "all"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda c: c.seq_remove(0, 2, -1),
+        lambda c: c.seq_remove(0),
+        lambda c: c.eval([9], 2),
+        lambda c: c.seq_keep(0),
+    ],
+)
+def test_an_interrupted_removal_of_an_end_is_done_or_not(context, faults, fresh_logits, call, work):
+    faults.plan("seq_remove", KeyboardInterrupt(), work=work)
+    with pytest.raises(KeyboardInterrupt):
+        call(context)
+    engine = context._inner._inner
+    for s in range(context.n_seq_max):
+        assert context.tokens(s) == engine.sequences[s].tokens.tolist()
+    check_goes_on(context, fresh_logits)
+
+
+def test_an_interrupted_removal_of_a_middle_is_not_trusted(context, faults):
+    faults.plan("seq_remove", KeyboardInterrupt(), work="all")
+    with pytest.raises(KeyboardInterrupt):
+        context.seq_remove(0, 1, 3)
+    with pytest.raises(SessionFatalError):
+        context.n_past()
 
 
 @pytest.mark.parametrize("name", ["save_state", "save_sequence"])

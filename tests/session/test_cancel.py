@@ -142,3 +142,28 @@ def test_in_a_call_that_verifies_guesses(
     held = session.context.tokens()[: session.explain_context().resident_tokens]
     assert held == reference.tokenizer.encode(text) + shown
     session.close()
+
+
+def test_a_second_cancel_while_the_first_one_is_heeded(
+    reference: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = reference.new_session(n_ctx=256)
+    session.ensure_prefix(PREFIX)
+    expected = [t for c in session.decode(max_tokens=8, temperature=0) for t in c.tokens]
+    session.prefill_suffix("")
+    stream = session.decode(max_tokens=8, temperature=0)
+    shown = list(next(stream).tokens)
+
+    def stopped(*args: Any, **fields: Any) -> None:
+        session.cancel()
+        raise ic.DecodeAbortedError("stopped", resident_tokens=0)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(session.context, "decode", stopped)
+        patch.setattr(session.context, "decode_one", stopped)
+        last = list(stream)[-1]
+    assert last.finish_reason == "cancelled"
+    assert last.usage.completion_tokens == len(shown)
+    more = session.decode(max_tokens=8 - len(shown), temperature=0)
+    assert shown + [t for c in more for t in c.tokens] == expected
+    session.close()

@@ -46,17 +46,32 @@ def test_a_suffix_token_lost_while_renewing_logits_is_made_good(
 
 
 def test_an_interruption_that_the_context_does_not_survive_is_fatal_at_once(
-    toy: Any, faults: Any
+    reference: Any, faults: Any
 ) -> None:
-    session = toy.new_session(n_ctx=128)
-    session.ensure_prefix(TEXT)
-    faults.plan("seq_remove", KeyboardInterrupt())
+    session = reference.new_session(n_ctx=32, overflow="shift")
+    session.ensure_prefix("Once")
+    faults.plan("seq_shift", KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
-        session.ensure_prefix("Once more")
+        for _ in session.decode(max_tokens=64, temperature=0, ignore_eos=True):
+            pass
     assert session.state == "FATAL"
     with pytest.raises(ic.SessionFatalError) as caught:
         session.decode()
     assert isinstance(caught.value.cause, KeyboardInterrupt)
+    session.close()
+
+
+@pytest.mark.parametrize("work", ["nothing", "all"])
+def test_an_interrupted_truncation_is_survived(
+    toy: Any, faults: Any, greedy: Any, cold_greedy: Any, work: str
+) -> None:
+    session = toy.new_session(n_ctx=128)
+    session.ensure_prefix(TEXT)
+    faults.plan("seq_remove", KeyboardInterrupt(), work=work)
+    with pytest.raises(KeyboardInterrupt):
+        session.ensure_prefix("Once more")
+    session.ensure_prefix("Once more")
+    assert greedy(session) == cold_greedy(toy, "Once more")
     session.close()
 
 

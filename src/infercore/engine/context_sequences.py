@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 from infercore.engine import arguments
 from infercore.engine.context_base import ContextBase
@@ -14,7 +15,9 @@ from infercore.errors import (
 from infercore.values import checks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
+
+T = TypeVar("T")
 
 
 class Sequences(ContextBase):
@@ -111,24 +114,38 @@ class Sequences(ContextBase):
             return False
         if self._is_whole(seq_id, p0, p1):
             p0, p1 = 0, arguments.MAX_POSITION
+        end = self._position(seq_id)
         done = self._change(
-            lambda: self._inner.seq_remove(seq_id, p0, -1 if p1 == arguments.MAX_POSITION else p1)
+            lambda: self._inner.seq_remove(seq_id, p0, -1 if p1 == arguments.MAX_POSITION else p1),
+            lambda: p1 >= end and self._is_decided(seq_id, p0, end),
         )
         if done:
             self._ledger.remove(seq_id, p0, p1)
             self._forget_outputs()
         return bool(done)
 
-    def _change(self, work: Any) -> Any:
-        """Run an engine call that changes the cache; an unexpected failure ends the context."""
+    def _is_decided(self, seq_id: int, p0: int, end: int) -> bool:
+        """After an interruption: whether the engine removed all from ``p0`` on, or nothing."""
+        found = self._position(seq_id)
+        if found == p0 < end:
+            self._ledger.remove(seq_id, p0, arguments.MAX_POSITION)
+            self._forget_outputs()
+        return found in (p0, end)
+
+    def _change(self, work: Callable[[], T], is_decided: Callable[[], bool] | None = None) -> T:
+        """Run an engine call that changes the cache; an unexpected failure ends the context.
+
+        So does an interruption, unless ``is_decided`` finds out how far the engine came.
+        """
         try:
             return work()
         except InferCoreError:
             raise
         except Exception as error:
             raise self._gate.fail(error) from error
-        except BaseException as error:  # an interruption: nobody knows how far the engine came
-            self._gate.fail(error)
+        except BaseException as error:
+            if is_decided is None or not is_decided():
+                self._gate.fail(error)
             raise
 
     def seq_keep(self, seq_id: int) -> None:
@@ -151,7 +168,7 @@ class Sequences(ContextBase):
             self._change(own)
         else:
             for seq_id in range(self.n_seq_max):
-                self._change(lambda s=seq_id: self._inner.seq_remove(s, 0, -1))
+                self._change(partial(self._inner.seq_remove, seq_id, 0, -1))
         self._ledger.clear()
 
     # -- copying and moving --------------------------------------------------------------------

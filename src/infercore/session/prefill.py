@@ -108,13 +108,21 @@ class Prefilling(SessionBase):
         merges = given.boundary == "joint" or not text
         return self.set_suffix(self._suffix_ids(given, text), text, merges=merges)
 
-    def set_suffix(self, ids: list[int], text: str, *, merges: bool) -> SuffixStatus:
-        """Make the context equal ``ids``, which are those of the prefix and ``text`` behind it."""
+    def set_suffix(
+        self, ids: list[int], text: str, *, merges: bool, n_ahead: int = 0
+    ) -> SuffixStatus:
+        """Make the context equal ``ids``, which are those of the prefix and ``text`` behind it.
+
+        The last ``n_ahead`` of them were evaluated for it before, so they are no reuse.
+        """
         parts = self.parts
         stands = common_prefix(ids, parts.prefix_ids)
         ids, dropped = self.truncated(ids, stands)
         self.resident.check_fits(ids, stage="suffix", resident=stands)
         outcome = self.prefilled(lambda: self.resident.hold(ids, need_logits=True), PREFIXED)
+        outcome = attrs.evolve(
+            outcome, reused=outcome.reused - n_ahead, prefilled=outcome.prefilled + n_ahead
+        )
         parts.forget_volatile()
         parts.n_prefix = stands
         parts.suffix_text = text

@@ -103,8 +103,13 @@ class Resident(TrueTape):
         dropped = max(0, held - kept) if plan.tokens else 0
         return Outcome(reused=kept, prefilled=len(target) - kept, dropped=dropped)
 
-    def hold_prefix(self, target: list[int]) -> Outcome:
-        """Hold a prefix, without logits.
+    @property
+    def goes_back_freely(self) -> bool:
+        """Whether the engine can remove tokens from the end, so that no states are kept."""
+        return not self._checkpoints.needed
+
+    def hold_prefix(self, target: list[int], need_logits: bool = False) -> Outcome:  # noqa: FBT001, FBT002
+        """Hold a prefix; without logits, unless they are needed.
 
         Where the engine cannot go back, a state shortly before the end is kept too: the next text
         may take the place of a few tokens at the seam.
@@ -112,11 +117,11 @@ class Resident(TrueTape):
         early = len(target) - _SEAM_TOKENS
         goes_back = self.context.capabilities.max_rollback >= _SEAM_TOKENS
         held = self.tape.common(target) >= early
-        if held or goes_back or not self._checkpoints.needed:
-            return self.hold(target, need_logits=False)
+        if held or goes_back or self.goes_back_freely:
+            return self.hold(target, need_logits=need_logits)
         first = self.hold(target[:early], need_logits=False)
         self.checkpoint()
-        second = self.hold(target, need_logits=False)
+        second = self.hold(target, need_logits=need_logits)
         return Outcome(
             reused=first.reused,
             prefilled=first.prefilled + second.prefilled,

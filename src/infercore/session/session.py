@@ -14,7 +14,6 @@ from infercore.session.drafting import new_drafter
 from infercore.session.lease import SharedContext
 from infercore.session.parts import EMPTY, PREFIXED, Parts
 from infercore.session.prefill import Prefilling
-from infercore.session.resident import Outcome
 from infercore.session.source import TokenSource
 from infercore.session.stream import DecodeStream
 from infercore.values import checks
@@ -167,22 +166,39 @@ class CoreSession(Prefilling):
             return self._stream_of(built, source, dropped, started=started)
 
     def _hold_turn(self, turn: chatting.Turn) -> None:
-        stable = turn.tokens[: turn.n_stable]
-        outcome = Outcome(reused=0, prefilled=0, dropped=0)
-        if stable:
-            outcome = self.prefilled(lambda: self.resident.hold_prefix(stable), EMPTY)
+        """Hold both parts of a turn, in one engine call where no state is kept between them."""
+        tokens, n_stable = turn.tokens, turn.n_stable
+        at_once = self.resident.goes_back_freely and len(tokens) <= self.resident.capacity(tokens)
+        first = tokens if at_once else tokens[:n_stable]
         parts = Parts(
             prefix=PrefixInput(text=turn.stable_text),
-            prefix_ids=stable,
+            prefix_ids=tokens[:n_stable],
             byte_hash=hash_text(turn.stable_text),
-            token_hash=hash_token_ids(stable),
-            n_prefix=len(stable),
-            n_evaluated=outcome.prefilled,
+            token_hash=hash_token_ids(tokens[:n_stable]),
+            n_prefix=n_stable,
             templated=True,
         )
+        try:
+            outcome = self.prefilled(lambda: self.resident.hold_prefix(first, at_once), EMPTY)
+        except BaseException:
+            self._keep_stable(parts)
+            raise
+        self.resident.tape.logical = n_stable
+        ahead = min(outcome.prefilled, len(first) - n_stable)
+        parts.n_evaluated = outcome.prefilled - ahead
+        self.context.count_reused(n_stable - parts.n_evaluated)
         self.enter(PREFIXED, parts)
         self.resident.checkpoint()
-        self.set_suffix(turn.tokens, turn.text[len(turn.stable_text) :], merges=False)
+        text = turn.text[len(turn.stable_text) :]
+        self.set_suffix(tokens, text, merges=False, n_ahead=ahead)
+
+    def _keep_stable(self, parts: Parts) -> None:
+        """After a failure: be PREFIXED where the stable part was reached."""
+        tape = self.resident.tape
+        if tape.common(parts.prefix_ids) == len(parts.prefix_ids):
+            tape.logical = len(parts.prefix_ids)
+            self.resident.owed = []
+            self.enter(PREFIXED, parts)
 
     # -- state as a value ----------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -157,7 +158,8 @@ class DecodeStream:
             if not (isinstance(error, DecodeAbortedError) and self._is_cancelled()):
                 raise
             resident.cancelled, self._cancelled = False, True
-            resident.go_on()
+            with contextlib.suppress(DecodeAbortedError):  # cancelled again: it stays owed
+                resident.go_on()
 
     def _is_cancelled(self) -> bool:
         return self._cancelled or self._resident.cancelled
