@@ -50,10 +50,12 @@ def through_session(
     session.ensure_prefix(TEXT)
     stream = session.decode(max_tokens=n_tokens + 1, temperature=0, ignore_eos=True)
     tokens = list(next(stream).tokens)
-    started = clock()
+    started = ended = clock()
     for chunk in stream:
-        tokens += chunk.tokens
-    return tokens[:n_tokens], clock() - started
+        if chunk.tokens:  # the last step is for what comes after: it is behind the last token
+            tokens += chunk.tokens
+            ended = clock()
+    return tokens[:n_tokens], ended - started
 
 
 def measure(path: str, options: argparse.Namespace) -> dict[str, list[float]]:

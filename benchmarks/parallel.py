@@ -2,7 +2,8 @@
 
 One after the other on all threads; as sequences of one context, one call a step; each with a
 context of its own, in a thread of its own with its share of the threads. GGUF files: `Llama`
-in threads as well.
+in threads as well. OpenVINO: contexts of one model share a compiled graph, so it gets as many
+streams as there are threads to run it; without them it works for one context after the other.
 """
 
 from __future__ import annotations
@@ -96,7 +97,10 @@ def measure(path: str, options: argparse.Namespace) -> list[pairs.Row]:
         fields: dict[str, Any] = {"n_ctx": n_ctx * width, "n_seq_max": width}
         wide = model.new_context(n_threads=threads, **fields)
         one = model.new_context(n_ctx=n_ctx, n_threads=threads)
-        own = [model.new_context(n_ctx=n_ctx, n_threads=share) for _ in prompts]
+        alone: dict[str, Any] = {"n_threads": share}
+        if is_folder:
+            alone = {"n_threads": share * width, "backend_options": {"num_streams": width}}
+        own = [model.new_context(n_ctx=n_ctx, **alone) for _ in prompts]
         sampler = model.new_sampler(temperature=0)
         apart = [
             own_context(context, model.new_sampler(temperature=0), ids, n)

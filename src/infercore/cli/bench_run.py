@@ -123,14 +123,19 @@ def steps_s(
 
 
 def stream_s(session: infercore.Session, n_tokens: int) -> tuple[list[int], float]:
-    """Return greedy tokens streamed from a prefilled session, and the seconds after the first."""
-    tokens: list[int] = []
-    begun = 0.0
-    stream = session.decode(max_tokens=n_tokens + 1, temperature=0, ignore_eos=True)
-    for chunk in stream:
-        begun = begun or perf_counter()
-        tokens += chunk.tokens
-    return tokens, perf_counter() - begun
+    """Return greedy tokens streamed from a prefilled session, and the seconds after the first.
+
+    The time is the stream's own, from the first token chosen to the last: ``n_tokens`` steps. The
+    step that makes the last one resident comes after it.
+    """
+    chunks = list(session.decode(max_tokens=n_tokens + 1, temperature=0, ignore_eos=True))
+    usage = chunks[-1].usage
+    rate = usage.tokens_per_second if usage else None
+    if rate is None:
+        raise infercore.InvalidInputError(
+            f"{n_tokens} tokens are too few to time", field="n_tokens", value=n_tokens
+        )
+    return [token for chunk in chunks for token in chunk.tokens], n_tokens / rate
 
 
 def first_token(session: infercore.Session, prefix: str, suffix: str) -> FirstToken:
@@ -263,8 +268,9 @@ def _streamed(session: infercore.Session, text: str, n: int) -> tuple[float, flo
     if context is not None:
         context.reset_perf()
     seconds = stream_s(session, n)[1]
-    inside = 0.0 if context is None else context.perf().decode_ms / 1e3
-    return n / seconds, (seconds - inside) / n * 1e6
+    perf = None if context is None else context.perf()
+    step = perf.decode_ms / 1e3 / perf.decode_tokens if perf and perf.decode_tokens else 0.0
+    return n / seconds, (seconds / n - step) * 1e6
 
 
 def _layer(bench: Bench) -> Iterable[Figure]:
