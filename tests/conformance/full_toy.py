@@ -140,9 +140,14 @@ class FullContext:
         held = self.cells[seq_ids[0]]
         where, what = zip(*held, strict=True)
         if want:
-            self.rows.append(toy_logits(what, where) + self.changed(what))
+            self.rows.append(self.kept(toy_logits(what, where)) + self.changed(what))
         self.vectors.append(hidden(where, what))
         self.owners.append(tuple(seq_ids))
+
+    def kept(self, row: Any) -> Any:
+        """Return the row as a cache of this type has it."""
+        rounds = self.effective["type_k"] == "f16"
+        return row.astype(np.float16).astype(np.float32) if rounds else row
 
     def changed(self, tokens: Any) -> Any:
         """Return what adapters add to the logits after ``tokens``."""

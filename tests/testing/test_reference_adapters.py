@@ -46,6 +46,15 @@ def test_an_adapter_is_what_it_adds_to_the_weights(reference_model, folder, scal
     assert np.abs(found - logits(reference_model)).max() > 0.1
 
 
+def test_merged_weights_have_an_identity_of_their_own(reference_model, folder):
+    digests = set()
+    for scales in ([], [1.0], [0.5]):
+        merged = [AdapterSpec(path=str(folder), scale=scale) for scale in scales]
+        with load_reference_model(merged=merged) as model, model.new_session(n_ctx=32) as session:
+            digests.add(session.explain_context().manifest.runtime_digest)
+    assert len(digests) == 3
+
+
 def test_alpha_and_rank_set_the_scale(reference_model, folder):
     plain = logits(reference_model, AdapterSpec(path=str(folder), scale=0.5))
     edit(folder, lora_alpha=2.0)

@@ -94,11 +94,14 @@ def test_a_model_saved_with_a_head_around_it(path, encoder, golden, tmp_path):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"hidden_act": "relu"}, {"is_decoder": True}, {"hidden_size": 32}, {"vocab_size": 9}],
-)
+    [{"hidden_act": "relu"}, {"hidden_act": None}, {"is_decoder": True}, {"hidden_size": 32},
+     {"vocab_size": 9}],
+)  # fmt: skip
 def test_another_shape_is_refused(path, tmp_path, changes):
+    """None takes the setting out: the activation of BERT is then another one."""
     folder = shutil.copytree(path, tmp_path / "model")
     settings = {**json.loads((folder / "config.json").read_text()), **changes}
-    (folder / "config.json").write_text(json.dumps(settings))
+    left = {name: value for name, value in settings.items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(left))
     with pytest.raises(ModelFormatError):
         load_reference_model(folder)

@@ -236,13 +236,15 @@ class Rig:
         """Raise `LawError` unless two arrays are equal to the last bit."""
         expect.that(np.array_equal(found, expected), f"{what}: the values are not the same bits")
 
-    def follows(self, prompt: Sequence[int], generated: Sequence[int], what: str) -> None:
+    def follows(
+        self, prompt: Sequence[int], generated: Sequence[int], what: str, **fields: Any
+    ) -> None:
         """Raise `LawError` unless greedy decoding of a cold context gives ``generated``.
 
         At each step the token must be the likeliest one that is no end of generation, or within
         twice the tolerance of it.
         """
-        with contextlib.closing(self.model.new_context(**self.fields())) as fresh:
+        with contextlib.closing(self.model.new_context(**self.fields(**fields))) as fresh:
             fresh.decode(prompt)
             for i, token in enumerate(generated):
                 row = fresh.logits()
@@ -264,6 +266,10 @@ class Rig:
         """Raise `LawError` where the block leaves ``context`` other than it was."""
         before = self.look(context)
         yield
+        self.still(before, context, what)
+
+    def still(self, before: Mapping[str, Any], context: Any, what: str) -> None:
+        """Raise `LawError` where ``context`` is other than `look` found it ``before``."""
         after = self.look(context)
         for name, value in before.items():
             same = np.array_equal(after[name], value) if name == "row" else after[name] == value

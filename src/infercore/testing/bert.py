@@ -59,14 +59,14 @@ class Shape:
 
 
 def _check_plain(config: Mapping[str, Any]) -> None:
-    plain = {
-        "hidden_act": ("gelu_pytorch_tanh", "gelu_new"),
-        "position_embedding_type": ("absolute",),
-        "is_decoder": (False,),
-        "add_cross_attention": (False,),
+    plain: dict[str, tuple[Any, tuple[Any, ...]]] = {  # the default, and what is computed here
+        "hidden_act": ("gelu", ("gelu_pytorch_tanh", "gelu_new")),
+        "position_embedding_type": ("absolute", ("absolute",)),
+        "is_decoder": (False, (False,)),
+        "add_cross_attention": (False, (False,)),
     }
-    for name, possible in plain.items():
-        value = config.get(name, possible[0])
+    for name, (usual, possible) in plain.items():
+        value = config.get(name, usual)
         if value not in possible:
             raise ValueError(f"its {name} is {value!r}, not {possible[0]!r}")
 

@@ -6,6 +6,7 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import numpy as np
 
 from infercore.errors import DecodeAbortedError, ModelFormatError
@@ -63,6 +64,8 @@ class Loaded:
         for delta in [lora.read(adapter, self.matrices) for adapter in adapters]:
             for name, (a, b) in delta.pairs.items():
                 self.matrices[name].weight[...] += np.float32(delta.scale) * (b @ a)
+        if adapters:  # other weights than the files': no state goes from one to the other
+            self.runtime = {**self.runtime, "merged": [attrs.astuple(spec) for spec in adapters]}
 
     def _info(self, settings: Mapping[str, Any], shape: Any, **kind: Any) -> ModelInfo:
         return ModelInfo(

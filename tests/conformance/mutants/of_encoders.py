@@ -12,6 +12,7 @@ from conformance.mutants import around, breaks, instead, nothing
 from infercore.engine.context import GuardedContext
 from infercore.engine.model import GuardedModel
 from infercore.errors import InvalidInputError, InvalidTokenError, OutputNotAvailableError
+from infercore.testing import engine_of
 
 
 @breaks("ENC-1")
@@ -72,6 +73,21 @@ def a_refused_text_takes_the_vector_along(m: Any) -> None:
         except InvalidInputError:
             self._forget_outputs()
             raise
+
+    around(m, GuardedContext, "encode", encode)
+
+
+@breaks("ENC-5")
+def a_refused_text_spoils_the_next(m: Any) -> None:
+    def encode(old: Any, self: Any, tokens: Any) -> None:
+        inner = engine_of(self)
+        try:
+            old(self, tokens)
+        except InvalidInputError:
+            inner.spoiled = True
+            raise
+        if hasattr(inner, "spoiled"):
+            inner.vectors = {0: inner.vectors[0] + 1}
 
     around(m, GuardedContext, "encode", encode)
 

@@ -318,6 +318,11 @@ def a_cache_type_that_is_only_declared(m: Any) -> None:
     declare(m, kv_types=("f32", "f16", "bf16"))
 
 
+@breaks("CAP-20")
+def a_cache_type_is_told_and_not_used(m: Any) -> None:
+    m.setattr(FullContext, "kept", lambda _, row: row)
+
+
 @breaks("CAP-9")
 def flash_attention_that_is_only_declared(m: Any) -> None:
     declare(m, flash_attention=("off", "on"))
@@ -331,18 +336,12 @@ def flash_attention_computes_something_else(m: Any) -> None:
         self._total[:] *= 0.5  # what came before is not scaled as it should be
         old(self, scores, values)
 
-    m.setattr("infercore.testing.reference_context.FLASH_BLOCK", 8)
     around(m, OnlineSoftmax, "add", add)
 
 
 @breaks("CAP-10")
 def a_pooling_that_is_only_declared(m: Any) -> None:
     declare(m, pooling=("none", "mean", "cls", "last", "rank"))
-
-
-@breaks("CAP-16")
-def adapters_are_ignored(m: Any) -> None:
-    nothing(m, FullContext, "set_adapters")
 
 
 @breaks("CAP-18")

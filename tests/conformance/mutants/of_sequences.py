@@ -52,6 +52,14 @@ def a_removal_says_no_and_does_it(m: Any) -> None:
     result(m, GuardedContext, "seq_remove", lambda _: False)
 
 
+@breaks("KV-6")
+def a_removal_that_is_refused_takes_the_end(m: Any) -> None:
+    def remove(old: Any, self: Any, seq_id: int, p0: int, p1: int) -> bool:
+        return bool(old(self, seq_id, p0, p1)) and p0 == 0 and p1 == -1
+
+    around(m, FullContext, "seq_remove", remove)
+
+
 @breaks("KV-7", "KV-8")
 def a_copy_shares_its_buffer(m: Any) -> None:
     def copy(_: Any, self: Any, src: int, dst: int, p0: int, p1: int) -> None:

@@ -114,6 +114,8 @@ def check_a_text_that_is_too_long(rig: Rig) -> None:
     longer = [*ids, ids[1]]
     raises(InvalidInputError, lambda: context.encode(longer), "one token more than a step takes")
     rig.same_bits(np.array(context.embedding()), vector, "the vector after a refusal")
+    context.encode(ids)
+    rig.same_bits(np.array(context.embedding()), vector, "the text again, after a refusal")
 
 
 @law("ENC-6", **encoder_law)
@@ -173,7 +175,7 @@ def check_embed_with_an_encoder(rig: Rig) -> None:
 
 @law("ENC-10", **encoder_law)
 def check_bad_input_to_an_encoder(rig: Rig) -> None:
-    """An id outside the vocabulary is refused; nothing to encode leaves things as they were."""
+    """An unknown id and a closed context are refused; nothing to encode leaves things as is."""
     context = rig.encoder_context(pooling_type="mean")
     fresh = rig.encoder_context(pooling_type="mean")
     raises(OutputNotAvailableError, fresh.embedding, "a vector before any text")

@@ -272,11 +272,13 @@ def check_native_seed_and_accept(rig: Rig) -> None:
 
 
 _FILTERS: tuple[dict[str, Any], ...] = (
+    {"top_k": 5, "temperature": 2.0},
     {"top_p": 0.8},
     {"min_p": 0.2, "temperature": 1.5},
     {"typical_p": 0.6},
     {"top_n_sigma": 1.0, "top_k": 20},
     {"temperature": 2.0, "dynatemp_range": 1.0},
+    {"xtc_probability": 1.0, "xtc_threshold": 0.05, "temperature": 2.0},
     {"repeat_penalty": 1.7},
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -210,9 +211,9 @@ def check_adapters(rig: Rig) -> None:
 def check_flash_attention_computes_the_same(rig: Rig) -> None:
     """With every declared setting of flash attention the logits are those without it."""
     settings = rig.context().capabilities.flash_attention
-    if "off" not in settings:
-        rig.leave("flash attention cannot be switched off")
-    tokens, rows = rig.tokens(40), {}
+    if "off" not in settings or len(settings) == 1:
+        rig.leave("flash attention cannot be switched on and off")
+    tokens, rows = rig.tokens(rig.n_ctx - 56), {}  # more than one block of cells
     for setting in settings:
         context = rig.context(flash_attn=setting)
         context.decode(tokens)
@@ -221,6 +222,32 @@ def check_flash_attention_computes_the_same(rig: Rig) -> None:
     for setting, (row, tolerance) in rows.items():
         gap, allowed = float(np.abs(row - plain).max()), max(tolerance, exact, rig.tolerance)
         that(gap <= allowed, f"flash_attn={setting!r}: logits {gap:.3g} off, beyond {allowed:.3g}")
+
+
+@law("CAP-20", since="1.1")
+def check_kv_types_are_in_use(rig: Rig) -> None:
+    """Every declared type of KV cache rounds in its own way: no two give the same bits."""
+    kinds = rig.context().capabilities.kv_types
+    if len(kinds) < 2:  # noqa: PLR2004
+        rig.leave("there is one type of KV cache only")
+    tokens = rig.tokens(40)
+    found: dict[bytes, str] = {}
+    for kind in kinds:
+        context = _of_kind(rig, kind)
+        context.decode(tokens[:-3])
+        context.decode(tokens[-3:])  # an engine may not read its cache before
+        bits = np.array(context.logits()).tobytes()
+        that(bits not in found, f"type_k={kind!r} gives the bits of {found.get(bits)!r}")
+        found[bits] = kind
+
+
+def _of_kind(rig: Rig, kind: str) -> Any:
+    """Open a context with keys of that type; with values too where they must be alike."""
+    alike = {"type_k": kind, "type_v": kind}
+    for fields in ({"type_k": kind}, alike):
+        with contextlib.suppress(InvalidInputError, UnsupportedFeatureError):
+            return rig.context(**fields)
+    return rig.context(**alike, flash_attn="on")
 
 
 @law("CAP-17")
