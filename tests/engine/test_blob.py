@@ -66,6 +66,24 @@ def test_a_senseless_header_is_refused(header):
         blob.unpack(crafted(header))
 
 
+def test_a_header_of_lists_in_lists_is_refused():
+    text = b"[" * 200_000
+    start = blob.MAGIC + len(text).to_bytes(8, "little") + text
+    start += zlib.crc32(start).to_bytes(4, "little")
+    with pytest.raises(SnapshotError):
+        blob.unpack(start + zlib.crc32(start).to_bytes(4, "little"))
+
+
+def test_a_view_with_gaps_and_one_that_was_released_are_refused():
+    data = blob.pack(HEADER, b"payload")
+    released = memoryview(data)
+    released.release()
+    for view in (memoryview(data)[::2], released):
+        with pytest.raises(SnapshotError) as caught:
+            blob.unpack(view)
+        assert caught.value.reason == "format"
+
+
 def test_another_version_is_named():
     with pytest.raises(SnapshotError, match="version 3") as caught:
         blob.unpack(crafted({**WHOLE, "format_version": 3}))

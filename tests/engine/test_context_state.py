@@ -7,7 +7,9 @@ from infercore.engine import blob
 from infercore.errors import (
     ContextOverflowError,
     InvalidSequenceError,
+    OutOfMemoryError,
     OutputNotAvailableError,
+    PluginError,
     SnapshotError,
 )
 
@@ -374,3 +376,79 @@ def test_a_note_stands_in_the_header_and_changes_nothing_else(reference_model):
         assert "note" not in blob.read_header(context.save_sequence(0))
         context.load_sequence(2, data)
         assert context.tokens(2) == IDS
+
+
+def crafted(data, **changed):
+    """Return saved state whose first sequence says something else, under right checksums."""
+    header, payload, logits = blob.unpack(data)
+    header["sequences"][0] |= changed
+    return blob.pack(header, payload, logits)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"tokens": [0, 1, 10**6]},
+        {"tokens": [0, 1, -1]},
+        {"runs": [[0, 3], [3, 0]], "cells": [0, 3]},
+        {"runs": [[0, 2**40]]},
+        {"cells": [2**31]},
+    ],
+)
+@pytest.mark.parametrize("kind", ["state", "sequence"])
+def test_a_header_that_says_what_cannot_be_is_refused_unchanged(reference_model, changed, kind):
+    with opened(reference_model) as context:
+        context.decode(IDS[:3])
+        data = context.save_state() if kind == "state" else context.save_sequence(0)
+        load = context.load_state if kind == "state" else lambda d: context.load_sequence(0, d)
+        with pytest.raises(SnapshotError) as caught:
+            load(crafted(data, **changed))
+        assert (caught.value.reason, caught.value.state_after) == ("header", "unchanged")
+        assert context.tokens() == IDS[:3]
+        load(data)
+
+
+def test_cells_may_have_any_numbers(reference_model):
+    """What they are called costs no memory: this would be eight gigabytes."""
+    with opened(reference_model) as context:
+        context.decode(IDS[:3])
+        context.load_state(crafted(context.save_state(), cells=[2**31 - 4]))
+        assert context.tokens() == IDS[:3]
+        assert context.n_free() == 64 - 3
+
+
+def test_what_a_state_takes_is_counted_from_its_cells(reference_model):
+    with opened(reference_model) as context:
+        context.decode(IDS * (40 // len(IDS)))
+        n_tokens = context.n_past()
+        context.seq_copy(0, 1)
+        data = context.save_state()
+        context.clear()
+        with pytest.raises(ContextOverflowError) as caught:
+            context.load_state(crafted(data, cells=[1000]))
+        assert caught.value.additional_tokens == 2 * n_tokens > 64
+        context.load_state(data)
+        assert context.n_free() == 64 - n_tokens
+
+
+@pytest.mark.parametrize(
+    ("given", "typed"), [(None, PluginError), (MemoryError("full"), OutOfMemoryError)]
+)
+def test_state_that_cannot_be_put_together_is_a_typed_error(
+    reference_model, monkeypatch, given, typed
+):
+    with opened(reference_model) as context:
+        context.decode(IDS)
+
+        def pack(*_):
+            raise given
+
+        if given is None:  # not a buffer
+            monkeypatch.setattr(context._inner, "save_state", lambda: None, raising=False)
+        else:
+            monkeypatch.setattr(blob, "pack", pack)
+        with pytest.raises(typed):
+            context.save_state()
+        monkeypatch.undo()
+        assert context.tokens() == IDS
+        context.load_state(context.save_state())

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 
 import pytest
 
@@ -76,3 +77,14 @@ def test_the_cache_can_be_moved_and_left_out(tmp_path, monkeypatch, own_cache, w
     found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("digests.json")}
     usual = str(own_cache.relative_to(tmp_path))
     assert found == {"elsewhere": {"elsewhere/digests.json"}, "none": set(), "": {usual}}[where]
+
+
+def test_without_a_home_nothing_is_kept(tmp_path, monkeypatch):
+    monkeypatch.delenv("INFERCORE_CACHE_DIR", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    monkeypatch.setattr(digest, "_REMEMBER_FROM_BYTES", 2)
+    monkeypatch.chdir(tmp_path)
+    file = written(tmp_path / "a", b"abc")
+    assert digest.of_files([file]) == hashlib.sha256(b"abc").hexdigest()
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]

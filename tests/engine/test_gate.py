@@ -155,3 +155,33 @@ def test_an_inherited_context_is_refused_in_a_forked_child():
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def interrupted(gate):
+    """Enter ``gate`` with a Ctrl-C right behind the call that takes its lock."""
+    own = gate._acquire
+
+    def acquire(blocking):
+        own(blocking)
+        raise KeyboardInterrupt
+
+    gate._acquire = acquire
+    with pytest.raises(KeyboardInterrupt):
+        enter(gate)
+    gate._acquire = own
+
+
+def test_an_interruption_on_the_way_in_leaves_it_free():
+    gate = Gate("thing")
+    interrupted(gate)
+    assert gate.owner is None
+    assert in_thread(lambda: enter(gate)) == "inside"
+    assert gate.shut()
+
+
+def test_an_interruption_on_the_way_in_leaves_it_to_the_thread_inside():
+    gate = Gate("thing")
+    with gate:
+        assert in_thread(lambda: interrupted(gate)) is None
+        assert isinstance(in_thread(lambda: enter(gate)), SessionBusyError)
+    assert enter(gate) == "inside"

@@ -7,6 +7,7 @@ import itertools
 import threading
 import weakref
 
+import attrs
 import numpy as np
 import pytest
 
@@ -21,7 +22,7 @@ from infercore.errors import (
     UnsupportedFeatureError,
 )
 from infercore.testing import load_toy_model
-from infercore.testing.toy import ToyModel
+from infercore.testing.toy import ToyContext, ToyModel
 from infercore.values.info import BackendDescriptor, Capabilities
 
 FIELDS = {"n_ctx": 32}
@@ -391,3 +392,24 @@ def test_digests_name_model_and_vocabulary(reference_model, toy_model):
     }
     assert len(digests) == 4
     assert all(len(digest) == 64 for digest in digests)
+
+
+class OneByOne(ToyContext):
+    """An encoder that claims a way to append one token."""
+
+    capabilities = attrs.evolve(ToyContext.capabilities, encoder=True, logits_all=False)
+
+    def decode_one(self, token, *, seq_id):
+        raise AssertionError("an encoder takes whole texts")
+
+    def encode(self, tokens):
+        pass
+
+
+def test_an_encoder_is_asked_for_no_single_token(watched):
+    watched.new_context = OneByOne
+    with guarded(watched) as model, model.new_context(n_ctx=16) as context:
+        for call in (lambda: context.decode_one(5), lambda: context.decode([5])):
+            with pytest.raises(UnsupportedFeatureError, match="encodes texts"):
+                call()
+        context.encode([5, 6])

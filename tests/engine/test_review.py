@@ -313,6 +313,29 @@ def test_encoding_counts(wide):
     assert wide.perf().prefill_tokens == 2
 
 
+class EncodingContext(WideContext):
+    capabilities = attrs.evolve(WideContext.capabilities, embeddings=True)
+
+    def set_embeddings(self, on):
+        pass
+
+    def embedding(self, seq_id):
+        raise AssertionError("not pooled")
+
+    def embeddings(self):
+        return np.zeros((2, 3), np.float32)
+
+
+def test_a_step_forgets_what_was_encoded_before(monkeypatch):
+    monkeypatch.setattr(WideModel, "new_context", lambda _, config: EncodingContext(config))
+    with model_of(lambda *_: WideModel()) as model, model.new_context(n_ctx=32) as context:
+        context.encode([1, 2])
+        assert context.embeddings().shape == (2, 3)
+        context.decode_one(4)
+        with pytest.raises(OutputNotAvailableError):
+            context.embeddings()
+
+
 # -- cancelling a single step ------------------------------------------------------------------
 
 
@@ -365,9 +388,6 @@ BAD_HEADERS = [
     {"sequences": {}},
     {"sequences": [5]},
     {"sequences": []},
-    {"n_cells": "3"},
-    {"n_cells": None},
-    {"n_cells": True},
     {"row_of": 5},
     {"row_of": ["x"]},
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 
@@ -71,9 +72,56 @@ def test_a_build_that_dies_goes_without(plugin_model, amx, monkeypatch, story_pa
         load(plugin_model, story_path, use_extra_bufts=True)
 
 
-def test_a_child_that_dies_is_the_verdict(amx, monkeypatch, tmp_path):
-    monkeypatch.setattr(amx, "write_model", lambda path: None)  # no model: the child fails
+def test_the_trial_tells_what_a_real_model_would_meet(amx):
+    """The same model without the trial, with every layout there is."""
+    forced = "from infercore_llamacpp import amx\namx.is_sound = lambda: True\n" + DECODES
+    path = str(infercore_models.path("storyteller", "gguf-q8_0"))
+    command = [sys.executable, "-c", forced, path]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert amx._try() is (done.returncode == 0)
+
+
+@pytest.mark.parametrize(
+    ("code", "sound"), [(0, True), (-signal.SIGSEGV, False), (-signal.SIGILL, False)]
+)
+def test_how_a_child_ends_is_the_verdict(amx, monkeypatch, code, sound):
+    ended = subprocess.CompletedProcess([], code)
+    monkeypatch.setattr(amx.child, "run", lambda *_, **__: ended)
+    assert amx.is_sound() is sound
+    assert list(json.loads(amx._cache_file().read_text()).values()) == [sound]
+
+
+def no_model(amx, monkeypatch):
+    monkeypatch.setattr(amx, "write_model", lambda path: None)  # the child finds none
+
+
+def no_executable(amx, monkeypatch):
+    monkeypatch.setattr(sys, "executable", None)  # as inside of another program
+
+
+def no_end(amx, monkeypatch):
+    monkeypatch.setattr(amx, "SECONDS", 0.01)
+
+
+def killed(amx, monkeypatch):
+    ended = subprocess.CompletedProcess([], -9)
+    monkeypatch.setattr(amx.child, "run", lambda *_, **__: ended)
+
+
+@pytest.mark.parametrize("hinder", [no_model, no_executable, no_end, killed])
+def test_what_could_not_be_tried_is_left_out_and_no_verdict(amx, monkeypatch, caplog, hinder):
+    hinder(amx, monkeypatch)
     assert not amx.is_sound()
+    assert "could not be tried" in caplog.text
+    assert not amx._cache_file().exists()
+
+
+def test_without_a_home_nothing_is_kept(amx, monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(amx.os.path, "expanduser", lambda path: path)
+    monkeypatch.setattr(amx, "_try", lambda: True)
+    assert amx._cache_file() is None
+    assert amx.is_sound()
 
 
 def test_the_verdict_is_kept_with_the_build_it_is_on(amx, monkeypatch):
@@ -89,6 +137,7 @@ def test_the_verdict_is_kept_with_the_build_it_is_on(amx, monkeypatch):
     amx.is_sound.cache_clear()
     assert amx.is_sound()
     assert len(tries) == 2
+    assert json.loads(amx._cache_file().read_text()) == {**kept, "another build": True}
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"x": 1}'])

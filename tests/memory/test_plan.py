@@ -187,6 +187,26 @@ def test_what_a_context_refuses_is_not_planned_either(
     assert refusal(lambda **more: ic.plan_memory(pack_path, **more), fields) == opened
 
 
+MODEL_REFUSED = {
+    "a GPU that is not there": {"main_gpu": 200},
+    "a device that is not there": {"device": "TPU9"},
+    "shares of no GPU": {"tensor_split": (1.0,) * 200},
+    "an option of another engine": {"backend_options": {"zzz": 1}},
+    "a folder of no name": {"backend_options": {"cache_dir": ""}},
+}
+
+
+@pytest.mark.parametrize("name", MODEL_REFUSED)
+def test_what_loading_refuses_is_not_planned_either(
+    backend_name: str, pack_path: Path, name: str
+) -> None:
+    def call(work: Callable[..., Any]) -> tuple[Any, ...] | None:
+        return refusal(lambda **fields: work(pack_path, backend=backend_name, **fields), fields)
+
+    fields: dict[str, Any] = MODEL_REFUSED[name]
+    assert call(ic.plan_memory) == call(ic.load_model) is not None
+
+
 def test_most_of_these_are_refused(model: Any) -> None:
     opened = [refusal(model.new_context, {"n_ctx": 512, **fields}) for fields in REFUSED.values()]
     assert sum(found is not None for found in opened) >= len(REFUSED) // 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 
@@ -87,3 +88,38 @@ def test_memory_is_planned_from_the_files(ov_path, ov_model) -> None:
         plan = ov_model.plan_memory(n_ctx=512, type_k=types, type_v=types)
         with ov_model.new_context(n_ctx=512, type_k=types, type_v=types) as context:
             assert plan.kv_bytes == context._inner._cache.n_bytes
+
+
+TWO = """
+import gc, os, signal, sys, threading
+import infercore as ic
+
+def load():
+    return ic.load_model(sys.argv[1], backend="openvino")
+
+def use(model):
+    with model.new_session(n_ctx=64, n_threads=1) as session:
+        session.generate("Once", max_tokens=1, temperature=0)
+
+models = [load(), load()]
+maker = threading.Thread(target=lambda: models.append(load()))
+maker.start()
+maker.join()
+while models:  # in the order they were made
+    use(models[0])
+    models.pop(0).close()
+    gc.collect()
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+    threading.Event().wait(60)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def test_ctrl_c_after_models_were_closed_in_any_order(ov_path) -> None:
+    """An engine that is freed must not leave the stack of signal handlers freed on record."""
+    command = [sys.executable, "-c", TWO, str(ov_path)]
+    restored = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.default_int_handler)}
+    done = subprocess.run(command, capture_output=True, timeout=100, check=False, **restored)
+    assert (done.returncode, done.stdout) == (0, b"interrupted\n")

@@ -70,17 +70,17 @@ def test_rounded_frequencies_are_made_exact(ov_path, copied, form, caplog) -> No
     """Weights in float16 bring frequencies in float16, an error that grows with the position."""
     import openvino as ov
     from infercore_openvino import graph
-    from infercore_openvino.engine import new_core
+    from infercore_openvino.engine import shared_core
     from infercore_openvino.files import find
 
-    model = new_core().read_model(ov_path / "openvino_model.xml")
+    model = shared_core().read_model(ov_path / "openvino_model.xml")
     ov.save_model(model, copied / "openvino_model.xml", compress_to_fp16=True)
     exact = rope.frequencies(find(str(ov_path)).config, 16)
     assert not np.array_equal(exact, exact.astype(np.float16))
-    found = graph.build(new_core(), find(str(copied)), form, str(copied))
+    found = graph.build(shared_core(), find(str(copied)), form, str(copied))
     np.testing.assert_array_equal(found.inv_freq, exact)
     (copied / "config.json").write_text("{}")
-    rounded = graph.build(new_core(), find(str(copied)), form, str(copied))
+    rounded = graph.build(shared_core(), find(str(copied)), form, str(copied))
     np.testing.assert_array_equal(rounded.inv_freq, exact.astype(np.float16))
     assert "rounded to float16" in caplog.text
 
@@ -88,11 +88,11 @@ def test_rounded_frequencies_are_made_exact(ov_path, copied, form, caplog) -> No
 def test_a_half_precision_export_is_exact_at_far_positions(ov_path, copied, golden) -> None:
     import infercore as ic
     import openvino as ov
-    from infercore_openvino.engine import new_core
+    from infercore_openvino.engine import shared_core
 
     prompt = max(golden.prompts, key=lambda p: len(p.tokens) + len(p.greedy))
     tokens = [*prompt.tokens, *prompt.greedy]
-    model = new_core().read_model(ov_path / "openvino_model.xml")
+    model = shared_core().read_model(ov_path / "openvino_model.xml")
     ov.save_model(model, copied / "openvino_model.xml", compress_to_fp16=True)
     errors = []
     for config in (None, "{}"):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
 import infercore as ic
+from infercore_openvino import state
 
 NEAR = 1e-3
 
@@ -198,3 +201,28 @@ def test_the_stateful_form_refuses_what_it_lacks(open_context) -> None:
     context = open_context(form="stateful")
     with pytest.raises(ic.UnsupportedFeatureError):
         context.seq_shift(0, 0, -1, 1)
+
+
+@pytest.mark.parametrize("n", [-1, 33, 10**9])
+def test_a_saved_sequence_of_more_than_its_blocks_hold_is_refused(open_context, story, n) -> None:
+    """The engine would read beyond the cache."""
+    context = open_context()
+    context.decode(story[:20])
+    data = bytes(context._inner.save_sequence(0))
+    start = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:start])
+    assert len(header["sequences"][0]["blocks"]) == 1
+    header["sequences"][0]["n"] = n
+    with pytest.raises(ic.SnapshotError, match="more tokens"):
+        context._inner.load_sequence(0, state.pack(header, [data[start:]]))
+
+
+def test_a_sequence_that_holds_nothing_is_saved_too(open_context, story) -> None:
+    context = open_context(n_seq_max=2)
+    nothing, empty = context.save_state(), context.save_sequence(1)
+    context.decode(story[:20])
+    context.load_sequence(0, empty)
+    assert context.n_past() == 0
+    context.decode(story[:20])
+    context.load_state(nothing)
+    assert context.n_past() == 0

@@ -24,6 +24,7 @@ FORMAT_VERSION = 2
 MAX_COUNT = 2**31
 _CHECKSUM_BYTES = 4
 _PREFIX_BYTES = 16
+_PAIR = 2
 _ALIGNMENT_BYTES = 16  # of the payload, by blanks behind the header: NumPy is slow without
 
 
@@ -73,7 +74,10 @@ def _opened(data: Buffer) -> tuple[dict[str, Any], memoryview, int]:
     """Return the header, all bytes, and where the payload starts."""
     if not isinstance(data, (bytes, bytearray, memoryview)):
         raise _error(f"is a {type(data).__name__}, not bytes", "format")
-    view = memoryview(data).cast("B")
+    try:
+        view = memoryview(data).cast("B")
+    except (TypeError, ValueError) as error:  # with gaps, or released
+        raise _error("cannot be read from one end to the other", "format") from error
     if len(view) < _PREFIX_BYTES + 2 * _CHECKSUM_BYTES or view[:8] != MAGIC:
         raise _error("does not start as saved state does", "format")
     end = _PREFIX_BYTES + int.from_bytes(view[8:_PREFIX_BYTES], "little")
@@ -101,7 +105,7 @@ def _header(text: memoryview) -> dict[str, Any] | None:
     """Return the header, None where it was damaged."""
     try:
         header = json.loads(bytes(text))
-    except ValueError:
+    except (ValueError, RecursionError):  # the latter of lists in lists
         return None
     if not isinstance(header, dict):
         return None
@@ -121,17 +125,16 @@ def require(header: dict[str, Any], expected: dict[str, Any]) -> None:
             raise _error(f"has {field} {header.get(field)!r}, this context {value!r}", field)
 
 
-def check_held(header: dict[str, Any], n_seq_max: int | None) -> None:
+def check_held(header: dict[str, Any], n_seq_max: int | None, n_vocab: int) -> None:
     """Raise `SnapshotError` unless the header says what is held as `pack`'s callers write it.
 
     ``n_seq_max`` bounds the ids of the sequences; None asks for exactly one, of any id.
     """
     sequences, row_of = header.get("sequences"), header.get("row_of")
     well = (
-        _is_count(header.get("n_cells"))
-        and _are_counts(row_of)
+        _are_counts(row_of)
         and isinstance(sequences, list)
-        and all(_is_sequence(item) for item in sequences)
+        and all(_is_sequence(item, n_vocab) for item in sequences)
     )
     if not well or not isinstance(sequences, list):
         raise _error("has a header that does not say what is held", "header")
@@ -155,15 +158,20 @@ def _are_counts(value: object) -> bool:
     return isinstance(value, list) and all(map(_is_count, value))
 
 
-def _is_sequence(item: object) -> bool:
+def _is_run(value: object) -> bool:
+    """Whether it is a position and a length, which is no number of tokens without one."""
+    return isinstance(value, list) and len(value) == _PAIR and _are_counts(value) and value[1] > 0
+
+
+def _is_sequence(item: object, n_vocab: int) -> bool:
     if not isinstance(item, dict) or not _is_count(item.get("seq_id")):
         return False
     runs, cells, tokens = (item.get(name) for name in ("runs", "cells", "tokens"))
     if not isinstance(runs, list) or not isinstance(cells, list) or not isinstance(tokens, list):
         return False
-    if not all(_are_counts(run) and len(run) == 2 for run in runs):  # noqa: PLR2004
+    if not all(map(_is_run, runs)):
         return False
-    if not (_are_counts(cells) and _are_counts(tokens)):
+    if not (_are_counts(cells) and _are_counts(tokens)) or max(tokens, default=0) >= n_vocab:
         return False
     return len(cells) == len(runs) and sum(n for _, n in runs) == len(tokens)
 

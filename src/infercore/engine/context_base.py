@@ -79,6 +79,8 @@ class ContextBase:
         self._stops_in_step = inner.capabilities.abort and hasattr(inner, "abort")
         self._callback_error: BaseException | None = None
         self._decode_one_inner: Any = getattr(inner, "decode_one", None)
+        if self._only_encodes:  # the short path of one token does not ask whether it may be taken
+            self._decode_one_inner = None
         self._n_past_inner = inner.n_past
         self._zero_counters()
 

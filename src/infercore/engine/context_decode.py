@@ -1,35 +1,34 @@
-"""Tokens in, logits out: appending with checks, chunks and a true count after any failure."""
+"""Tokens in: appending with checks, chunks and a true count after any failure."""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, NoReturn
+from functools import cache
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
 from infercore.engine import arguments, calls
-from infercore.engine.context_sequences import Sequences
+from infercore.engine.context_outputs import Reading
 from infercore.engine.outputs import ending_at_last_row
 from infercore.errors import (
     ContextOverflowError,
     DecodeAbortedError,
-    InvalidInputError,
     InvalidPositionError,
-    OutputNotAvailableError,
     UnsupportedFeatureError,
 )
 from infercore.values import checks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from infercore.protocols.spi import FloatArray, TokenArray
 
 _clock = time.perf_counter
 
 
-class Decoding(Sequences):
-    """decode, decode_one, eval, decode_batch, encode and their outputs."""
+class Decoding(Reading):
+    """decode, decode_one, eval, decode_batch, encode."""
 
     def decode(self, tokens: Sequence[int], *, seq_id: int = 0, logits: str = "last") -> None:
         """Append ``tokens`` at the sequence's end; see `Context.decode`."""
@@ -57,13 +56,16 @@ class Decoding(Sequences):
                 self._append(np.array([token], dtype=np.int32), seq_id, "last")
             else:
                 self._step_one(token, seq_id)
-        finally:
-            gate.__exit__()
+        finally:  # nothing here that an interruption could come before
+            gate.owner = None
+            gate.release()
 
     def _step_one(self, token: int, seq_id: int) -> None:
         """Let the engine append one token, with the books, the abort flag and the clock."""
         if self._ask_before_step:
             self._ask_first(seq_id)
+        if self._n_embedded_tokens:  # what an encoder made in the call before
+            self._forget_outputs()
         outputs, ledger = self._outputs, self._ledger
         outputs.count = 0
         before = ledger.next_position(seq_id)
@@ -182,9 +184,10 @@ class Decoding(Sequences):
         if all(len(ids) == 1 for ids in seq_ids):
             return
         added: dict[int, list[int]] = {s: [] for ids in seq_ids for s in ids}
+        same = cache(self._ledger.same)
         for token, (first, *others) in zip(tokens, seq_ids, strict=True):
             for other in others:
-                if added[first] != added[other] or not self._ledger.same(first, other):
+                if added[first] != added[other] or not same(first, other):
                     raise arguments.not_alike(first, other)
             for s in (first, *others):
                 added[s].append(token)
@@ -405,86 +408,6 @@ class Decoding(Sequences):
     def _take_callback_error(self) -> BaseException | None:
         error, self._callback_error = self._callback_error, None
         return error
-
-    # -- outputs -------------------------------------------------------------------------------
-
-    def logits(self, i: int = -1) -> FloatArray:
-        """Return output row ``i`` of the last call; see `Context.logits`."""
-        gate = self._gate
-        gate.__enter__()  # not ``with``, nor _judged: this runs once a token
-        try:
-            return self._outputs.row(i)
-        except Exception as error:
-            self._judge(error)
-            raise
-        finally:
-            gate.__exit__()
-
-    def sample_native(self, sample: Callable[[Any, int], int], i: int) -> int:
-        """Let an engine's sampler choose from output row ``i``, once it is known to exist."""
-        with self._gate:
-            return int(self._judged(sample, self._inner, self._outputs.engine_row(i)))
-
-    def logits_all(self) -> FloatArray:
-        """Return all rows of the last call made with ``logits="all"``."""
-        with self._gate:
-            self._need("logits_all", declared=self.capabilities.logits_all)
-            return self._judged(self._outputs.rows)
-
-    def _note_embedded(self, seq_ids: set[int], n_tokens: int) -> None:
-        if self._embeddings or self.capabilities.encoder:
-            self._embedded = frozenset(seq_ids)
-            self._n_embedded_tokens = n_tokens
-
-    def embedding(self, seq_id: int = 0) -> FloatArray:
-        """Return the pooled embedding of the last call; see `Context.embedding`."""
-        with self._gate:
-            self._need("embeddings", declared=self.capabilities.embeddings)
-            seq_id = self._sequence(seq_id)
-            if self.pooling_type == "none":
-                raise InvalidInputError(
-                    "a pooled embedding needs pooling; open the context with pooling_type='mean', "
-                    "'cls' or 'last', or read embeddings()",
-                    field="pooling_type",
-                    value="none",
-                    allowed=self.capabilities.pooling,
-                )
-            if seq_id not in self._embedded:
-                raise self._no_embedding("embedding()")
-            return self._read_only(self._judged(self._inner.embedding, seq_id))
-
-    def embeddings(self) -> FloatArray:
-        """Return the embedding of each token of the last call; see `Context.embeddings`."""
-        with self._gate:
-            self._need("embeddings", declared=self.capabilities.embeddings)
-            if self.pooling_type != "none":
-                raise InvalidInputError(
-                    f"token embeddings are not made with pooling_type={self.pooling_type!r}; "
-                    "open the context with pooling_type='none'",
-                    field="pooling_type",
-                    value=self.pooling_type,
-                    allowed="none",
-                )
-            if not self._n_embedded_tokens:
-                raise self._no_embedding("embeddings()")
-            vectors = self._vectors
-            if vectors is None:
-                vectors = self._judged(self._inner.embeddings)
-            return self._read_only(vectors)
-
-    def _no_embedding(self, operation: str) -> OutputNotAvailableError:
-        return OutputNotAvailableError(
-            f"{operation}: the last call made none; open with embeddings=True (or "
-            "set_embeddings(True)) and decode first",
-            operation=operation,
-            state="no embeddings",
-        )
-
-    @staticmethod
-    def _read_only(array: Any) -> FloatArray:
-        view: FloatArray = np.asarray(array, dtype=np.float32).view()
-        view.flags.writeable = False
-        return view
 
 
 def _mode(logits: str, is_last: bool) -> str:  # noqa: FBT001

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from infercore.engine import blob
+from infercore.engine import blob, calls
 from infercore.engine.context_sequences import Sequences
+from infercore.engine.ledger import n_cells_of
 from infercore.errors import ContextOverflowError, OutputNotAvailableError, SnapshotError
 
 if TYPE_CHECKING:
@@ -52,13 +53,14 @@ class Saving(Sequences):
             "kind": kind,
             **self._identity,
             "n_seq_max": self.n_seq_max,
-            "n_cells": self._ledger.n_cells,
             "sequences": [self._describe(s) for s in seq_ids],
             "row_of": list(self._row_of),
         }
         if note is not None:
             header["note"] = dict(note)
-        return blob.pack(header, self._judged(save), row)
+        payload = self._judged(save)
+        with calls.typed(self._backend, "packing saved state"):
+            return blob.pack(header, payload, row)
 
     def _describe(self, seq_id: int) -> dict[str, Any]:
         runs = self._ledger.runs(seq_id)
@@ -85,9 +87,9 @@ class Saving(Sequences):
             self._need("state", declared=self.capabilities.state)
             header, payload, logits = blob.unpack(data)
             blob.require(header, {"kind": "state", **self._identity, "n_seq_max": self.n_seq_max})
-            blob.check_held(header, self.n_seq_max)
+            blob.check_held(header, self.n_seq_max, self._n_vocab)
             blob.check_row(logits, self._n_vocab)
-            self._check_fits(header["n_cells"], header["sequences"])
+            self._check_fits(n_cells_of(header["sequences"]), header["sequences"])
             self._restore(lambda: self._inner.load_state(self._given(payload)))
             self._ledger.restore(header["sequences"])
             self._verify(header["sequences"])
@@ -100,7 +102,7 @@ class Saving(Sequences):
             seq_id = self._sequence(seq_id)
             header, payload, logits = blob.unpack(data)
             blob.require(header, {"kind": "sequence", **self._identity})
-            blob.check_held(header, None)
+            blob.check_held(header, None, self._n_vocab)
             blob.check_row(logits, self._n_vocab)
             sequence = header["sequences"][0]
             n_others = self._ledger.n_cells - self._given_back(seq_id, 0)

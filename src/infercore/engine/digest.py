@@ -90,8 +90,8 @@ def _cache_file() -> Path | None:
     folder = os.environ.get("INFERCORE_CACHE_DIR")
     if folder:
         return None if folder == "none" else Path(folder) / "digests.json"
-    root = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
-    return Path(root) / "infercore" / "digests.json"
+    root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(root) / "infercore" / "digests.json" if os.path.isabs(root) else None
 
 
 def _read_cache(path: Path) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from infercore.errors import (
@@ -41,16 +42,17 @@ class Gate:
 
     Raises `SessionBusyError` when another call is inside, `SessionClosedError` after `shut`,
     `InvalidStateError` in a forked child and `SessionFatalError` after `fail`. What runs once a
-    token calls `__enter__` and `__exit__` itself: a ``with`` statement takes three times as long.
+    token calls `__enter__` itself and does what `__exit__` does, with ``owner`` and ``release``: a
+    ``with`` statement takes three times as long.
     """
 
-    __slots__ = ("_acquire", "_born", "_lock", "_name", "_release", "closed", "fatal", "owner")
+    __slots__ = ("_acquire", "_born", "_lock", "_name", "closed", "fatal", "owner", "release")
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # it knows its thread, which an interruption may ask for
         self._acquire = self._lock.acquire
-        self._release = self._lock.release
+        self.release = self._lock.release
         self._born = _forks
         self.closed = False
         self.fatal: SessionFatalError | None = None
@@ -59,11 +61,18 @@ class Gate:
     def __enter__(self) -> None:
         if self._born != _forks:
             raise self._forked()
-        if not self._acquire(False):  # by keyword it takes twice the time
-            raise SessionBusyError(
-                f"another call is using this {self._name}; one thread owns it at a time"
-            )
-        self.owner = _thread_id()
+        me = _thread_id()
+        if self.owner == me:
+            raise self._busy()
+        try:
+            if self._acquire(False):  # by keyword it takes twice the time
+                self.owner = me
+        except BaseException:  # a Ctrl-C shows behind a call: whether it is ours is not known here
+            with suppress(RuntimeError):
+                self.release()
+            raise
+        if self.owner != me:
+            raise self._busy()
         if self.closed or self.fatal is not None:
             self.__exit__()
             raise self._refusal()
@@ -75,7 +84,12 @@ class Gate:
         trace: TracebackType | None = None,
     ) -> None:
         self.owner = None
-        self._release()
+        self.release()
+
+    def _busy(self) -> SessionBusyError:
+        return SessionBusyError(
+            f"another call is using this {self._name}; one thread owns it at a time"
+        )
 
     def _forked(self) -> InvalidStateError:
         return InvalidStateError(

@@ -11,7 +11,7 @@ a list of runs ``(cell, position, length)``; copied sequences share cells.
 from __future__ import annotations
 
 from array import array
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -155,17 +155,16 @@ class Ledger:
         and ``tokens``.
         """
         self.clear()
-        known: dict[int, int] = {}
-        for sequence in sequences:
-            runs = [
-                Run(cell, pos, n)
-                for cell, (pos, n) in zip(sequence["cells"], sequence["runs"], strict=True)
-            ]
-            cells = [run.cell + i for run in runs for i in range(run.n)]
-            known.update(zip(cells, sequence["tokens"], strict=True))
-            self._replace(sequence["seq_id"], runs)
-        self._store = array("i", [known.get(cell, 0) for cell in range(max(known, default=-1) + 1)])
-        self._compact()
+        held = {sequence["seq_id"]: sequence for sequence in sequences}
+        for seq_id, sequence in held.items():
+            self._replace(seq_id, list(_runs_of(sequence)))
+        self._renumber()  # first: the numbers may be as large as they like
+        self._store = array("i", [0]) * self.n_cells
+        for seq_id, sequence in held.items():
+            at = 0
+            for cell, _, n in self._runs[seq_id]:
+                self._store[cell : cell + n] = array("i", sequence["tokens"][at : at + n])
+                at += n
 
     def positions(self, seq_id: int) -> Iterator[int]:
         """Yield the position of each token held, in order."""
@@ -207,18 +206,35 @@ class Ledger:
     def _compact(self) -> None:
         """Number the cells in use anew, so that the store does not grow for ever."""
         store = array("i")
-        starts: list[tuple[int, int, int]] = []
-        for start, end in _spans(run for runs in self._runs for run in runs):
-            starts.append((start, end, len(store)))
+        for start, end in self._renumber():
             store.extend(self._store[start:end])
         self._store = store
+
+    def _renumber(self) -> list[tuple[int, int]]:
+        """Number the cells in use from 0 on; return the ranges of those that were in use."""
+        spans = _spans(run for runs in self._runs for run in runs)
+        ends = accumulate(end - start for start, end in spans)
+        starts = [
+            (start, end, n - end + start) for (start, end), n in zip(spans, ends, strict=True)
+        ]
         self._runs = [[_moved(run, starts) for run in runs] for runs in self._runs]
+        return spans
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     _Change = Callable[[Run], list[Run]]
+
+
+def n_cells_of(sequences: Iterable[Mapping[str, Any]]) -> int:
+    """Return how many cells saved sequences take together; see `Ledger.restore`."""
+    return _width(run for sequence in sequences for run in _runs_of(sequence))
+
+
+def _runs_of(sequence: Mapping[str, Any]) -> Iterator[Run]:
+    for cell, (pos, n) in zip(sequence["cells"], sequence["runs"], strict=True):
+        yield Run(cell, pos, n)
 
 
 def _spans(runs: Iterable[Run]) -> list[tuple[int, int]]:

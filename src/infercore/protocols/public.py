@@ -27,9 +27,7 @@ if TYPE_CHECKING:
         ModelInfo,
         PerfCounters,
     )
-    from infercore.values.session import (
-        Message,
-    )
+    from infercore.values.session import Message
 
     FloatArray = npt.NDArray[np.float32]
 

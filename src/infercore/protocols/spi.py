@@ -51,7 +51,11 @@ if TYPE_CHECKING:
 
 
 class EngineTokenizer(Protocol):
-    """**Protocol:** text to token ids and back, as the model's own vocabulary has it."""
+    """**Protocol:** text to token ids and back, as the model's own vocabulary has it.
+
+    Optional: ``decode(tokens, *, skip_special)``, where the text is not just the bytes of all
+    tokens joined, and ``digest`` (a property; otherwise the core computes it).
+    """
 
     n_vocab: int
     bos: int | None

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from infercore.engine import blob
+from infercore.engine import atomic, blob
 from infercore.errors import ModelNotFoundError, SnapshotError
 from infercore.session.parts import DECODED, EMPTY, PREFIXED, READY, Parts
 from infercore.values import checks
@@ -19,6 +16,8 @@ from infercore.values.manifest import ContextManifest
 from infercore.values.session import PrefixInput, Snapshot
 
 if TYPE_CHECKING:
+    import os
+
     from infercore.session.session import CoreSession
 
 
@@ -123,18 +122,7 @@ def write(snapshot: Snapshot, path: str | os.PathLike[str]) -> None:
 
     Raises OSError where the disk is full or the folder cannot be written.
     """
-    target = Path(path)
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(snapshot.data)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).replace(target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            Path(name).unlink()
-        raise
+    atomic.write_whole(path, snapshot.data)
 
 
 def read(path: str | os.PathLike[str]) -> Snapshot:

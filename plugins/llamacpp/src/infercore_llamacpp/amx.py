@@ -3,13 +3,15 @@
 Some compilers (GCC 12.2 is one) take the stores to the unit's configuration for dead and leave
 them out. What they build dies at the first product with quantised weights, on a CPU that has the
 unit. So the first load on such a CPU tries a tiny model in a child process, and the verdict on
-the library is kept. Where the child dies, weights stay in the plain layout, which needs no AMX.
+the library is kept. Where the child dies, weights stay in the plain layout, which needs no AMX;
+so they do where nothing could be tried, but that is no verdict.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import struct
 import subprocess
 import sys
@@ -17,10 +19,15 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from infercore_llamacpp import log
+from infercore_llamacpp import child, log
 from infercore_llamacpp.library import api
 
 SECONDS = 120
+_DEATHS = {
+    -number
+    for name in ("SIGILL", "SIGSEGV", "SIGBUS", "SIGFPE")
+    if (number := getattr(signal, name, 0))
+}
 _CPU = Path("/proc/cpuinfo")
 _UNIT = "amx_int8"
 _SIZE = 64  # every dimension of the tiny model, and its vocabulary
@@ -39,13 +46,16 @@ def is_sound() -> bool:
     verdict = _recall(library)
     if verdict is None:
         verdict = _try()
-        _keep(library, sound=verdict)
-    if not verdict:
+        if verdict is not None:
+            _keep(library, sound=verdict)
+    if verdict is None:
+        log.LOGGER.warning("llama.cpp's AMX kernels could not be tried, so they are left out")
+    elif not verdict:
         log.LOGGER.warning(
             "this build of llama.cpp dies in its AMX kernels, so they are left out; build "
             "llama-cpp-python with a newer compiler to have them"
         )
-    return verdict
+    return verdict is True
 
 
 def _in_use() -> bool:
@@ -56,20 +66,19 @@ def _in_use() -> bool:
         return False
 
 
-def _try() -> bool:
-    """Decode with a tiny quantised model in a child process; return whether that lived."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = os.path.join(folder, "tiny.gguf")
-        write_model(path)
-        command = [sys.executable, "-m", "infercore_llamacpp.amx", path]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        try:
-            done = subprocess.run(  # noqa: S603  (our own module, in our own interpreter)
-                command, env=environment, capture_output=True, timeout=SECONDS, check=False
-            )
-        except (OSError, subprocess.TimeoutExpired):  # not shown to be sound
-            return False
-    return done.returncode == 0
+def _try() -> bool | None:
+    """Decode with a tiny quantised model in a child process; return whether that lived.
+
+    None where it ended for another reason, or never began.
+    """
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "tiny.gguf")
+            write_model(path)
+            code = child.run(__name__, path, seconds=SECONDS).returncode
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return {0: True, **dict.fromkeys(_DEATHS, False)}.get(code)
 
 
 # -- the verdict, kept between runs ------------------------------------------------------------
@@ -77,7 +86,7 @@ def _try() -> bool:
 
 def _library() -> str:
     """Return what tells this build from another one: its files, their sizes and times."""
-    folder = Path(api.__file__).parent / "lib"
+    folder = Path(os.environ.get("LLAMA_CPP_LIB_PATH") or Path(api.__file__).parent / "lib")
     found = (path.stat() for path in sorted(folder.glob("*ggml-cpu*")))
     return f"{folder}|" + "|".join(f"{stat.st_size},{stat.st_mtime_ns}" for stat in found)
 
@@ -86,17 +95,21 @@ def _cache_file() -> Path | None:
     folder = os.environ.get("INFERCORE_CACHE_DIR")
     if folder:
         return None if folder == "none" else Path(folder) / "llamacpp-amx.json"
-    root = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
-    return Path(root) / "infercore" / "llamacpp-amx.json"
+    root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(root) / "infercore" / "llamacpp-amx.json" if os.path.isabs(root) else None
+
+
+def _read(path: Path) -> dict[str, object]:
+    try:
+        kept = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return kept if isinstance(kept, dict) else {}
 
 
 def _recall(library: str) -> bool | None:
     path = _cache_file()
-    try:
-        kept = None if path is None else json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None
-    verdict = kept.get(library) if isinstance(kept, dict) else None
+    verdict = None if path is None else _read(path).get(library)
     return verdict if isinstance(verdict, bool) else None
 
 
@@ -109,7 +122,7 @@ def _keep(library: str, *, sound: bool) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent)
         with os.fdopen(handle, "w") as file:
-            json.dump({library: sound}, file)
+            json.dump({**_read(path), library: sound}, file)
         Path(name).replace(path)
     except OSError:
         return
@@ -171,10 +184,14 @@ def main(path: str) -> None:
     params = api.llama_model_default_params()
     params.n_gpu_layers = 0
     model = api.llama_model_load_from_file(os.fsencode(path), params)
+    if not model:
+        sys.exit(1)
     sizes = api.llama_context_default_params()
     sizes.n_ctx = sizes.n_batch = sizes.n_ubatch = _SIZE
     sizes.n_threads = sizes.n_threads_batch = 1
     context = api.llama_init_from_model(model, sizes)
+    if not context:
+        sys.exit(1)
     for n_tokens in (1, _SIZE // 2):
         tokens = (api.llama_token * n_tokens)()
         if api.llama_decode(context, api.llama_batch_get_one(tokens, n_tokens)) != 0:

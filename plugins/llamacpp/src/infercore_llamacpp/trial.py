@@ -6,13 +6,12 @@ Run as ``python -m infercore_llamacpp.trial PATH OPTIONS``, OPTIONS being JSON.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Mapping
 from typing import Any
 
 from infercore import ContextConfig, ModelConfig, ModelFormatError
+from infercore_llamacpp import child
 
 SECONDS = 600
 
@@ -20,11 +19,7 @@ SECONDS = 600
 def check_in_child(path: str, options: Mapping[str, Any]) -> None:
     """Raise `ModelFormatError` where loading ``path`` and evaluating one token fails."""
     given = json.dumps({key: _plain(value) for key, value in options.items()})
-    command = [sys.executable, "-m", __name__, path, given]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run(  # noqa: S603  (our own module, in our own interpreter)
-        command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
-    )
+    done = child.run(__name__, path, given, seconds=SECONDS)
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines() or ["it gives no reason"]
         raise ModelFormatError(

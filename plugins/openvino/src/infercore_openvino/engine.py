@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +26,18 @@ _MEMORY_WORDS = (
 )
 
 
-def new_core() -> Any:
-    """Return an `openvino.Core`."""
-    return ov.Core()
+@functools.cache
+def shared_core(*, use_mmap: bool | None = None) -> Any:
+    """Return the `openvino.Core` of all models that are loaded so; it is never freed.
+
+    A core gives the thread that uses it first a stack for signal handlers, and frees that stack
+    with itself, although the system may still have it on record: with two cores that are freed
+    in the order they were made, or in another thread, the next Ctrl-C would end the process.
+    """
+    core = ov.Core()
+    if use_mmap is not None:
+        core.set_property({"ENABLE_MMAP": use_mmap})
+    return core
 
 
 def first_lines(error: BaseException, n_lines: int = 4) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from infercore import ContextConfig, ModelLoadError, UnsupportedFeatureError
 from infercore_openvino import cpu, encoder, encoder_graph, files, graph, memory, options
 from infercore_openvino.compiled import CompiledGraphs
-from infercore_openvino.engine import BACKEND, logger, new_core
+from infercore_openvino.engine import BACKEND, logger, shared_core
 from infercore_openvino.facts import model_info
 from infercore_openvino.paged import PagedContext
 from infercore_openvino.paged import capabilities as paged_capabilities
@@ -46,20 +46,19 @@ def load(path: str, config: ModelConfig) -> OpenVinoModel:
     ``config`` that cannot be honoured, `ModelLoadError` when ``progress`` cancels.
     """
     path = str(path)
-    _refuse(config)
-    options.check(config.backend_options, options.MODEL_OPTIONS)
+    check(config)
     _report(config, path, 0.0)
     found = files.find(path)
-    core = new_core()
+    core = shared_core(use_mmap=config.use_mmap)
     device = _device(core, config.device)
-    if config.use_mmap is not None:
-        core.set_property({"ENABLE_MMAP": config.use_mmap})
     model = OpenVinoModel(core, found, path, device, config)
     _report(config, path, 1.0)
     return model
 
 
-def _refuse(config: ModelConfig) -> None:
+def check(config: ModelConfig) -> None:
+    """Raise for a field of ``config`` that cannot be honoured, its device aside."""
+    options.check(config.backend_options, options.MODEL_OPTIONS)
     for name, allowed in _ALLOWED.items():
         value = getattr(config, name)
         if value not in allowed:
@@ -110,6 +109,17 @@ def _form_of(asked: Settings, default: str) -> str:
     cpu.check(asked)
     _CONTEXTS[form].check(asked)
     return form
+
+
+def plan(path: str, config: ModelConfig, context: ContextConfig) -> MemoryPlan:
+    """Return the bytes that the model at ``path`` and a context on it will take.
+
+    Raises what loading and opening raise for a field that cannot be honoured.
+    """
+    check(config)
+    if config.device is not None:
+        _device(shared_core(), config.device)
+    return plan_of(files.find(path), context)
 
 
 def plan_of(found: ModelFiles, config: ContextConfig, form: str | None = None) -> MemoryPlan:

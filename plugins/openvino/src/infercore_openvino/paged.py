@@ -56,6 +56,8 @@ def capabilities(settings: Settings, graph: Graph, *, shift: bool) -> Capabiliti
 class PagedContext(BaseContext):
     """Sequences over one pool of KV blocks."""
 
+    takes_views = True
+
     @staticmethod
     def check(settings: Settings) -> None:
         """Refuse to compute in float16: where a CPU has it, attention gives NaN."""
@@ -69,8 +71,6 @@ class PagedContext(BaseContext):
             backend=BACKEND,
             hint=hint,
         )
-
-    takes_views = True
 
     def __init__(self, compiled: Compiled, graphs: CompiledGraphs, settings: Settings) -> None:
         super().__init__(compiled, graphs, settings)

@@ -14,7 +14,7 @@ from infercore import (
     DeviceInfo,
     hookimpl,
 )
-from infercore_openvino.files import bin_of, find, xml_of
+from infercore_openvino.files import bin_of, xml_of
 from infercore_openvino.options import CONTEXT_OPTIONS, MODEL_OPTIONS
 
 if TYPE_CHECKING:
@@ -72,9 +72,9 @@ def _unavailable(reason: str) -> BackendUnavailableError:
 
 def devices() -> tuple[DeviceInfo, ...]:
     """Return the devices that the engine finds here."""
-    import openvino as ov  # noqa: PLC0415
+    from infercore_openvino.engine import shared_core  # noqa: PLC0415  (imports the engine)
 
-    core = ov.Core()
+    core = shared_core()
     return tuple(_device(core, name) for name in core.available_devices)
 
 
@@ -105,14 +105,11 @@ def _ram_bytes() -> int | None:
         return None
 
 
-def plan_memory(path: str, model: ModelConfig, context: ContextConfig) -> MemoryPlan:  # noqa: ARG001  (the hook's signature)
-    """Return the bytes that such a context will take, from the files alone.
+def plan_memory(path: str, model: ModelConfig, context: ContextConfig) -> MemoryPlan:
+    """Return the bytes that such a context will take, from the files alone."""
+    from infercore_openvino.model import plan  # noqa: PLC0415
 
-    Raises what opening it raises for a field that cannot be honoured.
-    """
-    from infercore_openvino.model import plan_of  # noqa: PLC0415
-
-    return plan_of(find(str(path)), context)
+    return plan(str(path), model, context)
 
 
 @hookimpl

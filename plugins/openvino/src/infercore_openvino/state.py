@@ -74,6 +74,8 @@ def load(
     """
     header, view = unpack(data, {**identity, "block_size": cache.tables.block_size})
     saved = header["sequences"]
+    if any(not 0 <= s["n"] <= cache.tables.block_size * len(s["blocks"]) for s in saved):
+        raise _refused("has more tokens than its blocks hold")
     positions, view = read_positions(view, [s["n"] for s in saved])
     shapes = [(header["n_blocks"], *array.data.shape[1:]) for array in cache.arrays]
     stored = read_arrays(view, shapes, cache.arrays[0].data.dtype)

@@ -1,0 +1,61 @@
+"""Files that are written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+
+_BINARY = getattr(os, "O_BINARY", 0)  # Windows
+_LONGEST_STEM = 64  # characters of the name that the passing file takes over
+
+
+def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
+    """Write ``data`` to ``path``: where that fails or is killed, the older file stays.
+
+    A link is followed, and the permissions of an older file stay as they are. What is no regular
+    file (a pipe, a device) is written to in place. Raises OSError.
+    """
+    wanted = os.fsdecode(path)
+    older = _stat(wanted)
+    if older is not None and not stat.S_ISREG(older.st_mode):
+        with open(wanted, "wb") as there:
+            there.write(data)
+        return
+    target = os.path.realpath(wanted)
+    name = _beside(target)
+    handle = _create(name, wanted)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        if older is not None:
+            os.chmod(name, stat.S_IMODE(older.st_mode))
+        os.replace(name, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise
+
+
+def _stat(path: str) -> os.stat_result | None:
+    try:
+        return os.stat(path)
+    except FileNotFoundError:
+        return None
+
+
+def _beside(target: str) -> str:
+    folder, base = os.path.split(target)
+    return os.path.join(folder, f".{base[:_LONGEST_STEM]}.{secrets.token_hex(6)}")
+
+
+def _create(name: str, wanted: str) -> int:
+    """Open a new file with the permissions that a new file gets; an error names ``wanted``."""
+    try:
+        return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY, 0o666)
+    except OSError as error:
+        error.filename = wanted
+        raise
