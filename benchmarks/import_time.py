@@ -35,7 +35,7 @@ def milliseconds(module: str) -> float:
 
 
 def main() -> None:
-    options = pairs.parser(__doc__, rounds=9).parse_args()
+    options = pairs.parser(__doc__, rounds=9, engine=False).parse_args()
     runs = {
         name: lambda module=module: milliseconds(module)
         for name, module in MODULES.items()

@@ -30,31 +30,32 @@ CONTENDERS = {False: ("infercore", "Llama"), True: ("infercore", "LLMPipeline, a
 def taken(by: str, path: str, small: str, options: argparse.Namespace) -> int:
     """Return the bytes that a process of its own took for ``path``."""
     told = {"by": by, "n_ctx": options.n_ctx, "threads": options.threads}
+    told["n_gpu_layers"] = 0 if os.path.isdir(path) else options.n_gpu_layers
     command = [sys.executable, __file__, "--child", json.dumps(told), path, small]
     done = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603
     return int(done.stdout.splitlines()[-1])
 
 
-def child(path: str, small: str, *, by: str, n_ctx: int, threads: int) -> None:
-    """Print the bytes that ``by`` takes for the model at ``path``."""
-    kept = [run(by, small, 64, threads, 8)]
-    before = bench_facts.resident_bytes() or 0
-    kept.append(run(by, path, n_ctx, threads, N_TOUCHED))
-    print((bench_facts.resident_bytes() or 0) - before)
+def child(path: str, small: str, *, n_ctx: int, **how: Any) -> None:
+    """Print the bytes that a contender takes for the model at ``path``."""
+    kept = [run(small, 8, n_ctx=64, **how)]
+    before = bench_facts.resident_bytes()
+    kept.append(run(path, N_TOUCHED, n_ctx=n_ctx, **how))
+    print(bench_facts.resident_bytes() - before)
     os._exit(0)  # closing takes time and tells nothing here
 
 
-def run(by: str, path: str, n_ctx: int, threads: int, n: int) -> Any:
+def run(path: str, n: int, *, by: str, n_ctx: int, threads: int, n_gpu_layers: int) -> Any:
     """Evaluate ``n`` tokens, and return what holds the memory."""
     if by == "Llama":
-        rival = rivals.llama(path, n_ctx=n_ctx, n_threads=threads)
+        rival = rivals.llama(path, n_ctx=n_ctx, n_threads=threads, n_gpu_layers=n_gpu_layers)
         rival.eval([5 + i % 90 for i in range(n)])
         return rival
     if by.startswith("LLMPipeline"):
         pipe = rivals.pipeline(path, n_threads=threads)
         rivals.pipeline_run(pipe, [5 + i % 90 for i in range(n)], 1)
         return pipe
-    model = ic.load_model(path)
+    model = ic.load_model(path, n_gpu_layers=n_gpu_layers)
     context = model.new_context(n_ctx=n_ctx, n_threads=threads)
     context.decode(bench_run.ids_of(model.tokenizer, n))
     return model, context
@@ -62,12 +63,13 @@ def run(by: str, path: str, n_ctx: int, threads: int, n: int) -> Any:
 
 def measure(path: str, small: str, options: argparse.Namespace) -> list[pairs.Row]:
     name, figure = pairs.name_of(path), f"resident, n_ctx {options.n_ctx}"
-    plan = ic.plan_memory(path, n_ctx=options.n_ctx, n_threads=options.threads)
+    gpu = {} if os.path.isdir(path) else {"n_gpu_layers": options.n_gpu_layers}
+    plan = ic.plan_memory(path, n_ctx=options.n_ctx, n_threads=options.threads, **gpu)
     parts = {"weights": plan.weights_bytes, "KV": plan.kv_bytes, "compute": plan.compute_bytes}
     note = ", ".join(f"{part} {size / MIB:.0f}" for part, size in parts.items())
-    values = {"plan_memory": [plan.total_bytes / MIB]}
+    values = {"plan_memory": [plan.total_bytes / MIB] * options.rounds}
     for by in CONTENDERS[os.path.isdir(path)]:
-        values[by] = [taken(by, path, small, options) / MIB]
+        values[by] = [taken(by, path, small, options) / MIB for _ in range(options.rounds)]
     return pairs.rows_of(values, model=name, figure=figure, unit="MiB", notes={"plan_memory": note})
 
 

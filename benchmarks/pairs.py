@@ -34,16 +34,17 @@ class Row:
     note: str = ""
 
 
-def parser(about: str | None, *, rounds: int) -> argparse.ArgumentParser:
-    """Return a parser with the options that all scripts have."""
+def parser(about: str | None, *, rounds: int, engine: bool = True) -> argparse.ArgumentParser:
+    """Return a parser with the options that all scripts have, those of an ``engine`` if it runs."""
     built = argparse.ArgumentParser(
         description=about, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     built.add_argument("--rounds", type=int, default=rounds, help="turns that each contender has")
-    built.add_argument("--threads", type=int, default=os.cpu_count(), help="of every contender")
-    built.add_argument(
-        "--n-gpu-layers", type=int, default=0, help="layers on the GPU, for llama.cpp (-1: all)"
-    )
+    if engine:
+        built.add_argument("--threads", type=int, default=os.cpu_count(), help="of every contender")
+        built.add_argument(
+            "--n-gpu-layers", type=int, default=0, help="layers on the GPU, for llama.cpp (-1: all)"
+        )
     built.add_argument("--json", type=Path, help="write the results to this file as well")
     return built
 

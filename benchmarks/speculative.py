@@ -61,7 +61,7 @@ def report(
 
 def run_backend(backend: str, path: Any, draft_path: Any, options: Any) -> None:
     """Prompt lookup on a refrain; a draft model, which knows no bias, on a plain story."""
-    names = ("n_threads", "n_threads_batch") if backend == "llamacpp" else ()
+    names = ("n_threads", "n_threads_batch") if backend == "llamacpp" else ("n_threads",)
     threads = dict.fromkeys(names, options.threads)
     common = {"max_tokens": options.tokens, "ignore_eos": True, "n_pairs": options.pairs}
     with (

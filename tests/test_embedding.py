@@ -72,6 +72,23 @@ def test_both_engines_agree(golden_texts: Any) -> None:
     assert (1 - cosines(*found)).max() < NEAR
 
 
+def test_fields_of_the_context_are_honoured_or_refused(
+    encoder_path: Path, encoder: Any, golden_texts: Any
+) -> None:
+    texts, backend = [t.text for t in golden_texts[:2]], encoder.backend
+    plain = ic.embed(encoder, texts, n_threads=1)
+    assert (1 - cosines(plain, ic.embed(encoder, texts))).max() < NEAR
+    of_path = ic.embed(encoder_path, texts, backend=backend, n_threads=1, use_mmap=False)
+    assert (1 - cosines(plain, of_path)).max() < NEAR
+    for wrong in ({"n_ctx": 64}, {"n_threads": 0}, {"nthreads": 1}, {"type_k": "f5"}):
+        with pytest.raises(ic.InvalidInputError):
+            ic.embed(encoder, texts, **wrong)
+    with pytest.raises(ic.InferCoreError):
+        ic.embed(encoder, texts, adapters=[ic.AdapterSpec(path="none.gguf")])
+    with pytest.raises((ic.InvalidInputError, ic.UnsupportedFeatureError)):
+        ic.embed(encoder_path, texts, backend=backend, main_gpu=200)
+
+
 def test_of_a_path_or_a_model_in_order_however_many(
     encoder_path: Path, encoder: Any, golden_texts: Any
 ) -> None:

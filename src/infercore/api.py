@@ -90,17 +90,25 @@ def open_session(
         return _loaded(path_or_model, backend).new_session(config, **fields)
     where = _existing(path_or_model)
     descriptor = _descriptor(backend, where)
+    of_model = _take_model_fields(fields, config, descriptor)
+    with _load(descriptor, where, of_model) as model:
+        return model.new_session(config, **fields)
+
+
+_MODEL_FIELDS = {a.name for a in ModelConfig.__attrs_attrs__} - {"backend_options"}
+
+
+def _take_model_fields(
+    fields: dict[str, Any], config: ContextConfig | None, descriptor: BackendDescriptor
+) -> ModelConfig:
+    """Take those of a model out of ``fields``; what is left is for a context of ``config``."""
     of_model = {name: fields.pop(name) for name in list(fields) if name in _MODEL_FIELDS}
     if "backend_options" in fields:
         options = ContextConfig(backend_options=fields.pop("backend_options")).backend_options
         of_model["backend_options"], of_context = _parted(options, descriptor)
         if of_context or config is None:
             fields["backend_options"] = of_context
-    with _load(descriptor, where, ModelConfig(**of_model)) as model:
-        return model.new_session(config, **fields)
-
-
-_MODEL_FIELDS = {a.name for a in ModelConfig.__attrs_attrs__} - {"backend_options"}
+    return ModelConfig(**of_model)
 
 
 def _parted(
@@ -146,6 +154,7 @@ def embed(
     pooling: str | None = None,
     normalize: bool = True,
     backend: str | None = None,
+    **fields: Any,
 ) -> FloatArray:
     """Return one vector for each of ``texts``, in their order: float32 [n_texts, n_embd].
 
@@ -153,7 +162,8 @@ def embed(
     the model's own, and a model that has none needs it named. ``normalize`` gives each vector the
     length 1. Several texts go through the engine at once where it can. With "rank", of a model
     that was trained to rank, each text gets its scores, one a class, which are never normalized:
-    [n_texts, n_classes].
+    [n_texts, n_classes]. ``fields`` are those of `ContextConfig` (``n_threads``, ``adapters``, ...)
+    but for sizes and pooling, which the texts decide, and for a path those of `ModelConfig`.
 
     Raises `InvalidInputError` for a str in place of a list, a text of more tokens than the model
     has learned or of none, a pooling that is missing, and "rank" of a model that does not rank;
@@ -163,9 +173,12 @@ def embed(
 
     if not isinstance(path_or_model, (str, os.PathLike)):
         model = _loaded(path_or_model, backend)
-        return embed_texts(model, texts, pooling=pooling, normalize=normalize)
-    with load_model(path_or_model, backend=backend) as model:
-        return embed_texts(model, texts, pooling=pooling, normalize=normalize)
+        return embed_texts(model, texts, fields, pooling=pooling, normalize=normalize)
+    where = _existing(path_or_model)
+    descriptor = _descriptor(backend, where)
+    of_model = _take_model_fields(fields, None, descriptor)
+    with _load(descriptor, where, of_model) as model:
+        return embed_texts(model, texts, fields, pooling=pooling, normalize=normalize)
 
 
 def plan_memory(
@@ -177,18 +190,21 @@ def plan_memory(
 ) -> MemoryPlan:
     """Return the bytes that the model at ``path`` will take with such a context.
 
-    The backend is chosen as in `load_model`. Raises `UnsupportedFeatureError` where it cannot
-    tell before loading.
+    ``fields`` are those of `ContextConfig`, and those of `ModelConfig` with which the model will
+    be loaded; of ``backend_options`` each goes where it belongs. The backend is chosen as in
+    `load_model`. Raises `UnsupportedFeatureError` where it cannot tell before loading, and what
+    loading and opening raise for a field that cannot be honoured.
     """
     where = _existing(path)
     descriptor = _descriptor(backend, where)
     plan = getattr(descriptor, "plan_memory", None)
     if plan is None:
         raise UnsupportedFeatureError(feature="plan_memory", backend=descriptor.name)
+    of_model = _take_model_fields(fields, config, descriptor)
     built = checks.build(ContextConfig, config, fields)
     checks.check_options("backend_options", built.backend_options, descriptor.context_options)
     with calls.typed(descriptor.name, "planning memory"):
-        result: MemoryPlan = plan(where, ModelConfig(), built)
+        result: MemoryPlan = plan(where, of_model, built)
     return result
 
 

@@ -8,9 +8,10 @@ import numpy as np
 
 from infercore.errors import InvalidInputError
 from infercore.values import checks
+from infercore.values.config import ContextConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from infercore.protocols.public import Context, Model
     from infercore.protocols.spi import FloatArray
@@ -19,14 +20,24 @@ if TYPE_CHECKING:
 
 RANK = "rank"
 POOLING = ("mean", "cls", "last", RANK)
+_DECIDED = (
+    "n_ctx", "n_batch", "n_ubatch", "n_seq_max", "kv_unified", "pooling_type", "embeddings",
+    "on_oom", "n_ctx_min",
+)  # fmt: skip
 _TOKENS_OF_CALL = 2048
 _SEQUENCES_OF_CALL = 32
 
 
 def embed_texts(
-    model: Model, texts: Sequence[str], *, pooling: str | None, normalize: bool
+    model: Model,
+    texts: Sequence[str],
+    fields: Mapping[str, Any],
+    *,
+    pooling: str | None,
+    normalize: bool,
 ) -> FloatArray:
     """Return the vectors [n_texts, n_embd] of ``texts``; see `infercore.embed`."""
+    _check_fields(fields)
     if pooling is not None and pooling not in POOLING:
         raise checks.refuse("pooling", pooling, f"one of {', '.join(POOLING)}, or None")
     if pooling == RANK and RANK not in model.capabilities.pooling:
@@ -41,10 +52,23 @@ def embed_texts(
     prompts = [_encode(model, text, i) for i, text in enumerate(_checked(texts))]
     if not prompts:
         return np.empty((0, model.info.n_embd), dtype=np.float32)
-    with _open(model, prompts, pooling) as context:
+    with _open(model, prompts, pooling, fields) as context:
         vectors = np.stack(list(_evaluate(context, prompts)))
         scores = context.pooling_type == RANK
     return _unit(vectors) if normalize and not scores else vectors
+
+
+def _check_fields(fields: Mapping[str, Any]) -> None:
+    """Refuse what is no field of a context, and those that follow from the texts."""
+    checks.build(ContextConfig, None, fields)
+    for name in _DECIDED:
+        if name in fields:
+            raise InvalidInputError(
+                f"embed chooses {name} itself, so that the texts fit; leave it out",
+                field=name,
+                value=fields[name],
+                allowed="nothing",
+            )
 
 
 def _checked(texts: Any) -> list[str]:
@@ -72,7 +96,9 @@ def _encode(model: Model, text: str, number: int) -> Tokens:
     return tokens
 
 
-def _open(model: Model, prompts: Sequence[Tokens], pooling: str | None) -> Context:
+def _open(
+    model: Model, prompts: Sequence[Tokens], pooling: str | None, fields: Mapping[str, Any]
+) -> Context:
     """Return a context in which the longest of ``prompts`` fits one compute step."""
     size, n_seq = _sizes(model, prompts)
     context = model.new_context(
@@ -83,6 +109,7 @@ def _open(model: Model, prompts: Sequence[Tokens], pooling: str | None) -> Conte
         kv_unified=True if n_seq > 1 else None,
         pooling_type=pooling,
         embeddings=True,
+        **fields,
     )
     if context.pooling_type not in POOLING:
         found = context.pooling_type

@@ -6,12 +6,16 @@ import json
 import os
 import subprocess
 import sys
+from typing import TYPE_CHECKING
 
 import pytest
 
 import infercore
 from cli.engines import COMMAND, TIMEOUT_S
 from infercore.cli import main
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 HEAVY = (
     "numpy", "jinja2", "llama_cpp", "openvino", "infercore_llamacpp", "infercore_openvino",
@@ -44,6 +48,15 @@ def test_typed_error_is_one_line(run, machine, model_pack) -> None:
     machine.load_model = fail
     result = run("demo")
     assert (result.exit_code, result.stderr) == (1, "error: torn in two\n")
+
+
+def test_error_of_a_model_file_does_not_steer_the_terminal(run, machine, model_pack) -> None:
+    def fail(path, *, backend):
+        raise infercore.ModelFormatError("named \x1b[2J by the file", path=str(path))
+
+    machine.add("fake")
+    machine.load_model = fail
+    assert run("demo").stderr == "error: named \\x1b[2J by the file\n"
 
 
 def test_debug_shows_the_trace(run, machine, model_pack) -> None:
@@ -108,6 +121,21 @@ def test_module_is_the_command() -> None:
         [*COMMAND, "--version"], capture_output=True, text=True, timeout=TIMEOUT_S, check=True
     )
     assert done.stdout == f"infercore, version {infercore.__version__}\n"
+
+
+def shut(*handles: int) -> Callable[[], None]:
+    """What a shell does for ``<&-`` and ``>&-``."""
+    return lambda: [os.close(handle) for handle in handles]
+
+
+def test_streams_that_are_closed(reference) -> None:
+    without = [*COMMAND, "tokenize", reference.path, "--ids"]
+    fields = {"env": reference.environment, "stderr": subprocess.PIPE, "timeout": TIMEOUT_S}
+    told = subprocess.run([*without, "Once"], preexec_fn=shut(1), check=False, **fields)
+    assert (told.returncode, told.stderr) == (0, b"")
+    told = subprocess.run(without, preexec_fn=shut(0), check=False, **fields)
+    assert told.returncode == 2
+    assert b"standard input is closed" in told.stderr
 
 
 def test_error_of_the_system_is_one_line(run, machine, model_pack) -> None:

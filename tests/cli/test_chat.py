@@ -9,6 +9,7 @@ import resource
 import shlex
 import shutil
 import signal
+import sys
 from subprocess import PIPE
 from typing import TYPE_CHECKING, Any
 
@@ -276,9 +277,7 @@ def test_ctrl_c_ends_an_answer_and_keeps_the_chat(engine) -> None:
         screen.type("/undo\n")  # it may fill the window
         screen.wait_for(">>> ")
         screen.type(f"{NADIA}\n")
-        screen.wait_for(NADIA)
-        screen.wait_for("\n")
-        screen.wait_for(" ")
+        screen.wait_for("grey harbour")  # a blank may be one of the bar for a slow prompt
         screen.type(CTRL_C)
         line = screen.wait_for("finish cancelled")
         assert "reused " in line
@@ -286,6 +285,36 @@ def test_ctrl_c_ends_an_answer_and_keeps_the_chat(engine) -> None:
         screen.type("/exit\n")
         assert screen.end() == 0
         assert "Traceback" not in screen.seen
+
+
+def test_ctrl_c_between_an_answer_and_the_prompt_keeps_the_chat(reference, tmp_path) -> None:
+    """The moment is held open: it is the one in which the line of figures is written."""
+    script = tmp_path / "late.py"
+    script.write_text(LATE, encoding="utf-8")
+    command = (sys.executable, str(script))
+    with terminal(reference, "chat", *reference.arguments, command=command) as screen:
+        screen.wait_for(">>> ")
+        screen.type(f"{NADIA}\n")
+        screen.wait_for("press Ctrl-D or type /exit to leave")
+        screen.wait_for(">>> ")
+        screen.type("/stats\n")
+        screen.wait_for("messages 2,")
+        assert leave(screen) == 0
+
+
+LATE = """
+import signal
+from infercore.cli import main, turns
+
+told = turns.Show.end
+
+def late(self, turn, **facts):
+    told(self, turn, **facts)
+    signal.raise_signal(signal.SIGINT)
+
+turns.Show.end = late
+main(prog_name="infercore")
+"""
 
 
 def test_ctrl_c_at_the_prompt_says_how_to_leave(reference) -> None:

@@ -65,6 +65,19 @@ def test_array_that_cannot_be_written_keeps_the_older_one(run, engine, tmp_path)
     assert result.stderr.startswith("error: ")
 
 
+def test_fields_of_the_context_reach_it(run, encoder) -> None:
+    told = run("embed", encoder, *TEXTS, "--threads", "1", "--json")
+    assert told.exit_code == 0, told.stderr
+    assert json.loads(told.stdout)["shape"][0] == 2
+    refused = run("embed", encoder, *TEXTS, "--threads", "0")
+    assert (refused.exit_code, "--n-threads" in refused.stderr) == (2, True)
+    refused = run("embed", encoder, *TEXTS, "--lora", "none.gguf")
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    assert run("embed", encoder, *TEXTS, "--n-ctx", "64").exit_code == 2  # the texts decide
+    ranked = run("embed", encoder, *TEXTS, "--pooling", "rank")
+    assert (ranked.exit_code, "no head that ranks" in ranked.stderr) == (1, True)
+
+
 def test_pooling(run, engine) -> None:
     start = ("embed", engine.path, "--backend", engine.name, *TEXTS, "--json")
     refused = run(*start)

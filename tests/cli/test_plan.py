@@ -35,6 +35,23 @@ def test_options_change_the_plan(run, engine) -> None:
 
 
 @engines
+def test_fields_of_the_model_count_too(run, engine, tmp_path) -> None:
+    """As loading does: a GPU that is not there is refused, by both in the same words."""
+    start = (engine.path, "--backend", engine.name)
+    for refused in (("--main-gpu", "200"), ("--device", "TPU9"), ("--option", "odd=1")):
+        planned, loaded = run("plan", *start, *refused), run("inspect", *start, *refused)
+        assert (planned.exit_code, planned.stdout) == (1, "")
+        assert planned.stderr.split(";")[0] == loaded.stderr.split(";")[0]
+    if engine.name == "llamacpp":
+        window = '--option=kv_overrides={"llama.context_length": 64}'
+        result = run("plan", *start, window, "--n-ctx", "0", "--json")
+        assert json.loads(result.stdout)["n_ctx"] == 64
+    else:
+        cache = ("--option", f"cache_dir={tmp_path}", "--option", "form=stateful")
+        assert run("plan", *start, *cache).exit_code == 0
+
+
+@engines
 def test_table(run, engine) -> None:
     result = run("plan", engine.path, "--n-ctx", "512", "--backend", engine.name)
     assert result.exit_code == 0, result.stderr
@@ -57,6 +74,20 @@ def test_too_little_memory_is_told(run, machine, monkeypatch) -> None:
 
 def test_free_memory_is_a_count_of_bytes() -> None:
     assert 2**20 < free_bytes() < 2**50
+
+
+def test_memory_that_a_container_may_take_back_is_free(monkeypatch, tmp_path) -> None:
+    files = {
+        "memory.max": "3000",
+        "memory.current": "2500",
+        "memory.stat": "anon 1\ninactive_file 2000",
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text + "\n")
+    monkeypatch.setattr("infercore.cli.plan._CGROUP", tmp_path)
+    assert free_bytes() == 2500
+    (tmp_path / "memory.max").write_text("max\n")
+    assert free_bytes() > 2**20
 
 
 def test_backend_that_cannot_tell(run, reference) -> None:

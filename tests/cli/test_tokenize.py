@@ -27,6 +27,11 @@ def test_ids_and_bytes(run, engine) -> None:
     assert run(*start, SHEEP, "--ids", "--no-special").stdout.split() == [str(t) for t in bare]
 
 
+def test_json_of_no_text_has_no_tokens_rather_than_no_field(run, reference) -> None:
+    result = run("tokenize", reference.path, "", "--no-special", "--json")
+    assert json.loads(result.stdout) == {"n_tokens": 0, "ids": [], "tokens": []}
+
+
 def test_table_quotes_what_is_no_text(run, reference) -> None:
     result = run("tokenize", reference.path, SHEEP)
     assert result.exit_code == 0, result.stderr

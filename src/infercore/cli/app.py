@@ -20,11 +20,11 @@ from infercore.cli.embed import embed
 from infercore.cli.generate import generate
 from infercore.cli.inspect_model import inspect
 from infercore.cli.plan import plan
-from infercore.cli.terminal import of_the_system, speak_utf8
+from infercore.cli.running import EXIT_INTERRUPTED
+from infercore.cli.terminal import harmless, of_the_system, speak_utf8
 from infercore.cli.tokenize_text import tokenize
 
 EXIT_ERROR = 1
-EXIT_INTERRUPTED = 130
 EXIT_PIPE = 141  # as a shell reports a program that SIGPIPE ended
 
 _DEBUG = "infercore.cli.debug"
@@ -66,7 +66,8 @@ class Group(click.Group):
             try:
                 return super().invoke(ctx)
             finally:
-                sys.stdout.flush()
+                if sys.stdout is not None:  # closed by the caller (>&-)
+                    sys.stdout.flush()
         except BrokenPipeError:
             _discard_output()
             ctx.exit(EXIT_PIPE)
@@ -83,7 +84,7 @@ class Group(click.Group):
 def _fail(ctx: click.Context, error: Exception, text: str) -> NoReturn:
     if ctx.find_root().meta.get(_DEBUG):
         traceback.print_exception(error)
-    click.echo(f"error: {' '.join(text.split())}", err=True)
+    click.echo(f"error: {harmless(' '.join(text.split()))}", err=True)
     ctx.exit(EXIT_ERROR)
 
 

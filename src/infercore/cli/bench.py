@@ -12,11 +12,12 @@ import click
 from infercore.cli import bench_facts
 from infercore.cli.bench_run import PARTS, Bench, Figure, Settings
 from infercore.cli.bench_stats import number, spread
-from infercore.cli.loading import context_fields, loaded
+from infercore.cli.loading import context_fields, loaded, plain
 from infercore.cli.options import CONTEXT_FOR_TEXT, SectionCommand, context_options, model_options
 from infercore.cli.output import print_json, print_table
 from infercore.cli.param_type import ParamType
 from infercore.cli.progress import counting
+from infercore.cli.terminal import write
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -114,7 +115,7 @@ def bench(
         about = {**_about(opened, model), "n_ctx": measuring.n_ctx}
     figures = [Figure(part="load", name="model", unit="ms", value=load_ms), *figures]
     if as_json:
-        told = {"model": about, "settings": attrs.asdict(settings), "context": context}
+        told = {"model": about, "settings": attrs.asdict(settings), "context": _told(context)}
         told |= {"machine": machine, "versions": bench_facts.versions()}
         told |= {"left_out": measuring.left_out}
         print_json({**told, "figures": [attrs.asdict(figure) for figure in figures]})
@@ -135,6 +136,12 @@ def _measure(measuring: Bench, parts: Sequence[str]) -> list[Figure]:
     return figures
 
 
+def _told(context: dict[str, Any]) -> dict[str, Any]:
+    """The fields of the context as JSON can hold them."""
+    adapters = [plain(adapter) for adapter in context.get("adapters", ())]
+    return {**context, **({"adapters": adapters} if adapters else {})}
+
+
 def _about(model: infercore.Model, path: str) -> dict[str, Any]:
     info = model.info
     return {
@@ -150,9 +157,9 @@ def _about(model: infercore.Model, path: str) -> dict[str, Any]:
 
 
 def _print(about: dict[str, Any], figures: Sequence[Figure], left_out: dict[str, str]) -> None:
-    click.echo(
+    write(
         f"{about['file']}: {about['architecture']}, {about['n_params'] / 1e6:.0f} million weights, "
-        f"{about['size_bytes'] / 2**20:.0f} MiB, on {about['backend']}"
+        f"{about['size_bytes'] / 2**20:.0f} MiB, on {about['backend']}\n"
     )
     print_table(COLUMNS, [_row(figure) for figure in figures], right=COLUMNS[2:4])
     for part, reason in left_out.items():

@@ -25,6 +25,7 @@ from infercore.cli.options import (
     context_options,
     model_options,
 )
+from infercore.cli.running import EXIT_INTERRUPTED
 from infercore.cli.terminal import is_terminal, of_the_system, tell
 from infercore.cli.texts import STANDARD_INPUT, decoded, stdin_is_piped
 from infercore.cli.turns import Show
@@ -32,7 +33,6 @@ from infercore.cli.turns import Show
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-EXIT_INTERRUPTED = 130
 PROMPT = ">>> "
 HOW_TO_LEAVE = "press Ctrl-D or type /exit to leave; Ctrl-C ends an answer"
 
@@ -64,24 +64,33 @@ def chat(ctx: click.Context, /, model: str, saved: str | None, **options: Any) -
         talk = Chat(model=loaded, session=session, show=show, decode=decode, fields=fields)
         talk.begin(system, saved)
         try:
-            _converse(talk, person=person)
+            (_converse if person else _answer_all)(talk, Commands(talk))
         except Leave:
             return
         except KeyboardInterrupt:
             ctx.exit(EXIT_INTERRUPTED)
 
 
-def _converse(talk: Chat, *, person: bool) -> None:
-    commands = Commands(talk)
-    if person:
-        tell(f"{HELP.splitlines()[0]} {HOW_TO_LEAVE}.")
-    for line in _typed() if person else _piped():
-        if person:
+def _converse(talk: Chat, commands: Commands) -> None:
+    """Answer a person, whose Ctrl-C never ends the chat, however late it comes."""
+    _edit_lines()
+    tell(f"{HELP.splitlines()[0]} {HOW_TO_LEAVE}.")
+    while True:
+        try:
+            if (line := _ask()) is None:
+                return
             _answer_or_tell(talk, commands, line)
-        else:
-            _answer(talk, commands, line)
-            if talk.interrupted:
-                raise KeyboardInterrupt
+        except KeyboardInterrupt:  # noqa: PERF203  (a turn, not a tight loop)
+            click.echo(err=True)
+            tell(HOW_TO_LEAVE)
+
+
+def _answer_all(talk: Chat, commands: Commands) -> None:
+    """Answer each line of a pipe; Ctrl-C ends it."""
+    for line in _piped():
+        _answer(talk, commands, line)
+        if talk.interrupted:
+            raise KeyboardInterrupt
 
 
 def _answer_or_tell(talk: Chat, commands: Commands, line: str) -> None:
@@ -108,13 +117,6 @@ def _answer(talk: Chat, commands: Commands, line: str) -> None:
         talk.say(line)
 
 
-def _typed() -> Iterator[str]:
-    """Yield what a person types, line by line."""
-    _edit_lines()
-    while (line := _ask()) is not None:
-        yield line
-
-
 def _edit_lines() -> None:
     """Let arrow keys edit lines and bring back earlier ones, where Python can."""
     try:
@@ -124,16 +126,12 @@ def _edit_lines() -> None:
 
 
 def _ask() -> str | None:
-    """Return the next line, '' after Ctrl-C and None after Ctrl-D."""
+    """Return the next line, None after Ctrl-D. Raises `KeyboardInterrupt` after Ctrl-C."""
     try:
         if is_terminal(sys.stdout):
             return input(PROMPT)
         click.echo(PROMPT, nl=False, err=True)
         return input()
-    except KeyboardInterrupt:
-        click.echo(err=True)
-        tell(HOW_TO_LEAVE)
-        return ""
     except EOFError:
         click.echo(err=True)
         return None
@@ -141,6 +139,8 @@ def _ask() -> str | None:
 
 def _piped() -> Iterator[str]:
     """Yield the lines of standard input as they come."""
+    if sys.stdin is None:  # closed by the caller (<&-)
+        return
     for number, data in enumerate(sys.stdin.buffer, 1):
         line = decoded(data, f"line {number} of {STANDARD_INPUT}")
         yield line.removesuffix("\n").removesuffix("\r")

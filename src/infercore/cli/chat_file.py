@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from infercore.cli.output import write_whole
-from infercore.engine import blob
+from infercore.engine import atomic, blob
 from infercore.errors import InvalidInputError, ModelNotFoundError, SnapshotError
 from infercore.values.manifest import ContextManifest
 from infercore.values.session import Snapshot
@@ -46,8 +45,7 @@ def save(
         "manifest": snapshot.manifest.to_dict(),
         "resident_tokens": snapshot.resident_tokens,
     }
-    data = blob.pack(header, snapshot.data)
-    write_whole(path, lambda file: file.write(data))
+    atomic.write_whole(path, blob.pack(header, snapshot.data))
     return snapshot
 
 

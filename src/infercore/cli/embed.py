@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import io
+from typing import Any
 
 import click
 
 import infercore
-from infercore.cli.loading import loaded
-from infercore.cli.options import SectionCommand, model_options
-from infercore.cli.output import print_json, print_json_line, write_whole
+from infercore.cli.loading import context_fields, loaded
+from infercore.cli.option_rows import CONTEXT
+from infercore.cli.options import SectionCommand, context_options, model_options
+from infercore.cli.output import print_json, print_json_line
 from infercore.cli.terminal import tell
 from infercore.cli.texts import lines, read_file, read_stdin, stdin_is_piped
+from infercore.engine import atomic
 
-if TYPE_CHECKING:
-    from typing import BinaryIO
-
-POOLING = ("mean", "cls", "last")
+POOLING = ("mean", "cls", "last", "rank")
+DECIDED = (
+    "n_ctx", "n_batch", "n_ubatch", "n_seq_max", "kv_unified", "pooling_type", "on_oom",
+    "n_ctx_min",
+)  # fmt: skip
+CONTEXT_FOR_VECTORS = tuple(name for name in CONTEXT if name not in DECIDED)
+"""Fields of `ContextConfig` that texts and their pooling do not decide."""
 
 
 @click.command(cls=SectionCommand)
@@ -38,6 +44,7 @@ POOLING = ("mean", "cls", "last")
     help="Write a NumPy array, float32 [n_texts, n_embd], and print no vectors.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document, not a line a text.")
+@context_options(CONTEXT_FOR_VECTORS)
 def embed(
     model: str,
     texts: tuple[str, ...],
@@ -52,8 +59,9 @@ def embed(
     """
     chosen = _texts(texts, files)
     how = {name: options[name] for name in ("pooling", "normalize")}
-    with loaded(model, options) as opened:
-        vectors = infercore.embed(opened, chosen, **how)
+    fields = context_fields(model, options)
+    with loaded(model, options, context=True) as opened:
+        vectors = infercore.embed(opened, chosen, **how, **fields)
     shape = [len(chosen), int(vectors.shape[1])]
     if output is not None:
         _write(output, vectors)
@@ -78,7 +86,6 @@ def _texts(texts: tuple[str, ...], files: tuple[str, ...]) -> list[str]:
 def _write(path: str, vectors: Any) -> None:
     import numpy as np  # noqa: PLC0415  (help needs none of it)
 
-    def fill(file: BinaryIO) -> None:
-        np.save(file, vectors, allow_pickle=False)
-
-    write_whole(path, fill)
+    held = io.BytesIO()
+    np.save(held, vectors, allow_pickle=False)
+    atomic.write_whole(path, held.getvalue())

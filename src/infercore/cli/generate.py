@@ -23,6 +23,7 @@ from infercore.cli.options import (
     context_options,
     model_options,
 )
+from infercore.cli.running import EXIT_INTERRUPTED
 from infercore.cli.texts import read_file, read_stdin, stdin_is_piped, without_line_end
 from infercore.cli.turns import Show
 
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from infercore import Session, StreamChunk
-
-EXIT_INTERRUPTED = 130
 
 
 @click.command(cls=SectionCommand)

@@ -50,6 +50,15 @@ def context_fields(path: str, options: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
+def plan_fields(path: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of `infercore.plan_memory` that ``options`` give."""
+    fields = {**given(ModelConfig, options), **given(ContextConfig, options)}
+    of_model, of_context = _backend_options(path, options, context=True)
+    if own := {**of_model, **of_context}:
+        fields["backend_options"] = own
+    return fields
+
+
 @contextmanager
 def opened(path: str, options: Mapping[str, Any]) -> Iterator[tuple[Model, Session]]:
     """Give the model at ``path`` and a session on it, and tell what a full memory gave up."""

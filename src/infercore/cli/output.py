@@ -1,12 +1,9 @@
-"""Tables, JSON and files."""
+"""Tables and JSON."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import sys
-import tempfile
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,8 +11,7 @@ import click
 from infercore.cli.terminal import in_a_cell, is_terminal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from typing import BinaryIO
+    from collections.abc import Iterable, Sequence
 
 WIDTH_OF_A_FILE = 160
 
@@ -51,22 +47,6 @@ def print_json(value: Any) -> None:
 def print_json_line(value: Any) -> None:
     """Print ``value`` as JSON on one line, at once."""
     click.echo(json.dumps(value, ensure_ascii=False))
-
-
-def write_whole(path: str, fill: Callable[[BinaryIO], object]) -> None:
-    """Write the file whole or not at all: where ``fill`` or the disk fails, the old one stays."""
-    folder, base = os.path.split(os.path.abspath(path))
-    handle, name = tempfile.mkstemp(dir=folder, prefix=f".{base}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            fill(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise
 
 
 def mebibytes(n_bytes: int) -> str:

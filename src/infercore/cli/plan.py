@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import infercore
-from infercore.cli.loading import context_fields, plain
-from infercore.cli.options import KeyValue, SectionCommand, backend_option, context_options, option
+from infercore.cli.loading import plain, plan_fields
+from infercore.cli.options import SectionCommand, context_options, model_options
 from infercore.cli.output import mebibytes, print_json, print_table
 
 if TYPE_CHECKING:
@@ -19,20 +19,16 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 @click.command(cls=SectionCommand)
-@click.argument("model", metavar="MODEL", type=click.Path())
+@model_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; sizes in bytes.")
-@backend_option
-@option(
-    "backend_options", "--option", section="Context", type=KeyValue(), multiple=True,
-    help="An option of one engine for the context; repeatable.",
-)  # fmt: skip
 @context_options()
 def plan(model: str, as_json: bool, **options: Any) -> None:  # noqa: FBT001  (click passes flags)
     """Tell how much memory MODEL and a context on it will take, without loading it.
 
-    The sum is set against the memory that is free on this machine now.
+    The sum is set against the memory that is free on this machine now. It counts all devices
+    together; infercore backends --devices tells what a GPU has.
     """
-    fields = context_fields(model, options)
+    fields = plan_fields(model, options)
     found = infercore.plan_memory(model, backend=options["backend"], **fields)
     free = free_bytes()
     if as_json:
@@ -65,7 +61,16 @@ def free_bytes() -> int:
     free = int(psutil.virtual_memory().available)
     try:
         limit = int((_CGROUP / "memory.max").read_text())
-        used = int((_CGROUP / "memory.current").read_text())
+        used = int((_CGROUP / "memory.current").read_text()) - _reclaimable_bytes()
     except (OSError, ValueError):  # no control groups, or "max": no limit
         return free
     return max(0, min(free, limit - used))
+
+
+def _reclaimable_bytes() -> int:
+    """Pages of files that nobody used of late: the system drops them when memory is wanted."""
+    for line in (_CGROUP / "memory.stat").read_text().splitlines():
+        name, _, value = line.partition(" ")
+        if name == "inactive_file":
+            return int(value)
+    return 0

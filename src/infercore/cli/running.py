@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from infercore import Session, StreamChunk
 
 POLL_S = 0.05
+EXIT_INTERRUPTED = 130
 
 
 class Generation:

@@ -38,6 +38,8 @@ def read_file(path: str) -> str:
 
 def read_stdin() -> str:
     """Return all that comes on standard input."""
+    if sys.stdin is None:  # closed by the caller (<&-)
+        raise click.UsageError(f"{STANDARD_INPUT} is closed; give the text as an argument")
     return decoded(sys.stdin.buffer.read(), STANDARD_INPUT)
 
 

@@ -75,8 +75,10 @@ def _encode(tokenizer: Tokenizer, text: str, options: dict[str, Any]) -> None:
         parse_special=not options["no_parse_special"],
     )
     if options["as_json"]:
-        rows = [] if options["ids_only"] else [_facts(tokenizer, token) for token in ids]
-        print_json({"n_tokens": len(ids), "ids": ids} | ({"tokens": rows} if rows else {}))
+        told: dict[str, Any] = {"n_tokens": len(ids), "ids": ids}
+        if not options["ids_only"]:
+            told["tokens"] = [_facts(tokenizer, token) for token in ids]
+        print_json(told)
     elif options["ids_only"]:
         click.echo(" ".join(map(str, ids)))
     else:
