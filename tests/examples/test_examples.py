@@ -58,8 +58,6 @@ def test_structured_extraction_fits_the_schema(run: Run, engine: str) -> None:
 
 
 def test_embeddings_search_finds_the_passage_of_the_same_hero(run: Run, engine: str) -> None:
-    if engine == "reference" and not reads_encoders():
-        pytest.skip("the reference backend reads no encoders")
     lines = run(engine, "embeddings_search.py").splitlines()
     assert len(lines) == 4 * 4
     for number, hero in enumerate(("Mira", "Anton", "Felix", "Nadia")):
@@ -68,14 +66,6 @@ def test_embeddings_search_finds_the_passage_of_the_same_hero(run: Run, engine: 
         cosines = [float(words[0]) for words in found]
         assert cosines == sorted(cosines, reverse=True)
         assert 1 >= cosines[0] > cosines[1] + 0.1
-
-
-def reads_encoders() -> bool:
-    import infercore_models
-    from infercore.testing import reference_backend
-
-    path = str(infercore_models.path("encoder", "hf"))
-    return bool(reference_backend().match(path))
 
 
 def test_branching_pays_once_for_the_trunk(run: Run, engine: str) -> None:
