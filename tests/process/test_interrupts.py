@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 SOURCE = """
 import json, os, signal, sys, threading, time
 import infercore as ic
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
 backend, path, what, file = sys.argv[1:]
 TEXT = "Once upon a time there was a baker named Mira who baked bread. " * 30
 model = ic.load_model(path, backend=backend)
