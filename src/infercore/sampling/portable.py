@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from infercore.values.config import SamplingConfig
     from infercore.values.session import TokenLogprob
 
+_FLOAT32 = np.dtype(np.float32)
+
 
 class _Step(NamedTuple):
     """What `PortableSampler.last_logprobs` tells of."""
@@ -68,6 +70,7 @@ class PortableSampler:
     ) -> None:
         self._config = config
         self._n_vocab = n_vocab
+        self._shape = (n_vocab,)
         self._constraint = constraint
         self._keeps_rows = logprobs
         self._rules = LogitRules(config, tokenizer, n_vocab, tuple(processors))
@@ -127,8 +130,17 @@ class PortableSampler:
         """
         if self._closed:
             self._check_open()
-        if self._not_best is not None:
-            token, peak = self._best_of(logits)
+        if self._not_best is not None:  # in place, not in a method: this runs once a token
+            if (
+                type(logits) is not np.ndarray
+                or logits.dtype is not _FLOAT32
+                or logits.shape != self._shape
+            ):
+                self._rules.check_row(logits)
+            token = int(logits.argmax())
+            peak = logits.item(token)
+            if not -math.inf < peak < math.inf:  # NaN counts as the largest
+                self._rules.check_values(logits)
             if token not in self._not_best:
                 self._best = token, peak, logits.copy() if self._keeps_rows else None
                 return token
@@ -140,15 +152,6 @@ class PortableSampler:
         row = logits.copy() if self._keeps_rows else None
         self._last, self._best = _Step(chosen.token, row, chosen.out_of), None
         return chosen.token
-
-    def _best_of(self, logits: FloatArray) -> tuple[int, float]:
-        """Return what all steps come to where they change nothing, and its logit, in one pass."""
-        self._rules.check_row(logits)
-        token = int(logits.argmax())
-        peak = logits.item(token)
-        if not -math.inf < peak < math.inf:  # NaN counts as the largest
-            self._rules.check_values(logits)
-        return token, peak
 
     def _latest(self) -> _Step | None:
         if self._best is not None:
