@@ -139,7 +139,7 @@ def test_snapshot_to_disk_is_warm_in_another_process(run: Run, engine: str) -> N
 
 def test_gpu_offload_uses_what_is_there(run: Run, engine: str) -> None:
     if engine == "reference":
-        pytest.skip("the reference backend plans no memory and knows no devices")
+        pytest.skip("the reference backend plans nothing from a path and knows no devices")
     devices = infercore.get_backend(engine).info.devices
     printed = run(engine, "gpu_offload.py")
     for device in devices:
