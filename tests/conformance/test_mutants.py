@@ -9,7 +9,7 @@ import pytest
 
 import pack
 from conformance import mutants
-from conformance.full_toy import toy_rig
+from conformance.full_toy import FullContext, toy_rig
 from conformance.mutants.of_children import HERE
 from infercore.conformance import check_backend, find_rig, laws, run_law
 
@@ -41,6 +41,35 @@ def test_a_mutant_is_killed(
         found = run_law(laws_by_id[identifier], rig)
         assert found.outcome == "FAIL", f"{identifier} is {found.outcome}: {found.reason}"
         assert not str(found.reason).startswith(MISTAKES), f"{identifier}: {found.reason}"
+
+
+@pytest.mark.parametrize(
+    ("name", "in_the_midst"), [("closing_keeps_the_memory", 5), ("more_is_taken_than_planned", 1)]
+)
+def test_what_others_give_back_hides_nothing(
+    name: str,
+    in_the_midst: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    laws_by_id: dict[str, Any],
+) -> None:
+    of_others: list[bytearray] = []
+    n_opened = 0
+
+    def opened(old: Any, self: Any, config: Any) -> None:
+        nonlocal n_opened
+        old(self, config)
+        if n_opened == in_the_midst:
+            of_others.clear()
+        n_opened += 1
+
+    mutants.around(monkeypatch, FullContext, "__init__", opened)
+    MUTANTS[name].change(monkeypatch)
+    for identifier in MUTANTS[name].kills:
+        of_others[:], n_opened = [bytearray(b"x") * 2**28], 0
+        found = run_law(laws_by_id[identifier], toy_rig(tmp_path / "model.json"))
+        assert not of_others
+        assert found.outcome == "FAIL", identifier
 
 
 @pytest.fixture(scope="module")
