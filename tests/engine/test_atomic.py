@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from engine.interrupts import interrupt
+from infercore.engine import atomic
 from infercore.engine.atomic import write_whole
 
 if TYPE_CHECKING:
@@ -69,6 +71,19 @@ def test_what_fails_leaves_the_older_file_and_nothing_else(tmp_path: Path, monke
         write_whole(path, b"newer")
     assert path.read_bytes() == b"older"
     assert list(tmp_path.iterdir()) == [path]
+
+
+# A file that was opened when the interruption came is closed by its end: nobody else has it yet.
+@pytest.mark.filterwarnings("ignore:Exception ignored in. <_io.FileIO")
+def test_an_interruption_anywhere_leaves_one_whole_file(tmp_path: Path) -> None:
+    path = tmp_path / "whole"
+    for n in range(1, 200):
+        path.write_bytes(b"older")
+        if not interrupt(n, lambda: write_whole(path, b"newer"), (atomic.__file__,)):
+            break
+        assert path.read_bytes() in {b"older", b"newer"}
+        assert os.listdir(tmp_path) == ["whole"], n
+    assert 5 < n < 200
 
 
 def test_an_error_names_the_file_that_was_asked_for(tmp_path: Path) -> None:

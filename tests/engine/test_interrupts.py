@@ -2,42 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-import sys
 
 import pytest
 
+from engine.interrupts import interrupt
 from infercore.engine import gate
 from infercore.testing import engine_of
 
 IDS = [5, 6, 7, 8]
 GUARD = os.path.dirname(gate.__file__)
 MOST = 500
-
-
-def interrupt(n, call):
-    """Run ``call`` with a Ctrl-C at the ``n``-th place of the guard where Python looks for one.
-
-    Those are the starts of functions and what comes behind a call of C. Return whether there was
-    such a place.
-    """
-    places = itertools.count(1)
-
-    def look(frame, event, _):
-        ours = event in {"call", "c_return"} and frame.f_code.co_filename.startswith(GUARD)
-        if ours and next(places) == n:
-            sys.setprofile(None)
-            raise KeyboardInterrupt
-
-    sys.setprofile(look)
-    try:
-        call()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.setprofile(None)
-    return False
 
 
 @pytest.mark.parametrize(
@@ -48,7 +23,7 @@ def test_an_interruption_anywhere_leaves_the_context_usable(reference_model, cal
         for n in range(1, MOST):
             context.clear()
             context.decode(IDS)
-            if not interrupt(n, lambda: call(context)):
+            if not interrupt(n, lambda: call(context), GUARD):
                 break
             held = context.tokens()
             assert held in (IDS, [*IDS, 9])

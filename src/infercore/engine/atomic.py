@@ -7,7 +7,6 @@ import os
 import secrets
 import stat
 
-_BINARY = getattr(os, "O_BINARY", 0)  # Windows
 _LONGEST_STEM = 64  # characters of the name that the passing file takes over
 
 
@@ -25,18 +24,20 @@ def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
         return
     target = os.path.realpath(wanted)
     name = _beside(target)
-    handle = _create(name, wanted)
     try:
-        with os.fdopen(handle, "wb") as file:
+        with open(name, "xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         if older is not None:
             os.chmod(name, stat.S_IMODE(older.st_mode))
         os.replace(name, target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
+    except BaseException as error:
+        if isinstance(error, OSError) and error.filename == name:  # nobody knows that name
+            error.filename = wanted
+        if not isinstance(error, FileExistsError):  # another's file
+            with contextlib.suppress(OSError):
+                os.unlink(name)
         raise
 
 
@@ -50,12 +51,3 @@ def _stat(path: str) -> os.stat_result | None:
 def _beside(target: str) -> str:
     folder, base = os.path.split(target)
     return os.path.join(folder, f".{base[:_LONGEST_STEM]}.{secrets.token_hex(6)}")
-
-
-def _create(name: str, wanted: str) -> int:
-    """Open a new file with the permissions that a new file gets; an error names ``wanted``."""
-    try:
-        return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY, 0o666)
-    except OSError as error:
-        error.filename = wanted
-        raise
