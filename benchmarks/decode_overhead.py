@@ -1,7 +1,8 @@
 """What a token costs over a hand-written ctypes loop: through a context, and streamed by a session.
 
-With one thread the engine works in the caller's, so its CPU time can be told (--cpu): it leaves
-out what other processes took, which wall time does not.
+Many short rounds: what else the machine does then meets both sides of a pair alike. With one
+thread the engine works in the caller's, so its CPU time can be told (--cpu): it leaves out what
+other processes took, which wall time does not.
 """
 
 from __future__ import annotations
@@ -97,9 +98,9 @@ def rows(path: str, seconds: dict[str, list[float]], n_tokens: int) -> list[pair
 
 
 def main() -> None:
-    parser = pairs.parser(__doc__, rounds=11)
+    parser = pairs.parser(__doc__, rounds=61)
     parser.add_argument("models", nargs="+", help="GGUF files")
-    parser.add_argument("--tokens", type=int, default=300)
+    parser.add_argument("--tokens", type=int, default=100)
     parser.add_argument("--pairs", type=int, dest="rounds", help="the same as --rounds")
     parser.add_argument("--cpu", action="store_true", help="CPU time; for one thread")
     parser.set_defaults(threads=1)

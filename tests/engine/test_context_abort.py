@@ -80,6 +80,27 @@ def test_an_abort_without_a_call_that_runs_does_nothing(long):
     assert long.n_past() == 21
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda c: c.decode_one(9),
+        lambda c: c.decode([9, 10]),
+        lambda c: c.decode_batch([(9, (0,), True), (9, (1,), True)]),
+        lambda c: c.seq_remove(-1, -1, -1) and c.warmup(),
+    ],
+    ids=["decode_one", "decode", "decode_batch", "warmup"],
+)
+def test_an_abort_that_comes_too_late_stops_no_later_call(reference_model, call):
+    with reference_model.new_context(n_ctx=64, n_seq_max=2) as context:
+        context.decode_one(8)
+        context.decode_one(8, seq_id=1)
+        # What a thread does that was held up in abort() until the call had ended.
+        context._aborted = True
+        context._inner.abort()
+        call(context)
+        context.decode_one(10)
+
+
 def test_a_batch_of_several_sequences_is_stopped_too(reference_model):
     with reference_model.new_context(n_ctx=512, n_batch=256, n_ubatch=4, n_seq_max=2) as context:
         engine = context._inner

@@ -159,22 +159,22 @@ def test_an_inherited_context_is_refused_in_a_forked_child():
 
 def interrupted(gate):
     """Enter ``gate`` with a Ctrl-C right behind the call that takes its lock."""
-    own = gate._acquire
+    own = gate.acquire
 
     def acquire(blocking):
         own(blocking)
         raise KeyboardInterrupt
 
-    gate._acquire = acquire
+    gate.acquire = acquire
     with pytest.raises(KeyboardInterrupt):
         enter(gate)
-    gate._acquire = own
+    gate.acquire = own
 
 
 def test_an_interruption_on_the_way_in_leaves_it_free():
     gate = Gate("thing")
     interrupted(gate)
-    assert gate.owner is None
+    assert not gate.inside
     assert in_thread(lambda: enter(gate)) == "inside"
     assert gate.shut()
 

@@ -73,7 +73,7 @@ def apply(ledger, naive, step):
         naive.append(ids, new, start)
     elif kind == "append_one":
         start = naive.next_position(args[0])
-        ledger.append_one(args[0], args[1], start)
+        ledger.append_one(args[0], args[1])
         naive.append([args[0]], [args[1]], start)
     elif kind == "remove":
         s, p0, p1 = args[0], *sorted(args[1:])
@@ -150,7 +150,7 @@ def test_appends_of_one_sequence_are_one_run(many):
         if many:
             ledger.append((0,), (i,), i)
         else:
-            ledger.append_one(0, i, i)
+            ledger.append_one(0, i)
     assert len(ledger.runs(0)) == 1
     assert ledger.n_cells == ledger.length(0) == 30
 

@@ -42,12 +42,32 @@ class ContextBase:
         attempts: Sequence[Any] = (),
         load_ms: float = 0.0,
     ) -> None:
-        self._inner: Any = inner
+        # What a single token needs lies together: it is read behind an engine that has emptied the
+        # processor's caches.
         self._gate = Gate("context")
+        self._n_vocab = n_vocab
         self._ledger = Ledger(window.n_seq_max)
         self._outputs = Outputs(inner, n_vocab)
+        self._shares_window = window.shared
+        self.n_ctx_seq = window.n_ctx_seq
+        # Without logits there is nothing to append to: an encoder takes whole texts.
+        self._only_encodes = inner.capabilities.encoder and not inner.capabilities.logits_all
+        self._decode_one_inner: Any = (
+            None if self._only_encodes else getattr(inner, "decode_one", None)
+        )
+        self._embeddings = bool(inner.effective.get("embeddings", False))
+        self._ask_before_step = False
+        self._n_embedded_tokens = 0
+        self._aborted = False
+        self._abortable = False
+        self._stops_in_step = inner.capabilities.abort and hasattr(inner, "abort")
+        self._timed = config.no_perf is not True
+        self._zero_counters()
+        self._row_of: tuple[int, ...] = ()  # sequences whose end the last output row is of
+
+        self._inner: Any = inner
+        self._n_past_inner = inner.n_past
         self._window = window
-        self._n_vocab = n_vocab
         self._backend = backend
         self._identity_source = identity
         self._config = config
@@ -56,33 +76,17 @@ class ContextBase:
         self.capabilities: Capabilities = inner.capabilities
         self.tolerance = inner.tolerance
         self.n_ctx = window.n_ctx
-        self.n_ctx_seq = window.n_ctx_seq
         self.n_seq_max = window.n_seq_max
         self.n_batch = inner.n_batch
         self.n_ubatch = inner.n_ubatch
         self._causal = self.effective.get("attention_type", "causal") != "non-causal"
-        self._embeddings = bool(self.effective.get("embeddings", False))
         kinds = self.capabilities
         self._keeps_nothing = kinds.encoder and not (kinds.logits_all or kinds.state)
         self._embedded: frozenset[int] = frozenset()
-        self._n_embedded_tokens = 0
         self._vectors: FloatArray | None = None
-        self._timed = config.no_perf is not True
-        self._row_of: tuple[int, ...] = ()  # sequences whose end the last output row is of
         self._abort_lock = threading.Lock()
-        self._abortable = False
-        self._aborted = False
         self._abort_callback: Callable[[], bool] | None = None
-        self._ask_before_step = False
-        # Without logits there is nothing to append to: an encoder takes whole texts.
-        self._only_encodes = inner.capabilities.encoder and not inner.capabilities.logits_all
-        self._stops_in_step = inner.capabilities.abort and hasattr(inner, "abort")
         self._callback_error: BaseException | None = None
-        self._decode_one_inner: Any = getattr(inner, "decode_one", None)
-        if self._only_encodes:  # the short path of one token does not ask whether it may be taken
-            self._decode_one_inner = None
-        self._n_past_inner = inner.n_past
-        self._zero_counters()
 
     # -- facts ---------------------------------------------------------------------------------
 
@@ -123,8 +127,8 @@ class ContextBase:
         return self._identity_source()
 
     def _zero_counters(self) -> None:
-        self._prefill_s = self._decode_s = 0.0
-        self._prefill_tokens = self._decode_tokens = self._reused_tokens = 0
+        self._decode_s = self._prefill_s = 0.0
+        self._decode_tokens = self._prefill_tokens = self._reused_tokens = 0
 
     # -- shared checks -------------------------------------------------------------------------
 

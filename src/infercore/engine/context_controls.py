@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from infercore.engine import arguments
-from infercore.engine.context_base import ContextBase
+from infercore.engine.context_abort import Aborting
 from infercore.errors import UnsupportedFeatureError
 from infercore.values import checks
 from infercore.values.config import MAX_THREADS, AdapterSpec
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 
-class Controls(ContextBase):
+class Controls(Aborting):
     """Threads, modes, adapters, warm-up and times."""
 
     def set_threads(self, n: int, n_batch: int | None = None) -> None:
@@ -99,6 +99,7 @@ class Controls(ContextBase):
             if own is None:
                 raise UnsupportedFeatureError(feature="warmup", backend=self._backend)
             self._forget_outputs()
+            self._end_abortable()  # one that comes too late for the call before must not end this
             self._judged(own)
 
     def synchronize(self) -> None:

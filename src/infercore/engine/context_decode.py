@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
-from infercore.engine import arguments, calls
+from infercore.engine import arguments
+from infercore.engine.context_abort import aborted_with
 from infercore.engine.context_outputs import Reading
+from infercore.engine.gate import INSIDE
 from infercore.engine.outputs import ending_at_last_row
 from infercore.errors import (
     ContextOverflowError,
@@ -41,61 +43,72 @@ class Decoding(Reading):
             if len(ids):
                 self._append(ids, seq_id, logits)
 
-    def decode_one(self, token: int, *, seq_id: int = 0) -> None:
+    def decode_one(self, token: int, *, seq_id: int = 0) -> None:  # noqa: C901, PLR0912
         """Append one token and make its logits; see `Context.decode_one`."""
+        # This runs once a token, behind an engine that has emptied the processor's caches: each
+        # function more takes 2 to 3 us then. So it is one function, without ``with``.
         gate = self._gate
-        gate.__enter__()  # not ``with``: this runs once a token
+        try:
+            if not gate.acquire(False) or gate.bar is not None:
+                raise gate.refusal()
+        except BaseException:
+            gate.let_go()
+            raise
+        gate.bar = INSIDE
         try:
             if type(token) is not int or not 0 <= token < self._n_vocab:
                 token = arguments.check_token(token, self._n_vocab)
             if type(seq_id) is not int or seq_id != 0:
                 seq_id = self._sequence(seq_id)
-            if self._room(seq_id) < 1:
+            ledger, outputs = self._ledger, self._outputs
+            held = ledger.n_cells
+            if (held if self._shares_window else ledger.length(seq_id)) >= self.n_ctx_seq:
                 self._check_room(seq_id, 1)
             if self._decode_one_inner is None or self._embeddings:
                 self._append(np.array([token], dtype=np.int32), seq_id, "last")
             else:
-                self._step_one(token, seq_id)
+                if self._ask_before_step or self._n_embedded_tokens or self._aborted:
+                    self._before_step(seq_id)
+                self._abortable = self._stops_in_step
+                started = _clock()
+                try:
+                    self._decode_one_inner(token, seq_id=seq_id)
+                    ledger.append_one(seq_id, token)
+                    outputs.serial += 1
+                    if outputs.count != 1 or outputs.all_rows or outputs.gathered is not None:
+                        outputs.set_engine_rows(1)
+                except BaseException as error:  # noqa: BLE001  (raised anew, typed)
+                    self._settle_step(token, seq_id, held, error)
+                finally:  # no lock: an abort in between is forgotten before the next step
+                    self._abortable = False
+                    if self._aborted:
+                        self._end_abortable()
+                if self._timed:
+                    self._decode_s += _clock() - started
+                    self._decode_tokens += 1
+                self._row_of = (seq_id,)
         finally:  # nothing here that an interruption could come before
-            gate.owner = None
+            gate.bar = gate.rest
             gate.release()
 
-    def _step_one(self, token: int, seq_id: int) -> None:
-        """Let the engine append one token, with the books, the abort flag and the clock."""
-        if self._ask_before_step:
-            self._ask_first(seq_id)
+    def _before_step(self, seq_id: int) -> None:
+        """What a single token seldom needs before it."""
+        if self._aborted:  # too late for the call before
+            self._end_abortable()
         if self._n_embedded_tokens:  # what an encoder made in the call before
             self._forget_outputs()
-        outputs, ledger = self._outputs, self._ledger
-        outputs.count = 0
-        before = ledger.next_position(seq_id)
-        started = _clock()
-        self._abortable = self._stops_in_step
-        try:
-            self._decode_one_inner(token, seq_id=seq_id)
-            ledger.append_one(seq_id, token, before)
-        except BaseException as error:  # noqa: BLE001  (raised anew, typed)
-            self._settle(seq_id, [token], before, error)
-            self._raise_typed(error, ledger.length(seq_id))
-        finally:
-            if self._stops_in_step:
-                with self._abort_lock:
-                    self._abortable = False
-                if self._aborted:
-                    self._end_abortable()
-        if self._timed:
-            self._decode_s += _clock() - started
-            self._decode_tokens += 1
-        outputs.set_engine_rows(1)
-        self._row_of = (seq_id,)
+        if self._ask_before_step:  # the engine cannot ask the callback within a step
+            try:
+                self._check_abort(seq_id)
+            except BaseException:
+                self._forget_outputs()
+                raise
 
-    def _ask_first(self, seq_id: int) -> None:
-        """Where the engine cannot ask the callback within a step, ask it before."""
-        try:
-            self._check_abort(seq_id)
-        except BaseException:
-            self._forget_outputs()
-            raise
+    def _settle_step(self, token: int, seq_id: int, held: int, error: BaseException) -> NoReturn:
+        ledger = self._ledger
+        before = ledger.next_position(seq_id) - (ledger.n_cells - held)
+        self._settle(seq_id, [token], before, error)
+        self._raise_typed(error, ledger.length(seq_id))
 
     def eval(self, tokens: Sequence[int], n_past: int, *, seq_id: int = 0) -> None:
         """Drop what lies at ``n_past`` and beyond, then append; see `Context.eval`."""
@@ -211,7 +224,7 @@ class Decoding(Reading):
         self._begin_abortable()
         try:
             if self._shall_stop():
-                raise _aborted(self._ledger.n_cells)
+                raise aborted_with(self._ledger.n_cells)
             self._inner.decode_batch(
                 np.array(tokens, dtype=np.int32),
                 np.array(positions, dtype=np.int32),
@@ -363,7 +376,7 @@ class Decoding(Reading):
     def _typed(self, error: BaseException, resident: int) -> BaseException:
         """Return ``error`` with the true count of resident tokens, or what a callback raised."""
         if isinstance(error, DecodeAbortedError):
-            return self._take_callback_error() or _aborted(resident)
+            return self._take_callback_error() or aborted_with(resident)
         if isinstance(error, ContextOverflowError):
             return ContextOverflowError(
                 stage="engine",
@@ -373,51 +386,8 @@ class Decoding(Reading):
             )
         return error
 
-    # -- cancelling ----------------------------------------------------------------------------
-
-    def abort(self) -> None:
-        """Make the call that runs stop; without one running it does nothing."""
-        with self._abort_lock:
-            if not self._abortable:
-                return
-            self._aborted = True
-            if self.capabilities.abort and hasattr(self._inner, "abort"):
-                with calls.typed(self._backend, "aborting"):
-                    self._inner.abort()
-
-    def _begin_abortable(self) -> None:
-        with self._abort_lock:
-            self._abortable = True
-
-    def _end_abortable(self) -> None:
-        with self._abort_lock:
-            self._abortable = False
-            if self._aborted:
-                self._aborted = False
-                if hasattr(self._inner, "clear_abort"):
-                    self._judged(self._inner.clear_abort)
-
-    def _check_abort(self, seq_id: int) -> None:
-        if self._shall_stop():
-            raise self._take_callback_error() or _aborted(self._ledger.length(seq_id))
-
-    def _shall_stop(self) -> bool:
-        callback = self._abort_callback
-        return self._aborted or (callback is not None and callback())
-
-    def _take_callback_error(self) -> BaseException | None:
-        error, self._callback_error = self._callback_error, None
-        return error
-
 
 def _mode(logits: str, is_last: bool) -> str:  # noqa: FBT001
     if logits == "all":
         return "all"
     return "last" if logits == "last" and is_last else "none"
-
-
-def _aborted(resident: int) -> DecodeAbortedError:
-    return DecodeAbortedError(
-        f"cancelled with {resident} tokens resident; decode the rest to go on",
-        resident_tokens=resident,
-    )

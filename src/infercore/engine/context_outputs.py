@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from infercore.engine.context_sequences import Sequences
+from infercore.engine.gate import INSIDE
+from infercore.engine.outputs import read_only
 from infercore.errors import InvalidInputError, OutputNotAvailableError
 
 if TYPE_CHECKING:
@@ -20,15 +20,25 @@ class Reading(Sequences):
 
     def logits(self, i: int = -1) -> FloatArray:
         """Return output row ``i`` of the last call; see `Context.logits`."""
-        gate = self._gate
-        gate.__enter__()  # not ``with``, nor _judged: this runs once a token
+        gate = self._gate  # not ``with``, nor _judged: this runs once a token
         try:
-            return self._outputs.row(i)
+            if not gate.acquire(False) or gate.bar is not None:
+                raise gate.refusal()
+        except BaseException:
+            gate.let_go()
+            raise
+        gate.bar = INSIDE
+        try:
+            outputs = self._outputs
+            if type(i) is not int or i != -1 or outputs.count != 1 or outputs.gathered is not None:
+                return outputs.row(i)
+            row = outputs.engine_logits(0)
+            return read_only(row) if row.flags.writeable else row
         except Exception as error:
             self._judge(error)
             raise
         finally:
-            gate.owner = None
+            gate.bar = gate.rest
             gate.release()
 
     def sample_native(self, sample: Callable[[Any, int], int], i: int) -> int:
@@ -62,7 +72,7 @@ class Reading(Sequences):
                 )
             if seq_id not in self._embedded:
                 raise self._no_embedding("embedding()")
-            return self._read_only(self._judged(self._inner.embedding, seq_id))
+            return read_only(self._judged(self._inner.embedding, seq_id))
 
     def embeddings(self) -> FloatArray:
         """Return the embedding of each token of the last call; see `Context.embeddings`."""
@@ -81,7 +91,7 @@ class Reading(Sequences):
             vectors = self._vectors
             if vectors is None:
                 vectors = self._judged(self._inner.embeddings)
-            return self._read_only(vectors)
+            return read_only(vectors)
 
     def _no_embedding(self, operation: str) -> OutputNotAvailableError:
         return OutputNotAvailableError(
@@ -90,9 +100,3 @@ class Reading(Sequences):
             operation=operation,
             state="no embeddings",
         )
-
-    @staticmethod
-    def _read_only(array: Any) -> FloatArray:
-        view: FloatArray = np.asarray(array, dtype=np.float32).view()
-        view.flags.writeable = False
-        return view

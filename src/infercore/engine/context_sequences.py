@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from infercore.engine import arguments
-from infercore.engine.context_base import ContextBase
+from infercore.engine.context_abort import Aborting
 from infercore.errors import (
     InferCoreError,
     InvalidPositionError,
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Sequences(ContextBase):
+class Sequences(Aborting):
     """Queries and changes of sequences."""
 
     def n_past(self, seq_id: int = 0) -> int:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from infercore.errors import (
+    InferCoreError,
     InvalidStateError,
     SessionBusyError,
     SessionClosedError,
@@ -19,13 +21,16 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 _END_SECONDS = 10.0
-_thread_id = threading.get_ident
+INSIDE, _SHUT = "inside", "shut"
 _forks = 0
+_gates: weakref.WeakSet[Gate] = weakref.WeakSet()
 
 
 def _count_fork() -> None:
     global _forks  # noqa: PLW0603  (the one process-wide counter)
     _forks += 1
+    for gate in _gates:
+        gate.bar = gate.rest = _SHUT
 
 
 if hasattr(os, "register_at_fork"):
@@ -42,40 +47,46 @@ class Gate:
 
     Raises `SessionBusyError` when another call is inside, `SessionClosedError` after `shut`,
     `InvalidStateError` in a forked child and `SessionFatalError` after `fail`. What runs once a
-    token calls `__enter__` itself and does what `__exit__` does, with ``owner`` and ``release``: a
-    ``with`` statement takes three times as long.
+    token does what `__enter__` and `__exit__` do itself: for that are the public attributes.
+    ``bar`` is what keeps others out, None where nothing does; who holds the lock may read and
+    change it. ``rest`` is what it goes back to.
     """
 
-    __slots__ = ("_acquire", "_born", "_lock", "_name", "closed", "fatal", "owner", "release")
+    __slots__ = (
+        "__weakref__",
+        "_born",
+        "_lock",
+        "_name",
+        "acquire",
+        "bar",
+        "closed",
+        "fatal",
+        "release",
+        "rest",
+    )
 
     def __init__(self, name: str) -> None:
-        self._name = name
         self._lock = threading.RLock()  # it knows its thread, which an interruption may ask for
-        self._acquire = self._lock.acquire
+        self.acquire = self._lock.acquire
         self.release = self._lock.release
-        self._born = _forks
-        self.closed = False
+        self.bar: str | None = None
+        self.rest: str | None = None
         self.fatal: SessionFatalError | None = None
-        self.owner: int | None = None
+        self.closed = False
+        self._name = name
+        self._born = _forks
+        _gates.add(self)
 
     def __enter__(self) -> None:
-        if self._born != _forks:
-            raise self._forked()
-        me = _thread_id()
-        if self.owner == me:
-            raise self._busy()
         try:
-            if self._acquire(False):  # by keyword it takes twice the time
-                self.owner = me
-        except BaseException:  # a Ctrl-C shows behind a call: whether it is ours is not known here
-            with suppress(RuntimeError):
-                self.release()
+            if (
+                not self.acquire(False) or self.bar is not None
+            ):  # by keyword it takes twice the time
+                raise self.refusal()
+        except BaseException:
+            self.let_go()
             raise
-        if self.owner != me:
-            raise self._busy()
-        if self.closed or self.fatal is not None:
-            self.__exit__()
-            raise self._refusal()
+        self.bar = INSIDE
 
     def __exit__(
         self,
@@ -83,28 +94,41 @@ class Gate:
         error: BaseException | None = None,
         trace: TracebackType | None = None,
     ) -> None:
-        self.owner = None
+        self.bar = self.rest
         self.release()
 
-    def _busy(self) -> SessionBusyError:
-        return SessionBusyError(
-            f"another call is using this {self._name}; one thread owns it at a time"
-        )
+    def let_go(self) -> None:
+        """Release the lock once if this thread has it.
 
-    def _forked(self) -> InvalidStateError:
-        return InvalidStateError(
-            f"this {self._name} was made before os.fork(), and the engine's threads did not "
-            "come along; open a new one in the child",
-            operation="use",
-            state="forked",
-        )
+        A Ctrl-C shows behind the call that takes the lock, where nobody knows whether it did.
+        """
+        with suppress(RuntimeError):
+            self.release()
 
-    def _refusal(self) -> SessionClosedError | SessionFatalError:
+    def refusal(self) -> InferCoreError:
+        """Return the error for a call that found the lock taken or the gate barred."""
+        if self._born != _forks:
+            return InvalidStateError(
+                f"this {self._name} was made before os.fork(), and the engine's threads did not "
+                "come along; open a new one in the child",
+                operation="use",
+                state="forked",
+            )
+        if self.bar is None or self.bar == INSIDE:
+            return SessionBusyError(
+                f"another call is using this {self._name}; one thread owns it at a time"
+            )
         if self.closed or self.fatal is None:
             return SessionClosedError(f"this {self._name} is closed; open a new one")
         error = SessionFatalError(str(self.fatal), cause=self.fatal.cause)
         error.__cause__ = self.fatal.cause
         return error
+
+    def _stay_shut(self) -> None:
+        """Let nobody in any more; who is inside may end what it does."""
+        self.rest = _SHUT
+        if self.bar is None:
+            self.bar = _SHUT
 
     def fail(self, cause: BaseException) -> SessionFatalError:
         """Refuse every later call with the first cause; return the error to raise now."""
@@ -113,12 +137,22 @@ class Gate:
                 f"this {self._name} can no longer be trusted: {cause}; close it and open a new one",
                 cause=cause,
             )
+        self._stay_shut()
         return self.fatal
+
+    @property
+    def inside(self) -> bool:
+        """Whether a call is inside, of whichever thread."""
+        return self.bar == INSIDE
 
     @property
     def entered_here(self) -> bool:
         """Whether the calling thread itself is inside."""
-        return self.owner == threading.get_ident()
+        try:
+            here = self.acquire(False) and self.inside  # it lets its own thread in again
+        finally:
+            self.let_go()
+        return here
 
     def shut_at_end(self, stop: Callable[[], object] | None) -> bool:
         """Let nobody in any more and wait for the call inside, which ``stop`` ends sooner.
@@ -127,11 +161,12 @@ class Gate:
         engine, which must not be freed then.
         """
         self.closed = True
-        if self.owner is not None and stop is not None:
+        self._stay_shut()
+        if self.inside and stop is not None:
             stop()
-        if not self._lock.acquire(timeout=_END_SECONDS):
+        if not self.acquire(timeout=_END_SECONDS):
             return False
-        self._lock.release()
+        self.release()
         return True
 
     def shut(self) -> bool:
@@ -147,4 +182,5 @@ class Gate:
         with self._lock:
             was_open = not self.closed
             self.closed = True
+            self._stay_shut()
         return was_open

@@ -55,10 +55,7 @@ class Ledger:
 
     def next_position(self, seq_id: int) -> int:
         """Return one more than the highest position held, 0 when empty."""
-        runs = self._runs[seq_id]
-        if len(runs) == 1:  # asked once a token
-            return runs[0][1] + runs[0][2]
-        return max((run.pos + run.n for run in runs), default=0)
+        return max((run.pos + run.n for run in self._runs[seq_id]), default=0)
 
     def append(self, seq_ids: Iterable[int], tokens: Sequence[int], pos: int) -> None:
         """Give ``tokens`` to all of ``seq_ids``, from position ``pos`` on, in new cells."""
@@ -82,21 +79,18 @@ class Ledger:
         runs.append(run)
         self._lengths[seq_id] += run.n
 
-    def append_one(self, seq_id: int, token: int, pos: int) -> None:
-        """Give one token to one sequence: the hot path of `append`."""
-        runs = self._runs[seq_id]
-        if not runs:
-            self.append((seq_id,), (token,), pos)
-            return
-        cell, start, n = runs[-1]
-        store = self._store
-        if cell + n != len(store) or start + n != pos:
-            self.append((seq_id,), (token,), pos)
-            return
-        store.append(token)
-        runs[-1] = _new_tuple(Run, (cell, start, n + 1))  # a third of the time of Run(...)
-        self._lengths[seq_id] += 1
-        self.n_cells += 1
+    def append_one(self, seq_id: int, token: int) -> None:
+        """Give one token to one sequence at its next position: the hot path of `append`."""
+        runs, store = self._runs[seq_id], self._store
+        if len(runs) == 1:
+            cell, pos, n = runs[0]
+            if cell + n == len(store):
+                store.append(token)
+                runs[0] = _new_tuple(Run, (cell, pos, n + 1))  # a third of the time of Run(...)
+                self._lengths[seq_id] += 1
+                self.n_cells += 1
+                return
+        self.append((seq_id,), (token,), self.next_position(seq_id))
 
     def remove(self, seq_id: int, p0: int, p1: int) -> None:
         """Take positions [p0, p1) from the sequence."""

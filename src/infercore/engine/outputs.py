@@ -24,19 +24,19 @@ class Outputs:
     """
 
     __slots__ = (
-        "_engine_logits",
-        "_gathered",
         "_in_engine",
         "_n_vocab",
         "all_rows",
         "count",
+        "engine_logits",
+        "gathered",
         "serial",
     )
 
     def __init__(self, engine: EngineContext, n_vocab: int) -> None:
-        self._engine_logits = engine.logits
+        self.engine_logits = engine.logits
         self._n_vocab = n_vocab
-        self._gathered: FloatArray | None = None
+        self.gathered: FloatArray | None = None
         self._in_engine = True
         self.count = 0
         self.all_rows = False
@@ -47,14 +47,14 @@ class Outputs:
         self.serial += 1
         self.count = 0
         self.all_rows = False
-        self._gathered = None
+        self.gathered = None
 
     def set_engine_rows(self, count: int, *, all_rows: bool = False) -> None:
         """Say that the engine's last call made ``count`` rows."""
         self.serial += 1
         self.count = count
         self.all_rows = all_rows
-        self._gathered = None
+        self.gathered = None
         self._in_engine = True
 
     def allocate(self, n_rows: int) -> FloatArray:
@@ -65,7 +65,7 @@ class Outputs:
         """Let ``rows`` [n_outputs, n_vocab] be the output rows."""
         self.serial += 1
         rows.flags.writeable = False
-        self._gathered = rows
+        self.gathered = rows
         self._in_engine = False
         self.count = len(rows)
         self.all_rows = all_rows
@@ -73,20 +73,15 @@ class Outputs:
     def copy_engine_rows(self, count: int, into: FloatArray) -> None:
         """Copy the engine's ``count`` rows into ``into`` [count, n_vocab]."""
         for i in range(count):
-            into[i] = self._engine_logits(i)
+            into[i] = self.engine_logits(i)
 
     def row(self, i: int) -> FloatArray:
         """Return row ``i`` (negative from the end), read-only float32 [n_vocab]."""
-        count = self.count
-        index = i + count if type(i) is int and -count <= i < 0 else self._index(i)
-        if self._gathered is not None:
-            row: FloatArray = self._gathered[index]
-            return row
-        view = self._engine_logits(index)
-        if view.flags.writeable:
-            view = view.view()
-            view.flags.writeable = False
-        return view
+        index = self._index(i)
+        row: FloatArray = (
+            self.engine_logits(index) if self.gathered is None else self.gathered[index]
+        )
+        return read_only(row) if row.flags.writeable else row
 
     def _index(self, i: int) -> int:
         if not checks.is_integer(i):
@@ -110,18 +105,18 @@ class Outputs:
     @property
     def in_engine(self) -> bool:
         """Whether the rows are those of the engine's last call: not gathered, not restored."""
-        return self._gathered is None or self._in_engine
+        return self.gathered is None or self._in_engine
 
     def rows(self) -> FloatArray:
         """Return all rows [n_outputs, n_vocab] of a call made with ``logits="all"``."""
         if not self.all_rows:
             raise self._unavailable("logits_all()")
-        if self._gathered is None:
+        if self.gathered is None:
             rows = self.allocate(self.count)
             self.copy_engine_rows(self.count, rows)
             rows.flags.writeable = False
-            self._gathered = rows
-        return self._gathered
+            self.gathered = rows
+        return self.gathered
 
     def _unavailable(self, operation: str) -> OutputNotAvailableError:
         made = f"the last call made {self.count} output rows" if self.count else "there are none"
@@ -130,6 +125,13 @@ class Outputs:
             operation=operation,
             state=f"{self.count} output rows",
         )
+
+
+def read_only(array: FloatArray) -> FloatArray:
+    """Return a view of ``array`` that cannot be written to."""
+    view: FloatArray = np.asarray(array, dtype=np.float32).view()
+    view.flags.writeable = False
+    return view
 
 
 def ending_at_last_row(

@@ -44,6 +44,18 @@ class _Step(NamedTuple):
     out_of: Candidates
 
 
+class _OneRow:
+    """Stands for a context that has just this row."""
+
+    __slots__ = ("_row",)
+
+    def __init__(self, row: FloatArray) -> None:
+        self._row = row
+
+    def logits(self, _: int) -> FloatArray:
+        return self._row
+
+
 class PortableSampler:
     """Chooses tokens as ``config`` says, the same ones for the same seed on every backend.
 
@@ -113,14 +125,31 @@ class PortableSampler:
         """Whether `close` was called."""
         return self._closed
 
-    def sample(self, context: Context, i: int = -1) -> int:
+    def sample(self, context: Context | _OneRow, i: int = -1) -> int:
         """Return a token from output row ``i`` of ``context``, accepted exactly once.
 
         Raises what ``context.logits`` and `sample_logits` raise.
         """
         if self._closed:
             self._check_open()
-        return self.sample_logits(context.logits(i))
+        logits = context.logits(i)
+        if self._not_best is None:
+            return self._draw(logits)
+        # In place, not in a method: this runs once a token.
+        if (
+            type(logits) is not np.ndarray
+            or logits.dtype is not _FLOAT32
+            or logits.shape != self._shape
+        ):
+            self._rules.check_row(logits)
+        token = int(logits.argmax())
+        peak = logits.item(token)
+        if not -math.inf < peak < math.inf:  # NaN counts as the largest
+            self._rules.check_values(logits)
+        if token in self._not_best:
+            return self._draw(logits)
+        self._best = token, peak, logits.copy() if self._keeps_rows else None
+        return token
 
     def sample_logits(self, logits: FloatArray) -> int:
         """Return a token for the row ``logits`` (float32 [n_vocab]), accepted exactly once.
@@ -128,22 +157,9 @@ class PortableSampler:
         Raises `InvalidInputError` for another shape, `InvalidStateError` where a logit is NaN or
         infinite or where no token is left, and whatever a processor raises: state unchanged.
         """
-        if self._closed:
-            self._check_open()
-        if self._not_best is not None:  # in place, not in a method: this runs once a token
-            if (
-                type(logits) is not np.ndarray
-                or logits.dtype is not _FLOAT32
-                or logits.shape != self._shape
-            ):
-                self._rules.check_row(logits)
-            token = int(logits.argmax())
-            peak = logits.item(token)
-            if not -math.inf < peak < math.inf:  # NaN counts as the largest
-                self._rules.check_values(logits)
-            if token not in self._not_best:
-                self._best = token, peak, logits.copy() if self._keeps_rows else None
-                return token
+        return self.sample(_OneRow(logits))
+
+    def _draw(self, logits: FloatArray) -> int:
         ready = self._rules.apply(logits, self._history, self._constraint)
         kept = chain.candidates_of(ready, self._config, self._random.random)
         chosen = self._choose(kept)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -207,7 +206,7 @@ class SessionBase:
         stream = self.open_stream()
         if stream is not None:
             stream.cancel()
-        if self.gate.owner is not None:
+        if self.gate.inside:
             self.resident.cancelled = True
             self.context.abort()
 
@@ -216,7 +215,7 @@ class SessionBase:
 
         Raises `SessionBusyError`, *unchanged*, from within a call of this session (a callback).
         """
-        if self.gate.owner != threading.get_ident():
+        if not self.gate.entered_here:
             self.cancel()
         if self.gate.shut():
             stream = self.open_stream()

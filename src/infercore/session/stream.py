@@ -282,7 +282,7 @@ class DecodeStream:
 
     def _leave_owed(self) -> None:
         """Where another session has the context just now, let the next call of this one settle."""
-        if self._session.shared.is_shared and self._session.gate.owner is None:
+        if self._session.shared.is_shared and not self._session.gate.inside:
             if self._pending is not None:
                 self._session.parts.n_generated += 1
                 self._resident.owe(self._pending.token)

@@ -96,11 +96,11 @@ class Decoding:
         one = self._one
         one.token.value = token
         one.seq_id.value = seq_id
-        self._rows, self._n_tokens = (), 0
         if self._needs_encoder_output:
             raise _nothing_encoded()
         code = self._decode(self.handle, one.struct)
         if code:
+            self._rows, self._n_tokens = (), 0
             self._check(code, 1, (seq_id,))
         self._rows, self._n_tokens = _FIRST_ROW, 1
         self.memory.has_pending_changes = False
