@@ -72,6 +72,20 @@ def test_what_others_give_back_hides_nothing(
         assert found.outcome == "FAIL", identifier
 
 
+def test_what_the_c_library_keeps_hides_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, laws_by_id: dict[str, Any]
+) -> None:
+    MUTANTS["closing_keeps_the_memory"].change(monkeypatch)
+    bytearray(31 * 2**20)  # once such a one was freed, smaller ones are taken from the heap
+    taken = [bytearray(100_000) for _ in range(3000)]
+    between = taken[199::200]
+    del taken  # 20 MB between any two, free and resident
+    for identifier in MUTANTS["closing_keeps_the_memory"].kills:
+        found = run_law(laws_by_id[identifier], toy_rig(tmp_path / "model.json"))
+        assert found.outcome == "FAIL", identifier
+    assert between
+
+
 @pytest.fixture(scope="module")
 def laws_by_id() -> dict[str, Any]:
     return {law.id: law for law in laws()}
