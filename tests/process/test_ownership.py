@@ -82,6 +82,27 @@ tokenizer = load().tokenizer
 gc.collect()
 refused(ic.SessionClosedError, lambda: tokenizer.encode("a"))
 """,
+    "a row that is kept": """
+rows = []
+for close in (True, True, False):
+    model = load()
+    context = opened(model)
+    context.decode_one(5)
+    rows.append((context.logits(), context.logits().copy()))
+    context.decode_one(6)
+    rows.append((context.logits(), context.logits().copy()))
+    if close:
+        model.close()
+    del model, context
+    gc.collect()
+in_their_place = [b"x" * 2**n for n in range(12, 24) for _ in range(8)]
+for row, copy in rows[1::2]:
+    assert (row == copy).all()
+del rows, row, copy
+gc.collect()
+with load() as model:
+    opened(model).decode_one(5)
+""",
     "a cycle of garbage": """
 for _ in range(3):
     model = load()

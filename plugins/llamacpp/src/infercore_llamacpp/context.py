@@ -157,10 +157,10 @@ class LlamaContext(Decoding):
         api.llama_perf_context_reset(self.handle)
 
     def close(self) -> None:
-        """Give the memory back."""
-        handle, self.handle = self.handle, 0
-        if handle:
-            api.llama_free(handle)
+        """Give the memory back; where somebody keeps a row of logits, with that."""
+        self.handle = 0
+        self._drop_row()
+        self._owned = None
 
 
 class RecurrentContext(LlamaContext):

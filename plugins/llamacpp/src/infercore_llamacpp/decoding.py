@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from infercore_llamacpp.model import LlamaModel
+    from infercore_llamacpp.owned import Owned
 
     Ints = npt.NDArray[np.int32]
     Floats = npt.NDArray[np.float32]
@@ -43,11 +44,15 @@ _pooled_row = bind("llama_get_embeddings_seq", ctypes.c_void_p, ctypes.c_void_p,
 class Decoding:
     """The part of a context that evaluates tokens and keeps the outputs of the last call.
 
-    ``handle`` is the engine's context. Arguments have been checked by the caller.
+    ``handle`` is the engine's context, which ``owned`` frees. Arguments have been checked by the
+    caller.
     """
 
-    def __init__(self, model: LlamaModel, handle: int, effective: dict[str, Any]) -> None:
+    def __init__(
+        self, model: LlamaModel, handle: int, owned: Owned, effective: dict[str, Any]
+    ) -> None:
         self.handle = handle
+        self._owned: Owned | None = owned
         self.model = model
         traits = model.traits
         self.memory = Memory(handle, effective, traits)
@@ -174,10 +179,15 @@ class Decoding:
             self._row_address = address
         return self._row.view()
 
+    def _drop_row(self) -> None:
+        self._row = np.empty(0, np.float32)
+        self._row_address = 0
+
     def _row_at(self, address: int | None, i: int) -> Floats:
         if not address:
             raise self._unavailable(f"logits({i})")
         memory: Any = self._row_type.from_address(address)
+        memory.owned = self._owned  # who keeps a row keeps what it lies in
         row = np.frombuffer(memory, np.float32)
         row.flags.writeable = False
         return row

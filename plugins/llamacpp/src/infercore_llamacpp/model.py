@@ -10,6 +10,7 @@ from infercore_llamacpp import capabilities, gguf, loading, log, plan, rope, set
 from infercore_llamacpp.adapters import Adapters
 from infercore_llamacpp.context import LlamaContext, RecurrentContext
 from infercore_llamacpp.library import api
+from infercore_llamacpp.owned import Owned
 from infercore_llamacpp.tokenizer import open_tokenizer
 from infercore_llamacpp.traits import POOLING, read_traits
 
@@ -21,11 +22,17 @@ if TYPE_CHECKING:
 
 
 class LlamaModel:
-    """Weights in memory, shared by all contexts; ``handle`` is the engine's model."""
+    """Weights in memory, shared by all contexts; ``handle`` is the engine's model.
 
-    def __init__(self, path: str, config: ModelConfig, loaded: loading.Loaded) -> None:
+    ``owned`` frees it.
+    """
+
+    def __init__(
+        self, path: str, config: ModelConfig, loaded: loading.Loaded, owned: Owned
+    ) -> None:
         self._path, self._config = path, config
         self.handle = loaded.handle
+        self._owned: Owned | None = owned
         self.load_ms = 0.0
         self.traits = read_traits(self.handle, has_gpu=loaded.has_gpu)
         self.info = self.traits.info
@@ -47,10 +54,11 @@ class LlamaModel:
         """Return the model at ``path``; see `loading.load` for what it raises."""
         started = time.perf_counter()
         loaded = loading.load(str(path), config)
+        owned = Owned(api.llama_model_free, loaded.handle)
         try:
-            model = cls(str(path), config, loaded)
+            model = cls(str(path), config, loaded, owned)
         except BaseException:
-            api.llama_model_free(loaded.handle)
+            owned.free()  # the error refers to what refers to it, so that it would wait
             raise
         model.load_ms = (time.perf_counter() - started) * 1e3
         return model
@@ -68,12 +76,13 @@ class LlamaModel:
                         f"{log.last_complaint() or 'it gives no reason'}"
                     )
                 )
+        owned = Owned(api.llama_free, handle, self._owned)
         try:
             self.adapters.apply(handle, config.adapters)
             kind = RecurrentContext if self.traits.is_recurrent else LlamaContext
-            return kind(self, handle, self._in_force(handle, chosen, lines))
+            return kind(self, handle, owned, self._in_force(handle, chosen, lines))
         except BaseException:
-            api.llama_free(handle)
+            owned.free()
             raise
 
     def plan_memory(self, config: ContextConfig) -> MemoryPlan:
@@ -125,7 +134,7 @@ class LlamaModel:
 
     def close(self) -> None:
         """Free adapters and weights. All contexts are closed."""
-        handle, self.handle = self.handle, 0
-        if handle:
+        if self.handle:
+            self.handle = 0
             self.adapters.close()
-            api.llama_model_free(handle)
+            self._owned = None
