@@ -97,7 +97,7 @@ def draw_throughput(told: dict[str, dict[str, Any]]) -> Any:
 
 def draw_first_token(told: dict[str, dict[str, Any]]) -> Any:
     lines: dict[str, dict[tuple[str, str], list[tuple[int, dict[str, float]]]]] = {}
-    names = [name for name in told if name.startswith("warm-prefix")]
+    names = [name for name in told if name.startswith("warm-prefix") and name != SPREAD]
     for row in plain(rows_of(told, *names)):
         kind, length = re.match(r"(\w+), (\d+)", row["figure"]).groups()  # type: ignore[union-attr]
         of_model = lines.setdefault(row["model"], {})
@@ -221,7 +221,9 @@ class Goal:
         return f"| {self.says} | {row['model']} | `{self.by}` | {bound} | {measured} | {verdict} |"
 
 
+SPREAD = "warm-prefix-ir-spread"
 DECODE, WARM = r"decode .*, ratio", r"warm, 2048 .*, ratio"
+MORE = r"a token, more than by hand"
 ALIKE, CHAT = "infercore / LLMPipeline, alike", "infercore / create_chat_completion"
 GOALS = (
     Goal("decode", "throughput-gguf", DECODE, "infercore / ctypes loop", 0.97, True),
@@ -236,6 +238,8 @@ GOALS = (
         True,
     ),
     Goal("decode, 1B", "throughput-1b", DECODE, "infercore / ctypes loop", 0.97, True),
+    Goal("decode, 1B", "throughput-1b", DECODE, "infercore / Llama.generate", 1.0, True),
+    Goal("a token's time over the ctypes loop's", "layer", MORE, "infercore", 15.0),
     Goal("decode", "throughput-ir", DECODE, ALIKE, 0.98, True),
     Goal(
         "decode, a session",
@@ -247,6 +251,7 @@ GOALS = (
     ),
     Goal("decode, 1B", "throughput-1b", DECODE, ALIKE, 0.98, True),
     Goal("a warm turn, 2,048 + 32 tokens", "warm-prefix-ir", WARM, ALIKE, 1 / 1.5),
+    Goal("a warm turn, other lengths", SPREAD, WARM, ALIKE, 1 / 1.5),
     Goal("agent loop, hybrid", "agent-loop-hybrid", r"edited .* all, ratio", CHAT, 1 / 5),
     Goal("agent loop, dense", "agent-loop", r"edited .* all, ratio", CHAT, 1 / 5),
     Goal("fork of 2,000 tokens", "state", r"fork .*", "into a free sequence", 20.0),

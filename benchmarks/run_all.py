@@ -20,10 +20,11 @@ HERE = Path(__file__).parent
 SHAPES = {"0.5b": "0.5b-ir", "0.35b-hybrid": "", "1b": "1b-ir"}
 STORY = "storyteller"
 PARTS: dict[str, str] = {
-    "throughput-gguf": "throughput.py {0.5b} --rounds 5 --tokens 48",
-    "throughput-ir": "throughput.py {0.5b-ir} --rounds 5 --tokens 48",
+    "throughput-gguf": "throughput.py {0.5b} --rounds 9 --tokens 48",
+    "throughput-ir": "throughput.py {0.5b-ir} --rounds 9 --tokens 48",
     "warm-prefix-gguf": "warm_prefix.py {0.5b} --prefix 128 512 2048 --rounds 3",
     "warm-prefix-ir": "warm_prefix.py {0.5b-ir} --prefix 128 512 2048 --rounds 4",
+    "warm-prefix-ir-spread": "warm_prefix.py {0.5b-ir} --prefix 2048 --rounds 4 --spread",
     "agent-loop-hybrid": "agent_loop.py {0.35b-hybrid} --variant edited",
     "agent-loop": "agent_loop.py {0.5b}",
     "state": "state.py {0.5b} {0.5b-ir}",
@@ -32,17 +33,19 @@ PARTS: dict[str, str] = {
     "layer": "decode_overhead.py {storyteller} --threads 1",
     "import-time": "import_time.py",
     "throughput-1b": (
-        "throughput.py {1b} {1b-ir} --rounds 3 --tokens 24 --prefill 256 --prefill-rounds 2"
+        "throughput.py {1b} {1b-ir} --rounds 5 --tokens 32 --prefill 256 --prefill-rounds 2"
     ),
     "warm-prefix-gguf-8k": "warm_prefix.py {0.5b} --prefix 8192 --rounds 1",
     "warm-prefix-ir-8k": "warm_prefix.py {0.5b-ir} --prefix 8192 --rounds 1",
 }
 QUICK = {
+    "--rounds 9": "--rounds 2",
     "--rounds 5": "--rounds 2",
     "--rounds 4": "--rounds 1",
     "--rounds 3": "--rounds 1",
     "--tokens 48": "--tokens 16",
     "128 512 2048": "128 512",
+    "--prefix 2048": "--prefix 512",
     "{0.35b-hybrid}": "{0.35b-hybrid} --turns 4",
     "agent_loop.py {0.5b}": "agent_loop.py {0.5b} --turns 4",
     "--prefix 8192": "--prefix 1024",

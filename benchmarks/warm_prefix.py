@@ -3,8 +3,8 @@
 Cold: nothing of the prompt is in any cache. Warm: the same prefix again, with another suffix.
 Beside infercore's session: `Llama.generate` on a GGUF file, `openvino_genai.LLMPipeline`, whose
 cache of prefixes is on, on an OpenVINO folder. They get token ids; the session tokenizes its text.
-The pipeline's cache keeps whole blocks of 32 tokens, so each round has a prefix of another length:
-as many tokens as named, and 8 more in each round, up to 24.
+The pipeline's cache keeps whole blocks of 32 tokens: with --spread each round has a prefix of
+another length, as many tokens as named and 8 more in each round, up to 24.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ BLOCK, STEP = 32, 8  # tokens
 class Prompts:
     """Prefixes that no cache has seen, and for each of them two suffixes."""
 
-    def __init__(self, tokenizer: ic.Tokenizer, n_prefix: int, n_suffix: int) -> None:
+    def __init__(self, tokenizer: ic.Tokenizer, n_prefix: int, n_suffix: int, step: int) -> None:
         self._tokenizer, self._n_prefix, self._n_suffix = tokenizer, n_prefix, n_suffix
-        self._turn = 0
+        self._step, self._turn = step, 0
 
     def next(self) -> tuple[str, str, str]:
         """Return a prefix and two suffixes."""
-        longer = self._turn // CONTENDERS * STEP % BLOCK
+        longer = self._turn // CONTENDERS * self._step % BLOCK
         self._turn += 1
         head = f"{chr(97 + self._turn % 26)}{self._turn} "
         n = self._n_prefix + longer - len(self._tokenizer.encode(head))
@@ -76,7 +76,8 @@ def measure(path: str, options: argparse.Namespace) -> list[pairs.Row]:
     with ic.load_model(path, backend="openvino" if is_folder else "llamacpp", **gpu) as model:
         other, first_ms = rival(path, room, options)
         for n_prefix in options.prefix:
-            prompts = Prompts(model.tokenizer, n_prefix, options.suffix)
+            step = STEP if options.spread else 0
+            prompts = Prompts(model.tokenizer, n_prefix, options.suffix, step)
             n_ctx = n_prefix + options.suffix + 64
             runs = {
                 "infercore": lambda p=prompts, n=n_ctx: of_session(model, p, n, options.threads),
@@ -86,7 +87,8 @@ def measure(path: str, options: argparse.Namespace) -> list[pairs.Row]:
             found = in_turns(runs, n_rounds)
             for i, kind in enumerate(("cold", "warm")):
                 values = {name: [run[i] for run in took] for name, took in found.items()}
-                figure = f"{kind}, {n_prefix} + {options.suffix}"
+                lengths = f"{n_prefix} to {n_prefix + BLOCK - STEP}" if step else str(n_prefix)
+                figure = f"{kind}, {lengths} + {options.suffix}"
                 rows += pairs.rows_of(values, model=pairs.name_of(path), figure=figure, unit="ms")
     return rows
 
@@ -110,6 +112,7 @@ def main() -> None:
         "--prefix", type=int, nargs="+", default=[128, 512, 2048], help="tokens of the prefixes"
     )
     parser.add_argument("--suffix", type=int, default=32)
+    parser.add_argument("--spread", action="store_true", help="another length in each round")
     options = parser.parse_args()
     rows = [row for path in options.models for row in measure(path, options)]
     pairs.finish("warm_prefix", rows, options)
