@@ -80,10 +80,10 @@ def test_an_interruption_anywhere_leaves_one_whole_file(tmp_path: Path) -> None:
     for n in range(1, 200):
         path.write_bytes(b"older")
         if not interrupt(n, lambda: write_whole(path, b"newer"), (atomic.__file__,)):
-            break
+            return
         assert path.read_bytes() in {b"older", b"newer"}
         assert os.listdir(tmp_path) == ["whole"], n
-    assert 5 < n < 200
+    pytest.fail("there are more places than were tried")
 
 
 def test_an_error_names_the_file_that_was_asked_for(tmp_path: Path) -> None:

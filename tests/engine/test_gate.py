@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import textwrap
@@ -7,6 +8,8 @@ import threading
 
 import pytest
 
+from engine.interrupts import interrupt
+from infercore.engine import gate as gate_module
 from infercore.engine.gate import Gate
 from infercore.errors import SessionBusyError, SessionClosedError, SessionFatalError
 
@@ -60,7 +63,7 @@ def test_a_raise_inside_frees_it():
 def test_it_is_shut_once():
     gate = Gate("thing")
     assert gate.shut()
-    assert not gate.shut()
+    assert gate.shut()
     assert gate.closed
     with pytest.raises(SessionClosedError, match="this thing is closed"):
         enter(gate)
@@ -157,31 +160,68 @@ def test_an_inherited_context_is_refused_in_a_forked_child():
     assert done.returncode == 0, done.stderr
 
 
-def interrupted(gate):
-    """Enter ``gate`` with a Ctrl-C right behind the call that takes its lock."""
-    own = gate.acquire
-
-    def acquire(blocking):
-        own(blocking)
-        raise KeyboardInterrupt
-
-    gate.acquire = acquire
-    with pytest.raises(KeyboardInterrupt):
-        enter(gate)
-    gate.acquire = own
+HERE = (gate_module.__file__,)
 
 
-def test_an_interruption_on_the_way_in_leaves_it_free():
-    gate = Gate("thing")
-    interrupted(gate)
-    assert not gate.inside
-    assert in_thread(lambda: enter(gate)) == "inside"
-    assert gate.shut()
-
-
-def test_an_interruption_on_the_way_in_leaves_it_to_the_thread_inside():
-    gate = Gate("thing")
+def use(gate):
     with gate:
-        assert in_thread(lambda: interrupted(gate)) is None
-        assert isinstance(in_thread(lambda: enter(gate)), SessionBusyError)
-    assert enter(gate) == "inside"
+        pass
+
+
+def use_inside(gate):
+    with gate, contextlib.suppress(SessionBusyError):
+        use(gate)
+
+
+def use_shut(gate):
+    gate.shut()
+    with contextlib.suppress(SessionClosedError):
+        use(gate)
+
+
+def is_here(gate):
+    assert not gate.entered_here()
+
+
+@pytest.mark.parametrize("call", [use, use_inside, use_shut, is_here, Gate.shut])
+def test_an_interruption_anywhere_leaves_the_lock_to_all(call):
+    for n in range(1, 100):
+        gate = Gate("thing")
+        interrupted = interrupt(n, lambda g=gate: call(g), (*HERE, __file__))
+        assert not gate.entered_here()
+        assert in_thread(gate.shut) is True
+        if not interrupted:
+            return
+    pytest.fail("there are more places than were tried")
+
+
+@pytest.mark.parametrize("call", [use, use_inside])
+def test_an_interruption_leaves_the_lock_to_the_thread_inside(call):
+    for n in range(1, 100):
+        gate = Gate("thing")
+        with gate:
+            interrupted = in_thread(
+                lambda n=n, g=gate: interrupt(n, lambda: busy(call, g), (*HERE, __file__))
+            )
+            assert gate.entered_here()
+            assert isinstance(in_thread(lambda g=gate: enter(g)), SessionBusyError)
+        assert enter(gate) == "inside"
+        if not interrupted:
+            return
+    pytest.fail("there are more places than were tried")
+
+
+def busy(call, gate):
+    with contextlib.suppress(SessionBusyError):
+        call(gate)
+
+
+def test_what_is_called_on_the_way_in_may_fail():
+    def fail():
+        raise KeyError("mine")
+
+    gate = Gate("thing", fail)
+    with pytest.raises(KeyError, match="mine"):
+        enter(gate)
+    gate.on_enter = None
+    assert in_thread(lambda: enter(gate)) == "inside"

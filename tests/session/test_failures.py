@@ -197,7 +197,7 @@ def test_a_processor_that_raises_leaves_a_session_that_goes_on(
     assert shown + greedy(session, 8 - len(shown)) == cold_greedy(reference, TEXT)
 
 
-NO_SIGNAL_COMES = ("with ", "try:", "gate.bar = ", "gate.release()")
+NO_SIGNAL_COMES = ("with ", "try:")  # a gate is left by C code
 
 
 class InterruptAt:

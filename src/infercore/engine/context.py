@@ -25,10 +25,12 @@ class GuardedContext(Saving, Decoding, Controls):
 
     def close(self) -> None:
         """Give the memory back; idempotent. A call that runs in another thread is aborted."""
-        if not self._gate.entered_here:
+        if not self._gate.entered_here():
             self.abort()
         if self._gate.shut():
-            self._finalizer()
+            with self._abort_lock:  # an abort from another thread has left the engine then
+                pass
+            self._finalizer()  # once, whoever asks
             self._identity_source = dict  # what it asks keeps the model alive
 
     def __enter__(self) -> Self:

@@ -10,8 +10,8 @@ from infercore.errors import DecodeAbortedError
 class Aborting(ContextBase):
     """abort, and what a call asks on its way.
 
-    An abort counts from when it is called until it returns, so the call may end and another begin
-    in between: what comes too late for the one may stop the other, but nothing later.
+    An abort that arrives after its call has ended may stop a call that began before the abort
+    returned, never a later one.
     """
 
     def abort(self) -> None:
@@ -25,9 +25,13 @@ class Aborting(ContextBase):
                     self._inner.abort()
 
     def _begin_abortable(self) -> None:
-        if self._aborted:  # too late for the call before
-            self._end_abortable()
+        self._forget_late_abort()
         self._abortable = True
+
+    def _forget_late_abort(self) -> None:
+        """Before a call that computes: what came too late for the one before must not end it."""
+        if self._aborted or self._abortable:
+            self._end_abortable()
 
     def _end_abortable(self) -> None:
         with self._abort_lock:

@@ -84,7 +84,7 @@ class ContextBase:
         self._keeps_nothing = kinds.encoder and not (kinds.logits_all or kinds.state)
         self._embedded: frozenset[int] = frozenset()
         self._vectors: FloatArray | None = None
-        self._abort_lock = threading.Lock()
+        self._abort_lock = threading.RLock()  # a signal handler may abort
         self._abort_callback: Callable[[], bool] | None = None
         self._callback_error: BaseException | None = None
 
@@ -192,6 +192,7 @@ class ContextBase:
         else that an engine raises ends it.
         """
         self._forget_outputs()
+        self._ledger.recount()
         try:
             entered = self._ledger.next_position(seq_id) - before
             kept = self._n_past_inner(seq_id) - before

@@ -99,7 +99,7 @@ class Controls(Aborting):
             if own is None:
                 raise UnsupportedFeatureError(feature="warmup", backend=self._backend)
             self._forget_outputs()
-            self._end_abortable()  # one that comes too late for the call before must not end this
+            self._forget_late_abort()
             self._judged(own)
 
     def synchronize(self) -> None:

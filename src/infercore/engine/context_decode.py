@@ -11,7 +11,6 @@ import numpy as np
 from infercore.engine import arguments
 from infercore.engine.context_abort import aborted_with
 from infercore.engine.context_outputs import Reading
-from infercore.engine.gate import INSIDE
 from infercore.engine.outputs import ending_at_last_row
 from infercore.errors import (
     ContextOverflowError,
@@ -43,19 +42,11 @@ class Decoding(Reading):
             if len(ids):
                 self._append(ids, seq_id, logits)
 
-    def decode_one(self, token: int, *, seq_id: int = 0) -> None:  # noqa: C901, PLR0912
+    def decode_one(self, token: int, *, seq_id: int = 0) -> None:
         """Append one token and make its logits; see `Context.decode_one`."""
         # This runs once a token, behind an engine that has emptied the processor's caches: each
-        # function more takes 2 to 3 us then. So it is one function, without ``with``.
-        gate = self._gate
-        try:
-            if not gate.acquire(False) or gate.bar is not None:
-                raise gate.refusal()
-        except BaseException:
-            gate.let_go()
-            raise
-        gate.bar = INSIDE
-        try:
+        # function more takes 2 to 3 us then. So it is one function.
+        with self._gate:
             if type(token) is not int or not 0 <= token < self._n_vocab:
                 token = arguments.check_token(token, self._n_vocab)
             if type(seq_id) is not int or seq_id != 0:
@@ -74,6 +65,7 @@ class Decoding(Reading):
                 try:
                     self._decode_one_inner(token, seq_id=seq_id)
                     ledger.append_one(seq_id, token)
+                    self._row_of = (seq_id,)
                     outputs.serial += 1
                     if outputs.count != 1 or outputs.all_rows or outputs.gathered is not None:
                         outputs.set_engine_rows(1)
@@ -86,15 +78,10 @@ class Decoding(Reading):
                 if self._timed:
                     self._decode_s += _clock() - started
                     self._decode_tokens += 1
-                self._row_of = (seq_id,)
-        finally:  # nothing here that an interruption could come before
-            gate.bar = gate.rest
-            gate.release()
 
     def _before_step(self, seq_id: int) -> None:
         """What a single token seldom needs before it."""
-        if self._aborted:  # too late for the call before
-            self._end_abortable()
+        self._forget_late_abort()
         if self._n_embedded_tokens:  # what an encoder made in the call before
             self._forget_outputs()
         if self._ask_before_step:  # the engine cannot ask the callback within a step
@@ -106,6 +93,7 @@ class Decoding(Reading):
 
     def _settle_step(self, token: int, seq_id: int, held: int, error: BaseException) -> NoReturn:
         ledger = self._ledger
+        ledger.recount()
         before = ledger.next_position(seq_id) - (ledger.n_cells - held)
         self._settle(seq_id, [token], before, error)
         self._raise_typed(error, ledger.length(seq_id))
@@ -231,15 +219,15 @@ class Decoding(Reading):
                 seq_ids,
                 np.array(wanted, dtype=np.bool_),
             )
+            for token, pos, ids in zip(tokens, positions, seq_ids, strict=True):
+                if not self._only_encodes:  # of whole texts nothing stays
+                    self._ledger.append(ids, (token,), pos)
         except BaseException as error:  # noqa: BLE001  (raised anew, typed)
             self._settle_batch(tokens, positions, seq_ids, error)
             self._raise_typed(error, self._ledger.n_cells)
         finally:
             self._end_abortable()
         self._count(started, len(tokens), single=False)
-        for token, pos, ids in zip(tokens, positions, seq_ids, strict=True):
-            if not self._only_encodes:  # of whole texts nothing stays
-                self._ledger.append(ids, (token,), pos)
         self._outputs.set_engine_rows(sum(wanted), all_rows=all(wanted))
         self._row_of = ending_at_last_row(seq_ids, wanted)
         self._note_embedded({s for ids in seq_ids for s in ids}, len(tokens))
@@ -251,10 +239,12 @@ class Decoding(Reading):
         seq_ids: list[tuple[int, ...]],
         error: BaseException,
     ) -> None:
+        ledger = self._ledger
+        ledger.recount()
         for token, pos, ids in zip(tokens, positions, seq_ids, strict=True):
-            kept = [s for s in ids if self._reached(s, error) > pos]
+            kept = [s for s in ids if ledger.next_position(s) <= pos < self._reached(s, error)]
             if kept:
-                self._ledger.append(kept, (token,), pos)
+                ledger.append(kept, (token,), pos)
         self._judge(error)
 
     def _reached(self, seq_id: int, error: BaseException) -> int:

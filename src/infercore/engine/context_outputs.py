@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from infercore.engine.context_sequences import Sequences
-from infercore.engine.gate import INSIDE
 from infercore.engine.outputs import read_only
 from infercore.errors import InvalidInputError, OutputNotAvailableError
 
@@ -20,26 +19,21 @@ class Reading(Sequences):
 
     def logits(self, i: int = -1) -> FloatArray:
         """Return output row ``i`` of the last call; see `Context.logits`."""
-        gate = self._gate  # not ``with``, nor _judged: this runs once a token
-        try:
-            if not gate.acquire(False) or gate.bar is not None:
-                raise gate.refusal()
-        except BaseException:
-            gate.let_go()
-            raise
-        gate.bar = INSIDE
-        try:
-            outputs = self._outputs
-            if type(i) is not int or i != -1 or outputs.count != 1 or outputs.gathered is not None:
-                return outputs.row(i)
-            row = outputs.engine_logits(0)
-            return read_only(row) if row.flags.writeable else row
-        except Exception as error:
-            self._judge(error)
-            raise
-        finally:
-            gate.bar = gate.rest
-            gate.release()
+        with self._gate:
+            try:
+                outputs = self._outputs
+                if (
+                    type(i) is not int
+                    or i != -1
+                    or outputs.count != 1
+                    or outputs.gathered is not None
+                ):
+                    return outputs.row(i)
+                row = outputs.engine_logits(0)
+                return read_only(row) if row.flags.writeable else row
+            except Exception as error:
+                self._judge(error)
+                raise
 
     def sample_native(self, sample: Callable[[Any, int], int], i: int) -> int:
         """Let an engine's sampler choose from output row ``i``, once it is known to exist."""

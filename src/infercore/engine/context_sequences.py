@@ -115,38 +115,55 @@ class Sequences(Aborting):
         if self._is_whole(seq_id, p0, p1):
             p0, p1 = 0, arguments.MAX_POSITION
         end = self._position(seq_id)
+        enter = partial(self._enter_removal, seq_id, p0, p1)
         done = self._change(
             lambda: self._inner.seq_remove(seq_id, p0, -1 if p1 == arguments.MAX_POSITION else p1),
-            lambda: p1 >= end and self._is_decided(seq_id, p0, end),
+            enter,
+            lambda: p1 >= end and self._is_decided(enter, seq_id, p0, end),
         )
-        if done:
-            self._ledger.remove(seq_id, p0, p1)
-            self._forget_outputs()
         return bool(done)
 
-    def _is_decided(self, seq_id: int, p0: int, end: int) -> bool:
+    def _enter_removal(self, seq_id: int, p0: int, p1: int) -> None:
+        self._forget_outputs()
+        self._ledger.remove(seq_id, p0, p1)
+
+    def _is_decided(self, enter: Callable[[], None], seq_id: int, p0: int, end: int) -> bool:
         """After an interruption: whether the engine removed all from ``p0`` on, or nothing."""
         found = self._position(seq_id)
         if found == p0 < end:
-            self._ledger.remove(seq_id, p0, arguments.MAX_POSITION)
-            self._forget_outputs()
+            enter()
         return found in (p0, end)
 
-    def _change(self, work: Callable[[], T], is_decided: Callable[[], bool] | None = None) -> T:
-        """Run an engine call that changes the cache; an unexpected failure ends the context.
+    def _change(
+        self,
+        work: Callable[[], T],
+        enter: Callable[[], None],
+        is_decided: Callable[[], bool] | None = None,
+    ) -> T:
+        """Run an engine call that changes the cache, and ``enter`` the change in the books.
 
-        So does an interruption, unless ``is_decided`` finds out how far the engine came.
+        The books change last in ``enter``. Where the call returns False nothing is entered. An
+        unexpected failure of the engine ends the context; so does an interruption of the call,
+        unless ``is_decided`` finds out how far the engine came. One that comes behind the call
+        leaves the books as true as the others do.
         """
+        n_changes, done = self._ledger.n_changes, False
         try:
-            return work()
+            result = work()
+            done = result is not False
+            if done:
+                enter()
         except InferCoreError:
             raise
         except Exception as error:
             raise self._gate.fail(error) from error
         except BaseException as error:
-            if is_decided is None or not is_decided():
+            if done and self._ledger.n_changes == n_changes:
+                enter()
+            elif not done and (is_decided is None or not is_decided()):
                 self._gate.fail(error)
             raise
+        return result
 
     def seq_keep(self, seq_id: int) -> None:
         """Remove all other sequences."""
@@ -165,11 +182,20 @@ class Sequences(Aborting):
         self._forget_outputs()
         own = getattr(self._inner, "clear", None)
         if own is not None:
-            self._change(own)
-        else:
-            for seq_id in range(self.n_seq_max):
-                self._change(partial(self._inner.seq_remove, seq_id, 0, -1))
+            self._change(own, self._ledger.clear, self._is_cleared)
+            return
+        for seq_id in range(self.n_seq_max):
+            remove = partial(self._inner.seq_remove, seq_id, 0, -1)
+            self._change(remove, partial(self._ledger.remove, seq_id, 0, arguments.MAX_POSITION))
         self._ledger.clear()
+
+    def _is_cleared(self) -> bool:
+        """After an interruption: whether the engine removed all, or nothing."""
+        ends = [self._position(s) for s in range(self.n_seq_max)]
+        if not any(ends):
+            self._ledger.clear()
+            return True
+        return ends == [self._ledger.next_position(s) for s in range(self.n_seq_max)]
 
     # -- copying and moving --------------------------------------------------------------------
 
@@ -202,11 +228,16 @@ class Sequences(Aborting):
                 hint=f"sequence {target} holds tokens there that cannot be removed",
             )
         stop = -1 if end == arguments.MAX_POSITION else end
-        self._change(lambda: self._inner.seq_copy(source, target, start, stop))
-        self._ledger.copy(source, target, start, end)
+        self._change(
+            lambda: self._inner.seq_copy(source, target, start, stop),
+            partial(self._enter_copy, source, target, start, end),
+        )
+
+    def _enter_copy(self, source: int, target: int, start: int, end: int) -> None:
         owners = tuple(s for s in self._row_of if s != target)
         whole = self._is_whole(source, start, end)
         self._row_of = (*owners, target) if whole and source in owners else owners
+        self._ledger.copy(source, target, start, end)
 
     def seq_shift(self, seq_id: int, p0: int, p1: int, delta: int) -> None:
         """Add ``delta`` to the positions in [p0, p1); see `Context.seq_shift`.
@@ -225,9 +256,11 @@ class Sequences(Aborting):
             self._check_shift(seq_id, start, end, int(delta), moved)
             self._check_unshared(seq_id, start, end)
             low, high = min(moved), max(moved) + 1
-            self._change(lambda: self._inner.seq_shift(seq_id, low, high, int(delta)))
-            self._ledger.shift(seq_id, low, high, int(delta))
             self._forget_outputs()
+            self._change(
+                lambda: self._inner.seq_shift(seq_id, low, high, int(delta)),
+                partial(self._ledger.shift, seq_id, low, high, int(delta)),
+            )
 
     def _check_shift(self, seq_id: int, p0: int, p1: int, delta: int, moved: Sequence[int]) -> None:
         lowest, highest = min(moved) + delta, max(moved) + delta
@@ -267,6 +300,8 @@ class Sequences(Aborting):
                 return
             self._check_unshared(seq_id, start, end)
             high = min(end, self._position(seq_id))
-            self._change(lambda: self._inner.seq_divide(seq_id, start, high, int(d)))
-            self._ledger.divide(seq_id, start, high, int(d))
             self._forget_outputs()
+            self._change(
+                lambda: self._inner.seq_divide(seq_id, start, high, int(d)),
+                partial(self._ledger.divide, seq_id, start, high, int(d)),
+            )

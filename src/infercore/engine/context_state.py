@@ -47,6 +47,7 @@ class Saving(Sequences):
         save: Callable[[], Buffer],
         note: Mapping[str, Any] | None = None,
     ) -> bytes:
+        self._forget_late_abort()  # an engine may compute to save what it put off
         has_row = kind == "state" or seq_ids[0] in self._row_of
         row = self._judged(self._last_row) if has_row else b""  # an engine may lose it by saving
         header = {

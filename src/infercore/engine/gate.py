@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import threading
 import weakref
-from contextlib import suppress
+from _thread import RLock  # threading.RLock makes these, but is no class
 from typing import TYPE_CHECKING
 
 from infercore.errors import (
@@ -18,10 +17,11 @@ from infercore.errors import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
+
+    from typing_extensions import Self
 
 _END_SECONDS = 10.0
-INSIDE, _SHUT = "inside", "shut"
+_CLOSED, _FATAL, _FORKED = "closed", "fatal", "forked"
 _forks = 0
 _gates: weakref.WeakSet[Gate] = weakref.WeakSet()
 
@@ -30,7 +30,7 @@ def _count_fork() -> None:
     global _forks  # noqa: PLW0603  (the one process-wide counter)
     _forks += 1
     for gate in _gates:
-        gate.bar = gate.rest = _SHUT
+        gate.bar = _FORKED
 
 
 if hasattr(os, "register_at_fork"):
@@ -42,71 +42,62 @@ def fork_count() -> int:
     return _forks
 
 
-class Gate:
+class Gate(RLock):  # type: ignore[misc]  # it may be inherited from, whatever the stubs say
     """A context manager that each call of a guarded object passes through.
 
     Raises `SessionBusyError` when another call is inside, `SessionClosedError` after `shut`,
-    `InvalidStateError` in a forked child and `SessionFatalError` after `fail`. What runs once a
-    token does what `__enter__` and `__exit__` do itself: for that are the public attributes.
-    ``bar`` is what keeps others out, None where nothing does; who holds the lock may read and
-    change it. ``rest`` is what it goes back to.
+    `InvalidStateError` in a forked child and `SessionFatalError` after `fail`. ``bar`` is what
+    keeps calls out for good, None where nothing does; ``on_enter`` is called on the way in.
+
+    A Ctrl-C shows at the start of a Python function and behind a call of C. So the way out is the
+    lock's own, which no interruption can precede, and the way in lets go of the lock without a
+    function where it is not known whether it was got.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_born",
-        "_lock",
-        "_name",
-        "acquire",
-        "bar",
-        "closed",
-        "fatal",
-        "release",
-        "rest",
-    )
+    __slots__ = ("_born", "_name", "bar", "fatal", "on_enter")
 
-    def __init__(self, name: str) -> None:
-        self._lock = threading.RLock()  # it knows its thread, which an interruption may ask for
-        self.acquire = self._lock.acquire
-        self.release = self._lock.release
-        self.bar: str | None = None
-        self.rest: str | None = None
-        self.fatal: SessionFatalError | None = None
-        self.closed = False
+    # Public in `threading.Condition`'s use of it alone, but the one question that takes no lock.
+    entered_here = RLock._is_owned  # type: ignore[attr-defined]  # noqa: SLF001
+    """Whether the calling thread itself is inside."""
+
+    def __new__(cls, *_: object) -> Self:
+        """Return a lock; it takes no arguments itself."""
+        return super().__new__(cls)
+
+    def __init__(self, name: str, on_enter: Callable[[], object] | None = None) -> None:
         self._name = name
         self._born = _forks
+        self.bar: str | None = None
+        self.fatal: SessionFatalError | None = None
+        self.on_enter = on_enter
         _gates.add(self)
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> None:  # type: ignore[override]
+        if self.entered_here():
+            raise self.refusal()
         try:
-            if (
-                not self.acquire(False) or self.bar is not None
-            ):  # by keyword it takes twice the time
+            # By keyword it takes twice the time.
+            if not self.acquire(False):
                 raise self.refusal()
+            if self.bar is not None:
+                self.release()  # first: Python 3.10 looks for a Ctrl-C before an except clause
+                raise self.refusal()
+            if self.on_enter is not None:
+                self.on_enter()
         except BaseException:
-            self.let_go()
+            try:  # noqa: SIM105  (an interruption could come before what suppress() does)
+                self.release()
+            except RuntimeError:
+                pass
             raise
-        self.bar = INSIDE
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None = None,
-        error: BaseException | None = None,
-        trace: TracebackType | None = None,
-    ) -> None:
-        self.bar = self.rest
-        self.release()
-
-    def let_go(self) -> None:
-        """Release the lock once if this thread has it.
-
-        A Ctrl-C shows behind the call that takes the lock, where nobody knows whether it did.
-        """
-        with suppress(RuntimeError):
-            self.release()
+    @property
+    def closed(self) -> bool:
+        """Whether the gate was shut."""
+        return self.bar == _CLOSED
 
     def refusal(self) -> InferCoreError:
-        """Return the error for a call that found the lock taken or the gate barred."""
+        """Return the error for a call that found somebody inside or the gate barred."""
         if self._born != _forks:
             return InvalidStateError(
                 f"this {self._name} was made before os.fork(), and the engine's threads did not "
@@ -114,7 +105,7 @@ class Gate:
                 operation="use",
                 state="forked",
             )
-        if self.bar is None or self.bar == INSIDE:
+        if self.bar is None:
             return SessionBusyError(
                 f"another call is using this {self._name}; one thread owns it at a time"
             )
@@ -124,12 +115,6 @@ class Gate:
         error.__cause__ = self.fatal.cause
         return error
 
-    def _stay_shut(self) -> None:
-        """Let nobody in any more; who is inside may end what it does."""
-        self.rest = _SHUT
-        if self.bar is None:
-            self.bar = _SHUT
-
     def fail(self, cause: BaseException) -> SessionFatalError:
         """Refuse every later call with the first cause; return the error to raise now."""
         if self.fatal is None:
@@ -137,22 +122,9 @@ class Gate:
                 f"this {self._name} can no longer be trusted: {cause}; close it and open a new one",
                 cause=cause,
             )
-        self._stay_shut()
+        if self.bar is None:
+            self.bar = _FATAL
         return self.fatal
-
-    @property
-    def inside(self) -> bool:
-        """Whether a call is inside, of whichever thread."""
-        return self.bar == INSIDE
-
-    @property
-    def entered_here(self) -> bool:
-        """Whether the calling thread itself is inside."""
-        try:
-            here = self.acquire(False) and self.inside  # it lets its own thread in again
-        finally:
-            self.let_go()
-        return here
 
     def shut_at_end(self, stop: Callable[[], object] | None) -> bool:
         """Let nobody in any more and wait for the call inside, which ``stop`` ends sooner.
@@ -160,27 +132,37 @@ class Gate:
         False where it does not end: at exit of the interpreter a thread may still be in an
         engine, which must not be freed then.
         """
-        self.closed = True
-        self._stay_shut()
-        if self.inside and stop is not None:
-            stop()
-        if not self.acquire(timeout=_END_SECONDS):
-            return False
-        self.release()
-        return True
+        self.bar = _CLOSED
+        try:
+            free = self.acquire(False)
+            if not free:
+                if stop is not None:
+                    stop()
+                free = self.acquire(timeout=_END_SECONDS)
+        finally:
+            try:  # noqa: SIM105  (see __enter__)
+                self.release()
+            except RuntimeError:
+                pass
+        return free
 
     def shut(self) -> bool:
-        """Close the gate after the call that is inside; False if it was closed already.
+        """Close the gate after the call that is inside; idempotent.
 
+        False in a forked child, where what lies behind the gate is the parent's to release.
         Raises `SessionBusyError` when the calling thread itself is inside (a callback).
         """
         if self._born != _forks:
-            self.closed = True
+            self.bar = _CLOSED
             return False
-        if self.entered_here:
+        if self.entered_here():
             raise SessionBusyError(f"close this {self._name} after its call has returned")
-        with self._lock:
-            was_open = not self.closed
-            self.closed = True
-            self._stay_shut()
-        return was_open
+        try:
+            self.acquire()
+            self.bar = _CLOSED
+        finally:
+            try:  # noqa: SIM105  (see __enter__)
+                self.release()
+            except RuntimeError:  # the interruption came before the call inside had ended
+                pass
+        return True

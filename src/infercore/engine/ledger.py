@@ -37,6 +37,7 @@ class Ledger:
         self._lengths = [0] * n_seq_max
         self._store = array("i")
         self.n_cells = 0
+        self.n_changes = 0  # of what is held but for tokens appended
 
     def length(self, seq_id: int) -> int:
         """Return how many tokens the sequence holds."""
@@ -69,15 +70,21 @@ class Ledger:
             self._compact()
 
     def _extend(self, seq_id: int, run: Run) -> None:
+        """Enter a run; no interruption can come between its parts, as there is no call."""
         runs = self._runs[seq_id]
         if runs:
             last = runs[-1]
-            if last.cell + last.n == run.cell and last.pos + last.n == run.pos:
-                run = Run(last.cell, last.pos, last.n + run.n)
-                self._lengths[seq_id] -= last.n
-                runs.pop()
-        runs.append(run)
+            if _follows(run, last):
+                runs[-1] = Run(last.cell, last.pos, last.n + run.n)
+                self._lengths[seq_id] += run.n
+                return
+        runs += (run,)
         self._lengths[seq_id] += run.n
+
+    def recount(self) -> None:
+        """Count anew what an interruption may have left uncounted, from the runs."""
+        self._lengths = [sum(run.n for run in runs) for runs in self._runs]
+        self.n_cells = _width(run for runs in self._runs for run in runs)
 
     def append_one(self, seq_id: int, token: int) -> None:
         """Give one token to one sequence at its next position: the hot path of `append`."""
@@ -125,10 +132,11 @@ class Ledger:
 
     def clear(self) -> None:
         """Forget everything."""
-        self._runs = [[] for _ in self._runs]
-        self._lengths = [0] * len(self._runs)
-        self._store = array("i")
+        runs: list[list[Run]] = [[] for _ in self._runs]
+        lengths, store = [0] * len(runs), array("i")
+        self._runs, self._lengths, self._store = runs, lengths, store
         self.n_cells = 0
+        self.n_changes += 1
 
     def set_sequence(
         self, seq_id: int, runs: Iterable[tuple[int, int]], tokens: Sequence[int]
@@ -190,12 +198,21 @@ class Ledger:
         own = [part for run in self._runs[seq_id] for part in _inside(run, p0, p1)]
         return _width([*others, *own]) - _width(others)
 
-    def _replace(self, seq_id: int, runs: list[Run]) -> None:
-        self._runs[seq_id] = []
-        self._lengths[seq_id] = 0
+    def _replace(self, seq_id: int, runs: Iterable[Run]) -> None:
+        """Let the sequence have ``runs``: all at once, as no interruption can come between."""
+        fresh: list[Run] = []
         for run in runs:
-            self._extend(seq_id, run)
-        self.n_cells = _width(run for runs in self._runs for run in runs)
+            if fresh and _follows(run, fresh[-1]):
+                cell, pos, n = fresh[-1]
+                fresh[-1] = Run(cell, pos, n + run.n)
+            else:
+                fresh.append(run)
+        others = [run for i, held in enumerate(self._runs) if i != seq_id for run in held]
+        length, n_cells = sum(run.n for run in fresh), _width([*others, *fresh])
+        self._runs[seq_id] = fresh
+        self._lengths[seq_id] = length
+        self.n_cells = n_cells
+        self.n_changes += 1
 
     def _compact(self) -> None:
         """Number the cells in use anew, so that the store does not grow for ever."""
@@ -224,6 +241,11 @@ if TYPE_CHECKING:
 def n_cells_of(sequences: Iterable[Mapping[str, Any]]) -> int:
     """Return how many cells saved sequences take together; see `Ledger.restore`."""
     return _width(run for sequence in sequences for run in _runs_of(sequence))
+
+
+def _follows(run: Run, last: Run) -> bool:
+    """Whether ``run`` begins where ``last`` ends, in cells and in positions."""
+    return last.cell + last.n == run.cell and last.pos + last.n == run.pos
 
 
 def _runs_of(sequence: Mapping[str, Any]) -> Iterator[Run]:

@@ -67,7 +67,7 @@ class GuardedSampler:
     def close(self) -> None:
         """Release what the sampler holds; idempotent."""
         if self._gate.shut():
-            self._finalizer()
+            self._finalizer()  # once, whoever asks
 
 
 def _close(inner: Any, release: Callable[[], None], gate: Gate) -> None:

@@ -125,10 +125,12 @@ class PortableSampler:
         """Whether `close` was called."""
         return self._closed
 
-    def sample(self, context: Context | _OneRow, i: int = -1) -> int:
+    def sample(self, context: Context, i: int = -1) -> int:
         """Return a token from output row ``i`` of ``context``, accepted exactly once.
 
-        Raises what ``context.logits`` and `sample_logits` raise.
+        Raises what ``context.logits`` raises, `InvalidInputError` for a row of another shape,
+        `InvalidStateError` where a logit is NaN or infinite or where no token is left, and
+        whatever a processor raises: state unchanged.
         """
         if self._closed:
             self._check_open()
@@ -154,10 +156,10 @@ class PortableSampler:
     def sample_logits(self, logits: FloatArray) -> int:
         """Return a token for the row ``logits`` (float32 [n_vocab]), accepted exactly once.
 
-        Raises `InvalidInputError` for another shape, `InvalidStateError` where a logit is NaN or
-        infinite or where no token is left, and whatever a processor raises: state unchanged.
+        Raises what `sample` raises for a row.
         """
-        return self.sample(_OneRow(logits))
+        context: Any = _OneRow(logits)
+        return self.sample(context)
 
     def _draw(self, logits: FloatArray) -> int:
         ready = self._rules.apply(logits, self._history, self._constraint)

@@ -76,7 +76,9 @@ class SessionBase:
         self.resident = Resident(shared.context, seq_id)
         self.parts = Parts()
         self.gate = Gate("session")
+        self.in_call = False  # whether a call of this session runs; `cancel` asks from any thread
         self.shared = shared
+        self._has_sequence = True
         self._tokenizer = model.tokenizer
         self.pieces = Pieces(model.tokenizer)
         self._new_sampler = new_sampler
@@ -131,12 +133,16 @@ class SessionBase:
 
         Where the context can no longer be trusted, nor can the session.
         """
-        with self.shared, self.gate:
+        with self.shared.gate, self.gate:
             self.check_no_stream(operation)
             self.resident.cancelled = False
-            with self.fatal_for_good():
-                self.resident.settle()
-                yield
+            try:
+                self.in_call = True
+                with self.fatal_for_good():
+                    self.resident.settle()
+                    yield
+            finally:
+                self.in_call = False
 
     @contextmanager
     def fatal_for_good(self) -> Iterator[None]:
@@ -206,7 +212,7 @@ class SessionBase:
         stream = self.open_stream()
         if stream is not None:
             stream.cancel()
-        if self.gate.inside:
+        if self.in_call:
             self.resident.cancelled = True
             self.context.abort()
 
@@ -215,12 +221,15 @@ class SessionBase:
 
         Raises `SessionBusyError`, *unchanged*, from within a call of this session (a callback).
         """
-        if not self.gate.entered_here:
+        if not self.gate.entered_here():
             self.cancel()
-        if self.gate.shut():
-            stream = self.open_stream()
-            if stream is not None:
-                stream.abandon()
+        if not self.gate.shut():
+            return
+        stream = self.open_stream()
+        if stream is not None:
+            stream.abandon()
+        has_sequence, self._has_sequence = self._has_sequence, False
+        if has_sequence:
             self.shared.give_back(self.resident.seq_id)
 
     def __enter__(self) -> Self:

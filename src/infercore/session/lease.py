@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 from infercore.engine.gate import Gate
 from infercore.errors import SessionBusyError, SessionClosedError, SessionFatalError
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 
 class SharedContext:
     """Hands out the sequences of a context; closes it when the last one is given back.
 
-    A context manager that each call of a session passes through: the outputs of a context are
-    those of its last call, so no other session may come between a decode and its sample.
+    Each call of a session passes through ``gate``: the outputs of a context are those of its last
+    call, so no other session may come between a decode and its sample.
     """
 
     def __init__(self, context: Any) -> None:
@@ -25,37 +23,17 @@ class SharedContext:
         self._free = list(range(context.n_seq_max - 1, -1, -1))
         self._left: list[int] = []  # given back while the context was busy: still to be emptied
         self._n_taken = 0
-        self._gate = Gate("context") if context.n_seq_max > 1 else None
-
-    def __enter__(self) -> None:
-        if self._gate is None:
-            return
-        self._gate.__enter__()
-        try:
-            self._empty_left()
-        except BaseException:
-            self._gate.__exit__()
-            raise
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._gate is not None:
-            self._gate.__exit__(kind, error, trace)
+        self.is_shared: bool = context.n_seq_max > 1
+        """Whether the context has room for several sessions."""
+        self.gate: AbstractContextManager[Any] = (
+            Gate("context", self._empty_left) if self.is_shared else nullcontext()
+        )
 
     def _empty_left(self) -> None:
         while self._left:
             self.context.seq_remove(self._left[-1])
             with self._lock:
                 self._free.append(self._left.pop())
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether the context has room for several sessions."""
-        return self._gate is not None
 
     def take(self) -> int | None:
         """Return a free sequence id, None where there is none."""
@@ -75,7 +53,7 @@ class SharedContext:
             self.context.close()
             return
         try:
-            with self:
+            with self.gate:
                 pass
         except (SessionBusyError, SessionClosedError, SessionFatalError):
             return  # the next call empties it, or the context keeps nothing any more

@@ -66,12 +66,15 @@ class DecodeStream:
         if self.finished and not self._abandoned:
             raise StopIteration
         session = self._session
-        with session.shared, session.gate:
+        with session.shared.gate, session.gate:
             try:
+                session.in_call = True
                 return self._next_chunk()
             except BaseException:
                 self._release()
                 raise
+            finally:
+                session.in_call = False
 
     def _next_chunk(self) -> StreamChunk:
         session = self._session
@@ -267,22 +270,24 @@ class DecodeStream:
         if self.finished:
             return
         try:
-            with self._session.shared, self._session.gate:
+            with self._session.shared.gate, self._session.gate:
                 self._close_held()
         except SessionBusyError:
             self._leave_owed()
 
     def _close_held(self) -> None:
         try:
+            self._session.in_call = True
             with self._session.fatal_for_good():
                 self._resident.settle()
                 self._settle()
         finally:
+            self._session.in_call = False
             self._release()
 
     def _leave_owed(self) -> None:
         """Where another session has the context just now, let the next call of this one settle."""
-        if self._session.shared.is_shared and not self._session.gate.inside:
+        if self._session.shared.is_shared and not self._session.in_call:
             if self._pending is not None:
                 self._session.parts.n_generated += 1
                 self._resident.owe(self._pending.token)

@@ -10,6 +10,7 @@ from infercore import PerfCounters
 from infercore_llamacpp import state
 from infercore_llamacpp.decoding import NO_ROOM, Decoding
 from infercore_llamacpp.library import api
+from infercore_llamacpp.owned import let_go
 from infercore_llamacpp.settings import refuse
 
 if TYPE_CHECKING:
@@ -160,7 +161,8 @@ class LlamaContext(Decoding):
         """Give the memory back; where somebody keeps a row of logits, with that."""
         self.handle = 0
         self._drop_row()
-        self._owned = None
+        owned, self._owned = self._owned, None
+        let_go(owned)
 
 
 class RecurrentContext(LlamaContext):

@@ -10,7 +10,7 @@ from infercore_llamacpp import capabilities, gguf, loading, log, plan, rope, set
 from infercore_llamacpp.adapters import Adapters
 from infercore_llamacpp.context import LlamaContext, RecurrentContext
 from infercore_llamacpp.library import api
-from infercore_llamacpp.owned import Owned
+from infercore_llamacpp.owned import Owned, let_go
 from infercore_llamacpp.tokenizer import open_tokenizer
 from infercore_llamacpp.traits import POOLING, read_traits
 
@@ -137,4 +137,5 @@ class LlamaModel:
         if self.handle:
             self.handle = 0
             self.adapters.close()
-            self._owned = None
+            owned, self._owned = self._owned, None
+            let_go(owned)

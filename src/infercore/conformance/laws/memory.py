@@ -26,7 +26,7 @@ ROUNDS = 12
 
 
 def _own_mib() -> float:
-    """Memory in use by this process alone: pages of files come and go as the system likes.
+    """Memory in use by this process alone, not shared, nor of files: those pages come and go.
 
     What was freed is given back first, where the C library can: it keeps it, so that what is
     taken next would not show, and gives it back in the midst of a law.
@@ -39,14 +39,12 @@ def _own_mib() -> float:
     return (int(resident) - int(of_files)) * os.sysconf("SC_PAGE_SIZE") / MIB
 
 
-def _taken_mib(rig: Rig, work: Callable[[], object], times: int) -> list[float]:
+def _taken_mib(work: Callable[[], object], times: int) -> list[float]:
     """What each of ``times`` rounds of ``work`` took more than it gave back, from low to high.
 
     What the process did before may be given back in the midst of it, so that one round alone
     tells little.
     """
-    if not STATM.exists():
-        rig.leave("this platform does not tell resident memory through /proc")
     seen = [_own_mib()]
     for _ in range(times):
         work()
@@ -54,11 +52,20 @@ def _taken_mib(rig: Rig, work: Callable[[], object], times: int) -> list[float]:
     return sorted(after - before for before, after in pairwise(seen))
 
 
-def _left_mib(rig: Rig, work: Callable[[], object]) -> float:
-    """What `ROUNDS` rounds left behind, but for the two that stand out; three go before them."""
+def _left_mib(work: Callable[[], object]) -> float:
+    """What `ROUNDS` rounds leave behind, told from all but the two that stand out.
+
+    Three go before them.
+    """
     for _ in range(3):
         work()
-    return sum(_taken_mib(rig, work, ROUNDS)[1:-1])
+    usual = _taken_mib(work, ROUNDS)[1:-1]
+    return ROUNDS * sum(usual) / len(usual)
+
+
+def _need_proc(rig: Rig) -> None:
+    if not STATM.exists():
+        rig.leave("this platform does not tell resident memory through /proc")
 
 
 def _use(rig: Rig, **fields: Any) -> Context:
@@ -70,7 +77,8 @@ def _use(rig: Rig, **fields: Any) -> Context:
 @law("MEM-1", tier="process")
 def check_closed_contexts_give_memory_back(rig: Rig) -> None:
     """Opening, filling and closing contexts again and again takes no more memory in the end."""
-    left = _left_mib(rig, lambda: _use(rig, n_ctx=1024).close())
+    _need_proc(rig)
+    left = _left_mib(lambda: _use(rig, n_ctx=1024).close())
     that(left < LEAK_MIB, f"{ROUNDS} contexts that were closed left {left:.0f} MiB")
 
 
@@ -115,22 +123,24 @@ def check_no_attempt_beyond_the_first(rig: Rig) -> None:
 @law("MEM-5", tier="process")
 def check_dropped_contexts_are_freed(rig: Rig) -> None:
     """Contexts that are dropped without close are freed with their last reference."""
+    _need_proc(rig)
 
     def use_and_drop() -> None:
         _use(rig, n_ctx=1024)
 
-    left = _left_mib(rig, use_and_drop)
+    left = _left_mib(use_and_drop)
     that(left < LEAK_MIB, f"{ROUNDS} contexts that were dropped left {left:.0f} MiB")
 
 
 @law("MEM-6", tier="process", needs="plan_memory", since="1.1")
 def check_no_more_than_planned(rig: Rig) -> None:
     """A context takes no more memory than was planned for its cache and its computation."""
+    _need_proc(rig)
     fields = {"n_ctx": _large(rig), "n_batch": 32, "n_ubatch": 32}
     plan = rig.model.plan_memory(**rig.fields(**fields))
     _use(rig, n_ctx=64).close()
     # All stay open: a backend may keep what a closed one had for the next.
-    taken = median(_taken_mib(rig, lambda: rig.opened(_use(rig, **fields)), 3))
+    taken = median(_taken_mib(lambda: rig.opened(_use(rig, **fields)), 3))
     planned = (plan.kv_bytes + plan.compute_bytes) / MIB
     that(taken <= 1.25 * planned + LEAK_MIB, f"{taken:.0f} MiB taken, {planned:.0f} planned")
 
