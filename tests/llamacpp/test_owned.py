@@ -38,3 +38,18 @@ def test_it_is_freed_once(freed):
     model.free()
     del model
     assert freed == [1]
+
+
+def test_it_is_let_go_at_once_where_nobody_uses_it(freed):
+    model = Owned(freed.append, 1)
+    context = Owned(freed.append, 2, model)
+    use = context.use()
+    context.let_go()
+    model.let_go()
+    assert freed == []
+    del use
+    context.let_go()
+    assert freed == [2]
+    del context
+    model.let_go()
+    assert freed == [2, 1]

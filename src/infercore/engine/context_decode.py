@@ -228,8 +228,8 @@ class Decoding(Reading):
         finally:
             self._end_abortable()
         self._count(started, len(tokens), single=False)
-        self._outputs.set_engine_rows(sum(wanted), all_rows=all(wanted))
         self._row_of = ending_at_last_row(seq_ids, wanted)
+        self._outputs.set_engine_rows(sum(wanted), all_rows=all(wanted))
         self._note_embedded({s for ids in seq_ids for s in ids}, len(tokens))
 
     def _settle_batch(
@@ -341,13 +341,13 @@ class Decoding(Reading):
         return np.array(self._inner.embeddings(), dtype=np.float32)
 
     def _publish(self, n_tokens: int, seq_id: int, logits: str, rows: FloatArray | None) -> None:
+        self._row_of = (seq_id,)
         if rows is not None:
             self._outputs.set_gathered(rows, all_rows=True)
         elif logits == "all":
             self._outputs.set_engine_rows(n_tokens, all_rows=True)
         elif logits == "last":
             self._outputs.set_engine_rows(1)
-        self._row_of = (seq_id,)
         self._note_embedded({seq_id}, n_tokens)
 
     def _append_chunk(self, chunk: TokenArray, seq_id: int, logits: str) -> None:

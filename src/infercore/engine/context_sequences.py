@@ -116,12 +116,12 @@ class Sequences(Aborting):
             p0, p1 = 0, arguments.MAX_POSITION
         end = self._position(seq_id)
         enter = partial(self._enter_removal, seq_id, p0, p1)
-        done = self._change(
-            lambda: self._inner.seq_remove(seq_id, p0, -1 if p1 == arguments.MAX_POSITION else p1),
+        stop = -1 if p1 == arguments.MAX_POSITION else p1
+        return self._change(
+            lambda: bool(self._inner.seq_remove(seq_id, p0, stop)),
             enter,
             lambda: p1 >= end and self._is_decided(enter, seq_id, p0, end),
         )
-        return bool(done)
 
     def _enter_removal(self, seq_id: int, p0: int, p1: int) -> None:
         self._forget_outputs()
@@ -158,10 +158,14 @@ class Sequences(Aborting):
         except Exception as error:
             raise self._gate.fail(error) from error
         except BaseException as error:
-            if done and self._ledger.n_changes == n_changes:
-                enter()
-            elif not done and (is_decided is None or not is_decided()):
+            try:
+                if done and self._ledger.n_changes == n_changes:
+                    enter()
+                elif not done and (is_decided is None or not is_decided()):
+                    self._gate.fail(error)
+            except BaseException:
                 self._gate.fail(error)
+                raise
             raise
         return result
 
@@ -182,20 +186,18 @@ class Sequences(Aborting):
         self._forget_outputs()
         own = getattr(self._inner, "clear", None)
         if own is not None:
-            self._change(own, self._ledger.clear, self._is_cleared)
+            self._change(own, self._ledger.clear, partial(self._clear_again, own))
             return
         for seq_id in range(self.n_seq_max):
             remove = partial(self._inner.seq_remove, seq_id, 0, -1)
             self._change(remove, partial(self._ledger.remove, seq_id, 0, arguments.MAX_POSITION))
         self._ledger.clear()
 
-    def _is_cleared(self) -> bool:
-        """After an interruption: whether the engine removed all, or nothing."""
-        ends = [self._position(s) for s in range(self.n_seq_max)]
-        if not any(ends):
-            self._ledger.clear()
-            return True
-        return ends == [self._ledger.next_position(s) for s in range(self.n_seq_max)]
+    def _clear_again(self, clear: Callable[[], None]) -> bool:
+        """After an interruption: nobody knows how far the engine came, so it begins anew."""
+        clear()
+        self._ledger.clear()
+        return True
 
     # -- copying and moving --------------------------------------------------------------------
 
@@ -256,10 +258,9 @@ class Sequences(Aborting):
             self._check_shift(seq_id, start, end, int(delta), moved)
             self._check_unshared(seq_id, start, end)
             low, high = min(moved), max(moved) + 1
-            self._forget_outputs()
             self._change(
                 lambda: self._inner.seq_shift(seq_id, low, high, int(delta)),
-                partial(self._ledger.shift, seq_id, low, high, int(delta)),
+                lambda: self._enter_move(self._ledger.shift, seq_id, low, high, int(delta)),
             )
 
     def _check_shift(self, seq_id: int, p0: int, p1: int, delta: int, moved: Sequence[int]) -> None:
@@ -300,8 +301,11 @@ class Sequences(Aborting):
                 return
             self._check_unshared(seq_id, start, end)
             high = min(end, self._position(seq_id))
-            self._forget_outputs()
             self._change(
                 lambda: self._inner.seq_divide(seq_id, start, high, int(d)),
-                partial(self._ledger.divide, seq_id, start, high, int(d)),
+                lambda: self._enter_move(self._ledger.divide, seq_id, start, high, int(d)),
             )
+
+    def _enter_move(self, move: Callable[[int, int, int, int], None], *args: int) -> None:
+        self._forget_outputs()
+        move(*args)

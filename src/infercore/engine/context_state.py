@@ -91,9 +91,11 @@ class Saving(Sequences):
             blob.check_held(header, self.n_seq_max, self._n_vocab)
             blob.check_row(logits, self._n_vocab)
             self._check_fits(n_cells_of(header["sequences"]), header["sequences"])
-            self._restore(lambda: self._inner.load_state(self._given(payload)))
-            self._ledger.restore(header["sequences"])
-            self._verify(header["sequences"])
+            self._restore(
+                lambda: self._inner.load_state(self._given(payload)),
+                lambda: self._ledger.restore(header["sequences"]),
+                header["sequences"],
+            )
             self._take_logits(logits, tuple(header["row_of"]))
 
     def load_sequence(self, seq_id: int, data: Buffer) -> None:
@@ -109,9 +111,11 @@ class Saving(Sequences):
             n_others = self._ledger.n_cells - self._given_back(seq_id, 0)
             n_tokens = len(sequence["tokens"])
             self._check_fits(n_tokens + (n_others if self._window.shared else 0), [sequence])
-            self._restore(lambda: self._load_sequence(seq_id, payload, n_tokens))
-            self._ledger.set_sequence(seq_id, sequence["runs"], sequence["tokens"])
-            self._verify([{**sequence, "seq_id": seq_id}])
+            self._restore(
+                lambda: self._load_sequence(seq_id, payload, n_tokens),
+                lambda: self._ledger.set_sequence(seq_id, sequence["runs"], sequence["tokens"]),
+                [{**sequence, "seq_id": seq_id}],
+            )
             self._take_logits(logits, (seq_id,))
 
     def _load_sequence(self, seq_id: int, payload: memoryview, n_tokens: int) -> None:
@@ -133,19 +137,25 @@ class Saving(Sequences):
                 stage="restore", resident_tokens=0, additional_tokens=needed, n_ctx=n_ctx
             )
 
-    def _restore(self, work: Callable[[], None]) -> None:
+    def _restore(
+        self,
+        work: Callable[[], None],
+        enter: Callable[[], None],
+        sequences: list[dict[str, Any]],
+    ) -> None:
+        """Let the engine restore, and ``enter`` it in the books; empty where that breaks off."""
         self._forget_outputs()
         try:
-            work()
-        except Exception as error:
-            self._clear()
-            failure = SnapshotError(
-                f"the engine refused the saved state ({error}); the context is empty now",
-                reason="engine",
-            )
-            failure.state_after = "cleared"
-            raise failure from error
-        except BaseException:  # an interruption: the engine may hold either
+            try:
+                work()
+            except Exception as error:
+                raise _not_restored(
+                    f"the engine refused the saved state ({error}); the context is empty now",
+                    "engine",
+                ) from error
+            enter()
+            self._verify(sequences)
+        except BaseException:  # an interruption too: the engine may hold either
             self._clear()
             raise
 
@@ -154,16 +164,19 @@ class Saving(Sequences):
         for sequence in sequences:
             seq_id = sequence["seq_id"]
             if self._position(seq_id) != self._ledger.next_position(seq_id):
-                self._clear()
-                failure = SnapshotError(
+                raise _not_restored(
                     "the engine holds other positions than the saved state; the context is empty",
-                    reason="positions",
+                    "positions",
                 )
-                failure.state_after = "cleared"
-                raise failure
 
     def _take_logits(self, data: memoryview, row_of: tuple[int, ...]) -> None:
         if data:
             self._row_of = row_of
             row = np.frombuffer(data, dtype=np.float32).copy()
             self._outputs.set_gathered(row.reshape(1, -1), all_rows=False)
+
+
+def _not_restored(message: str, reason: str) -> SnapshotError:
+    error = SnapshotError(message, reason=reason)
+    error.state_after = "cleared"
+    return error

@@ -30,7 +30,8 @@ def _count_fork() -> None:
     global _forks  # noqa: PLW0603  (the one process-wide counter)
     _forks += 1
     for gate in _gates:
-        gate.bar = _FORKED
+        if gate.bar != _CLOSED:
+            gate.bar = _FORKED
 
 
 if hasattr(os, "register_at_fork"):
@@ -60,7 +61,7 @@ class Gate(RLock):  # type: ignore[misc]  # it may be inherited from, whatever t
     entered_here = RLock._is_owned  # type: ignore[attr-defined]  # noqa: SLF001
     """Whether the calling thread itself is inside."""
 
-    def __new__(cls, *_: object) -> Self:
+    def __new__(cls, *_: object, **__: object) -> Self:
         """Return a lock; it takes no arguments itself."""
         return super().__new__(cls)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from infercore.engine import arguments, calls
 from infercore.engine.context import GuardedContext
-from infercore.engine.gate import Gate
+from infercore.engine.gate import Gate, fork_count
 from infercore.values import checks
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class GuardedSampler:
         self._n_vocab = n_vocab
         self._release = release
         self._gate = Gate("sampler")
-        self._finalizer = weakref.finalize(self, _close, inner, release, self._gate)
+        self._finalizer = weakref.finalize(self, _close, inner, release, fork_count(), self._gate)
 
     @property
     def seed(self) -> int | None:
@@ -70,7 +70,9 @@ class GuardedSampler:
             self._finalizer()  # once, whoever asks
 
 
-def _close(inner: Any, release: Callable[[], None], gate: Gate) -> None:
+def _close(inner: Any, release: Callable[[], None], born: int, gate: Gate) -> None:
+    if born != fork_count():  # the parent's
+        return
     if not gate.shut_at_end(None):
         return
     try:

@@ -4,10 +4,25 @@ from __future__ import annotations
 
 import threading
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 from infercore.engine.gate import Gate
 from infercore.errors import SessionBusyError, SessionClosedError, SessionFatalError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def _on_enter(shared: ref[SharedContext]) -> Callable[[], None]:
+    """Empty what was given back; no cycle, so that the context goes with its last session."""
+
+    def empty_left() -> None:
+        alive = shared()
+        if alive is not None:
+            alive._empty_left()  # noqa: SLF001
+
+    return empty_left
 
 
 class SharedContext:
@@ -26,7 +41,7 @@ class SharedContext:
         self.is_shared: bool = context.n_seq_max > 1
         """Whether the context has room for several sessions."""
         self.gate: AbstractContextManager[Any] = (
-            Gate("context", self._empty_left) if self.is_shared else nullcontext()
+            Gate("context", _on_enter(ref(self))) if self.is_shared else nullcontext()
         )
 
     def _empty_left(self) -> None:

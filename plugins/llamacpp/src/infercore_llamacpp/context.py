@@ -10,7 +10,6 @@ from infercore import PerfCounters
 from infercore_llamacpp import state
 from infercore_llamacpp.decoding import NO_ROOM, Decoding
 from infercore_llamacpp.library import api
-from infercore_llamacpp.owned import let_go
 from infercore_llamacpp.settings import refuse
 
 if TYPE_CHECKING:
@@ -162,7 +161,8 @@ class LlamaContext(Decoding):
         self.handle = 0
         self._drop_row()
         owned, self._owned = self._owned, None
-        let_go(owned)
+        if owned is not None:
+            owned.let_go()
 
 
 class RecurrentContext(LlamaContext):

@@ -187,7 +187,8 @@ class Decoding:
         if not address:
             raise self._unavailable(f"logits({i})")
         memory: Any = self._row_type.from_address(address)
-        memory.owned = self._owned  # who keeps a row keeps what it lies in
+        if self._owned is not None:
+            memory.use = self._owned.use()  # who keeps a row keeps what it lies in
         row = np.frombuffer(memory, np.float32)
         row.flags.writeable = False
         return row

@@ -10,7 +10,7 @@ from infercore_llamacpp import capabilities, gguf, loading, log, plan, rope, set
 from infercore_llamacpp.adapters import Adapters
 from infercore_llamacpp.context import LlamaContext, RecurrentContext
 from infercore_llamacpp.library import api
-from infercore_llamacpp.owned import Owned, let_go
+from infercore_llamacpp.owned import Owned
 from infercore_llamacpp.tokenizer import open_tokenizer
 from infercore_llamacpp.traits import POOLING, read_traits
 
@@ -138,4 +138,5 @@ class LlamaModel:
             self.handle = 0
             self.adapters.close()
             owned, self._owned = self._owned, None
-            let_go(owned)
+            if owned is not None:
+                owned.let_go()

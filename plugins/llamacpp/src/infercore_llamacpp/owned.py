@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 import weakref
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-_ONLY_HERE = 3  # a variable of the caller, the argument, and that of getrefcount
 
 
 class Owned:
@@ -27,15 +24,30 @@ class Owned:
         # The finalizer keeps its arguments until it has run: the model stays that is needed.
         self.free = weakref.finalize(self, _free, free, handle, os.getpid(), needs)
         self.free.atexit = False
+        self.users: weakref.WeakSet[object] = weakref.WeakSet()
+        if needs is not None:
+            needs.users.add(self)
+
+    def use(self) -> Use:
+        """Return what keeps this alive, for a view."""
+        use = Use(self)
+        self.users.add(use)
+        return use
+
+    def let_go(self) -> None:
+        """Free at once what nobody uses, so that what comes up then is raised to the caller.
+
+        What is freed with its last reference raises nowhere: a Ctrl-C would be lost.
+        """
+        if not self.users:
+            self.free()
 
 
-def let_go(owned: Owned | None) -> None:
-    """Free at once what only the caller refers to, so that what comes up then is raised there.
+class Use:
+    """Refers to an `Owned`."""
 
-    What is freed with its last reference raises nowhere: a Ctrl-C would be lost.
-    """
-    if owned is not None and sys.getrefcount(owned) <= _ONLY_HERE:
-        owned.free()
+    def __init__(self, owned: Owned) -> None:
+        self._owned = owned
 
 
 def _free(free: Callable[[int], object], handle: int, process: int, _: Owned | None) -> None:
