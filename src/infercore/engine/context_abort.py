@@ -55,6 +55,7 @@ class Aborting(ContextBase):
 
 
 def aborted_with(resident: int) -> DecodeAbortedError:
+    """Return the error of a call that was stopped with ``resident`` tokens held."""
     return DecodeAbortedError(
         f"cancelled with {resident} tokens resident; decode the rest to go on",
         resident_tokens=resident,

@@ -57,7 +57,7 @@ class Gate(RLock):  # type: ignore[misc]  # it may be inherited from, whatever t
 
     __slots__ = ("_born", "_name", "bar", "fatal", "on_enter")
 
-    # Public in `threading.Condition`'s use of it alone, but the one question that takes no lock.
+    # `threading.Condition` asks this too; any other way to know would take the lock for a moment.
     entered_here = RLock._is_owned  # type: ignore[attr-defined]  # noqa: SLF001
     """Whether the calling thread itself is inside."""
 
