@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from infercore.api import plan_memory as plan_memory
     from infercore.errors import BackendNotFoundError as BackendNotFoundError
     from infercore.errors import BackendUnavailableError as BackendUnavailableError
+    from infercore.errors import CallTimeoutError as CallTimeoutError
     from infercore.errors import ContextOverflowError as ContextOverflowError
     from infercore.errors import DecodeAbortedError as DecodeAbortedError
     from infercore.errors import GrammarError as GrammarError
@@ -46,10 +47,12 @@ if TYPE_CHECKING:
     from infercore.errors import PluginError as PluginError
     from infercore.errors import PluginLoadError as PluginLoadError
     from infercore.errors import PluginVersionError as PluginVersionError
+    from infercore.errors import PoolFullError as PoolFullError
     from infercore.errors import SessionBusyError as SessionBusyError
     from infercore.errors import SessionClosedError as SessionClosedError
     from infercore.errors import SessionFatalError as SessionFatalError
     from infercore.errors import SnapshotError as SnapshotError
+    from infercore.errors import TransientEngineError as TransientEngineError
     from infercore.errors import UnsupportedFeatureError as UnsupportedFeatureError
     from infercore.protocols.hooks import API_VERSION as API_VERSION
     from infercore.protocols.hooks import hookimpl as hookimpl
@@ -66,6 +69,7 @@ if TYPE_CHECKING:
     from infercore.values.config import AdapterSpec as AdapterSpec
     from infercore.values.config import ContextConfig as ContextConfig
     from infercore.values.config import DecodeConfig as DecodeConfig
+    from infercore.values.config import KVType as KVType
     from infercore.values.config import ModelConfig as ModelConfig
     from infercore.values.config import SamplingConfig as SamplingConfig
     from infercore.values.config import SpeculativeConfig as SpeculativeConfig
@@ -95,12 +99,13 @@ __version__ = "0.1.0"
 _HOMES = {
     "infercore.api": "aopen_session backends embed get_backend load_model open_session plan_memory",
     "infercore.errors": (
-        "BackendNotFoundError BackendUnavailableError ContextOverflowError DecodeAbortedError "
-        "GrammarError InferCoreError InvalidInputError InvalidPositionError InvalidSequenceError "
-        "InvalidStateError InvalidTokenError ManifestMismatchError ModelFormatError "
-        "ModelLoadError ModelNotFoundError OutOfMemoryError OutputNotAvailableError "
-        "PluginConflictError PluginError PluginLoadError PluginVersionError SessionBusyError "
-        "SessionClosedError SessionFatalError SnapshotError UnsupportedFeatureError"
+        "BackendNotFoundError BackendUnavailableError CallTimeoutError ContextOverflowError "
+        "DecodeAbortedError GrammarError InferCoreError InvalidInputError InvalidPositionError "
+        "InvalidSequenceError InvalidStateError InvalidTokenError ManifestMismatchError "
+        "ModelFormatError ModelLoadError ModelNotFoundError OutOfMemoryError "
+        "OutputNotAvailableError PluginConflictError PluginError PluginLoadError "
+        "PluginVersionError PoolFullError SessionBusyError SessionClosedError SessionFatalError "
+        "SnapshotError TransientEngineError UnsupportedFeatureError"
     ),
     "infercore.protocols.hooks": "API_VERSION hookimpl",
     "infercore.protocols.public": "Backend Context Model Sampler Tokenizer",
@@ -108,7 +113,7 @@ _HOMES = {
     "infercore.protocols.spi": "EngineContext EngineModel EngineTokenizer",
     "infercore.session.asynchronous": "AsyncSession",
     "infercore.values.config": (
-        "AdapterSpec ContextConfig DecodeConfig ModelConfig SamplingConfig SpeculativeConfig"
+        "AdapterSpec ContextConfig DecodeConfig KVType ModelConfig SamplingConfig SpeculativeConfig"
     ),
     "infercore.values.info": (
         "BackendDescriptor BackendInfo Capabilities DeviceInfo MemoryPlan ModelInfo PerfCounters"

@@ -24,6 +24,9 @@
     ├── SessionClosedError          (RuntimeError)
     ├── SessionBusyError            (RuntimeError)
     ├── SessionFatalError           (RuntimeError)
+    ├── PoolFullError               (RuntimeError)
+    ├── CallTimeoutError            (TimeoutError)
+    ├── TransientEngineError        (RuntimeError)
     └── PluginError                 (RuntimeError)
         ├── PluginLoadError
         ├── PluginConflictError
@@ -265,6 +268,69 @@ class SessionFatalError(InferCoreError, RuntimeError):
     def __init__(self, message: str, *, cause: BaseException) -> None:
         super().__init__(message)
         self.cause = cause
+
+
+class PoolFullError(InferCoreError, RuntimeError):
+    """As many calls wait for a place in the pool as may. State afterwards: unchanged.
+
+    ``n_waiting`` counts the calls that wait, ``retry_after`` estimates the seconds until one more
+    could (None where nothing is known of it yet).
+    """
+
+    def __init__(
+        self, message: str | None = None, *, n_waiting: int, retry_after: float | None = None
+    ) -> None:
+        super().__init__(
+            message
+            or f"{n_waiting} calls wait for a place already{_again(retry_after)}, or open the pool "
+            "with a larger max_waiting"
+        )
+        self.n_waiting = n_waiting
+        self.retry_after = retry_after
+
+
+class CallTimeoutError(InferCoreError, TimeoutError):
+    """The call's ``timeout`` passed before its first token. State afterwards: partial.
+
+    ``elapsed_ms`` is how long the call took, waiting included; ``resident_tokens`` stay, so asking
+    again goes on from there.
+    """
+
+    state_after: StateAfter = "partial"
+
+    def __init__(
+        self, message: str | None = None, *, elapsed_ms: float, resident_tokens: int
+    ) -> None:
+        super().__init__(
+            message
+            or f"the call was not done after {elapsed_ms:.0f} ms; {resident_tokens} tokens are "
+            "resident, so ask again to go on from there, or give a longer timeout"
+        )
+        self.elapsed_ms = elapsed_ms
+        self.resident_tokens = resident_tokens
+
+
+class TransientEngineError(InferCoreError, RuntimeError):
+    """An engine call failed and changed nothing: a remote or a busy engine. Ask again.
+
+    A plugin raises it where it knows that. ``retry_after`` is in seconds, None where the engine
+    does not say. State afterwards: unchanged; *partial* where the engine had taken earlier parts
+    of a long call (``n_past`` tells).
+    """
+
+    def __init__(
+        self, message: str | None = None, *, backend: str, retry_after: float | None = None
+    ) -> None:
+        super().__init__(
+            message
+            or f"the engine of backend {backend!r} could not take the call{_again(retry_after)}"
+        )
+        self.backend = backend
+        self.retry_after = retry_after
+
+
+def _again(retry_after: float | None) -> str:
+    return "; ask again later" if retry_after is None else f"; ask again in {retry_after:.3g} s"
 
 
 class PluginError(InferCoreError, RuntimeError):

@@ -23,6 +23,7 @@ from infercore.errors import (
 )
 from infercore.testing import load_toy_model
 from infercore.testing.toy import ToyContext, ToyModel
+from infercore.values.config import KVType
 from infercore.values.info import BackendDescriptor, Capabilities
 
 FIELDS = {"n_ctx": 32}
@@ -413,3 +414,27 @@ def test_an_encoder_is_asked_for_no_single_token(watched):
             with pytest.raises(UnsupportedFeatureError, match="encodes texts"):
                 call()
         context.encode([5, 6])
+
+
+class Eights(ToyModel):
+    """A toy that knows a type of its own for the KV cache."""
+
+    capabilities = attrs.evolve(ToyModel.capabilities, kv_types=("fp8_e4m3",))
+
+    def new_context(self, config):
+        kind, config = config.type_k, attrs.evolve(config, type_k=None)
+        context = super().new_context(config)
+        context.effective = {**context.effective, "type_k": kind or "fp8_e4m3"}
+        return context
+
+
+def test_a_kv_type_that_only_the_plugin_knows_is_opened():
+    with guarded(Eights()) as model, model.new_context(type_k=KVType("fp8_e4m3")) as context:
+        assert context.effective["type_k"] == "fp8_e4m3"
+
+
+def test_a_kv_type_that_nobody_declares_is_refused(reference_model):
+    with pytest.raises(UnsupportedFeatureError, match="nf3"):
+        reference_model.new_context(type_v=KVType("nf3"))
+    with guarded(Eights()) as model, pytest.raises(UnsupportedFeatureError, match="fp8_e4m3"):
+        model.new_context(type_k=KVType("nf3"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ REFUSED = [
     (ic.ContextConfig, "n_seq_max", 0),
     (ic.ContextConfig, "n_seq_max", 257),
     (ic.ContextConfig, "type_k", "q3_k"),
+    (ic.ContextConfig, "type_v", 16),
     (ic.ContextConfig, "flash_attn", True),
     (ic.ContextConfig, "pooling_type", "median"),
     (ic.ContextConfig, "defrag_thold", 0.1),
@@ -72,3 +74,14 @@ def test_documented_sampling_defaults() -> None:
     config = ic.SamplingConfig()
     assert (config.temperature, config.top_k, config.top_p, config.min_p) == (0.8, 40, 0.95, 0.05)
     assert (config.repeat_penalty, config.penalty_last_n, config.seed) == (1.0, 64, None)
+
+
+def test_a_kv_type_of_a_plugin_is_named_on_purpose() -> None:
+    own = ic.KVType("fp8_e4m3")
+    assert ic.ContextConfig(type_k=own).type_k == "fp8_e4m3"
+    assert ic.ContextConfig(type_k=ic.KVType("f16")) == ic.ContextConfig(type_k="f16")
+    assert pickle.loads(pickle.dumps(own)) == own  # noqa: S301
+    with pytest.raises(ic.InvalidInputError, match="KVType"):
+        ic.ContextConfig(type_k="fp8_e4m3")
+    with pytest.raises(ic.InvalidInputError):
+        ic.KVType("")

@@ -30,6 +30,9 @@ BUILTINS = [
     ("SessionBusyError", RuntimeError),
     ("SessionFatalError", RuntimeError),
     ("PluginError", RuntimeError),
+    ("PoolFullError", RuntimeError),
+    ("CallTimeoutError", TimeoutError),
+    ("TransientEngineError", RuntimeError),
 ]
 
 SAMPLES = [
@@ -40,6 +43,9 @@ SAMPLES = [
     ic.UnsupportedFeatureError(feature="lora", backend="x", hint="try y"),
     ic.DecodeAbortedError("cut", resident_tokens=7),
     ic.SnapshotError("bad", reason="checksum"),
+    ic.PoolFullError(n_waiting=1024, retry_after=0.5),
+    ic.CallTimeoutError(elapsed_ms=12.5, resident_tokens=7),
+    ic.TransientEngineError(backend="x", retry_after=2.0),
 ]
 
 
@@ -65,6 +71,9 @@ def test_state_afterwards() -> None:
     )
     assert engine.state_after == "partial"
     assert SAMPLES[5].state_after == "partial"
+    assert ic.CallTimeoutError(elapsed_ms=1, resident_tokens=0).state_after == "partial"
+    assert ic.PoolFullError(n_waiting=1).state_after == "unchanged"
+    assert ic.TransientEngineError(backend="x").state_after == "unchanged"
     assert errors.SessionClosedError("x").state_after == "closed"
 
 

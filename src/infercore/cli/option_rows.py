@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from infercore.values.config import KV_TYPES, POOLING_TYPES, ROPE_SCALING_TYPES
+from infercore.values.config import POOLING_TYPES, ROPE_SCALING_TYPES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,8 +43,14 @@ CONTEXT: Mapping[str, Row] = MappingProxyType({
     "n_batch": Row("Most tokens of one engine call.", metavar="N"),
     "n_ubatch": Row("Most tokens of one compute step.", metavar="N"),
     "n_seq_max": Row("Number of sequences.", metavar="N"),
-    "type_k": Row("Number format of the keys in the KV cache.", choices=KV_TYPES),
-    "type_v": Row("Number format of the values in the KV cache.", choices=KV_TYPES),
+    "type_k": Row(
+        "Number format of the keys in the KV cache; infercore inspect lists the model's.",
+        metavar="TYPE", param_type="kv_type",
+    ),
+    "type_v": Row(
+        "Number format of the values in the KV cache; infercore inspect lists the model's.",
+        metavar="TYPE", param_type="kv_type",
+    ),
     "flash_attn": Row("Flash attention.", choices=("auto", "on", "off")),
     "swa_full": Row("Keep the whole window in sliding-window layers."),
     "kv_unified": Row("One cache for all sequences."),

@@ -11,7 +11,13 @@ import click
 from infercore.cli.option_rows import CONTEXT, MODEL, SAMPLING, Row
 from infercore.cli.param_type import ParamType
 from infercore.errors import InvalidInputError
-from infercore.values.config import AdapterSpec, ContextConfig, ModelConfig, SamplingConfig
+from infercore.values.config import (
+    AdapterSpec,
+    ContextConfig,
+    KVType,
+    ModelConfig,
+    SamplingConfig,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -98,7 +104,22 @@ class Bias(ParamType[tuple[int, float]]):
             self.fail(f"{value!r} is not ID=AMOUNT, such as 15=-inf", param, ctx)
 
 
-_PARAM_TYPES = {"numbers": Numbers(), "bias": Bias()}
+class KVTypeName(ParamType[KVType]):
+    """A number format of the KV cache; the loaded model's capabilities decide which there are."""
+
+    name = "TYPE"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> KVType:
+        """Return the type; a usage error without a name."""
+        try:
+            return KVType(str(value))
+        except InvalidInputError as error:
+            self.fail(str(error), param, ctx)
+
+
+_PARAM_TYPES = {"numbers": Numbers(), "bias": Bias(), "kv_type": KVTypeName()}
 
 
 def option(*names: str, section: str, **fields: Any) -> Decorator:

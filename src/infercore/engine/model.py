@@ -23,7 +23,7 @@ from infercore.errors import (
     UnsupportedFeatureError,
 )
 from infercore.values import checks
-from infercore.values.config import ContextConfig, SamplingConfig
+from infercore.values.config import KV_TYPES, ContextConfig, SamplingConfig
 from infercore.values.manifest import kv_options
 
 if TYPE_CHECKING:
@@ -154,6 +154,7 @@ class GuardedModel:
         """Return a new context, also of a closed model that another context keeps alive."""
         self._check_options(config)
         self._check_adapters(config)
+        self._check_kv_types(config)
         asked = self._resolved(config)
         started = time.perf_counter()
         lease = _Lease(self._weights)
@@ -200,6 +201,17 @@ class GuardedModel:
     def _check_adapters(self, config: ContextConfig) -> None:
         if config.adapters and not self._inner.capabilities.lora:
             raise UnsupportedFeatureError(feature="adapters", backend=self.backend)
+
+    def _check_kv_types(self, config: ContextConfig) -> None:
+        """Refuse a type that only a plugin can know, and this one does not declare."""
+        declared = self._inner.capabilities.kv_types
+        for field in ("type_k", "type_v"):
+            kind = getattr(config, field)
+            if kind is not None and kind not in (*KV_TYPES, *declared):
+                hint = f"this model's are {', '.join(declared) or 'not known'}"
+                raise UnsupportedFeatureError(
+                    feature=f"{field}={str(kind)!r}", backend=self.backend, hint=hint
+                )
 
     def _state_identity(self, effective: Mapping[str, Any]) -> dict[str, Any]:
         """What saved state must agree in."""
@@ -261,6 +273,7 @@ class GuardedModel:
         if plan is None:
             raise UnsupportedFeatureError(feature="plan_memory", backend=self.backend)
         self._check_adapters(config)
+        self._check_kv_types(config)
         asked = self._resolved(config)
         with calls.typed(self.backend, "planning memory"):
             result: MemoryPlan = plan(asked)

@@ -5,22 +5,57 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import attrs
 
 from infercore.errors import InvalidInputError
 from infercore.values import checks
 
-KV_TYPES = (
-    "f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl", "u8",
-)  # fmt: skip
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+KnownKVType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl", "u8"]
+KV_TYPES: tuple[str, ...] = get_args(KnownKVType)
 QUANTISED_KV_TYPES = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl", "u8")
 POOLING_TYPES = ("none", "mean", "cls", "last", "rank")
 ROPE_SCALING_TYPES = ("none", "linear", "yarn", "longrope")
 MAX_SEQUENCES = 256
 MAX_THREADS = 512
 MAX_SEED = 2**32 - 2
+
+
+class KVType(str):
+    """The name of a number format of the KV cache, also one that only a plugin knows.
+
+    >>> config = ContextConfig(type_k=KVType("fp8_e4m3"))
+
+    It compares like the text it is made of. Which types there are for a model, its
+    `Capabilities.kv_types` tell; opening a context with another raises `UnsupportedFeatureError`.
+    Raises `InvalidInputError` for an empty name.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, name: str) -> Self:
+        """Return the type called ``name``."""
+        if not checks.check_text("KVType", name):
+            raise checks.refuse("KVType", name, "the name of a type, such as 'f16'")
+        return super().__new__(cls, name)
+
+    def __repr__(self) -> str:
+        return f"KVType({str(self)!r})"
+
+
+def _kv_type(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    """Refuse a plain name that is not known: more often it is a slip than a plugin's own."""
+    if value is None or isinstance(value, KVType):
+        return
+    if type(value) is not str or value not in KV_TYPES:
+        known = ", ".join(repr(kind) for kind in KV_TYPES)
+        raise checks.refuse(
+            attribute.name, value, f"one of {known}, or KVType(name) for a plugin's own type"
+        )
 
 
 def _options(value: Mapping[str, Any] | None) -> Mapping[str, Any]:
@@ -112,7 +147,8 @@ class ContextConfig:
     stands in `Context.effective`. Sizes count tokens: ``n_ctx`` is the window (None = the smaller
     of 4096 and the trained window, 0 = the trained window), ``n_batch`` the most tokens of one
     engine call, ``n_ubatch`` of one compute step. ``flash_attn`` is "auto", "on" or "off";
-    ``type_k`` and ``type_v`` name the number format of the KV cache. With ``on_oom="shrink"``
+    ``type_k`` and ``type_v`` name the number format of the KV cache: a known name, or a `KVType`
+    that the backend declares. With ``on_oom="shrink"``
     a failed allocation is tried again with a smaller n_ubatch, a smaller KV type and then half
     the window, down to ``n_ctx_min``; `Context.attempts` reports each try.
 
@@ -143,8 +179,8 @@ class ContextConfig:
         default=None, validator=checks.one_of("causal", "non-causal")
     )
     flash_attn: str | None = attrs.field(default=None, validator=checks.one_of("auto", "on", "off"))
-    type_k: str | None = attrs.field(default=None, validator=checks.one_of(*KV_TYPES))
-    type_v: str | None = attrs.field(default=None, validator=checks.one_of(*KV_TYPES))
+    type_k: KnownKVType | KVType | None = attrs.field(default=None, validator=_kv_type)
+    type_v: KnownKVType | KVType | None = attrs.field(default=None, validator=_kv_type)
     embeddings: bool | None = attrs.field(default=None, validator=checks.boolean())
     offload_kqv: bool | None = attrs.field(default=None, validator=checks.boolean())
     op_offload: bool | None = attrs.field(default=None, validator=checks.boolean())
