@@ -1,0 +1,187 @@
+"""Chat templates as a hostile file may hold them: random Jinja that likes to grow."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from typing import TYPE_CHECKING, Any
+
+from fuzzing import Wrong
+
+if TYPE_CHECKING:
+    from random import Random
+
+LIMIT_S = 8.0
+BATCH = 100
+MAX_GROWTH = 200 << 20  # bytes that this process may take more, whatever the template does
+
+# Each with arguments that it takes; NUMBER and TEXT are filled in.
+FILTERS = (
+    "abs", "attr(TEXT)", "batch(NUMBER)", "batch(NUMBER, TEXT)", "capitalize", "center(NUMBER)",
+    "count", "default(TEXT)", "dictsort", "escape", "filesizeformat", "first", "float",
+    "forceescape",
+    "format(NUMBER, TEXT)", "groupby('k')", "indent(NUMBER)", "indent(TEXT, true, true)", "int",
+    "items", "join", "join(TEXT)", "last", "length", "list", "lower", "map('string')",
+    "map('upper')", "map('list')", "max", "min", "pprint", "random", "reject('none')",
+    "replace('a', TEXT)", "replace('', TEXT)", "reverse", "round(NUMBER)", "safe", "select",
+    "slice(NUMBER)", "sort", "string",
+    "striptags", "sum", "sum(start=[])", "title", "tojson", "tojson(indent=NUMBER)", "trim",
+    "truncate(NUMBER)", "unique", "upper", "urlencode", "urlize", "wordcount", "wordwrap(NUMBER)",
+    "wordwrap(1, wrapstring=TEXT)", "xmlattr",
+)  # fmt: skip
+TESTS = ("defined", "none", "string", "number", "iterable", "mapping", "odd", "true", "sequence")
+METHODS = (
+    "upper()", "split()", "split(TEXT)", "join(['a'] * NUMBER)", "replace('a', TEXT)",
+    "ljust(NUMBER)", "center(NUMBER)", "zfill(NUMBER)", "translate({97: TEXT})", "encode()",
+    "format(TEXT, NUMBER)", "expandtabs(NUMBER)", "splitlines()", "strip()", "items()", "keys()",
+    "append(1)", "copy()", "count('a')", "bit_length()", "format_map({})", "mro()", "__class__",
+    "__init__()", "hex()", "partition(TEXT)", "rsplit(TEXT)",
+)  # fmt: skip
+CALLS = (
+    "range(NUMBER)", "range(NUMBER, NUMBER)", "lipsum(n=NUMBER)", "lipsum(max=NUMBER, min=1)",
+    "cycler(TEXT, NUMBER)", "joiner(TEXT)", "namespace(a=NUMBER)", "dict(a=TEXT)",
+    "strftime_now('%Y')", "strftime_now(TEXT)", "raise_exception(TEXT)",
+)  # fmt: skip
+NAMES = (
+    "messages", "n.x", "n.y", "x", "i", "loop", "loop.index", "tools", "bos_token", "missing",
+    "add_generation_prompt", "range", "self", "caller", "varargs", "messages[0].content",
+    "messages[-1]", "messages[1]",
+)  # fmt: skip
+MESSAGES = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "What is 2 + 2?"},
+]
+
+
+class _Maker:
+    """Writes a template; ``depth`` bounds its nesting."""
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+
+    def _pick(self, *choices: Any) -> Any:
+        return self._random.choice(choices)
+
+    def number(self) -> str:
+        r = self._random
+        return str(self._pick(
+            0, 1, -1, 2, 3, 7, r.randrange(100), r.randrange(10**6), 60_000_000, 10**7, 2**31,
+            2**63, 10**30, -60_000_000, 1.5, "1e308", "0x7fffffff",
+        ))  # fmt: skip
+
+    def text(self) -> str:
+        return str(self._pick(
+            "''", "'a'", "'x' * 1000", "'%s'", "'{0}{1}'", "'%100000000d'", "'{:>99999999}'",
+            "'\\n'", "'é🙂'", "'ab ' * 100000", "'{% for %}'", "'<|im_end|>'", "'http://a.b '",
+            "'y' * 60000000",
+        ))  # fmt: skip
+
+    def expression(self, depth: int) -> str:
+        r, deeper = self._random, depth - 1
+        if depth <= 0:
+            return str(self._pick(self.number, self.text, lambda: self._pick(*NAMES))())
+        e = self.expression
+        kind = r.randrange(12)
+        if kind == 0:
+            return f"[{e(deeper)}, {e(deeper)}]"
+        if kind == 1:
+            return f"{{'k': {e(deeper)}, 1: {e(deeper)}}}"
+        if kind == 2:
+            operator = self._pick("+", "-", "*", "**", "//", "%", "~", "==", "<", "in", "and", "or")
+            return f"({e(deeper)} {operator} {e(deeper)})"
+        if kind == 3:
+            return f"({e(deeper)} ~ {e(deeper)})"
+        if kind in (4, 5, 6):
+            return f"({e(deeper)} | {self.filled(self._pick(*FILTERS))})"
+        if kind == 7:
+            return f"({self.text()}).{self.filled(self._pick(*METHODS))}"
+        if kind == 8:
+            return self.filled(self._pick(*CALLS))
+        if kind == 9:
+            return f"({e(deeper)})[{self._pick('0', '-1', '1:', '::-1', e(deeper))}]"
+        if kind == 10:
+            return f"({e(deeper)} is {self._pick(*TESTS)})"
+        return f"({self.number()} {self._pick('+', '*', '-')} {self.number()})"
+
+    def filled(self, form: str) -> str:
+        """Return ``form`` with its NUMBER and TEXT made."""
+        while "NUMBER" in form:
+            form = form.replace("NUMBER", self.number(), 1)
+        while "TEXT" in form:
+            form = form.replace("TEXT", self.text(), 1)
+        return form
+
+    def statement(self, depth: int) -> str:
+        r, deeper = self._random, depth - 1
+        s, e = self.statement, self.expression
+        kind = r.randrange(11) if depth > 0 else r.randrange(4)
+        if kind <= 1:
+            return f"{{{{ {e(3)} }}}}"
+        if kind == 2:
+            return f"{{% set {self._pick('x', 'n.x', 'n.y')} = {e(3)} %}}"
+        if kind == 3:
+            grown = self._pick(
+                "n.x + n.x", "[n.x, n.x]", "n.x ~ n.x", "n.y + [n.x * 2]", "{1: n.x}"
+            )
+            return f"{{% set n.x = {grown} %}}"
+        if kind in (4, 5, 6):
+            where = self._pick("range(40)", "range(99999)", "messages", e(2))
+            return f"{{% for i in {where} %}}{s(deeper)}{s(deeper)}{{% endfor %}}"
+        if kind == 7:
+            return f"{{% if {e(2)} %}}{s(deeper)}{{% else %}}{s(deeper)}{{% endif %}}"
+        if kind == 8:
+            return f"{{% set x %}}{s(deeper)}{{% endset %}}"
+        if kind == 9:
+            again = self._pick("", "{{ f(x) }}", "{{ f(x) }}{{ f(x) }}")
+            return f"{{% macro f(x) %}}{s(deeper)}{again}{{% endmacro %}}{{{{ f({e(1)}) }}}}"
+        return f"{{% filter {self.filled(self._pick(*FILTERS))} %}}{s(deeper)}{{% endfilter %}}"
+
+
+def template_of(random: Random) -> str:
+    """Return a template; now and then one with a few characters changed."""
+    maker = _Maker(random)
+    start = "{% set n = namespace(x='abcdefgh', y=[1]) %}"
+    text = start + "".join(maker.statement(3) for _ in range(random.randrange(1, 5)))
+    for _ in range(random.choice((0,) * 9 + (1, 3))):
+        at = random.randrange(len(text))
+        text = (
+            text[:at] + random.choice("{}%|()[]'\"x0\0\n\ud800") + text[at + random.randrange(2) :]
+        )
+    return text
+
+
+def _resident_bytes() -> int:
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+class Templates:
+    """Renders each template once."""
+
+    def __init__(self) -> None:
+        from infercore.testing import load_toy_model  # noqa: PLC0415
+
+        self._model = load_toy_model()
+        self._tokenizer = self._model.tokenizer
+        self._tokenizer.apply_chat_template(MESSAGES, chat_template="{{ messages }}")
+        self._before = _resident_bytes()
+
+    def case(self, random: Random) -> str:
+        """Render; the text comes out or a typed error, and this process stays small."""
+        template = template_of(random)
+        variables = {"missing_tools": None} if random.random() < 0.1 else {}
+        try:
+            text = self._tokenizer.apply_chat_template(
+                MESSAGES, chat_template=template, **variables
+            )
+        finally:
+            grown = _resident_bytes() - self._before
+            if grown > MAX_GROWTH:
+                self._before += grown
+                raise Wrong(f"the process grew by {grown >> 20} MiB")
+        return f"{len(text)} characters"
+
+
+def open_target() -> Templates:
+    """Return the target."""
+    return Templates()
