@@ -83,6 +83,8 @@ if TYPE_CHECKING:
     from infercore.values.manifest import ContextManifest as ContextManifest
     from infercore.values.manifest import ManifestSegment as ManifestSegment
     from infercore.values.manifest import hash_token_ids as hash_token_ids
+    from infercore.values.pool import PoolConfig as PoolConfig
+    from infercore.values.pool import PoolStats as PoolStats
     from infercore.values.session import ContextReport as ContextReport
     from infercore.values.session import Message as Message
     from infercore.values.session import PrefixInput as PrefixInput
@@ -119,6 +121,7 @@ _HOMES = {
         "BackendDescriptor BackendInfo Capabilities DeviceInfo MemoryPlan ModelInfo PerfCounters"
     ),
     "infercore.values.manifest": "ContextManifest ManifestSegment hash_token_ids",
+    "infercore.values.pool": "PoolConfig PoolStats",
     "infercore.values.session": (
         "ContextReport Message PrefixInput PrefixStatus Snapshot StreamChunk SuffixInput "
         "SuffixStatus TokenLogprob Usage"

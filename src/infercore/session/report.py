@@ -37,6 +37,7 @@ def context_report(
         generated_tokens=generated,
         warm_tail_tokens=max(0, tape.warm_tail),
         pending_tokens=resident.n_pending,
+        held_tokens=len(tape),
         n_ctx=resident.context.n_ctx_seq,
         available_tokens=max(0, resident.available()),
         stable_byte_hash=parts.byte_hash,

@@ -58,8 +58,10 @@ class PrefixStatus:
     """What `Session.ensure_prefix` reused and evaluated, in tokens.
 
     ``reused_tokens + prefilled_tokens == prefix_tokens``; ``dropped_tokens`` were removed from
-    the engine to make room for the new ones. ``resident_tokens`` counts the logical context,
-    ``available_tokens`` what still fits. ``reset_reason`` says why nothing was reused.
+    the engine to make room for the new ones. Of those reused, ``shared_tokens`` were copied from
+    another session of the pool and ``restored_tokens`` came back from memory or disk.
+    ``resident_tokens`` counts the logical context, ``available_tokens`` what still fits.
+    ``reset_reason`` says why nothing was reused.
     """
 
     reused_tokens: int
@@ -74,6 +76,8 @@ class PrefixStatus:
     stable_token_hash: str
     manifest_digest: str
     reset_reason: str | None = None
+    shared_tokens: int = 0
+    restored_tokens: int = 0
 
 
 @attrs.frozen(kw_only=True)
@@ -103,6 +107,8 @@ class SuffixStatus:
     seam_tokens: int = 0
     reevaluated_tokens: int = 0
     truncated_tokens: tuple[int, ...] = ()
+    shared_tokens: int = 0
+    restored_tokens: int = 0
 
 
 @attrs.frozen(kw_only=True)
@@ -113,7 +119,9 @@ class Usage:
     evaluated since the decode before. ``time_to_first_token_ms`` counts from the call of
     ``decode`` (of ``chat``: with its prefill) to the first token, ``tokens_per_second`` the tokens
     after it. Of ``drafted_tokens`` guessed ahead (speculative decoding), ``accepted_tokens`` were
-    right.
+    right. ``waited_ms`` is the time without a place in the pool, ``mean_batch`` how many sessions
+    shared an engine call on average, and ``reevaluated_tokens`` had to be evaluated again because
+    the session had lost their cells to others.
     """
 
     prompt_tokens: int
@@ -124,6 +132,9 @@ class Usage:
     seed: int | None
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    waited_ms: float = 0.0
+    mean_batch: float = 1.0
+    reevaluated_tokens: int = 0
 
 
 @attrs.frozen(kw_only=True)
@@ -156,6 +167,8 @@ class StreamChunk:
 class ContextReport:
     """What a session holds, at any time and from any thread; also when closed or failed.
 
+    ``resident_tokens`` are the logical context, ``held_tokens`` what the engine holds of the
+    session now: more by a warm tail, or fewer where others took its cells.
     ``warm_tail_tokens`` are held by the engine beyond the logical context, for reuse. While a
     text is evaluated they grow, and ``pending_tokens`` counts those that are still to come.
     ``fatal_cause`` is the text of the error that ended the session, if one did.
@@ -176,6 +189,7 @@ class ContextReport:
     closed: bool
     fatal_cause: str | None = None
     pending_tokens: int = 0
+    held_tokens: int = 0
 
 
 @attrs.frozen(kw_only=True)

@@ -1,0 +1,178 @@
+"""What a caller asks of a pool of sessions, and what a pool says of itself."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from infercore.errors import InvalidInputError
+from infercore.values import checks
+from infercore.values.config import MAX_SEQUENCES, ContextConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+GIB = 2**30
+NOT_IN_A_POOL = {
+    "n_seq_max": "a pool sets it from n_parallel",
+    "pooling_type": "name the pooling in pool.embed(texts, pooling=...)",
+}
+"""Fields of a context that a pool decides itself, and what to do instead."""
+
+
+def _folder(value: str | os.PathLike[str] | None) -> str | None:
+    if value is None:
+        return None
+    folder = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
+    if not isinstance(folder, str) or not folder or "\0" in folder:
+        raise checks.refuse("cache_dir", value, "a path, as str or os.PathLike, or None")
+    return folder
+
+
+def _context(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if not isinstance(value, ContextConfig):
+        raise checks.refuse(attribute.name, value, "a ContextConfig")
+
+
+def _seconds() -> Any:
+    return checks.number(1e-3, 1e9, optional=False)
+
+
+@attrs.frozen(kw_only=True)
+class PoolConfig:
+    """How many sessions share one engine, and what they share it with.
+
+    ``n_parallel`` sessions are decoded in one engine call; as many more as one likes may be open.
+    ``n_cells`` is the number of tokens that all of them can hold together (None = ``n_parallel``
+    times the window, or what memory has room for), while ``context.n_ctx`` is the window of one.
+    ``n_step_tokens`` bounds the tokens of one call (None = chosen by measuring), ``max_waiting``
+    the calls that wait for a place. ``batching`` is "always", "never" or "auto", which takes turns
+    where that is faster here. With ``batch_invariant`` a session has the bits that it has alone,
+    and nothing is batched.
+
+    Sequences that lose their cells go to ``cache_bytes`` bytes of host memory, then to at most
+    ``cache_dir_bytes`` bytes of files in ``cache_dir``. A stream that nobody reads for
+    ``reader_timeout`` seconds is cancelled. ``isolate`` runs the engine in a process of its own,
+    which is started again when a step takes ``step_timeout`` seconds more than expected or loading
+    takes ``load_timeout`` seconds, at most ``max_restarts`` times in ``restart_window`` seconds.
+
+    Raises `InvalidInputError` for a value that is not allowed, a window beyond ``n_cells``, and
+    for the fields of a context that a pool sets itself: ``n_seq_max`` and ``pooling_type``.
+    """
+
+    n_parallel: int = attrs.field(
+        default=8, validator=checks.integer(1, MAX_SEQUENCES, optional=False)
+    )
+    n_cells: int | None = attrs.field(default=None, validator=checks.integer(1, 2**31 - 1))
+    n_step_tokens: int | None = attrs.field(default=None, validator=checks.integer(1, 2**31 - 1))
+    max_waiting: int = attrs.field(
+        default=1024, validator=checks.integer(0, 2**31 - 1, optional=False)
+    )
+    batching: str = attrs.field(
+        default="auto", validator=checks.one_of("auto", "always", "never", optional=False)
+    )
+    batch_invariant: bool = attrs.field(default=False, validator=checks.boolean(optional=False))
+    cache_bytes: int = attrs.field(default=0, validator=checks.integer(0, optional=False))
+    cache_dir: str | None = attrs.field(default=None, converter=_folder)
+    cache_dir_bytes: int = attrs.field(
+        default=10 * GIB, validator=checks.integer(0, optional=False)
+    )
+    reader_timeout: float | None = attrs.field(default=None, validator=checks.number(1e-3, 1e9))
+    isolate: bool = attrs.field(default=False, validator=checks.boolean(optional=False))
+    step_timeout: float = attrs.field(default=60.0, validator=_seconds())
+    load_timeout: float = attrs.field(default=600.0, validator=_seconds())
+    max_restarts: int = attrs.field(default=3, validator=checks.integer(0, 10**6, optional=False))
+    restart_window: float = attrs.field(default=600.0, validator=_seconds())
+    context: ContextConfig = attrs.field(factory=ContextConfig, validator=_context)
+
+    def __attrs_post_init__(self) -> None:
+        for name, instead in NOT_IN_A_POOL.items():
+            if getattr(self.context, name) is not None:
+                raise _not_in_a_pool(name, getattr(self.context, name), instead)
+        self.check_window(self.context.n_ctx)
+        if self.batch_invariant and self.batching == "always":
+            raise checks.refuse(
+                "batching", self.batching, "'auto' or 'never' with batch_invariant=True"
+            )
+        n_batch = self.context.n_batch
+        if self.n_step_tokens is not None and n_batch is not None and self.n_step_tokens > n_batch:
+            raise checks.refuse(
+                "n_step_tokens", self.n_step_tokens, f"at most n_batch={n_batch}, or None"
+            )
+
+    def check_window(self, n_ctx: int | None) -> None:
+        """Raise `InvalidInputError` where a session's window ``n_ctx`` is beyond ``n_cells``.
+
+        None and 0 are windows that only the model knows; ask again once it is loaded.
+        """
+        if n_ctx is not None and self.n_cells is not None and n_ctx > self.n_cells:
+            raise InvalidInputError(
+                f"n_cells={self.n_cells} holds less than one session's window n_ctx={n_ctx}; "
+                "raise n_cells or lower n_ctx",
+                field="n_cells",
+                value=self.n_cells,
+                allowed=f"an integer of at least {n_ctx}, or None",
+            )
+
+
+def _not_in_a_pool(name: str, value: object, instead: str) -> InvalidInputError:
+    return InvalidInputError(
+        f"{name} is no field of a pool; {instead}", field=name, value=value, allowed=None
+    )
+
+
+_OF_POOL = tuple(field.name for field in attrs.fields(PoolConfig))
+_OF_CONTEXT = tuple(field.name for field in attrs.fields(ContextConfig))
+
+
+def pool_config(config: PoolConfig | None, fields: Mapping[str, Any]) -> PoolConfig:
+    """Return ``config``, or a new one, with ``fields`` of a pool or of its context laid over it.
+
+    Raises `InvalidInputError` for a field of neither, naming the nearest one.
+    """
+    for name in fields:
+        if name in NOT_IN_A_POOL and fields[name] is not None:
+            raise _not_in_a_pool(name, fields[name], NOT_IN_A_POOL[name])
+    checks.check_options("PoolConfig", fields, (*_OF_POOL, *_OF_CONTEXT))
+    of_pool = {name: value for name, value in fields.items() if name in _OF_POOL}
+    of_context = {name: value for name, value in fields.items() if name in _OF_CONTEXT}
+    if of_context:
+        base = of_pool.get("context", config.context if isinstance(config, PoolConfig) else None)
+        of_pool["context"] = checks.build(ContextConfig, base, of_context)
+    return checks.build(PoolConfig, config, of_pool)
+
+
+@attrs.frozen(kw_only=True)
+class PoolStats:
+    """What a pool did since it was opened, and what it does now.
+
+    ``n_open`` sessions are open, ``n_running`` of them have a place and ``n_waiting`` calls wait
+    for one. Of ``n_cells``, ``n_cells_used`` hold tokens, ``n_cells_shared`` of them for more than
+    one session. ``prompt_tokens`` were asked for; of these ``cached_tokens`` were resident (held by
+    the same session or copied from another) and ``restored_tokens`` came back from memory or disk.
+    ``mean_batch`` is the mean number of sessions a step; ``step_ms`` a moving average of the time
+    of one. ``batching`` says what is in force, "always" or "never", and ``n_per_call`` how many
+    sessions an engine call takes now. ``n_preempted`` counts sessions that lost their cells while
+    they ran, ``n_moved_out`` sequences moved to memory or disk, ``n_restarts`` engines opened anew.
+    """
+
+    n_open: int = 0
+    n_running: int = 0
+    n_waiting: int = 0
+    n_cells: int = 0
+    n_cells_used: int = 0
+    n_cells_shared: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    restored_tokens: int = 0
+    generated_tokens: int = 0
+    n_steps: int = 0
+    mean_batch: float = 0.0
+    n_preempted: int = 0
+    n_moved_out: int = 0
+    n_restarts: int = 0
+    batching: str = "always"
+    step_ms: float | None = None
+    n_per_call: int = 1

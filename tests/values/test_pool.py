@@ -1,0 +1,118 @@
+"""A pool's config: its fields and a context's, flat, and what cannot be meant."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import pytest
+
+import infercore as ic
+from infercore.values.pool import pool_config
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+REFUSED: list[tuple[str, Any]] = [
+    ("n_parallel", 0),
+    ("n_parallel", 257),
+    ("n_parallel", None),
+    ("n_parallel", True),
+    ("n_cells", 0),
+    ("n_step_tokens", 0),
+    ("n_step_tokens", 1.5),
+    ("max_waiting", -1),
+    ("batching", "sometimes"),
+    ("batching", None),
+    ("batch_invariant", 1),
+    ("cache_bytes", -1),
+    ("cache_dir", ""),
+    ("cache_dir", b"folder"),
+    ("cache_dir", "a\0b"),
+    ("cache_dir_bytes", None),
+    ("reader_timeout", 0),
+    ("reader_timeout", float("inf")),
+    ("isolate", "yes"),
+    ("step_timeout", 0),
+    ("load_timeout", None),
+    ("max_restarts", -1),
+    ("restart_window", float("nan")),
+    ("context", {"n_ctx": 5}),
+    ("n_seq_max", 2),
+    ("pooling_type", "mean"),
+    ("n_ctx", -1),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), REFUSED)
+def test_a_bad_value_is_refused_with_its_field(field: str, value: object) -> None:
+    with pytest.raises(ic.InvalidInputError) as caught:
+        pool_config(None, {field: value})
+    assert caught.value.field == field
+
+
+def test_defaults_are_the_documented_ones() -> None:
+    config = ic.PoolConfig()
+    assert attrs.asdict(config, recurse=False) == {
+        "n_parallel": 8,
+        "n_cells": None,
+        "n_step_tokens": None,
+        "max_waiting": 1024,
+        "batching": "auto",
+        "batch_invariant": False,
+        "cache_bytes": 0,
+        "cache_dir": None,
+        "cache_dir_bytes": 10 * 2**30,
+        "reader_timeout": None,
+        "isolate": False,
+        "step_timeout": 60.0,
+        "load_timeout": 600.0,
+        "max_restarts": 3,
+        "restart_window": 600.0,
+        "context": ic.ContextConfig(),
+    }
+
+
+def test_fields_of_pool_and_context_are_given_side_by_side(tmp_path: Path) -> None:
+    config = pool_config(None, {"n_parallel": 2, "n_ctx": 256, "cache_dir": tmp_path})
+    assert (config.n_parallel, config.context.n_ctx) == (2, 256)
+    assert config.cache_dir == str(tmp_path)
+    other = pool_config(config, {"n_threads": 1})
+    assert (other.n_parallel, other.context.n_ctx, other.context.n_threads) == (2, 256, 1)
+
+
+def test_fields_are_laid_over_a_context_that_is_given_with_them() -> None:
+    given = ic.ContextConfig(n_ctx=64, n_threads=1)
+    config = pool_config(None, {"context": given, "n_ctx": 128})
+    assert (config.context.n_ctx, config.context.n_threads) == (128, 1)
+
+
+@pytest.mark.parametrize(("wrong", "near"), [("n_paralel", "n_parallel"), ("nctx", "n_ctx")])
+def test_an_unknown_field_names_the_nearest(wrong: str, near: str) -> None:
+    with pytest.raises(ic.InvalidInputError, match=near):
+        pool_config(None, {wrong: 2})
+
+
+def test_a_context_with_a_field_of_the_pool_is_refused() -> None:
+    with pytest.raises(ic.InvalidInputError, match="n_parallel"):
+        ic.PoolConfig(context=ic.ContextConfig(n_seq_max=3))
+
+
+def test_one_window_must_fit_the_cells() -> None:
+    with pytest.raises(ic.InvalidInputError, match="n_cells"):
+        pool_config(None, {"n_cells": 127, "n_ctx": 128})
+    assert pool_config(None, {"n_cells": 128, "n_ctx": 128}).n_cells == 128
+    open_window = pool_config(None, {"n_cells": 128})
+    with pytest.raises(ic.InvalidInputError, match="n_ctx=129"):
+        open_window.check_window(129)
+
+
+def test_a_step_fits_the_batch() -> None:
+    with pytest.raises(ic.InvalidInputError, match="n_batch"):
+        pool_config(None, {"n_step_tokens": 65, "n_batch": 64})
+
+
+def test_batch_invariant_never_batches() -> None:
+    with pytest.raises(ic.InvalidInputError) as caught:
+        ic.PoolConfig(batch_invariant=True, batching="always")
+    assert caught.value.field == "batching"
