@@ -233,7 +233,7 @@ class InterruptAt:
 
 
 MODULES = ("session/resident.py", "session/true_tape.py", "session/tape.py", "session/prefill.py",
-           "session/stream.py", "session/source.py", "engine/context_decode.py",
+           "session/stream.py", "session/generation.py", "engine/context_decode.py",
            "engine/context_outputs.py", "engine/context_sequences.py",
            "engine/ledger.py")  # fmt: skip
 

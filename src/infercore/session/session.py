@@ -11,10 +11,10 @@ import attrs
 from infercore.errors import InvalidStateError
 from infercore.session import chatting, snapshots
 from infercore.session.drafting import new_drafter
+from infercore.session.generation import Generation
 from infercore.session.lease import SharedContext
 from infercore.session.parts import EMPTY, PREFIXED, Parts
 from infercore.session.prefill import Prefilling
-from infercore.session.source import TokenSource
 from infercore.session.stream import DecodeStream
 from infercore.values import checks
 from infercore.values.config import DecodeConfig, SamplingConfig
@@ -44,7 +44,7 @@ class CoreSession(Prefilling):
         built = decode_config(config, fields)
         with self.entered("decode"):
             self._check_decodable()
-            return self._stream_of(built, self._source(built))
+            return self._stream_of(self._generation(built))
 
     def check_decode(self, config: DecodeConfig | None, fields: Mapping[str, Any]) -> DecodeConfig:
         """Return the config of a decode that could begin now; raises what `decode` raises.
@@ -74,7 +74,7 @@ class CoreSession(Prefilling):
             target, more=0 if shifts else 1, stage="decode", resident=len(target)
         )
 
-    def _source(self, config: DecodeConfig) -> TokenSource:
+    def _generation(self, config: DecodeConfig) -> Generation:
         speculative = config.speculative
         drafter = None if speculative is None else new_drafter(speculative, self)
         try:
@@ -83,24 +83,16 @@ class CoreSession(Prefilling):
             if drafter is not None:
                 drafter.close()
             raise
-        pieces, stops = self.pieces, config.stop_tokens
-        return TokenSource(
-            self.resident,
-            sampler,
-            config,
-            drafter=drafter,
-            ends=lambda token: token in stops or pieces[token].is_eog,
-        )
+        return Generation(sampler, config, drafter=drafter, pieces=self.pieces)
 
     def _stream_of(
         self,
-        config: DecodeConfig,
-        source: TokenSource,
+        generation: Generation,
         dropped: Sequence[int] = (),
         *,
         started: float | None = None,
     ) -> DecodeStream:
-        stream = DecodeStream(self, config, source, dropped, started=started)
+        stream = DecodeStream(self, generation, dropped, started=started)
         self._stream = ref(stream)
         return stream
 
@@ -112,16 +104,16 @@ class CoreSession(Prefilling):
         built = decode_config(None, decode)
         given = SuffixInput(text=text)
         with self.entered("generate"):
-            source = self._source(built)
+            generation = self._generation(built)
             try:
                 if self._state == EMPTY:
                     self.put_prefix(PrefixInput(text=""))
                 self.put_suffix(given)
                 self._check_decodable()
             except BaseException:
-                source.close()
+                generation.close()
                 raise
-            stream = self._stream_of(built, source)
+            stream = self._stream_of(generation)
         return "".join(chunk.text for chunk in stream)
 
     def chat(
@@ -157,13 +149,13 @@ class CoreSession(Prefilling):
             tokens, dropped = self.truncated(turn.tokens, turn.n_stable)
             self.resident.check_fits(tokens, stage="suffix", resident=turn.n_stable)
             self._check_room(tokens, turn.n_stable)
-            source = self._source(built)
+            generation = self._generation(built)
             try:
                 self._hold_turn(turn)
             except BaseException:
-                source.close()
+                generation.close()
                 raise
-            return self._stream_of(built, source, dropped, started=started)
+            return self._stream_of(generation, dropped, started=started)
 
     def _hold_turn(self, turn: chatting.Turn) -> None:
         """Hold both parts of a turn, in one engine call where no state is kept between them."""

@@ -9,18 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from infercore.errors import DecodeAbortedError, InferCoreError, SessionBusyError
 from infercore.session.parts import DECODED, PREFIXED
-from infercore.session.text import TextAssembler
-from infercore.values.session import StreamChunk, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from typing_extensions import Self
 
+    from infercore.session.generation import Generation
     from infercore.session.resident import Resident
-    from infercore.session.source import Chosen, TokenSource
-    from infercore.values.config import DecodeConfig
-    from infercore.values.session import TokenLogprob
+    from infercore.values.session import StreamChunk
 
 
 class DecodeStream:
@@ -33,30 +30,21 @@ class DecodeStream:
     def __init__(
         self,
         session: Any,
-        config: DecodeConfig,
-        source: TokenSource,
+        generation: Generation,
         dropped: Sequence[int] = (),
         *,
         started: float | None = None,
     ) -> None:
         self._session = session
         self._resident: Resident = session.resident
-        self._config = config
-        self._source = source
-        self._text = TextAssembler(config.stop)
-        self._pending: Chosen | None = None
-        self._shown: list[int] = []
-        self._logprobs: list[TokenLogprob] = []
-        self._shifted = list(dropped)
+        self._generation = generation
+        generation.shifted = list(dropped)
         self._cancelled = False
         self._begun = False
         self._abandoned = False
-        self._n_completion = 0
         self._n_prompt = 0
         self._n_cached = 0
         self._started = time.perf_counter() if started is None else started
-        self._first_at: float | None = None
-        self._last_at: float | None = None
         self.finished = False
 
     def __iter__(self) -> DecodeStream:
@@ -104,21 +92,20 @@ class DecodeStream:
                 if not self._is_cancelled():
                     raise
                 return self._finish("cancelled")
-        if self._pending is not None:
+        generation, resident = self._generation, self._resident
+        if generation.pending is not None:
             self._settle()
         reason = self._end_reached()
         if reason is not None:
             return self._finish(reason)
-        source = self._source
-        if not (source.is_ahead or self._resident.has_logits()):
-            self._resident.go_on()  # another session has used the context that both share
-        chosen = source.next()
-        self._clock()
-        if source.ends(chosen.token):
-            self._session.parts.ended_by = chosen.token
-            is_eog = self._session.pieces[chosen.token].is_eog
-            return self._finish("eos" if is_eog else "stop")
-        return self._take(chosen)
+        if not (generation.is_ahead or resident.has_logits()):
+            resident.go_on()  # another session has used the context that both share
+        chunk = generation.step(resident.context)
+        if generation.reason is None:
+            return chunk
+        self._session.parts.ended_by = generation.ended_by
+        self._settle()
+        return self._finish(generation.reason)
 
     def _begin(self) -> None:
         """Prime the sampler and see to it that the logits are those of the last token."""
@@ -130,14 +117,13 @@ class DecodeStream:
         self._n_prompt = tape.logical
         self._n_cached = max(0, tape.logical - parts.n_evaluated - evaluated)
         parts.n_evaluated = 0
-        self._source.prime(tape.tokens(0, tape.logical))
+        self._generation.prime(tape.tokens(0, tape.logical))
         session.enter(DECODED, parts)
 
     def _hold_all(self) -> int:
         """Hold the whole logical context with its logits; return the tokens evaluated."""
         session, resident = self._session, self._resident
-        native = self._config.sampling.implementation == "native"
-        if native and not session.context.n_engine_outputs:
+        if self._generation.is_native and not session.context.n_engine_outputs:
             resident.forget_logits()  # they were restored: no row that the engine could sample
         if session.state != PREFIXED:
             return resident.go_on().prefilled
@@ -147,15 +133,20 @@ class DecodeStream:
 
     def _settle(self) -> None:
         """Make the token that was shown last resident, after any that a failure took."""
-        chosen, self._pending = self._pending, None
+        chosen = self._generation.pending
         if chosen is None:
             return
         resident = self._resident
         n_before = resident.n_wanted
         self._session.parts.n_generated += 1
         try:
-            self._source.settle(chosen)
+            if chosen.held:
+                self._generation.pending = None
+                resident.take_ahead(chosen.token)
+            else:
+                self._evaluate()
         except BaseException as error:
+            self._generation.pending = None
             if resident.n_wanted == n_before:
                 resident.owe(chosen.token)
             if not (isinstance(error, DecodeAbortedError) and self._is_cancelled()):
@@ -164,18 +155,33 @@ class DecodeStream:
             with contextlib.suppress(DecodeAbortedError):  # cancelled again: it stays owed
                 resident.go_on()
 
+    def _evaluate(self) -> None:
+        """Make the pending token resident, with what can be evaluated in the same call."""
+        generation, resident = self._generation, self._resident
+        if not generation.looks_ahead:
+            chosen, generation.pending = generation.pending, None
+            if chosen is not None:
+                resident.append_one(chosen.token)
+            return
+        tape = resident.tape
+        ahead = generation.ahead(lambda: tape.tokens(0, tape.logical), resident.free - 1)
+        if len(ahead.tokens) == 1:
+            resident.append_one(ahead.tokens[0])
+            return
+        resident.append_ahead(ahead.tokens, logits=ahead.logits)
+        if ahead.n_guessed:
+            resident.drop_ahead(generation.verify(resident.context, ahead.tokens[1:]))
+
     def _is_cancelled(self) -> bool:
         return self._cancelled or self._resident.cancelled
 
     def _end_reached(self) -> str | None:
         if self._cancelled or self._resident.cancelled:
             return "cancelled"
-        if self._text.stopped:
-            return "stop"
-        limit = self._config.max_tokens
-        if limit is not None and self._n_completion >= limit:
+        generation = self._generation
+        if generation.at_limit:
             return "length"
-        full = self._resident.free < 1 and not self._source.is_ahead
+        full = self._resident.free < 1 and not generation.is_ahead
         return "context" if full and not self._make_room() else None
 
     def _make_room(self) -> bool:
@@ -186,69 +192,22 @@ class DecodeStream:
             return False
         if not self._resident.can_shift_out(start, end):
             return False
-        self._shifted += self._resident.shift_out(start, end)
+        self._generation.shifted += self._resident.shift_out(start, end)
         parts = self._session.parts
         parts.n_generated = min(parts.n_generated, self._resident.tape.logical - start)
         parts.plain = False
         self._resident.go_on()
         return True
 
-    def _take(self, chosen: Chosen) -> StreamChunk | None:
-        self._pending = chosen
-        self._n_completion += 1
-        self._shown.append(chosen.token)
-        if chosen.logprob is not None:
-            self._logprobs.append(chosen.logprob)
-        piece = self._session.pieces[chosen.token]
-        shown = self._config.special_text or not piece.is_control
-        text = self._text.push(piece.data if shown else b"")
-        return self._chunk(text) if text and not self._text.stopped else self._held(text)
-
-    def _held(self, text: str) -> StreamChunk | None:
-        """Keep the text before a stop string for the last chunk."""
-        if self._text.stopped:
-            self._settle()
-            return self._finish("stop", text)
-        return None
-
-    def _chunk(self, text: str, **ending: Any) -> StreamChunk:
-        tokens, self._shown = tuple(self._shown), []
-        logprobs = None if self._config.logprobs is None else tuple(self._logprobs)
-        self._logprobs = []
-        shifted, self._shifted = tuple(self._shifted), []
-        return StreamChunk(
-            text=text, tokens=tokens, logprobs=logprobs, shifted_out=shifted, **ending
-        )
-
-    def _finish(self, reason: str, text: str = "") -> StreamChunk:
-        chunk = self._chunk(text + self._text.flush(), finish_reason=reason, usage=self._usage())
-        self._release()
-        return chunk
-
-    def _clock(self) -> None:
-        self._last_at = time.perf_counter()
-        if self._first_at is None:
-            self._first_at = self._last_at
-
-    def _usage(self) -> Usage:
-        return Usage(
+    def _finish(self, reason: str) -> StreamChunk:
+        chunk = self._generation.finish(
+            reason,
+            started=self._started,
             prompt_tokens=self._n_prompt,
             cached_tokens=self._n_cached,
-            completion_tokens=self._n_completion,
-            time_to_first_token_ms=(
-                None if self._first_at is None else (self._first_at - self._started) * 1e3
-            ),
-            tokens_per_second=self._rate(),
-            seed=self._source.seed,
-            drafted_tokens=self._source.n_drafted,
-            accepted_tokens=self._source.n_accepted,
         )
-
-    def _rate(self) -> float | None:
-        if self._first_at is None or self._last_at is None or self._n_completion < 2:  # noqa: PLR2004
-            return None
-        elapsed = self._last_at - self._first_at
-        return (self._n_completion - 1) / elapsed if elapsed > 0 else None
+        self._release()
+        return chunk
 
     # -- ends from outside ---------------------------------------------------------------------
 
@@ -288,15 +247,16 @@ class DecodeStream:
     def _leave_owed(self) -> None:
         """Where another session has the context just now, let the next call of this one settle."""
         if self._session.shared.is_shared and not self._session.in_call:
-            if self._pending is not None:
+            pending = self._generation.pending
+            if pending is not None:
                 self._session.parts.n_generated += 1
-                self._resident.owe(self._pending.token)
+                self._resident.owe(pending.token)
             self._release()
 
     def _release(self) -> None:
         self.finished = True
-        self._pending = None
-        self._source.close()
+        self._generation.pending = None
+        self._generation.close()
 
     def __enter__(self) -> Self:
         return self

@@ -1,0 +1,253 @@
+"""What a decode makes of rows of logits: tokens, text and counts. It evaluates nothing.
+
+Who drives a generation evaluates the tokens that `Generation.ahead` names and hands it the rows:
+a stream in its caller's thread, or the scheduler of a pool for many at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import deque
+from contextlib import suppress
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from infercore.session.text import TextAssembler
+from infercore.values.session import StreamChunk, Usage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from infercore.session.drafting import Drafter
+    from infercore.session.pieces import Pieces
+    from infercore.values.config import DecodeConfig
+    from infercore.values.session import TokenLogprob
+
+
+_logger = logging.getLogger("infercore.session")
+_logger.addHandler(logging.NullHandler())
+
+
+class Chosen(NamedTuple):
+    """A token, and whether the engine holds it already (beyond the logical context)."""
+
+    token: int
+    held: bool = False
+    logprob: TokenLogprob | None = None
+
+
+class Ahead(NamedTuple):
+    """Tokens to evaluate in one call: one that was chosen, then forced ones or guesses."""
+
+    tokens: list[int]
+    logits: str = "last"
+    n_guessed: int = 0
+
+
+class Generation:
+    """Chooses tokens one by one, makes text of them, and knows when it is at its end.
+
+    ``pending`` is the token that was chosen last, until it is part of the context. ``reason`` is
+    the finish reason once the end is known, ``ended_by`` the token that ended it, if one did.
+    """
+
+    def __init__(
+        self, sampler: Any, config: DecodeConfig, *, drafter: Drafter | None, pieces: Pieces
+    ) -> None:
+        self.config = config
+        self._sampler = sampler
+        self._drafter = drafter
+        self._pieces = pieces
+        self._stops = frozenset(config.stop_tokens)
+        self._text = TextAssembler(config.stop)
+        self._queue: deque[Chosen] = deque()
+        self.looks_ahead = drafter is not None or getattr(sampler, "constraint", None) is not None
+        self.is_native = config.sampling.implementation == "native"
+        self.pending: Chosen | None = None
+        self.reason: str | None = None
+        self.ended_by: int | None = None
+        self._rest = ""
+        self._shown: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
+        self.shifted: list[int] = []
+        self.n_completion = 0
+        self.n_drafted = 0
+        self.n_accepted = 0
+        self._first_at: float | None = None
+        self._last_at = 0.0
+
+    # -- choosing ------------------------------------------------------------------------------
+
+    def prime(self, tokens: Sequence[int]) -> None:
+        """Show the sampler the prompt; a constraint does not see it."""
+        self._sampler.observe(tokens, constrained=False)
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether the next token is known already, so that no row is needed for it."""
+        return bool(self._queue)
+
+    def ends(self, token: int) -> bool:
+        """Tell whether ``token`` ends the decode: it is then not part of the context."""
+        return token in self._stops or self._pieces[token].is_eog
+
+    def step(self, context: Any, row: int = -1) -> StreamChunk | None:
+        """Choose the next token, from output row ``row`` of ``context`` unless it is known.
+
+        Returns the chunk to show, None where there is no text for it yet. Where this was the end,
+        ``reason`` is set, and ``finish`` makes the last chunk.
+        """
+        queue = self._queue
+        chosen = queue.popleft() if queue else self._sample(context, row)
+        token = chosen.token
+        self._last_at = time.perf_counter()
+        if self._first_at is None:
+            self._first_at = self._last_at
+        piece = self._pieces[token]
+        if piece.is_eog or token in self._stops:
+            self.ended_by = token
+            self.reason = "eos" if piece.is_eog else "stop"
+            return None
+        self.pending = chosen
+        self.n_completion += 1
+        self._shown.append(token)
+        if chosen.logprob is not None:
+            self._logprobs.append(chosen.logprob)
+        shown = self.config.special_text or not piece.is_control
+        text = self._text.push(piece.data if shown else b"")
+        if self._text.stopped:  # the text before a stop string is kept for the last chunk
+            self.reason, self._rest = "stop", text
+            return None
+        return self._chunk(text) if text else None
+
+    def _sample(self, context: Any, row: int) -> Chosen:
+        token = self._sampler.sample(context, row)
+        wanted = self.config.logprobs
+        logprob = None if wanted is None else self._sampler.last_logprobs(wanted)
+        return Chosen(token, logprob=logprob)
+
+    @property
+    def at_limit(self) -> bool:
+        """Whether as many tokens as were asked for are chosen."""
+        limit = self.config.max_tokens
+        return limit is not None and self.n_completion >= limit
+
+    # -- evaluating ----------------------------------------------------------------------------
+
+    def ahead(self, context_tokens: Callable[[], list[int]], room: int) -> Ahead:
+        """Return what to evaluate for the pending token, which is taken: itself, and maybe more.
+
+        At most ``room`` tokens more. ``context_tokens`` gives the tokens before it.
+        """
+        chosen, self.pending = self.pending, None
+        if chosen is None or chosen.held:
+            return Ahead([])
+        if not self.looks_ahead:
+            return Ahead([chosen.token])
+        forced = self._forced(room)
+        if forced:
+            self._sampler.observe(forced)
+            self._queue.extend(Chosen(token, held=True) for token in forced)
+            return Ahead([chosen.token, *forced])
+        drafts = self._drafts(context_tokens, chosen.token, room)
+        if not drafts:
+            return Ahead([chosen.token])
+        return Ahead([chosen.token, *drafts], "all", len(drafts))
+
+    def verify(self, context: Any, guesses: Sequence[int], first_row: int = 0) -> int:
+        """Choose from the rows behind the pending token and each guess; return how many are right.
+
+        The rows are those of ``context`` from ``first_row`` on. Where tokens are forced, guesses
+        end: a seed then gives what it gives without them.
+        """
+        chosen: list[Chosen] = []
+        for i, guess in enumerate([*guesses, None]):
+            chosen.append(self._sample(context, first_row + i))
+            token = chosen[-1].token
+            if token != guess or self.ends(token) or self._forced(1):
+                break
+        n_accepted = len(chosen) - 1
+        self.n_drafted += len(guesses)
+        self.n_accepted += n_accepted
+        self._queue.extend(c._replace(held=True) for c in chosen[:-1])
+        self._queue.append(chosen[-1])
+        return n_accepted
+
+    def _forced(self, room: int) -> list[int]:
+        """Tokens that the constraint leaves no choice about.
+
+        Up to the first one that would end the decode, or that the bias forbids: of these the
+        sampler decides (with an error where nothing is left). Processors and logprobs see every
+        token, so with them nothing is skipped.
+        """
+        constraint = getattr(self._sampler, "constraint", None)
+        config = self.config
+        if constraint is None or room < 1 or config.processors or config.logprobs is not None:
+            return []
+        return list(takewhile(self._may_be_forced, constraint.forced_tokens()[:room]))
+
+    def _may_be_forced(self, token: int) -> bool:
+        bias = self.config.sampling.logit_bias.get(token, 0.0)
+        return bias > -math.inf and not self.ends(token)
+
+    def _drafts(self, context_tokens: Callable[[], list[int]], token: int, room: int) -> list[int]:
+        speculative = self.config.speculative
+        if self._drafter is None or speculative is None or room < 1:
+            return []
+        n = min(speculative.n_draft, room)
+        try:
+            return self._drafter.propose([*context_tokens(), token], n)
+        except Exception as error:  # noqa: BLE001  (whatever it is, the tokens are the same)
+            self._stop_guessing(error)
+            return []
+
+    def _stop_guessing(self, error: Exception) -> None:
+        """Go on without a drafter that fails: guesses only make a decode faster."""
+        _logger.warning("guessing ahead failed, the decode goes on without: %r", error)
+        drafter, self._drafter = self._drafter, None
+        if drafter is not None:
+            with suppress(Exception):
+                drafter.close()
+
+    # -- showing -------------------------------------------------------------------------------
+
+    def _chunk(self, text: str, **ending: Any) -> StreamChunk:
+        tokens, self._shown = tuple(self._shown), []
+        logprobs = None if self.config.logprobs is None else tuple(self._logprobs)
+        self._logprobs = []
+        shifted, self.shifted = tuple(self.shifted), []
+        return StreamChunk(
+            text=text, tokens=tokens, logprobs=logprobs, shifted_out=shifted, **ending
+        )
+
+    def finish(self, reason: str, **usage: Any) -> StreamChunk:
+        """Return the last chunk, with the text that was held back and the usage."""
+        text = self._rest + self._text.flush()
+        return self._chunk(text, finish_reason=reason, usage=self._usage(**usage))
+
+    def _usage(self, *, started: float, **counts: Any) -> Usage:
+        first = self._first_at
+        return Usage(
+            completion_tokens=self.n_completion,
+            time_to_first_token_ms=None if first is None else (first - started) * 1e3,
+            tokens_per_second=self._rate(),
+            seed=self._sampler.seed,
+            drafted_tokens=self.n_drafted,
+            accepted_tokens=self.n_accepted,
+            **counts,
+        )
+
+    def _rate(self) -> float | None:
+        if self._first_at is None or self.n_completion < 2:  # noqa: PLR2004
+            return None
+        elapsed = self._last_at - self._first_at
+        return (self.n_completion - 1) / elapsed if elapsed > 0 else None
+
+    def close(self) -> None:
+        """Release sampler and drafter; idempotent."""
+        self._queue.clear()
+        self._sampler.close()
+        if self._drafter is not None:
+            self._drafter.close()
