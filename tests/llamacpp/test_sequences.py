@@ -155,3 +155,28 @@ def test_a_sliding_window_goes_back_as_far_as_declared_and_no_further(tiny, open
     assert near(next_row(context), next_row(full), 1e-3)
     assert context.seq_remove(0, 0, -1)
     assert context.n_past(0) == 0
+
+
+@pytest.mark.parametrize("unified", [True, False])
+@pytest.mark.parametrize("name", ["storyteller", "recurrent"])
+def test_columns_are_entries(story, tiny, open_context, prompt, unified, name):
+    model = story if name == "storyteller" else tiny(name)
+    tokens = np.concatenate([prompt[:10], prompt[20:27], prompt[30:31]]) % model.traits.info.n_vocab
+    positions = np.concatenate([np.arange(10), np.arange(7), [0]]).astype(np.int32)
+    seq_ids = np.repeat([2, 0, 1], [10, 7, 1]).astype(np.int32)
+    wanted = np.zeros(18, dtype=bool)
+    wanted[[4, 9, 17]] = True
+    made = []
+    for by_columns in (True, False):
+        context = open_context(model, n_seq_max=3, kv_unified=unified)
+        for start in (0, 1):
+            where = positions + start * np.repeat([10, 7, 1], [10, 7, 1]).astype(np.int32)
+            if by_columns:
+                context.decode_spans(tokens, where, seq_ids, wanted)
+            else:
+                context.decode_batch(tokens, where, [(int(s),) for s in seq_ids], wanted)
+        assert [context.n_past(s) for s in range(3)] == [14, 2, 20]
+        made.append([context.logits(i).copy() for i in range(3)])
+        with pytest.raises(ic.OutputNotAvailableError):
+            context.logits(3)
+    assert np.array_equal(*made)

@@ -40,6 +40,34 @@ def test_a_batch_of_sequences_gives_what_each_gives_alone(open_context, story, r
         np.testing.assert_allclose(context.logits(row), reference(starts[i % 3] + seen), atol=NEAR)
 
 
+def test_spans_of_sequences_give_what_each_gives_alone(open_context, story, reference) -> None:
+    context = open_context(n_seq_max=3, n_ubatch=16)
+    context.decode(story[:9], seq_id=0)
+    spans = [(1, story[20:61], "none"), (2, story[70:73], "all"), (0, story[9:14], "last")]
+    context.decode_spans(spans)
+    held = {0: story[:14], 1: story[20:61], 2: story[70:73]}
+    assert {s: context.tokens(s) for s in held} == held
+    expected = [held[2][:1], held[2][:2], held[2], held[0]]
+    for row, seen in enumerate(expected):
+        np.testing.assert_allclose(context.logits(row), reference(seen), atol=NEAR)
+    context.seq_copy(0, 2)
+    context.decode_spans([(s, [story[80 + s]], "last") for s in held])
+    held[2] = held[0]
+    for row, seen in held.items():
+        expected_row = reference([*seen, story[80 + row]])
+        np.testing.assert_allclose(context.logits(row), expected_row, atol=NEAR)
+
+
+def test_embeddings_of_spans_go_to_their_sequences(open_context, story) -> None:
+    batch = open_context(n_seq_max=2, embeddings=True, pooling_type="mean")
+    batch.decode_spans([(1, story[5:12], "none"), (0, story[:5], "last")])
+    alone = open_context(embeddings=True, pooling_type="mean")
+    for seq_id, tokens in ((0, story[:5]), (1, story[5:12])):
+        alone.clear()
+        alone.decode(tokens)
+        np.testing.assert_allclose(batch.embedding(seq_id), alone.embedding(), atol=1e-4)
+
+
 def test_one_token_of_several_sequences(open_context, story, reference) -> None:
     context = open_context(n_seq_max=2)
     context.decode(story[:8], seq_id=0)

@@ -55,6 +55,7 @@ class ContextBase:
         self._decode_one_inner: Any = (
             None if self._only_encodes else getattr(inner, "decode_one", None)
         )
+        self._decode_spans_inner: Any = getattr(inner, "decode_spans", None)
         self._embeddings = bool(inner.effective.get("embeddings", False))
         self._ask_before_step = False
         self._n_embedded_tokens = 0

@@ -12,6 +12,7 @@ from infercore.engine import arguments
 from infercore.engine.context_abort import aborted_with
 from infercore.engine.context_outputs import Reading
 from infercore.engine.outputs import ending_at_last_row
+from infercore.engine.spans import check_spans
 from infercore.errors import (
     ContextOverflowError,
     DecodeAbortedError,
@@ -23,13 +24,14 @@ from infercore.values import checks
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from infercore.engine.spans import Columns, Spans
     from infercore.protocols.spi import FloatArray, TokenArray
 
 _clock = time.perf_counter
 
 
 class Decoding(Reading):
-    """decode, decode_one, eval, decode_batch, encode."""
+    """decode, decode_one, eval, decode_batch, decode_spans, encode."""
 
     def decode(self, tokens: Sequence[int], *, seq_id: int = 0, logits: str = "last") -> None:
         """Append ``tokens`` at the sequence's end; see `Context.decode`."""
@@ -245,6 +247,95 @@ class Decoding(Reading):
             kept = [s for s in ids if ledger.next_position(s) <= pos < self._reached(s, error)]
             if kept:
                 ledger.append(kept, (token,), pos)
+        self._judge(error)
+
+    def decode_spans(self, spans: Sequence[tuple[int, Sequence[int], str]]) -> None:
+        """Append spans of several sequences in one call; see `Context.decode_spans`."""
+        with self._gate:
+            checked = check_spans(spans, self._n_vocab, self.n_seq_max)
+            if len(checked.seq_ids) > 1:
+                self._need("multi_sequence", declared=self.capabilities.multi_sequence)
+            self._check_call(len(checked), "all" if checked.wants_inner_rows else "last")
+            if self._window.shared:
+                self._check_room(0, len(checked))
+            else:
+                for seq_id, n_tokens in zip(checked.seq_ids, checked.lengths, strict=True):
+                    self._check_room(seq_id, n_tokens)
+            if len(checked.seq_ids) == 1:  # as `decode` would split it, so with the same bits
+                self._append(checked.tokens, checked.seq_ids[0], checked.logits[0])
+            elif len(checked):
+                self._run_spans(checked)
+
+    def _run_spans(self, spans: Spans) -> None:
+        starts = [self._position(seq_id) for seq_id in spans.seq_ids]
+        columns = spans.columns(starts)
+        n_tokens, n_rows = len(spans), int(np.count_nonzero(columns.wanted))
+        gathered = self._judged(self._outputs.allocate, n_rows) if n_tokens > self.n_batch else None
+        vectors: list[FloatArray] = []
+        n_made = 0
+        self._forget_outputs()
+        started = time.perf_counter()
+        self._begin_abortable()
+        try:
+            for start in range(0, n_tokens, self.n_batch):
+                stop = min(start + self.n_batch, n_tokens)
+                if self._shall_stop():
+                    raise aborted_with(self._ledger.n_cells)
+                part = columns.part(start, stop)
+                self._decode_columns(part)
+                self._enter_spans(spans, starts, start, stop)
+                if gathered is not None:
+                    n_rows_of_part = int(np.count_nonzero(part.wanted))
+                    into = gathered[n_made : n_made + n_rows_of_part]
+                    self._judged(self._outputs.copy_engine_rows, n_rows_of_part, into)
+                    n_made += n_rows_of_part
+                    if self._embeddings and self.pooling_type == "none":
+                        vectors.append(self._judged(self._copy_embeddings))
+        except BaseException as error:  # noqa: BLE001  (raised anew, typed)
+            self._settle_spans(spans, starts, error)
+            self._raise_typed(error, self._ledger.n_cells)
+        finally:
+            self._end_abortable()
+        self._count(started, n_tokens, single=False)
+        self._row_of = next(
+            ((s,) for s, mode in zip(spans.seq_ids[::-1], spans.logits[::-1], strict=True)
+             if mode != "none"), ()
+        )  # fmt: skip
+        if gathered is not None:
+            self._outputs.set_gathered(gathered, all_rows=n_rows == n_tokens)
+        else:
+            self._outputs.set_engine_rows(n_rows, all_rows=n_rows == n_tokens)
+        self._note_embedded(set(spans.seq_ids), n_tokens)
+        self._vectors = np.concatenate(vectors) if vectors else None
+
+    def _decode_columns(self, part: Columns) -> None:
+        own = self._decode_spans_inner
+        if own is not None:
+            own(part.tokens, part.positions, part.seq_ids, part.wanted)
+        else:
+            ids = [(seq_id,) for seq_id in part.seq_ids.tolist()]
+            self._inner.decode_batch(part.tokens, part.positions, ids, part.wanted)
+
+    def _enter_spans(self, spans: Spans, starts: list[int], start: int, stop: int) -> None:
+        if self._only_encodes:  # of whole texts nothing stays
+            return
+        for i, before, low, high in spans.within(start, stop):
+            tokens = spans.tokens[low:high].tolist()
+            self._ledger.append((spans.seq_ids[i],), tokens, starts[i] + before)
+
+    def _settle_spans(self, spans: Spans, starts: list[int], error: BaseException) -> None:
+        """After a failed call: enter what the engine kept of each span."""
+        self._forget_outputs()
+        ledger = self._ledger
+        ledger.recount()
+        for i, _, low, high in spans.within(0, len(spans)):
+            seq_id, entered = spans.seq_ids[i], ledger.next_position(spans.seq_ids[i]) - starts[i]
+            kept = self._reached(seq_id, error) - starts[i]
+            if not self._only_encodes and not 0 <= kept <= high - low:
+                raise self._gate.fail(error) from error
+            if kept > entered:
+                tokens = spans.tokens[low + entered : low + kept].tolist()
+                ledger.append((seq_id,), tokens, starts[i] + entered)
         self._judge(error)
 
     def _reached(self, seq_id: int, error: BaseException) -> int:

@@ -269,6 +269,16 @@ class Context(Protocol):
         `InvalidSequenceError` for one to sequences of different content, and what `decode` raises.
         """
 
+    def decode_spans(self, spans: Sequence[tuple[int, Sequence[int], str]]) -> None:
+        """Append ``(seq_id, tokens, logits)`` spans of different sequences in one call.
+
+        Each at its sequence's end, ``logits`` "last", "all" or "none" as in `decode`. Output rows
+        follow the order of the spans. What is longer than ``n_batch`` is split. A span of no
+        tokens is left out. Raises `InvalidSequenceError` for two spans of one sequence and what
+        `decode` raises; one sequence that lacks room refuses all. After `DecodeAbortedError` and
+        `ContextOverflowError` of stage "engine", `n_past` tells what is kept of each.
+        """
+
     def encode(self, tokens: Sequence[int]) -> None:
         """Run an encoder over ``tokens``. Raises `UnsupportedFeatureError` without one."""
 

@@ -15,13 +15,15 @@ if TYPE_CHECKING:
     from infercore.values.config import ContextConfig, SamplingConfig
 
 CALLS = (
-    "decode", "decode_one", "decode_batch", "seq_remove", "seq_copy", "seq_shift", "seq_divide",
+    "decode", "decode_one", "decode_batch", "decode_spans",
+    "seq_remove", "seq_copy", "seq_shift", "seq_divide",
     "clear", "save_state", "load_state", "save_sequence", "load_sequence", "set_embeddings",
     "set_threads", "set_adapters", "encode", "warmup", "synchronize",
     "embedding", "embeddings", "logits", "n_past", "close",
     "sample", "observe", "reset", "clone",
 )  # fmt: skip
 WORK = ("nothing", "half", "all")
+_DECODES = {"decode", "decode_batch", "decode_spans"}
 
 
 @attrs.define
@@ -60,12 +62,12 @@ class Faults:
     ) -> None:
         """Let the ``at``-th ``call`` from now on, and ``times`` in all, raise ``error``.
 
-        ``work`` is what the engine does before: "nothing", "half" of the tokens (decode and
-        decode_batch) or "all".
+        ``work`` is what the engine does before: "nothing", "half" of the tokens (of a call that
+        decodes several) or "all".
         """
         if call not in CALLS:
             raise checks.refuse("call", call, f"one of {', '.join(CALLS)}")
-        if work not in WORK or (work == "half" and call not in {"decode", "decode_batch"}):
+        if work not in WORK or (work == "half" and call not in _DECODES):
             raise checks.refuse("work", work, "'nothing' or 'all', for decodes also 'half'")
         self._plans[call] = _Plan(error, work, at - 1, times)
 

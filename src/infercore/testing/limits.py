@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 _METHODS = {
     "kv_shift": ("seq_shift",),
     "kv_divide": ("seq_divide",),
-    "multi_sequence": ("decode_batch",),
+    "multi_sequence": ("decode_batch", "decode_spans"),
     "state": ("save_state", "load_state"),
     "sequence_state": ("save_sequence", "load_sequence"),
     "embeddings": ("embedding", "embeddings", "set_embeddings"),

@@ -26,7 +26,7 @@ def _address(array: npt.NDArray[Any], kind: Any) -> Any:
 
 
 class Batch:
-    """Up to ``n_max`` tokens of one sequence, or of several with `mixed`."""
+    """Up to ``n_max`` tokens of one sequence, or of several with `columns` and `mixed`."""
 
     def __init__(self, n_max: int) -> None:
         self._tokens = np.zeros(n_max, dtype=np.int32)
@@ -38,6 +38,11 @@ class Batch:
         # Every token points at the same sequence id.
         self._pointers = np.full(n_max, self._seq_id.ctypes.data, dtype=np.uintp)
         self.struct = self._new_struct(self._counts, self._pointers)
+        # Every token points at a place of its own.
+        self._seq_ids = np.zeros(n_max, dtype=np.int32)
+        places = self._seq_ids.itemsize * np.arange(n_max, dtype=np.uintp)
+        self._places = places + np.uintp(self._seq_ids.ctypes.data)
+        self._of_columns = self._new_struct(self._counts, self._places)
 
     def _new_struct(self, counts: Ints, pointers: npt.NDArray[np.uintp]) -> Any:
         struct = api.llama_batch()
@@ -58,6 +63,16 @@ class Batch:
         self._wanted[n - 1] = every or last
         self.struct.n_tokens = n
         return self.struct
+
+    def columns(
+        self, tokens: Ints, positions: Ints, seq_ids: Ints, wanted: npt.NDArray[np.bool_]
+    ) -> Any:
+        """Return a batch whose tokens each belong to one sequence."""
+        n = len(tokens)
+        self._tokens[:n], self._positions[:n], self._wanted[:n] = tokens, positions, wanted
+        self._seq_ids[:n] = seq_ids
+        self._of_columns.n_tokens = n
+        return self._of_columns
 
     def mixed(
         self,

@@ -22,7 +22,7 @@ from infercore_llamacpp.library import api, bind
 from infercore_llamacpp.memory import Memory
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -120,7 +120,16 @@ class Decoding:
         """Append tokens of several sequences in one call; rows of those wanted, in order."""
         flags = np.ones_like(wanted) if self._embeddings else wanted
         batch = self._batch.mixed(tokens, positions, seq_ids, flags)
-        self._run(batch, len(tokens), tuple({s for ids in seq_ids for s in ids}))
+        self._run(batch, len(tokens), (s for ids in seq_ids for s in ids))
+        self._rows = np.flatnonzero(wanted).tolist()
+
+    def decode_spans(
+        self, tokens: Ints, positions: Ints, seq_ids: Ints, wanted: npt.NDArray[np.bool_]
+    ) -> None:
+        """`decode_batch` by columns: entries of one sequence each."""
+        flags = np.ones_like(wanted) if self._embeddings else wanted
+        batch = self._batch.columns(tokens, positions, seq_ids, flags)
+        self._run(batch, len(tokens), seq_ids)
         self._rows = np.flatnonzero(wanted).tolist()
 
     def encode(self, tokens: Ints) -> None:
@@ -132,7 +141,7 @@ class Decoding:
         self._n_tokens = len(tokens)
         self._needs_encoder_output = False
 
-    def _run(self, batch: Any, n_tokens: int, seq_ids: Sequence[int]) -> None:
+    def _run(self, batch: Any, n_tokens: int, seq_ids: Iterable[int]) -> None:
         self._rows, self._n_tokens = (), 0
         if self._needs_encoder_output:
             raise _nothing_encoded()
@@ -142,11 +151,11 @@ class Decoding:
         self._n_tokens = n_tokens
         self.memory.has_pending_changes = False
 
-    def _check(self, code: int, n_tokens: int, seq_ids: Sequence[int]) -> None:
+    def _check(self, code: int, n_tokens: int, seq_ids: Iterable[int]) -> None:
         """Raise what a return code of ``llama_decode`` means; 0 is success."""
         if code == 0:
             return
-        resident = sum(self.n_past(seq_id) for seq_id in seq_ids)
+        resident = sum(self.n_past(seq_id) for seq_id in {int(s) for s in seq_ids})
         if code == _ABORTED:
             raise self._switch.take_error() or DecodeAbortedError(
                 f"aborted; {resident} tokens are resident", resident_tokens=resident

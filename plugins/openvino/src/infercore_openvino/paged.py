@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -189,6 +190,45 @@ class PagedContext(BaseContext):
         except BaseException:
             for s in involved:
                 self._tables.trim(s, past[s])
+            raise
+
+    def decode_spans(
+        self,
+        tokens: Tokens,
+        positions: npt.NDArray[np.int32],
+        seq_ids: npt.NDArray[np.int32],
+        wanted: npt.NDArray[np.bool_],
+    ) -> None:
+        """`decode_batch` by columns: entries of one sequence each, one sequence after the other."""
+        started = time.perf_counter()
+        self._begin_outputs()
+        for start in range(0, len(tokens), self.n_ubatch):
+            self._check_abort(int(seq_ids[start]))
+            part = slice(start, start + self.n_ubatch)
+            self._span_step(tokens[part], positions[part], seq_ids[part], wanted[part])
+            self._take_outputs(last=start + self.n_ubatch >= len(tokens))
+        if self._embeddings:
+            vectors = self._hidden_all.all()
+            for s in np.unique(seq_ids).tolist():
+                self._hidden[s] = vectors[seq_ids == s]
+        self._count(started, len(tokens))
+
+    def _span_step(self, tokens: Tokens, positions: Any, seq_ids: Any, wanted: Any) -> None:
+        begins = np.flatnonzero(np.diff(seq_ids, prepend=-1))
+        involved = seq_ids[begins].tolist()
+        lengths = np.diff(begins, append=len(tokens)).tolist()
+        firsts = positions[begins].tolist()
+        past = [self._sequences[s].n for s in involved]
+        try:
+            for s, n, first in zip(involved, lengths, firsts, strict=True):
+                self._cache.change(partial(self._tables.append, s, n, first))
+            self._paged.run(
+                tokens, positions, past, lengths, [self._sequences[s].blocks for s in involved],
+                (np.flatnonzero(wanted), self._wanted(tokens)),
+            )  # fmt: skip
+        except BaseException:
+            for s, n in zip(involved, past, strict=True):
+                self._tables.trim(s, n)
             raise
 
     def _append(self, seq_id: int, position: int) -> None:

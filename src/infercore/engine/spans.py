@@ -1,0 +1,122 @@
+"""Spans of tokens of several sequences, as the columns that an engine takes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import numpy as np
+
+from infercore.engine import arguments
+from infercore.errors import InvalidSequenceError
+from infercore.values import checks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import numpy.typing as npt
+
+    from infercore.protocols.spi import TokenArray
+
+_SHAPE = "(seq_id, tokens, logits) spans"
+
+
+@attrs.frozen
+class Spans:
+    """Spans that hold at least one token each, of different sequences, one behind the other.
+
+    ``tokens`` are those of all spans; span ``i`` has ``lengths[i]`` of them, belongs to
+    ``seq_ids[i]`` and wants the output rows of "last", "all" or "none" as ``logits[i]`` says.
+    """
+
+    tokens: TokenArray
+    seq_ids: list[int]
+    lengths: list[int]
+    logits: list[str]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def wants_inner_rows(self) -> bool:
+        """Whether a row of a token that is not its span's last one is wanted."""
+        return any(
+            mode == "all" and n > 1 for mode, n in zip(self.logits, self.lengths, strict=True)
+        )
+
+    def columns(self, starts: Sequence[int]) -> Columns:
+        """Return the columns of an engine call, where span ``i`` begins at ``starts[i]``."""
+        lengths = np.array(self.lengths, dtype=np.int32)
+        ends = np.cumsum(lengths, dtype=np.int32)
+        offsets = np.array(starts, dtype=np.int32) - (ends - lengths)
+        wanted = np.repeat([mode == "all" for mode in self.logits], lengths)
+        wanted[ends - 1] = [mode != "none" for mode in self.logits]
+        return Columns(
+            self.tokens,
+            np.arange(len(self), dtype=np.int32) + np.repeat(offsets, lengths),
+            np.repeat(np.array(self.seq_ids, dtype=np.int32), lengths),
+            wanted,
+        )
+
+    def within(self, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
+        """Yield what of the tokens ``start:stop`` each span has.
+
+        As (index of the span, number of its tokens before, first token, one behind the last).
+        """
+        first = 0
+        for i, n in enumerate(self.lengths):
+            low, high = max(first, start), min(first + n, stop)
+            if low < high:
+                yield i, low - first, low, high
+            first += n
+
+
+@attrs.frozen
+class Columns:
+    """Token, position and sequence of each entry, and whether it gets an output row."""
+
+    tokens: TokenArray
+    positions: npt.NDArray[np.int32]
+    seq_ids: npt.NDArray[np.int32]
+    wanted: npt.NDArray[np.bool_]
+
+    def part(self, start: int, stop: int) -> Columns:
+        """Return the entries ``start:stop``."""
+        at = slice(start, stop)
+        return Columns(self.tokens[at], self.positions[at], self.seq_ids[at], self.wanted[at])
+
+
+def check_spans(spans: Any, n_vocab: int, n_seq_max: int) -> Spans:
+    """Return ``(seq_id, tokens, logits)`` spans, without those that have no tokens.
+
+    Raises `InvalidInputError`, `InvalidTokenError` or `InvalidSequenceError`, the last also for a
+    sequence that has two spans.
+    """
+    flat: list[Any] = []
+    seq_ids, lengths, modes = [], [], []
+    for span in checks.items("spans", spans, _SHAPE):
+        try:
+            seq_id, tokens, logits = span
+        except (TypeError, ValueError) as error:
+            raise checks.refuse("spans", span, _SHAPE) from error
+        seq_id = arguments.check_sequence(seq_id, n_seq_max)
+        mode = arguments.check_logits_mode(logits)
+        if type(tokens) is not list:
+            tokens = arguments.check_tokens(tokens, n_vocab).tolist()
+        if seq_id in seq_ids:
+            raise _twice(seq_id)
+        if tokens:
+            seq_ids.append(seq_id)
+            lengths.append(len(tokens))
+            modes.append(mode)
+            flat += tokens
+    return Spans(arguments.check_tokens(flat, n_vocab), seq_ids, lengths, modes)
+
+
+def _twice(seq_id: int) -> InvalidSequenceError:
+    return InvalidSequenceError(
+        f"sequence {seq_id} has two spans; join their tokens to one",
+        field="seq_id",
+        value=seq_id,
+        allowed="each sequence once",
+    )
