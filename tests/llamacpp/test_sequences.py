@@ -180,3 +180,29 @@ def test_columns_are_entries(story, tiny, open_context, prompt, unified, name):
         with pytest.raises(ic.OutputNotAvailableError):
             context.logits(3)
     assert np.array_equal(*made)
+
+
+@pytest.mark.parametrize("type_k", ["f32", "f16", "bf16", "q8_0", "q5_1", "q4_0", "iq4_nl"])
+def test_a_shift_that_is_declared_is_worth_its_name(story, open_context, type_k):
+    """One token attends to itself alone, so moved keys must be those of another position."""
+    context = open_context(story, type_k=type_k)
+    assert context.capabilities.kv_divide == context.capabilities.kv_shift
+    if not context.capabilities.kv_shift:
+        assert type_k not in {"f32", "f16"}
+        return
+    context.decode(np.array([40], dtype=np.int32), seq_id=0, logits="none")
+    context.seq_shift(0, 0, 1, 90)
+    context.decode(np.array([41], dtype=np.int32), seq_id=0, logits="last")
+    moved = context.logits(0).copy()
+    context.clear()
+    positions = np.array([90, 91], dtype=np.int32)
+    wanted = np.array([False, True])
+    context.decode_batch(np.array([40, 41], dtype=np.int32), positions, [(0,), (0,)], wanted)
+    assert near(moved, context.logits(0), 1e-4 if type_k == "f32" else context.tolerance)
+
+
+def test_a_session_that_cannot_shift_is_refused_when_it_is_opened(story_path):
+    with ic.load_model(story_path) as model:
+        assert model.capabilities.kv_shift
+        with pytest.raises(ic.UnsupportedFeatureError):
+            model.new_session(n_ctx=64, type_k="q8_0", overflow="shift")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from infercore_llamacpp.library import api
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 
 _LIBC = ctypes.CDLL("msvcrt" if sys.platform == "win32" else None)
@@ -45,6 +46,16 @@ class AbortSwitch:
         )
         api.llama_set_abort_callback(self._context, chosen, ctypes.addressof(self._flag))
         self._callback = chosen  # the engine holds only a pointer, and had the old one till now
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """Let nothing stop what runs inside."""
+        api.llama_set_abort_callback(self._context, api.ggml_abort_callback(), None)
+        try:
+            yield
+        finally:
+            address = ctypes.addressof(self._flag)
+            api.llama_set_abort_callback(self._context, self._callback, address)
 
     def _asker(self, callback: Callable[[], bool]) -> Callable[[object], bool]:
         def ask(_data: object) -> bool:

@@ -6,18 +6,23 @@ from typing import TYPE_CHECKING, Any
 
 from infercore import Capabilities
 from infercore_llamacpp.library import api
-from infercore_llamacpp.traits import PLAIN_KV_TYPES
+from infercore_llamacpp.traits import PLAIN_KV_TYPES, SHIFTED_KV_TYPES
 
 if TYPE_CHECKING:
     from infercore_llamacpp.traits import Traits
 
 _PLAIN_WEIGHTS = (0, 1, 32)  # LLAMA_FTYPE: all F32, mostly F16, mostly BF16
+_GUESSED = 1024  # a flag beside the number, where the file does not tell
 
 
 def of_context(traits: Traits, effective: dict[str, Any], memory: int | None) -> Capabilities:
     """Return what a context with the settings in force can do."""
     holds = traits.has_memory
-    moves = traits.moves_positions and bool(api.llama_memory_can_shift(memory))
+    moves = (
+        traits.moves_positions
+        and effective["type_k"] in SHIFTED_KV_TYPES
+        and bool(api.llama_memory_can_shift(memory))
+    )
     return _common(
         traits,
         kv_remove=_removal(traits, swa_full=effective["swa_full"]),
@@ -81,8 +86,14 @@ def _rollback(traits: Traits, effective: dict[str, Any]) -> int:
 
 
 def _copying(traits: Traits, effective: dict[str, Any]) -> str:
-    """Streams are copied whole, and so is a recurrent state; one pool of cells copies any part."""
+    """Streams are copied whole, and so is a recurrent state; one pool of cells copies any part.
+
+    The engine puts copies between streams off, and what makes it carry them out cannot be taken
+    back from a recurrent state: a model that has both does not copy.
+    """
     streams = effective["n_seq_max"] > 1 and not effective.get("kv_unified")
+    if streams and traits.info.is_hybrid:
+        return "none"
     return "full" if streams or traits.is_recurrent else "any"
 
 
@@ -93,9 +104,10 @@ def tolerance(traits: Traits, effective: dict[str, Any]) -> float:
     1.0e-5 with f32 throughout, but 7e-4 where an activation comes from a table of f16 (GELU);
     2.7e-3 with f16; 1.3e-2 with flash attention or a quantised cache; 0.22 with quantised weights.
     """
-    if traits.ftype not in _PLAIN_WEIGHTS:
+    ftype = traits.ftype & ~_GUESSED
+    if ftype not in _PLAIN_WEIGHTS:
         return 0.5
     types = {effective["type_k"], effective["type_v"]}
     if effective["flash_attn"] != "off" or not types <= set(PLAIN_KV_TYPES):
         return 5e-2
-    return 5e-3 if types == {"f32"} and traits.ftype == 0 else 1e-2
+    return 5e-3 if types == {"f32"} and ftype == 0 else 1e-2

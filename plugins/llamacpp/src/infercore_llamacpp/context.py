@@ -8,7 +8,7 @@ import numpy as np
 
 from infercore import PerfCounters
 from infercore_llamacpp import state
-from infercore_llamacpp.decoding import NO_ROOM, Decoding
+from infercore_llamacpp.decoding import Decoding
 from infercore_llamacpp.library import api
 from infercore_llamacpp.settings import refuse
 
@@ -56,37 +56,25 @@ class LlamaContext(Decoding):
 
     def save_state(self) -> memoryview:
         """Return all sequences as bytes."""
-        self._settle()
+        self._carry_out_pending()
         return state.save(self.handle)
 
     def load_state(self, data: bytes | memoryview) -> None:
         """Replace everything by what `save_state` returned; cleared where it is refused."""
         self._rows = ()
-        state.load(self.handle, self.memory, data)
+        self._carry_out_pending()
+        state.load(self.handle, self.memory, data, self.model.traits)
 
     def save_sequence(self, seq_id: int) -> memoryview:
         """Return one sequence as bytes."""
-        self._settle()
+        self._carry_out_pending()
         return state.save_sequence(self.handle, seq_id)
 
     def load_sequence(self, seq_id: int, data: bytes | memoryview) -> None:
         """Replace a sequence by what `save_sequence` returned; emptied where it is refused."""
         self._rows = ()
-        state.load_sequence(self.handle, self.memory, seq_id, data)
-
-    def _settle(self) -> None:
-        """Let the engine carry out copies and shifts, which it puts off until it next decodes."""
-        if not self.memory.has_pending_changes:
-            return
-        self._rows = ()
-        seq_id = next(s for s in range(self._effective["n_seq_max"]) if self.n_past(s))
-        end = self.n_past(seq_id)
-        batch = self._batch.fill(np.zeros(1, np.int32), end, seq_id, every=False, last=False)
-        code = self._decode(self.handle, batch)
-        if code not in (0, NO_ROOM):
-            self._check(code, 1, (seq_id,))
-        self.memory.remove(seq_id, end, -1)
-        self.memory.has_pending_changes = False
+        self._carry_out_pending()
+        state.load_sequence(self.handle, self.memory, seq_id, data, self.model.traits)
 
     # -- live controls -------------------------------------------------------------------------
 

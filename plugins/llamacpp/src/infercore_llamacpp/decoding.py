@@ -19,7 +19,7 @@ from infercore_llamacpp import capabilities, log
 from infercore_llamacpp.abort import AbortSwitch
 from infercore_llamacpp.batch import Batch, OneToken
 from infercore_llamacpp.library import api, bind
-from infercore_llamacpp.memory import Memory
+from infercore_llamacpp.memory import SHIFTS, Memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -66,6 +66,7 @@ class Decoding:
         self._embeddings: bool = effective["embeddings"]
         self._needs_encoder_output = traits.info.has_encoder and traits.has_memory
         self._batch = Batch(self.n_batch)
+        self._scratch = Batch(1)  # a batch of the caller's may be filled already
         self._one = OneToken()
         self._rows: Sequence[int] = ()
         self._n_tokens = 0
@@ -103,12 +104,14 @@ class Decoding:
         one.seq_id.value = seq_id
         if self._needs_encoder_output:
             raise _nothing_encoded()
+        if self.memory.pending:
+            self._carry_out_shifts()
         code = self._decode(self.handle, one.struct)
         if code:
             self._rows, self._n_tokens = (), 0
             self._check(code, 1, (seq_id,))
         self._rows, self._n_tokens = _FIRST_ROW, 1
-        self.memory.has_pending_changes = False
+        self.memory.pending = 0
 
     def decode_batch(
         self,
@@ -145,11 +148,43 @@ class Decoding:
         self._rows, self._n_tokens = (), 0
         if self._needs_encoder_output:
             raise _nothing_encoded()
+        if self.memory.pending:
+            self._carry_out_shifts()
         code = self._decode(self.handle, batch)
         if code:
             self._check(code, n_tokens, seq_ids)
         self._n_tokens = n_tokens
-        self.memory.has_pending_changes = False
+        self.memory.pending = 0
+
+    # -- what the engine puts off --------------------------------------------------------------
+
+    def _carry_out_shifts(self) -> None:
+        """Let no abort fall into a shift: half of the layers would be turned, and later again."""
+        if self.memory.pending & SHIFTS:
+            self._carry_out_pending()
+
+    def _carry_out_pending(self) -> None:
+        """Let the engine carry out the copies and shifts that it puts off until it next decodes.
+
+        It does so before it evaluates anything. So a token is decoded, in an empty sequence where
+        there is one, and removed again, whatever is raised meanwhile.
+        """
+        if not self.memory.pending:
+            return
+        self._rows = ()
+        seq_id = self.memory.seq_for_scratch()
+        end = self.n_past(seq_id)
+        batch = self._scratch.fill(
+            np.zeros(1, np.int32), end, seq_id, every=self._embeddings, last=False
+        )
+        try:
+            with self._switch.off():
+                code = self._decode(self.handle, batch)
+        finally:
+            self.memory.take_back(seq_id, end)
+        if code not in (0, NO_ROOM):
+            self._check(code, 1, (seq_id,))
+        self.memory.pending = 0
 
     def _check(self, code: int, n_tokens: int, seq_ids: Iterable[int]) -> None:
         """Raise what a return code of ``llama_decode`` means; 0 is success."""

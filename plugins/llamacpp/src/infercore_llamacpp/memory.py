@@ -9,6 +9,8 @@ from infercore_llamacpp.library import api
 if TYPE_CHECKING:
     from infercore_llamacpp.traits import Traits
 
+SHIFTS, COPIES = 1, 2
+
 
 class Memory:
     """The sequences of one context. All their positions come from the engine."""
@@ -20,10 +22,14 @@ class Memory:
         self._whole_only = traits.is_recurrent
         self._window = traits.info.sliding_window
         self._keeps_window_only = self._window is not None and not chosen["swa_full"]
+        self._has_streams = self._n_seq_max > 1 and not chosen.get("kv_unified")
         # Saved state has of sliding layers only the window: where it began, by sequence.
         self._restored_from: dict[int, int] = {}
-        # The engine carries these out with the next decode; saving must not come before.
-        self.has_pending_changes = False
+        # What the engine has put off until it next decodes. Before that nothing may read or write
+        # the cells: it would copy a stream over what was loaded meanwhile, also after a clear.
+        self.pending = 0
+        # Cells keep their bits when they are given free, and a masked NaN still poisons sums.
+        self.may_hold_nan = False
         self._pos_max = api.llama_memory_seq_pos_max
 
     def pos_min(self, seq_id: int) -> int:
@@ -46,6 +52,8 @@ class Memory:
         removed = bool(api.llama_memory_seq_rm(self.handle, seq_id, p0, p1))
         if self._restored_from:
             self._forget_empty()
+        if self.may_hold_nan and self.is_empty:
+            self.clear()
         return removed
 
     def _forget_empty(self) -> None:
@@ -75,24 +83,39 @@ class Memory:
 
     def note_restored(self, seq_id: int | None = None) -> None:
         """Take note that a sequence, or all, came from saved state."""
-        self.has_pending_changes = seq_id is not None and self.has_pending_changes
         if self._window is not None:
             for found in range(self._n_seq_max) if seq_id is None else (seq_id,):
                 self._restored_from[found] = self.pos_min(found)
+
+    def seq_for_scratch(self) -> int:
+        """Return a sequence for a token that is removed again: an empty one, if there is one.
+
+        A recurrent state cannot give back a part, and so has no copies that are put off.
+        """
+        return next((s for s in range(self._n_seq_max) if self.pos_max(s) < 0), 0)
+
+    def take_back(self, seq_id: int, end: int) -> None:
+        """Remove what a scratch token left from ``end`` on; also where that is interrupted."""
+        try:
+            api.llama_memory_seq_rm(self.handle, seq_id, end, -1)
+        except BaseException:
+            api.llama_memory_seq_rm(self.handle, seq_id, end, -1)
+            raise
 
     def copy(self, src: int, dst: int, p0: int, p1: int) -> None:
         """Let ``dst`` hold what ``src`` holds in [p0, p1)."""
         api.llama_memory_seq_cp(self.handle, src, dst, p0, p1)
         if src in self._restored_from:
             self._restored_from[dst] = self._restored_from[src]
-        self.has_pending_changes = True
+        if self._has_streams:
+            self.pending |= COPIES
 
     def shift(self, seq_id: int, p0: int, p1: int, delta: int) -> None:
         """Add ``delta`` to the positions in [p0, p1)."""
         api.llama_memory_seq_add(self.handle, seq_id, p0, p1, delta)
         if seq_id in self._restored_from:
             self._restored_from[seq_id] += max(0, delta)
-        self.has_pending_changes = True
+        self.pending |= SHIFTS
 
     def divide(self, seq_id: int, p0: int, p1: int, d: int) -> None:
         """Divide the positions in [p0, p1) by ``d``.
@@ -104,10 +127,11 @@ class Memory:
             delta = position // d - position
             if delta:
                 api.llama_memory_seq_add(self.handle, seq_id, position, position + 1, delta)
-        self.has_pending_changes = True
+        self.pending |= SHIFTS
 
     def clear(self, *, erase: bool = False) -> None:
         """Remove everything; ``erase`` also overwrites the buffers."""
-        api.llama_memory_clear(self.handle, erase)
+        api.llama_memory_clear(self.handle, erase or self.may_hold_nan)
         self._restored_from.clear()
-        self.has_pending_changes = False
+        self.pending &= COPIES
+        self.may_hold_nan = False

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from infercore import InferCoreError, SnapshotError
-from infercore_llamacpp import log
+from infercore_llamacpp import log, payload
 from infercore_llamacpp.library import api
 
 if TYPE_CHECKING:
     from infercore_llamacpp.memory import Memory
+    from infercore_llamacpp.traits import Traits
 
 _BYTES = ctypes.POINTER(ctypes.c_uint8)
 
@@ -34,8 +35,14 @@ def save_sequence(context: int, seq_id: int) -> memoryview:
     return _read(lambda handle: api.llama_state_seq_get_size(handle, seq_id), get, context)
 
 
-def load(context: int, memory: Memory, data: bytes | memoryview) -> None:
+def load(context: int, memory: Memory, data: bytes | memoryview, traits: Traits) -> None:
     """Replace everything by ``data``. Raises `SnapshotError`; the context is empty then."""
+    if not payload.is_of(data, traits.info.architecture):
+        memory.clear()
+        raise _refused("the context is empty now")
+    if _may_poison(memory, data, traits, of_sequence=False):
+        memory.clear()
+        raise _no_numbers("the context is empty now")
     with log.listening():
         n_read = api.llama_state_set_data(context, _view(data), len(data))
         if not n_read or n_read != len(data):
@@ -44,14 +51,38 @@ def load(context: int, memory: Memory, data: bytes | memoryview) -> None:
     memory.note_restored()
 
 
-def load_sequence(context: int, memory: Memory, seq_id: int, data: bytes | memoryview) -> None:
+def load_sequence(
+    context: int, memory: Memory, seq_id: int, data: bytes | memoryview, traits: Traits
+) -> None:
     """Replace one sequence by ``data``. Raises `SnapshotError`; the sequence is empty then."""
+    if _may_poison(memory, data, traits, of_sequence=True):
+        memory.remove(seq_id, -1, -1)
+        raise _no_numbers(f"sequence {seq_id} is empty now")
     with log.listening():
         n_read = api.llama_state_seq_set_data(context, _view(data), len(data), seq_id)
         if not n_read or n_read != len(data):
             memory.remove(seq_id, -1, -1)
             raise _refused(f"sequence {seq_id} is empty now")
     memory.note_restored(seq_id)
+
+
+def _may_poison(
+    memory: Memory, data: bytes | memoryview, traits: Traits, *, of_sequence: bool
+) -> bool:
+    """Tell whether ``data`` holds a NaN; where that cannot be seen, let the memory remember it."""
+    try:
+        return payload.has_nan(data, traits, of_sequence=of_sequence)
+    except payload.UnknownLayoutError:
+        memory.may_hold_nan = True
+        return False
+
+
+def _no_numbers(now: str) -> SnapshotError:
+    error = SnapshotError(
+        f"the saved state holds a key or value that is no number; {now}", reason="numbers"
+    )
+    error.state_after = "cleared"
+    return error
 
 
 def _read(get_size: Any, get_data: Any, context: int) -> memoryview:

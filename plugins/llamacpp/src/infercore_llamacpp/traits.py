@@ -19,6 +19,7 @@ KV_TYPES = {
     "iq4_nl": api.GGML_TYPE_IQ4_NL,
 }
 PLAIN_KV_TYPES = ("f32", "f16", "bf16")
+SHIFTED_KV_TYPES = ("f32", "f16")  # the engine dies when it turns keys of another type
 KV_BLOCK = 32  # elements of a block of every quantised type above
 POOLING = ("none", "mean", "cls", "last", "rank")  # by their number in llama.h
 ROPE_SCALING = ("none", "linear", "yarn", "longrope")  # likewise
@@ -81,6 +82,11 @@ class Traits:
         """Whether positions of resident tokens can be changed."""
         plain = self.rope_type not in _FIXED_POSITION_ROPES
         return self.has_memory and self.can_shift and not self.is_recurrent and plain
+
+    @property
+    def has_cell_extras(self) -> bool:
+        """Whether saved state has of each cell more than its position: a place in an image."""
+        return self.rope_type in _FIXED_POSITION_ROPES
 
     @property
     def has_learned_positions(self) -> bool:

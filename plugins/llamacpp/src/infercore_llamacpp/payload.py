@@ -1,0 +1,131 @@
+"""Looks into the engine's own bytes of saved state for numbers that are none.
+
+A NaN that is loaded stays in its cell when that is given free, and 0 times NaN is NaN: attention
+multiplies masked cells too, so one would spoil every later sequence of the context.
+Source of the layout: ``llama_kv_cache::state_write`` in llama.cpp.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from infercore_llamacpp.traits import KV_TYPES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from infercore_llamacpp.traits import Traits
+
+# The bits of the exponent, and from which on they are refused: of f16 all bits set, which is an
+# infinity or a NaN; of the others 2 to the power of 64, as products of larger ones overflow.
+_EXPONENTS: dict[str, tuple[Any, int, int]] = {
+    "f32": (np.uint32, 0x7F80_0000, (127 + 64) << 23),
+    "f16": (np.uint16, 0x7C00, 0x7C00),
+    "bf16": (np.uint16, 0x7F80, (127 + 64) << 7),
+}
+_BLOCK_BYTES = {"q8_0": 34, "q5_1": 24, "q5_0": 22, "q4_1": 20, "q4_0": 18, "iq4_nl": 18}
+_N_SCALES = {"q5_1": 2, "q4_1": 2}  # a factor, and in these the least value behind it
+_NAMES = {int(number): name for name, number in KV_TYPES.items()}
+_SLICE_BYTES = 1 << 20
+_FEW, _MANY = 2**16, 2**31
+
+
+class UnknownLayoutError(ValueError):
+    """These are not the bytes of keys and values alone; the engine says whether it takes them."""
+
+
+def is_of(data: bytes | memoryview, architecture: str) -> bool:
+    """Tell whether a whole state begins with this name, as the engine allocates what it says."""
+    name = architecture.encode()
+    return bytes(data[: 4 + len(name)]) == struct.pack("<I", len(name)) + name
+
+
+def has_nan(data: bytes | memoryview, traits: Traits, *, of_sequence: bool) -> bool:
+    """Tell whether a key or a value in ``data`` is none that a sum survives.
+
+    Raises `UnknownLayoutError`.
+    """
+    if not traits.has_kv or traits.is_recurrent:
+        raise UnknownLayoutError
+    reader = _Reader(memoryview(data).cast("B"))
+    try:
+        reader.skip(8 if of_sequence else reader.number("I"))
+        while not reader.at_end:
+            for kind, numbers in _cache(reader, traits):
+                if not _are_finite(kind, numbers):
+                    return True
+    except (struct.error, KeyError) as error:
+        raise UnknownLayoutError from error
+    return False
+
+
+class _Reader:
+    def __init__(self, data: memoryview) -> None:
+        self._data = data
+        self._at = 0
+
+    @property
+    def at_end(self) -> bool:
+        return self._at == len(self._data)
+
+    def number(self, layout: str) -> int:
+        (value,) = struct.unpack_from("<" + layout, self._data, self._at)
+        self._at += struct.calcsize("<" + layout)
+        return int(value)
+
+    def count(self, most: int) -> int:
+        value = self.number("I")
+        if value > most:
+            raise UnknownLayoutError
+        return value
+
+    def skip(self, n_bytes: int) -> memoryview:
+        start, self._at = self._at, self._at + n_bytes
+        if self._at > len(self._data):
+            raise UnknownLayoutError
+        return self._data[start : self._at]
+
+
+def _cache(reader: _Reader, traits: Traits) -> Iterator[tuple[str, memoryview]]:
+    """Yield type and bytes of each tensor of one cache."""
+    for _ in range(reader.count(_FEW)):  # streams
+        n_cells = reader.count(_MANY)
+        if not n_cells:
+            continue
+        for _ in range(n_cells):
+            reader.skip(4)  # position
+            n_ids = reader.count(_FEW)
+            reader.skip((12 if traits.has_cell_extras else 0) + 4 * n_ids)
+        is_transposed, n_layers = reader.number("I"), reader.count(_FEW)
+        for _ in range(n_layers):
+            kind = _NAMES[reader.number("i")]
+            yield kind, reader.skip(n_cells * reader.number("Q"))
+        for _ in range(0 if traits.shares_kv_types else n_layers):
+            kind = _NAMES[reader.number("i")]
+            row = reader.number("I") * reader.number("I") if is_transposed else reader.number("Q")
+            yield kind, reader.skip(n_cells * row)
+
+
+def _are_finite(kind: str, data: memoryview) -> bool:
+    return all(
+        _are_finite_numbers(kind, data[start : start + _slice_bytes(kind)])
+        for start in range(0, len(data), _slice_bytes(kind))
+    )
+
+
+def _slice_bytes(kind: str) -> int:
+    return _BLOCK_BYTES.get(kind, 4) * (_SLICE_BYTES // 32)
+
+
+def _are_finite_numbers(kind: str, data: memoryview) -> bool:
+    if kind in _EXPONENTS:
+        dtype, mask, limit = _EXPONENTS[kind]
+        numbers: Any = np.frombuffer(data, dtype)
+    else:
+        dtype, mask, limit = _EXPONENTS["f16"]
+        blocks = np.frombuffer(data, np.uint8).reshape(-1, _BLOCK_BYTES[kind])
+        numbers = np.ascontiguousarray(blocks[:, : 2 * _N_SCALES.get(kind, 1)]).view(dtype)
+    return int((numbers & dtype(mask)).max(initial=0)) < limit
