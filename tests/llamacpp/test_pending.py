@@ -1,4 +1,4 @@
-"""Copies and shifts that the engine puts off are carried out before anything else sees the cells."""
+"""Copies and shifts that the engine puts off come before anything else that touches the cells."""
 
 from __future__ import annotations
 
