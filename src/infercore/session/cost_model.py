@@ -1,0 +1,172 @@
+"""What an engine call costs on this machine: learnt from the calls, never assumed.
+
+Whether several sessions in one call are faster than turns depends on file type, form of the cache,
+flash attention, threads and processor; there is no rule. So the time of each call is taken, and
+the choices follow the measurements. Pure: it is told times and reads no clock.
+"""
+
+from __future__ import annotations
+
+from infercore.session.compose import LENGTHS
+
+SIZES = (128, 64, 32, 16, 8, 4, 2, 1)
+"""Numbers of sequences that are tried, beside all that run."""
+N_FIRST = 3
+"""Of the first few times the least counts: a first call of a shape prepares things."""
+WEIGHT = 0.125
+"""Weight of a new time in the moving average."""
+OUTLIER = 4.0
+"""A time counts as at most this many times what was expected: a busy machine, a new shape."""
+MARGIN = 0.98
+"""Fewer sequences a call must cost less than this part, a token, to be chosen."""
+REFRESH = 16
+"""Choices are made anew after so many calls."""
+STALE = 1024
+"""What was not tried for so many calls is tried once again."""
+STEP_FACTOR = 2.2
+"""A step with a piece of prompt takes so many times the step without (the aim is below 2.5)."""
+STEP_MS = 250.0
+"""And at most so long."""
+FIRST_PIECE = 16
+"""Prompt tokens of a step before anything is known of their cost."""
+
+
+class _Time:
+    """A moving average of one quantity: least of the first few, then with a small weight."""
+
+    __slots__ = ("last", "n", "value")
+
+    def __init__(self) -> None:
+        self.value, self.n, self.last = 0.0, 0, 0
+
+    def add(self, value: float, now: int) -> None:
+        if self.n < N_FIRST:
+            self.value = min(self.value, value) if self.n else value
+        else:
+            weight = 0.5 if now - self.last > STALE else WEIGHT
+            self.value += weight * (min(value, OUTLIER * self.value) - self.value)
+        self.n += 1
+        self.last = now
+
+
+class CostModel:
+    """Milliseconds of a call with n sequences and m prompt tokens, and what follows from them.
+
+    ``batching`` is "auto", "always" or "never", as in `PoolConfig`. Not safe for threads: it
+    belongs to whoever makes the calls.
+    """
+
+    def __init__(self, *, batching: str = "auto") -> None:
+        self._batching = batching
+        self._step: dict[int, _Time] = {}  # by number of sequences, without a prompt
+        self._prompt: dict[int, _Time] = {}  # ms a prompt token, by the magnitude of their number
+        self._now = 0
+        self._per_call: dict[int, int] = {}
+        self._pieces: dict[int, int] = {}
+
+    def record(self, n_running: int, n_prompt: int, elapsed_ms: float) -> None:
+        """Take in what a call with a token of each of ``n_running``, and of prompts, took.
+
+        A call with guesses, or one that failed, is not to be told.
+        """
+        self._now += 1
+        if not n_prompt:
+            self._step.setdefault(n_running, _Time()).add(elapsed_ms, self._now)
+        else:
+            beside = self.step_ms(n_running) or 0.0
+            a_token = max(elapsed_ms - beside, 0.05 * elapsed_ms) / n_prompt
+            self._prompt.setdefault(n_prompt.bit_length(), _Time()).add(a_token, self._now)
+        if self._now % REFRESH == 0 or self._now < REFRESH:
+            self._per_call.clear()
+            self._pieces.clear()
+
+    def step_ms(self, n_running: int) -> float | None:
+        """Return the time of a call with one token of each of ``n_running``, None = not known.
+
+        Between numbers that were measured it is a straight line, beyond them in proportion.
+        """
+        if n_running == 0:
+            return 0.0
+        known = self._step.get(n_running)
+        if known is not None:
+            return known.value
+        below = max((n for n in self._step if n < n_running), default=None)
+        above = min((n for n in self._step if n > n_running), default=None)
+        if above is None:
+            return None if below is None else self._step[below].value * n_running / below
+        low, low_ms = (0, 0.0) if below is None else (below, self._step[below].value)
+        share = (n_running - low) / (above - low)
+        return low_ms + share * (self._step[above].value - low_ms)
+
+    def expected_ms(self, n_running: int, n_prompt: int) -> float | None:
+        """Return the time that such a call is expected to take, None = not known."""
+        step, a_token = self.step_ms(n_running), self._prompt_ms(n_prompt)
+        if step is None or (n_prompt and a_token is None):
+            return None
+        return step + n_prompt * (a_token or 0.0)
+
+    def per_call(self, n_running: int) -> int:
+        """Return how many of ``n_running`` sequences a call should take; 1 = take turns.
+
+        With "auto" the number that costs least a token; what is not known is tried.
+        """
+        if self._batching != "auto" or n_running < 2:  # noqa: PLR2004
+            return 1 if self._batching == "never" else n_running
+        chosen = self._per_call.get(n_running)
+        if chosen is None:
+            sizes = [n_running, *(n for n in SIZES if n < n_running)]
+            untried = next(filter(self._is_untried, sizes), None)
+            if untried is not None:
+                return untried
+            chosen = self._per_call[n_running] = self._cheapest(n_running)
+        return chosen
+
+    def _is_untried(self, n_running: int) -> bool:
+        known = self._step.get(n_running)
+        return known is None or known.n < N_FIRST or self._now - known.last > STALE
+
+    def _cheapest(self, n_running: int) -> int:
+        best = n_running
+        for n in sorted((n for n in self._step if n < n_running), reverse=True):
+            if self._step[n].value / n < MARGIN * self._step[best].value / best:
+                best = n
+        return best
+
+    def prompt_tokens(self, n_running: int) -> int:
+        """Return how many prompt tokens a call takes beside ``n_running`` sequences; at least 1.
+
+        As many as keep it near `STEP_FACTOR` times the call without them, and below `STEP_MS`.
+        """
+        n = self._pieces.get(n_running)
+        if n is None:
+            n = self._pieces[n_running] = self._piece(n_running)
+        return n
+
+    def _piece(self, n_running: int) -> int:
+        step = self.step_ms(n_running)
+        if step is None or not self._prompt:
+            return FIRST_PIECE
+        most = STEP_MS if n_running == 0 else min(STEP_FACTOR * step, STEP_MS)
+        fitting = 1
+        for n in LENGTHS:
+            if step + n * (self._prompt_ms(n) or 0.0) > most:
+                break
+            fitting = n
+        return min(fitting, 4 * self._n_most_seen())
+
+    def _n_most_seen(self) -> int:
+        """Return the most prompt tokens of a call so far, about: no leap beyond what is known."""
+        return 1 << max(self._prompt)
+
+    def _prompt_ms(self, n_prompt: int) -> float | None:
+        """Return the time of one prompt token in a call with ``n_prompt`` of them."""
+        if not self._prompt:
+            return None
+        size = n_prompt.bit_length()
+        nearest = min(self._prompt, key=lambda known: (abs(known - size), -known))
+        return self._prompt[nearest].value
+
+    def probes(self, n_parallel: int) -> list[tuple[int, int]]:
+        """Return the calls (sequences, prompt tokens) to time at opening, shortest first."""
+        sizes = [*(n for n in reversed(SIZES) if n < n_parallel), n_parallel]
+        return [(n, 0) for n in sizes for _ in range(N_FIRST)] + [(1, FIRST_PIECE)]

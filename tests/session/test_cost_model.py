@@ -1,0 +1,131 @@
+"""The cost model follows what it is told: machines of several kinds, played without a clock."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from infercore.session.compose import LENGTHS
+from infercore.session.cost_model import N_FIRST, STALE, STEP_MS, CostModel
+
+Q8_0 = {1: 14.3, 2: 55.0, 3: 68.0, 4: 76.0, 6: 101.0, 8: 84.7, 12: 106.0, 16: 123.0}
+"""ms a call on a machine where 2 to 6 sequences are slower than turns."""
+Q4_0 = {1: 7.8, 2: 13.4, 4: 14.4, 6: 25.0, 8: 25.0, 16: 39.1}
+OPENVINO = {1: 14.1, 2: 15.5, 4: 17.6, 8: 21.8, 16: 29.0}
+
+
+def time_of(machine: dict[int, float], n: int) -> float:
+    if n in machine:
+        return machine[n]
+    low = max(size for size in machine if size < n)
+    high = min(size for size in machine if size > n)
+    return machine[low] + (n - low) / (high - low) * (machine[high] - machine[low])
+
+
+def play(model: CostModel, machine: dict[int, float], n_running: int, n_calls: int = 64) -> float:
+    """Let the model choose; return the ms a token of the later half of the calls."""
+    spent, n_tokens = 0.0, 0
+    for call in range(n_calls):
+        n = model.per_call(n_running)
+        assert 1 <= n <= n_running
+        took = time_of(machine, n) * random.Random(call).uniform(0.97, 1.03)
+        model.record(n, 0, took)
+        if call >= n_calls // 2:
+            spent, n_tokens = spent + took, n_tokens + n
+    return spent / n_tokens
+
+
+@pytest.mark.parametrize("machine", [Q8_0, Q4_0, OPENVINO], ids=["q8_0", "q4_0", "openvino"])
+@pytest.mark.parametrize("n_running", [2, 3, 4, 5, 6, 8, 12, 16])
+def test_auto_comes_close_to_the_best_number_a_call(
+    machine: dict[int, float], n_running: int
+) -> None:
+    best = min(time_of(machine, n) / n for n in range(1, n_running + 1))
+    assert play(CostModel(), machine, n_running) <= 1.05 * best
+
+
+def test_on_q8_0_a_few_take_turns_and_eight_do_not() -> None:
+    model = CostModel()
+    for n_running in (8, 6, 4, 2):
+        play(model, Q8_0, n_running)
+    assert [model.per_call(n) for n in (2, 4, 6)] == [1, 1, 1]
+    assert model.per_call(8) == 8
+    assert model.per_call(9) in (8, 9)
+
+
+@pytest.mark.parametrize(("batching", "expected"), [("always", 6), ("never", 1)])
+def test_what_was_asked_for_is_not_measured(batching: str, expected: int) -> None:
+    model = CostModel(batching=batching)
+    play(model, Q8_0, 6)
+    assert model.per_call(6) == expected
+
+
+def test_it_follows_a_machine_that_changes() -> None:
+    model = CostModel()
+    play(model, Q8_0, 4)
+    assert model.per_call(4) == 1
+    play(model, OPENVINO, 4, 3 * STALE)
+    assert model.per_call(4) == 4
+
+
+def test_a_stall_is_not_believed() -> None:
+    model = CostModel()
+    play(model, OPENVINO, 8)
+    model.record(8, 0, 10_000.0)
+    assert model.step_ms(8) == pytest.approx(OPENVINO[8], rel=0.5)
+    play(model, OPENVINO, 8, 32)
+    assert model.per_call(8) == 8
+
+
+def test_the_first_call_of_a_shape_does_not_count_for_long() -> None:
+    model = CostModel()
+    model.record(4, 0, 150.0)
+    model.record(4, 0, 17.0)
+    assert model.step_ms(4) == 17.0
+
+
+def mixed(machine: dict[int, float], n_running: int, n_prompt: int, token_ms: float) -> float:
+    return time_of(machine, n_running) + token_ms * n_prompt
+
+
+@pytest.mark.parametrize(("n_running", "token_ms"), [(1, 0.9), (8, 0.9), (8, 4.0), (1, 4.0)])
+def test_a_piece_keeps_the_step_near_the_step_without(n_running: int, token_ms: float) -> None:
+    model = CostModel(batching="always")
+    for _ in range(N_FIRST):
+        model.record(n_running, 0, OPENVINO[n_running])
+    for _ in range(40):
+        n = model.prompt_tokens(n_running)
+        model.record(n_running, n, mixed(OPENVINO, n_running, n, token_ms))
+    step = mixed(OPENVINO, n_running, n, token_ms)
+    assert step <= 2.5 * OPENVINO[n_running]
+    larger = min(length for length in LENGTHS if length > n)
+    assert mixed(OPENVINO, n_running, larger, token_ms) > 2.0 * OPENVINO[n_running]
+
+
+def test_a_piece_has_a_token_at_least_and_a_quarter_of_a_second_at_most() -> None:
+    slow = CostModel(batching="always")
+    for _ in range(N_FIRST):
+        slow.record(2, 0, 900.0)
+        slow.record(2, 1, 1900.0)
+    assert slow.prompt_tokens(2) == 1
+    alone = CostModel()
+    for _ in range(30):
+        n = alone.prompt_tokens(0)
+        alone.record(0, n, 1.5 * n)
+    assert 100 < 1.5 * alone.prompt_tokens(0) <= STEP_MS
+
+
+def test_what_is_expected_of_a_call() -> None:
+    model = CostModel()
+    assert model.expected_ms(4, 0) is None
+    for _ in range(N_FIRST):
+        model.record(4, 0, 20.0)
+        model.record(4, 16, 36.0)
+    assert model.expected_ms(4, 0) == 20.0
+    assert model.expected_ms(4, 32) == pytest.approx(52.0)
+    assert model.expected_ms(8, 0) == 40.0
+
+
+def test_probes_cover_one_to_all() -> None:
+    assert {n for n, _ in CostModel().probes(6)} == {1, 2, 4, 6}
