@@ -12,7 +12,7 @@ import infercore_models
 
 FORMATS = {"llamacpp": "gguf-f32", "openvino": "openvino"}
 DRAFTS = {"llamacpp": "gguf-q8_0", "openvino": "openvino"}
-EXACT = {"flash_attn": "off", "type_k": "f32", "type_v": "f32"}
+EXACT = {"precision": "accurate", "flash_attn": "off", "type_k": "f32", "type_v": "f32"}
 START = "Once upon a time. "
 REFRAIN = "The baker sang a song. The miller sang a song. "
 

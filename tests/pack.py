@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 MODEL = "storyteller"
 FORMATS = MappingProxyType({"llamacpp": "gguf-f32", "openvino": "openvino"})
-EXACT = MappingProxyType({"flash_attn": "off", "type_k": "f32", "type_v": "f32"})
+EXACT = MappingProxyType(
+    {"precision": "accurate", "flash_attn": "off", "type_k": "f32", "type_v": "f32"}
+)
 REQUIRE = "INFERCORE_REQUIRE_BACKENDS"
 
 

@@ -32,7 +32,13 @@ def test_counts_and_settings(run, machine, model_pack) -> None:
     assert warm["finish_reason"] == "length"
     assert warm["first_text_ms"] >= 0
     model = machine.models["one"]
-    exact = {"n_ctx": 1024, "flash_attn": "off", "type_k": "f32", "type_v": "f32"}
+    exact = {
+        "n_ctx": 1024,
+        "precision": "accurate",
+        "flash_attn": "off",
+        "type_k": "f32",
+        "type_v": "f32",
+    }
     assert model.contexts == [exact, exact]
     assert model.closed
     assert all(session.closed for session in model.sessions)

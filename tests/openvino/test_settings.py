@@ -149,7 +149,6 @@ def test_options_of_wrong_values(ov_model, name, value) -> None:
         {"num_streams": 2},
         {"enable_hyper_threading": False},
         {"enable_cpu_pinning": False},
-        {"dynamic_quantization_group_size": 64},
     ],
 )
 def test_options_reach_the_engine(ov_model, chosen) -> None:

@@ -18,7 +18,13 @@ import infercore as ic
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-EXACT = {"flash_attn": "off", "type_k": "f32", "type_v": "f32", "n_ctx": 256}
+EXACT = {
+    "precision": "accurate",
+    "flash_attn": "off",
+    "type_k": "f32",
+    "type_v": "f32",
+    "n_ctx": 256,
+}
 THREADS = {"llamacpp": {"n_threads": 1, "n_threads_batch": 1}, "openvino": {}}
 BOTH = ("llamacpp", "openvino")
 CASES: dict[str, tuple[Callable[[Rig], None], tuple[str, ...]]] = {}

@@ -110,7 +110,9 @@ def same_text(runs: Sequence[Run]) -> bool | None:
 
 
 def _session(model: infercore.Model) -> infercore.Session:
-    return model.new_session(n_ctx=demo_text.N_CTX, flash_attn="off", type_k="f32", type_v="f32")
+    return model.new_session(
+        n_ctx=demo_text.N_CTX, precision="accurate", flash_attn="off", type_k="f32", type_v="f32"
+    )
 
 
 def _warm_up(model: infercore.Model) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from infercore.values.config import POOLING_TYPES, ROPE_SCALING_TYPES
+from infercore.values.config import POOLING_TYPES, PRECISIONS, ROPE_SCALING_TYPES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -52,6 +52,7 @@ CONTEXT: Mapping[str, Row] = MappingProxyType({
         metavar="TYPE", param_type="kv_type",
     ),
     "flash_attn": Row("Flash attention.", choices=("auto", "on", "off")),
+    "precision": Row("Arithmetic; default: the engine's own.", choices=PRECISIONS),
     "swa_full": Row("Keep the whole window in sliding-window layers."),
     "kv_unified": Row("One cache for all sequences."),
     "offload_kqv": Row("Keep the KV cache on the GPU."),

@@ -169,6 +169,7 @@ class GuardedModel:
         try:
             with calls.typed(self.backend, "opening a context"):
                 _check_methods(inner, self.backend)
+                _check_precision(inner, got, self.backend)
                 return GuardedContext(
                     inner,
                     release=lease,
@@ -307,6 +308,16 @@ _METHODS_OF = {
     "live_threads": ("set_threads",),
     "lora": ("set_adapters",),
 }
+
+
+def _check_precision(inner: Any, config: ContextConfig, backend: str) -> None:
+    """Refuse a precision that a plugin from before the field ignores."""
+    if config.precision == "default" or config.precision is None:
+        return
+    if inner.effective.get("precision") != config.precision:
+        raise UnsupportedFeatureError(
+            feature=f"precision={config.precision!r}", backend=backend, hint="leave it out"
+        )
 
 
 def _check_methods(inner: Any, backend: str) -> None:

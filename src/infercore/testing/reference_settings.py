@@ -39,6 +39,7 @@ _CONTEXT_VALUES: dict[str, tuple[Any, ...]] = {
     "offload_kqv": (False,),
     "op_offload": (False,),
     "swa_full": (True,),
+    "precision": ("default", "accurate"),
 }
 _ENCODER_VALUES: dict[str, tuple[Any, ...]] = {
     **_CONTEXT_VALUES,
@@ -123,6 +124,8 @@ def _common(config: ContextConfig) -> dict[str, Any]:
         "swa_full": True,
         "kv_unified": config.kv_unified is True,
         "no_perf": config.no_perf is True,
+        "precision": "accurate",  # everything is computed in float32, whatever is asked
+        "activations": "f32",
         "adapters": config.adapters,
     }
 

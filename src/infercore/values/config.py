@@ -19,6 +19,7 @@ KnownKVType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_
 KV_TYPES: tuple[str, ...] = get_args(KnownKVType)
 QUANTISED_KV_TYPES = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl", "u8")
 POOLING_TYPES = ("none", "mean", "cls", "last", "rank")
+PRECISIONS = ("default", "accurate", "fast")
 ROPE_SCALING_TYPES = ("none", "linear", "yarn", "longrope")
 MAX_SEQUENCES = 256
 MAX_THREADS = 512
@@ -147,8 +148,9 @@ class ContextConfig:
     stands in `Context.effective`. Sizes count tokens: ``n_ctx`` is the window (None = the smaller
     of 4096 and the trained window, 0 = the trained window), ``n_batch`` the most tokens of one
     engine call, ``n_ubatch`` of one compute step. ``flash_attn`` is "auto", "on" or "off";
-    ``type_k`` and ``type_v`` name the number format of the KV cache: a known name, or a `KVType`
-    that the backend declares. With ``on_oom="shrink"``
+    precision: str | None = attrs.field(default=None, validator=checks.one_of(*PRECISIONS))
+    type_k: KnownKVType | KVType | None = attrs.field(default=None, validator=_kv_type)
+    type_v: KnownKVType | KVType | None = attrs.field(default=None, validator=_kv_type)
     a failed allocation is tried again with a smaller n_ubatch, a smaller KV type and then half
     the window, down to ``n_ctx_min``; `Context.attempts` reports each try.
 
@@ -179,6 +181,7 @@ class ContextConfig:
         default=None, validator=checks.one_of("causal", "non-causal")
     )
     flash_attn: str | None = attrs.field(default=None, validator=checks.one_of("auto", "on", "off"))
+    precision: str | None = attrs.field(default=None, validator=checks.one_of(*PRECISIONS))
     type_k: KnownKVType | KVType | None = attrs.field(default=None, validator=_kv_type)
     type_v: KnownKVType | KVType | None = attrs.field(default=None, validator=_kv_type)
     embeddings: bool | None = attrs.field(default=None, validator=checks.boolean())

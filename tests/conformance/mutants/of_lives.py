@@ -339,6 +339,18 @@ def flash_attention_computes_something_else(m: Any) -> None:
     around(m, OnlineSoftmax, "add", add)
 
 
+@breaks("CAP-21", base="reference")
+def a_default_arithmetic_of_another_model(m: Any) -> None:
+    from infercore.testing import reference_model
+
+    def resolve(old: Any, config: Any, shape: Any) -> Any:
+        found = old(config, shape)
+        factor = 1.1 if config.precision is None else 1.0
+        return {**found, "rope_freq_base": factor * found["rope_freq_base"]}
+
+    around(m, reference_model.reference_settings, "resolve", resolve)
+
+
 @breaks("CAP-10")
 def a_pooling_that_is_only_declared(m: Any) -> None:
     declare(m, pooling=("none", "mean", "cls", "last", "rank"))

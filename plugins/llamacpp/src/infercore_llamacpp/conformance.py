@@ -21,7 +21,13 @@ _ONE_THREAD = {
     "n_threads": 1,  # the engine's threads wait in a loop: more are slower on a busy machine
     "n_threads_batch": 1,
 }
-_EXACT = {"flash_attn": "off", "type_k": "f32", "type_v": "f32", **_ONE_THREAD}
+_EXACT = {
+    "precision": "accurate",
+    "flash_attn": "off",
+    "type_k": "f32",
+    "type_v": "f32",
+    **_ONE_THREAD,
+}
 
 
 def rig() -> Rig:

@@ -57,6 +57,7 @@ def resolve(config: ContextConfig, traits: Traits) -> dict[str, Any]:
     chosen.update(_kv_types(config, traits))
     chosen.update(_offload(config, traits))
     chosen.update(rope.resolve(config, traits))
+    chosen.update(_precision(config, traits))
     chosen["swa_full"] = config.swa_full is not False
     chosen["no_perf"] = config.no_perf is True
     chosen["adapters"] = config.adapters
@@ -80,6 +81,14 @@ def to_params(chosen: dict[str, Any], traits: Traits) -> Any:
         params.pooling_type = POOLING.index(chosen["pooling_type"])
     params.attention_type = int(chosen["attention_type"] == "non-causal")
     return params
+
+
+def _precision(config: ContextConfig, traits: Traits) -> dict[str, Any]:
+    """The engine has one arithmetic for each type of weights: it is its highest and its lowest."""
+    if config.precision == "fast":
+        hint = f"llama.cpp always computes with activations in {traits.activations} here"
+        raise refuse("precision='fast'", f"{hint}; leave it out")
+    return {"precision": "accurate", "activations": traits.activations}
 
 
 def _attention(config: ContextConfig, traits: Traits) -> dict[str, Any]:

@@ -23,6 +23,12 @@ SHIFTED_KV_TYPES = ("f32", "f16")  # the engine dies when it turns keys of anoth
 KV_BLOCK = 32  # elements of a block of every quantised type above
 POOLING = ("none", "mean", "cls", "last", "rank")  # by their number in llama.h
 ROPE_SCALING = ("none", "linear", "yarn", "longrope")  # likewise
+_GUESSED = 1024  # LLAMA_FTYPE_GUESSED: the file does not say; its tensors do
+_ACTIVATIONS = {
+    api.LLAMA_FTYPE_ALL_F32: "f32",
+    api.LLAMA_FTYPE_MOSTLY_F16: "f16",
+    api.LLAMA_FTYPE_MOSTLY_BF16: "bf16",
+}
 _FIXED_POSITION_ROPES = (
     api.LLAMA_ROPE_TYPE_MROPE,
     api.LLAMA_ROPE_TYPE_IMROPE,
@@ -56,6 +62,11 @@ class Traits:
             return float(self.own(key) or "")
         except ValueError:
             return default
+
+    @property
+    def activations(self) -> str:
+        """What activations are rounded to before they are multiplied with the weights."""
+        return _ACTIVATIONS.get(self.ftype, "q8")
 
     @property
     def is_recurrent(self) -> bool:
@@ -170,7 +181,7 @@ def read_traits(model: int, *, has_gpu: bool) -> Traits:
         n_embd_out=api.llama_model_n_embd_out(model),
         n_cls_out=api.llama_model_n_cls_out(model),
         rope_type=api.llama_model_rope_type(model),
-        ftype=api.llama_model_ftype(model),
+        ftype=api.llama_model_ftype(model) & ~_GUESSED,
         has_memory=has_memory,
         can_shift=can_shift,
         is_causal=is_causal,

@@ -38,7 +38,7 @@ class BaseContext:
         self._graphs = graphs
         self._request = compiled.engine.create_infer_request()
         self._settings = settings
-        self.tolerance = settings.tolerance
+        self.tolerance = settings.tolerance(rounded=compiled.group_size > 0)
         self.n_batch = settings.n_batch
         self.n_ubatch = settings.n_ubatch
         self._aborted = threading.Event()
@@ -52,7 +52,8 @@ class BaseContext:
         self.effective = self._effective()
 
     def _effective(self) -> dict[str, Any]:
-        s = self._settings
+        s, group_size = self._settings, self._compiled.group_size
+        highest = s.inference == "f32" and not group_size
         return {
             **s.fixed,
             "n_ctx": s.n_ctx,
@@ -71,8 +72,10 @@ class BaseContext:
             "no_perf": not s.timed,
             "adapters": (),
             "form": self._compiled.graph.form,
-            "inference_precision": s.precision,
-            "dynamic_quantization_group_size": int(s.properties["DYNAMIC_QUANTIZATION_GROUP_SIZE"]),
+            "precision": "accurate" if highest else "default",
+            "activations": "q8" if group_size else s.inference,
+            "inference_precision": s.inference,
+            "dynamic_quantization_group_size": group_size,
         }
 
     @staticmethod

@@ -6,11 +6,14 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from infercore import ModelLoadError, UnsupportedFeatureError
+from infercore_openvino import arithmetic
+from infercore_openvino.arithmetic import GROUP_SIZE
 from infercore_openvino.engine import BACKEND, first_lines, logger, memory_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from infercore_openvino.arithmetic import Arithmetic
     from infercore_openvino.graph import Graph
     from infercore_openvino.settings import Settings
 
@@ -18,11 +21,15 @@ _RANK = 4
 
 
 class Compiled:
-    """One compiled graph and the number of contexts that run it."""
+    """One compiled graph and the number of contexts that run it.
 
-    def __init__(self, graph: Graph, engine: Any) -> None:
+    ``group_size`` activations share a scale where they are rounded to 8 bits, 0 = they are not.
+    """
+
+    def __init__(self, graph: Graph, engine: Any, group_size: int) -> None:
         self.graph = graph
         self.engine: Any = engine
+        self.group_size = group_size
         self.n_users = 0
         self.n_threads = int(engine.get_property("INFERENCE_NUM_THREADS"))
         self.rotates: bool | None = None
@@ -65,6 +72,7 @@ class CompiledGraphs:
         self._lock = threading.Lock()
         self._graphs: dict[str, Graph] = {}
         self._compiled: dict[tuple[Any, ...], Compiled] = {}
+        self._rounds: dict[tuple[str, int], bool] = {}
 
     def graph(self, form: str) -> Graph:
         """Return the graph in ``form``, read once."""
@@ -74,14 +82,27 @@ class CompiledGraphs:
 
     def take(self, form: str, settings: Settings) -> Compiled:
         """Return the compiled graph for ``settings``, with one more user."""
-        key = (form, *sorted(settings.properties.items()))
         with self._lock:
+            group_size = self._group_size(form, settings.arithmetic)
+            properties = {**settings.properties, GROUP_SIZE: str(group_size)}
+            key = (form, *sorted(properties.items()))
             if key not in self._compiled:
                 self._drop_idle()
-                self._compiled[key] = self._compile(form, settings)
+                self._compiled[key] = self._compile(form, settings, properties)
             compiled = self._compiled[key]
             compiled.n_users += 1
         return compiled
+
+    def _group_size(self, form: str, asked: Arithmetic) -> int:
+        """Return the group size that has an effect here: that asked for, or 0."""
+        model = self.graph(form).model
+        size = asked.group_size
+        if size is None:
+            size = arithmetic.default_group_size(self._core, self._device, model)
+        key = (asked.inference, size)
+        if size and key not in self._rounds:
+            self._rounds[key] = arithmetic.rounds(self._core, self._device, model, *key)
+        return size if size and self._rounds[key] else 0
 
     def give_back(self, compiled: Compiled) -> None:
         """Take a user away; what has none stays for the next one, until another is compiled."""
@@ -98,9 +119,9 @@ class CompiledGraphs:
         for key in [k for k, c in self._compiled.items() if not c.n_users]:
             self._compiled.pop(key).drop()
 
-    def _compile(self, form: str, settings: Settings) -> Compiled:
+    def _compile(self, form: str, settings: Settings, properties: dict[str, Any]) -> Compiled:
         graph = self.graph(form)
-        properties = {**self._extra, **settings.properties}
+        properties = {**self._extra, **properties}
         logger.debug("compiling the %s form for %s with %s", form, self._device, properties)
         try:
             with memory_errors("the compiled graph"):
@@ -110,7 +131,7 @@ class CompiledGraphs:
                 f"{self._path} cannot be compiled for {self._device}: {first_lines(error)}",
                 path=self._path,
             ) from error
-        compiled = Compiled(graph, engine)
+        compiled = Compiled(graph, engine, int(properties[GROUP_SIZE]))
         _check_in_force(compiled, settings)
         return compiled
 
@@ -118,9 +139,9 @@ class CompiledGraphs:
 def _check_in_force(compiled: Compiled, settings: Settings) -> None:
     """Compare what was asked with what the engine made of it."""
     precision = compiled.engine.get_property("INFERENCE_PRECISION_HINT").to_string()
-    if precision != settings.precision:
+    if precision != settings.inference:
         raise _not_honoured(
-            "inference_precision", settings.precision, f"this device computes in {precision}"
+            "inference_precision", settings.inference, f"this device computes in {precision}"
         )
     if settings.n_threads not in {None, compiled.n_threads}:
         raise _not_honoured(

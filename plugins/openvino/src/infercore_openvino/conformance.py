@@ -39,7 +39,13 @@ def _rig(*, observe: Callable[[Any, int], Observation], variant: str = "", **fie
         encoder=pack_path("encoder"),
         encoder_name="encoder",
         tolerance=TOLERANCE,
-        exact={"flash_attn": "off", "type_k": "f32", "type_v": "f32", **fields},
+        exact={
+            "precision": "accurate",
+            "flash_attn": "off",
+            "type_k": "f32",
+            "type_v": "f32",
+            **fields,
+        },
         suite_version="1.1",
         observe=observe,
     )

@@ -21,7 +21,8 @@ def check(settings: Settings) -> None:
 
     With a matrix unit (AMX) and one thread a stream, compiling for bfloat16 divides by zero.
     """
-    if settings.precision != "bf16" or _threads_of_stream(settings) > 1 or not _has_unit():
+    n_streams = settings.properties.get("NUM_STREAMS")
+    if not divides_by_zero(settings.inference, settings.n_threads, n_streams):
         return
     hint = "on this CPU the engine needs two threads a stream for it; give more, or f32"
     raise UnsupportedFeatureError(
@@ -32,9 +33,10 @@ def check(settings: Settings) -> None:
     )
 
 
-def _threads_of_stream(settings: Settings) -> int:
-    n_threads = settings.n_threads or _n_cpus()
-    return n_threads // int(settings.properties.get("NUM_STREAMS", 1))
+def divides_by_zero(inference: str, n_threads: int | None, n_streams: int | None) -> bool:
+    """Tell whether compiling for such numbers would end the process."""
+    per_stream = (n_threads or _n_cpus()) // (n_streams or 1)
+    return inference == "bf16" and per_stream <= 1 and _has_unit()
 
 
 def _n_cpus() -> int:

@@ -51,14 +51,15 @@ def capabilities(settings: Settings) -> Capabilities:
     )
 
 
-def settings_of(config: ContextConfig, files: ModelFiles) -> Settings:
+def settings_of(config: ContextConfig, files: ModelFiles, device: str) -> Settings:
     """Return the settings that ``config`` asks for, of an encoder.
 
     Which attention the graph has shows when it runs: see `EncoderContext`. Raises what `settings`
     raises, and `InvalidInputError` for a window beyond the trained one: positions are looked up
     in a table that ends there, and the engine does not check.
     """
-    found = settings(config, files, attention=config.attention_type or "non-causal")
+    attention = config.attention_type or "non-causal"
+    found = settings(config, files, device=device, attention=attention)
     if found.form is not None:
         raise _unsupported("form", found.form, "an encoder has a form of its own; leave it out")
     if config.embeddings is False:

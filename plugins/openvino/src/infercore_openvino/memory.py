@@ -50,7 +50,7 @@ def plan(files: ModelFiles, settings: Settings) -> MemoryPlan:
     per_token = shape.numbers_per_token if files.has_cache else 0
     kv = n_cells * per_token * _TYPE_BYTES.get(settings.kv_type, _DEFAULT_TYPE_BYTES)
     weights = files.weights_bytes
-    held = _weights_held(files, settings.precision)
+    held = _weights_held(files, settings.inference)
     step = _step_bytes(files.config, settings.n_ubatch)
     of_layer = per_token // max(1, shape.n_layer) * _FLOAT_BYTES
     compute = max(0, held - weights) + step + n_cells * of_layer * _LIVE_CACHES

@@ -5,13 +5,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from infercore import ContextConfig, ModelLoadError, UnsupportedFeatureError
-from infercore_openvino import cpu, encoder, encoder_graph, files, graph, memory, options
+from infercore_openvino import (
+    arithmetic,
+    cpu,
+    encoder,
+    encoder_graph,
+    files,
+    graph,
+    memory,
+    options,
+)
 from infercore_openvino.compiled import CompiledGraphs
 from infercore_openvino.engine import BACKEND, logger, shared_core
 from infercore_openvino.facts import model_info
 from infercore_openvino.paged import PagedContext
 from infercore_openvino.paged import capabilities as paged_capabilities
-from infercore_openvino.settings import settings
+from infercore_openvino.settings import DEFAULT_DEVICE, settings
 from infercore_openvino.stateful import StatefulContext
 from infercore_openvino.stateful import capabilities as stateful_capabilities
 from infercore_openvino.tokenizer import JsonTokenizer
@@ -23,7 +32,6 @@ if TYPE_CHECKING:
     from infercore_openvino.graph import Graph
     from infercore_openvino.settings import Settings
 
-DEFAULT_DEVICE = "CPU"
 _ALLOWED = {
     "n_gpu_layers": (None, 0),
     "split_mode": (None, "none"),
@@ -97,16 +105,17 @@ _CONTEXTS: dict[str, type[BaseContext]] = {
 }
 
 
-def _settings_of(files: ModelFiles, config: ContextConfig) -> Settings:
+def _settings_of(files: ModelFiles, config: ContextConfig, device: str) -> Settings:
     if files.has_cache:
-        return settings(config, files)
-    return encoder.settings_of(config, files)
+        return settings(config, files, device=device)
+    return encoder.settings_of(config, files, device)
 
 
-def _form_of(asked: Settings, default: str) -> str:
+def _form_of(asked: Settings, default: str, device: str) -> str:
     """Return the form to run. Raises `UnsupportedFeatureError` for what it cannot honour."""
     form = asked.form or default
     cpu.check(asked)
+    arithmetic.check_offered(asked.inference, device)
     _CONTEXTS[form].check(asked)
     return form
 
@@ -117,15 +126,16 @@ def plan(path: str, config: ModelConfig, context: ContextConfig) -> MemoryPlan:
     Raises what loading and opening raise for a field that cannot be honoured.
     """
     check(config)
-    if config.device is not None:
-        _device(shared_core(), config.device)
-    return plan_of(files.find(path), context)
+    device = DEFAULT_DEVICE if config.device is None else _device(shared_core(), config.device)
+    return plan_of(files.find(path), context, device)
 
 
-def plan_of(found: ModelFiles, config: ContextConfig, form: str | None = None) -> MemoryPlan:
+def plan_of(
+    found: ModelFiles, config: ContextConfig, device: str, form: str | None = None
+) -> MemoryPlan:
     """Return the bytes that a context of ``config`` takes; ``form`` is the model's own."""
-    asked = _settings_of(found, config)
-    _form_of(asked, form or ("paged" if found.has_cache else encoder_graph.FORM))
+    asked = _settings_of(found, config, device)
+    _form_of(asked, form or ("paged" if found.has_cache else encoder_graph.FORM), device)
     return memory.plan(found, asked)
 
 
@@ -136,6 +146,7 @@ class OpenVinoModel:
         self, core: Any, found: ModelFiles, path: str, device: str, config: ModelConfig
     ) -> None:
         self._files = found
+        self._device = device
         self._graphs = CompiledGraphs(
             core,
             device,
@@ -166,7 +177,7 @@ class OpenVinoModel:
             return self._graphs.graph("stateful")
 
     def _capabilities(self, first: Graph) -> Capabilities:
-        default = _settings_of(self._files, ContextConfig())
+        default = _settings_of(self._files, ContextConfig(), self._device)
         if first.form == encoder_graph.FORM:
             return encoder.capabilities(default)
         if first.form == "paged":
@@ -175,8 +186,8 @@ class OpenVinoModel:
 
     def new_context(self, config: ContextConfig) -> BaseContext:
         """Return a new context. Raises `UnsupportedFeatureError` and `OutOfMemoryError`."""
-        asked = _settings_of(self._files, config)
-        form = _form_of(asked, self._default_form)
+        asked = _settings_of(self._files, config, self._device)
+        form = _form_of(asked, self._default_form, self._device)
         compiled = self._graphs.take(form, asked)
         try:
             return _CONTEXTS[form](compiled, self._graphs, asked)
@@ -186,7 +197,7 @@ class OpenVinoModel:
 
     def plan_memory(self, config: ContextConfig) -> MemoryPlan:
         """Return the bytes that a context of ``config`` will take."""
-        return plan_of(self._files, config, self._default_form)
+        return plan_of(self._files, config, self._device, self._default_form)
 
     def close(self) -> None:
         """Free the weights."""

@@ -62,7 +62,7 @@ class PagedContext(BaseContext):
     @staticmethod
     def check(settings: Settings) -> None:
         """Refuse to compute in float16: where a CPU has it, attention gives NaN."""
-        if settings.precision != "f16":
+        if settings.inference != "f16":
             return
         hint = "the engine's paged attention gives no numbers in it; give 'bf16', 'f32' or "
         hint += "form='stateful'"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from infercore import InvalidInputError, UnsupportedFeatureError
-from infercore_openvino import options, rope
+from infercore_openvino import arithmetic, options, rope
 from infercore_openvino.engine import BACKEND
 from infercore_openvino.facts import asked_window
 
@@ -14,8 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from infercore import ContextConfig
+    from infercore_openvino.arithmetic import Arithmetic
     from infercore_openvino.files import ModelFiles
 
+DEFAULT_DEVICE = "CPU"
 DEFAULT_N_BATCH = 2048
 DEFAULT_N_UBATCH = 512
 KV_TYPES = {"f32": ("f32", "f16"), "bf16": ("bf16",), "f16": ("f16", "bf16")}
@@ -23,8 +25,8 @@ NO_KV_TYPES = ("f32",)  # without a cache
 POOLING = ("none", "mean", "cls", "last")
 FLASH_ATTENTION = ("auto", "off")
 
-# How far logits may move in another split, by inference precision and KV type. Exact arithmetic
-# differs in its order of summation only; a cache in 16 bits is read back rounded.
+# How far logits may move in another split, by the format of products and that of the cache. Exact
+# arithmetic differs in its order of summation only; a cache in 16 bits is read back rounded.
 _TOLERANCE = {("f32", "f32"): 1e-3, ("f32", "f16"): 3e-2}
 _ROUGH_TOLERANCE = 0.6
 
@@ -50,7 +52,7 @@ class Settings:
     n_seq_max: int
     kv_unified: bool
     kv_type: str
-    precision: str
+    arithmetic: Arithmetic
     form: str | None
     n_threads: int | None
     embeddings: bool
@@ -61,14 +63,24 @@ class Settings:
     fixed: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def tolerance(self) -> float:
-        """The bound that contexts of these settings state."""
-        if self.properties["DYNAMIC_QUANTIZATION_GROUP_SIZE"] != "0":
+    def inference(self) -> str:
+        """The number format of products and sums."""
+        return self.arithmetic.inference
+
+    def tolerance(self, *, rounded: bool) -> float:
+        """Return the bound that contexts state; ``rounded`` tells of activations in 8 bits."""
+        if rounded:
             return _ROUGH_TOLERANCE
-        return _TOLERANCE.get((self.precision, self.kv_type), _ROUGH_TOLERANCE)
+        return _TOLERANCE.get((self.inference, self.kv_type), _ROUGH_TOLERANCE)
 
 
-def settings(config: ContextConfig, files: ModelFiles, *, attention: str = "causal") -> Settings:
+def settings(
+    config: ContextConfig,
+    files: ModelFiles,
+    *,
+    device: str = DEFAULT_DEVICE,
+    attention: str = "causal",
+) -> Settings:
     """Return the settings that ``config`` asks for. ``attention`` is that of the graph.
 
     ``kv_types`` has the types that go with the inference precision.
@@ -79,10 +91,10 @@ def settings(config: ContextConfig, files: ModelFiles, *, attention: str = "caus
     options.check(chosen, options.CONTEXT_OPTIONS)
     fixed = {**_fixed(files.config), "attention_type": attention}
     _refuse(config, fixed)
-    precision = chosen.get("inference_precision", "f32")
-    kv_types = KV_TYPES[precision] if files.has_cache else NO_KV_TYPES
-    kv_type = _kv_type(config, precision, kv_types)
     n_threads = _n_threads(config)
+    numbers = arithmetic.asked(config, device, n_threads=n_threads)
+    kv_types = KV_TYPES[numbers.inference] if files.has_cache else NO_KV_TYPES
+    kv_type = _kv_type(config, numbers.inference, kv_types)
     n_batch = config.n_batch or max(DEFAULT_N_BATCH, config.n_ubatch or 0)
     pools = config.pooling_type not in {None, "none"}
     embeddings = pools if config.embeddings is None else config.embeddings
@@ -95,14 +107,14 @@ def settings(config: ContextConfig, files: ModelFiles, *, attention: str = "caus
         n_seq_max=config.n_seq_max or 1,
         kv_unified=_kv_unified(config),
         kv_type=kv_type,
-        precision=precision,
+        arithmetic=numbers,
         form=chosen.get("form"),
         n_threads=n_threads,
         embeddings=embeddings,
         pooling=config.pooling_type or "none",
         timed=config.no_perf is not True,
         kv_types=kv_types,
-        properties=_properties(chosen, precision, kv_type, n_threads),
+        properties=_properties(chosen, numbers, kv_type, n_threads),
         fixed=fixed,
     )
 
@@ -191,13 +203,12 @@ def _n_threads(config: ContextConfig) -> int | None:
 
 
 def _properties(
-    chosen: Mapping[str, Any], precision: str, kv_type: str, n_threads: int | None
+    chosen: Mapping[str, Any], numbers: Arithmetic, kv_type: str, n_threads: int | None
 ) -> dict[str, Any]:
     """The engine's compile properties; two contexts with the same ones share a compiled graph."""
     found: dict[str, Any] = {
-        "INFERENCE_PRECISION_HINT": precision,
+        **numbers.properties(),
         "KV_CACHE_PRECISION": kv_type,
-        "DYNAMIC_QUANTIZATION_GROUP_SIZE": str(chosen.get("dynamic_quantization_group_size", 0)),
     }
     if n_threads is not None:
         found["INFERENCE_NUM_THREADS"] = n_threads
