@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import collections
+import enum
 import time
+import types
 from typing import Any
 
 import pytest
@@ -98,11 +101,62 @@ def test_the_sandbox(template: str) -> None:
 def test_a_template_without_bounds_is_stopped(
     template: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("infercore.chat.sandbox.MAX_STEPS", 100_000)
+    monkeypatch.setattr("infercore.chat.process.MAX_SECONDS", 0.3)
     started = time.perf_counter()
     with pytest.raises(ic.InvalidInputError, match=r"stopped|refuses"):
         rendered(template)
     assert time.perf_counter() - started < 20
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for i in x %}" * 200 + "{% endfor %}" * 200,
+        "{{ '1e999' | float | int }}",
+        "{{ " + "(" * 500 + "1" + ")" * 500 + " }}",
+    ],
+)
+def test_what_the_compiler_itself_stumbles_over_is_typed(template: str) -> None:
+    with pytest.raises(ic.InvalidInputError, match="chat template"):
+        rendered(template)
+
+
+class Role(str, enum.Enum):
+    USER = "user"
+
+
+class Number(int):
+    pass
+
+
+def test_values_of_classes_of_their_own_are_what_they_hold() -> None:
+    rows = [{"role": Role.USER, "content": collections.OrderedDict(a=Number(3))}]
+    assert rendered("{{ messages[0].role }}{{ messages[0].content.a + 1 }}", rows) == "user4"
+    both = "{{ a is mapping }}{{ b | length }}{{ c }}{{ d }}"
+    values = {"a": types.MappingProxyType({}), "b": {1, 2}, "c": Role.USER, "d": Number(3)}
+    assert rendered(both, **values) == "True2user3"
+    assert rendered("{{ a.content }}", a=ic.Message(role="user", content="x")) == "x"
+
+
+@pytest.mark.parametrize("value", [object(), len, type, iter([1])])
+def test_a_variable_that_is_no_plain_data_is_refused(value: Any) -> None:
+    with pytest.raises(ic.InvalidInputError, match="plain data") as caught:
+        rendered("{{ thing }}", thing=[value])
+    assert caught.value.field == "thing"
+
+
+def test_data_that_holds_itself_is_refused() -> None:
+    endless: Any = collections.OrderedDict()
+    endless["self"] = endless
+    with pytest.raises(ic.InvalidInputError, match="nested without end"):
+        rendered("{{ thing }}", thing=endless)
+
+
+def test_no_name_of_a_variable_is_taken() -> None:
+    names = {"self": 1, "template": 2, "context": 3, "environment": 4}
+    fields = {"add_generation_prompt": True, "tools": None, **names}
+    text = render("{{ template }}{{ context }}{{ environment }}", USER, **fields)
+    assert text == "234"
 
 
 @pytest.mark.parametrize("rows", ["text", [5], [{"content": "x"}]])

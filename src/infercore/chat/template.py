@@ -1,15 +1,14 @@
-"""Renders a model's chat template. A model file is untrusted, so Jinja's sandbox does it."""
+"""Renders a model's chat template. A file is untrusted, so a process with limits does it."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
-from datetime import datetime
-from functools import lru_cache
+import operator
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from infercore.chat import wire
 from infercore.errors import InvalidInputError
 from infercore.values import checks
 from infercore.values.session import Message
@@ -17,70 +16,50 @@ from infercore.values.session import Message
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from jinja2 import Template
+_PLAIN = "plain data: None, booleans, numbers, texts, and lists and mappings of these"
 
 
 def render(
     template: str,
     messages: Sequence[Message | Mapping[str, Any]],
+    /,
     *,
     add_generation_prompt: bool,
     tools: Sequence[Mapping[str, Any]] | None,
     **variables: Any,
 ) -> str:
-    """Return ``messages`` in the words of ``template``.
+    """Return ``messages`` in the words of ``template``; ``variables`` are known to it by name.
 
-    Raises `InvalidInputError` where the messages are malformed, the template refuses them, or it
-    is broken or without bounds.
+    Raises `InvalidInputError` where the messages are malformed or no plain data, the template
+    refuses them or cannot be read, or takes more than 2 seconds, 256 MiB or 16 MiB of text.
     """
-    import jinja2  # noqa: PLC0415  (only chats need it)
-
     rows = [_as_dict(message) for message in messages]
+    known = {
+        **variables,
+        "messages": rows,
+        "add_generation_prompt": add_generation_prompt,
+        "tools": _tools(tools),
+    }
+    return _checked(*_answer(template, known), rows)
+
+
+def _answer(template: str, variables: Mapping[str, Any]) -> tuple[bytes, str]:
+    from infercore.chat.process import renderer  # noqa: PLC0415  (only chats need it)
+
     try:
-        return _bounded_render(
-            _compiled(template),
-            messages=rows,
-            add_generation_prompt=add_generation_prompt,
-            tools=None if tools is None else [dict(tool) for tool in tools],
-            **variables,
-        )
-    except jinja2.TemplateSyntaxError as error:
-        raise _refused(f"cannot be read (line {error.lineno}): {error}", rows) from error
-    except jinja2.exceptions.SecurityError as error:
-        raise _refused(f"was stopped: {error}", rows) from error
-    except RecursionError as error:
-        raise _refused("was stopped: it calls itself without end", rows) from error
-    except MemoryError as error:
-        raise _refused("was stopped: it takes all memory", rows) from error
-    except (
-        jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError,
-        AssertionError,
-    ) as error:  # fmt: skip
-        raise _refused(f"refuses these messages: {error}", rows) from error
+        return renderer.answer(template, variables)
+    except ValueError:  # something is of a class of its own, or nested deeply
+        plain = {name: _plain_value(name, value) for name, value in variables.items()}
+    return renderer.answer(template, plain)
 
 
-def _bounded_render(compiled: Template, **variables: Any) -> str:
-    from jinja2.exceptions import SecurityError  # noqa: PLC0415
-
-    from infercore.chat import sandbox  # noqa: PLC0415  (imports Jinja)
-
-    token = sandbox.start()
-    try:
-        parts, n_characters = [], 0
-        for part in compiled.generate(**variables):
-            n_characters += len(part)
-            if n_characters > sandbox.MAX_SIZE:
-                raise SecurityError("the text it makes is too large")
-            parts.append(part)
-        return "".join(parts)
-    finally:
-        sandbox.finish(token)
-
-
-def _refused(what: str, rows: list[dict[str, Any]]) -> InvalidInputError:
-    return InvalidInputError(
-        f"the model's chat template {what}; change the messages, or render the text yourself and "
-        "use ensure_prefix",
+def _checked(kind: bytes, text: str, rows: list[dict[str, Any]]) -> str:
+    if kind == wire.TEXT:
+        return text
+    what = {wire.UNREADABLE: "cannot be read", wire.STOPPED: "was stopped"}
+    raise InvalidInputError(
+        f"the model's chat template {what.get(kind, 'refuses these messages')}: {text}; change "
+        "the messages, or render the text yourself and use ensure_prefix",
         field="messages",
         value=[row.get("role") for row in rows],
         allowed="messages that the template accepts",
@@ -95,45 +74,35 @@ def _as_dict(message: Message | Mapping[str, Any]) -> dict[str, Any]:
     return dict(message)
 
 
-@lru_cache(maxsize=32)
-def _compiled(template: str) -> Template:
-    from infercore.chat.sandbox import BoundedEnvironment  # noqa: PLC0415  (imports Jinja)
-
-    environment = BoundedEnvironment()
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise
-    environment.globals["strftime_now"] = _strftime_now
-    return environment.from_string(template)
-
-
-def _raise(message: str) -> None:
-    raise ValueError(message)
+def _tools(tools: Any) -> list[dict[str, Any]] | None:
+    if tools is None:
+        return None
+    listed = checks.items("tools", tools, "a list of mappings, or None")
+    for tool in listed:
+        if not isinstance(tool, Mapping):
+            raise checks.refuse("tools", tool, "a mapping for each tool")
+    return [dict(tool) for tool in listed]
 
 
-def _strftime_now(form: str) -> str:
-    return datetime.now().astimezone().strftime(form)
+def _plain_value(field: str, value: Any) -> Any:
+    """Return ``value`` in Python's own types. Raises `InvalidInputError` where it has none."""
+    try:
+        return _plain(value)
+    except (TypeError, ValueError) as error:
+        raise checks.refuse(field, value, _PLAIN) from error
+    except RecursionError as error:
+        raise checks.refuse(field, type(value), f"{_PLAIN}, not nested without end") from error
 
 
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,  # noqa: FBT001, FBT002  (as templates call it)
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,  # noqa: FBT001, FBT002
-) -> str:
-    """Without the HTML escapes of Jinja's own, as Hugging Face transformers has it."""
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-        default=_as_list,
-    )
-
-
-def _as_list(value: Any) -> list[Any]:
-    """What a filter such as ``map`` returns is a list to a template's author."""
-    if isinstance(value, Iterator):
-        return list(value)
-    raise TypeError(f"{type(value).__name__} is not JSON")
+def _plain(value: Any) -> Any:
+    if isinstance(value, Message):
+        value = attrs.asdict(value)
+    if isinstance(value, Mapping):
+        return {_plain(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_plain(item) for item in value]
+    if isinstance(value, str):
+        return str.__str__(value)  # whatever its class makes of str()
+    if isinstance(value, float):
+        return float.__float__(value)
+    return value if value is None or isinstance(value, bool) else operator.index(value)

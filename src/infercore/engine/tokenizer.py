@@ -94,6 +94,7 @@ class GuardedTokenizer:
 
     def apply_chat_template(
         self,
+        /,
         messages: Sequence[Message | Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
@@ -112,11 +113,13 @@ class GuardedTokenizer:
         return self._render(
             checks.check_text("chat_template", template),
             checks.items("messages", messages, "a sequence of messages"),
-            add_generation_prompt=add_generation_prompt,
+            add_generation_prompt=check_bool("add_generation_prompt", add_generation_prompt),
             tools=tools,
-            bos_token=self._text_of(self.bos),
-            eos_token=self._text_of(self.eos),
-            **kwargs,
+            **{
+                "bos_token": self._text_of(self.bos),
+                "eos_token": self._text_of(self.eos),
+                **kwargs,
+            },
         )
 
     def _text_of(self, token: int | None) -> str:

@@ -1,0 +1,202 @@
+"""The process that renders templates: one, kept, started anew when it has died."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import errno
+import marshal
+import os
+import signal
+import subprocess
+import sys
+import threading
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from infercore.chat.wire import HEADER, LENGTH, MAX_SECONDS, STOPPED, TOO_MUCH_MEMORY
+from infercore.errors import OutOfMemoryError, UnsupportedFeatureError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_PROGRAM = "import sys; sys.path[:] = sys.argv[1:]; from infercore.chat.worker import main; main()"
+_SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
+_HAS_TIMER = hasattr(signal, "setitimer")
+
+
+def can_start() -> bool:
+    """Whether a Python can be started from this one (not from a frozen program)."""
+    has_processes = sys.platform not in ("emscripten", "wasi")
+    return has_processes and bool(sys.executable) and not getattr(sys, "frozen", False)
+
+
+class RenderProcess:
+    """Renders one template at a time; may be used from many threads, and after `os.fork`.
+
+    The process ends with this one, also where this one is killed.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # a signal's handler may render in the middle of a render
+        self._kept: _Child | None = None
+        self._alive: set[_Child] = set()
+        atexit.register(self.close)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._forget)
+
+    def answer(self, template: str, variables: Mapping[str, Any]) -> tuple[bytes, str]:
+        """Return what `infercore.chat.worker.answer` makes of it.
+
+        Raises `ValueError` for variables that `marshal` cannot write, `OutOfMemoryError` or
+        `UnsupportedFeatureError` where no process can be started.
+        """
+        if not can_start():
+            from infercore.chat import worker  # noqa: PLC0415  (imports Jinja)
+
+            return worker.answer(template, variables, _now())
+        data = marshal.dumps((MAX_SECONDS, template, dict(variables), _now()))
+        with self._lock:
+            for _ in range(2):  # it may have died of something else since the last render
+                child, self._kept = self._kept or self._started(), None
+                try:
+                    found = child.exchange(data)
+                except BaseException:
+                    self._end(child)
+                    raise
+                if found is not None and not child.is_spent(*found):
+                    self._kept = child
+                    return found
+                code = self._end(child)
+                if found is not None:
+                    return found
+                if child.timed_out or code == -getattr(signal, "SIGALRM", 0):
+                    return STOPPED, f"it takes more than {MAX_SECONDS:g} seconds"
+        return STOPPED, f"the process that rendered it has died (status {code})"
+
+    def _started(self) -> _Child:
+        child = _Child()
+        self._alive.add(child)
+        return child
+
+    def _end(self, child: _Child) -> int:
+        self._alive.discard(child)
+        return child.end()
+
+    def close(self) -> None:
+        """End the process; the next render starts another."""
+        with self._lock:
+            self._kept = None
+            while self._alive:
+                self._alive.pop().end()
+
+    def _forget(self) -> None:
+        """In a fork the process is the parent's, which may be in the middle of a render."""
+        self._lock, self._kept = threading.RLock(), None
+        while self._alive:
+            self._alive.pop().forget()
+
+
+def _now() -> tuple[float, float, str]:
+    """Return the time here: seconds since the epoch, offset from UTC in seconds, zone."""
+    now = datetime.now().astimezone()
+    offset = now.utcoffset()
+    return now.timestamp(), offset.total_seconds() if offset else 0.0, now.tzname() or ""
+
+
+class _Child:
+    """A process that renders, and the two pipes to it."""
+
+    def __init__(self) -> None:
+        self._pipes: list[int] = []
+        self.timed_out = False
+        try:
+            self._start()
+        except OSError as error:
+            self._close()
+            _cannot_start(error)
+
+    def _start(self) -> None:
+        requests, self._to = self._pipe()
+        self._from, answers = self._pipe()
+        paths = [path for path in sys.path if isinstance(path, str)]
+        self._process = subprocess.Popen(  # noqa: S603  (this Python, and nothing of a caller's)
+            [sys.executable, "-c", _PROGRAM, *paths],
+            stdin=requests,
+            stdout=answers,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C at the terminal is this process's business
+        )
+        for file in (requests, answers):
+            self._pipes.remove(file)
+            os.close(file)
+
+    def _pipe(self) -> tuple[int, int]:
+        pair = os.pipe()
+        self._pipes += pair
+        return pair
+
+    def exchange(self, data: bytes) -> tuple[bytes, str] | None:
+        """Return the answer to a request; None where the process died."""
+        timer = None if _HAS_TIMER else threading.Timer(MAX_SECONDS + 1, self._time_out)
+        if timer is not None:
+            timer.start()
+        try:
+            self._write(LENGTH.pack(len(data)) + data)
+            kind, size = HEADER.unpack(self._read(HEADER.size))
+            return kind, self._read(size).decode()
+        except (EOFError, BrokenPipeError):
+            return None
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    def _time_out(self) -> None:
+        self.timed_out = True
+        self._process.kill()
+
+    @staticmethod
+    def is_spent(kind: bytes, text: str) -> bool:
+        """Whether the process ends itself after this answer."""
+        return (kind, text) == (STOPPED, TOO_MUCH_MEMORY)
+
+    def _write(self, data: bytes) -> None:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(self._to, rest) :]
+
+    def _read(self, size: int) -> bytes:
+        parts: list[bytes] = []
+        while size:
+            part = os.read(self._from, min(size, 1 << 20))
+            if not part:
+                raise EOFError
+            parts.append(part)
+            size -= len(part)
+        return b"".join(parts)
+
+    def _close(self) -> None:
+        while self._pipes:
+            os.close(self._pipes.pop())
+
+    def end(self) -> int:
+        """End the process, if it has not ended; return its status."""
+        self._close()
+        self._process.kill()
+        return self._process.wait()
+
+    def forget(self) -> None:
+        """Let go of it without ending it."""
+        with contextlib.suppress(OSError):
+            self._close()
+        self._process.returncode = 0  # not for this process to wait for
+
+
+def _cannot_start(error: OSError) -> NoReturn:
+    message = f"the process that renders chat templates cannot be started: {error}"
+    if error.errno in _SCARCE:
+        raise OutOfMemoryError(message) from error
+    raise UnsupportedFeatureError(message, feature="chat_template") from error
+
+
+renderer = RenderProcess()
