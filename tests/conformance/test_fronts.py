@@ -87,6 +87,20 @@ def test_from_pytest(site: Path) -> None:
     assert "toy: passed (" in done.stdout
 
 
+def test_what_is_required_of_every_front(site: Path) -> None:
+    done = run_pytest(
+        site, "--infercore-backend", "toy", "-k", "DEC-2-", "--infercore-require", "observe,oracle"
+    )
+    assert done.returncode == 1, done.stdout
+    assert "oracle is required and missing" in done.stdout
+    found = cli("toy", "--only", "DEC-2", "--require", "observe", "--require", "oracle,encoder")
+    assert found.exit_code == 1
+    assert "oracle is required and missing" in found.output
+    assert "encoder is required" not in found.output
+    assert cli("toy", "--only", "DEC-2", "--require", "observe").exit_code == 0
+    assert cli("toy", "--only", "DEC-2", "--require", "nothing").exit_code == 1
+
+
 def test_from_pytest_with_a_failure(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     announced(site, monkeypatch, known={"DEC-2": "engine: it is said to fail"})
     done = run_pytest(site, "--infercore-backend", "toy", "-k", "DEC")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -10,7 +11,6 @@ import pytest
 
 from conformance.full_toy import DECLARED, FullContext, toy_rig
 from infercore.conformance import (
-    SUITE_VERSION,
     Law,
     Report,
     Result,
@@ -21,10 +21,12 @@ from infercore.conformance import (
     select,
 )
 from infercore.conformance.expect import that
-from infercore.conformance.law import GROUPS, TIERS
-from infercore.conformance.render import json_text, matrix, notes, page, summary
+from infercore.conformance.law import GROUPS, RELEASES, TIERS
+from infercore.conformance.render import json_text, matrix, notes, page, summary, to_mend
 from infercore.conformance.requirements import REQUIREMENTS
 from infercore.conformance.rigs import at
+from infercore.conformance.standing import standing_of
+from infercore.conformance.texts import TEXTS
 from infercore.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -107,16 +109,84 @@ def test_a_known_failure_of_no_law(tmp_path: Path) -> None:
 
 def test_a_newer_law_only_reports(tmp_path: Path) -> None:
     rig = toy_rig(tmp_path / "m.json", suite_version="1.0")
-    assert {found.since for found in laws()} == {"1.0", SUITE_VERSION}
+    assert {found.since for found in laws()} <= set(RELEASES)
     found = run_law(law(broken, since="1.1"), rig)
     assert (found.outcome, found.newer, found.counts_as_failure) == ("FAIL", True, False)
     assert report_of(found, result("ok")).passed
     assert "newer" in notes(report_of(found))[0]
 
 
-def test_a_suite_version_is_one(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInputError):
-        toy_rig(tmp_path / "m.json", suite_version="first")
+@pytest.mark.parametrize("version", ["first", "0.1", "1.0.0", "9.9"])
+def test_a_suite_version_is_one_that_was_released(tmp_path: Path, version: str) -> None:
+    with pytest.raises(InvalidInputError, match=RELEASES[0]):
+        toy_rig(tmp_path / "m.json", suite_version=version)
+
+
+def test_newer_laws_that_fail_are_named_in_the_summary(tmp_path: Path) -> None:
+    rig = toy_rig(tmp_path / "m.json", suite_version="1.0")
+    found = run_law(law(broken, since="1.1"), rig)
+    report = attrs.evolve(report_of(found, result("ok")), standing=standing_of(rig, ["suite"]))
+    assert "1 laws newer than the pinned suite FAIL: DEC-1" in summary(report)
+    assert "the whole suite is required, and newer laws fail" in report.problems
+
+
+def test_the_suite_s_own_texts_are_always_tried(tmp_path: Path) -> None:
+    assert toy_rig(tmp_path / "m.json", texts=()).texts == TEXTS
+    assert toy_rig(tmp_path / "m.json", texts=("mine",)).texts == (*TEXTS, "mine")
+
+
+@pytest.mark.parametrize("tolerance", [25.0, 2.0])
+def test_a_tolerance_that_hides_mistakes_fails_the_run(tmp_path: Path, tolerance: float) -> None:
+    report = check_backend(toy_rig(tmp_path / "m.json", tolerance=tolerance), only="DEC-2")
+    assert report.counts["ok"] == 1
+    assert not report.passed
+    assert f"the tolerance {tolerance:.3g}" in summary(report)
+
+
+def test_what_is_missing_is_named_and_can_be_required(tmp_path: Path) -> None:
+    rig = toy_rig(tmp_path / "m.json", observe=None, encoder=None)
+    report = check_backend(rig, only="DEC-2")
+    assert report.passed
+    assert "A PART: " in summary(report)
+    assert summary(report).endswith("NO ORACLE; without observe, encoder")
+    for name in ("oracle", "observe", "encoder"):
+        report = check_backend(rig, only="DEC-2", require=[name])
+        assert report.problems == (f"{name} is required and missing",)
+    whole = check_backend(rig, only="DEC-2", require=["suite"])
+    assert "laws were not run" in whole.problems[0]
+    with pytest.raises(InvalidInputError, match="oracles"):
+        check_backend(rig, only="DEC-2", require=["oracles"])
+
+
+def test_a_capability_that_is_lost_is_not_refused_in_silence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = toy_rig(tmp_path / "m.json", require=("kv_shift",))
+    assert check_backend(rig, only="KV-13").passed
+    monkeypatch.setattr(FullContext, "capabilities", attrs.evolve(DECLARED, kv_shift=False))
+    report = check_backend(rig, only=["KV-13", "DEC-2"])
+    assert report.problems == ("kv_shift is required and missing",)
+
+
+def test_failures_come_in_the_order_to_mend_them_one_line_a_cause(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def decode(*_: Any, **__: Any) -> None:
+        raise KeyError("name")
+
+    monkeypatch.setattr(FullContext, "decode", decode)
+    # What opens a context is part of each run: the rest is told law by law.
+    results = [run_law(found, rig) for found in select(["KV-*", "DEC-*"])]
+    report = report_of(*results)
+    lines = to_mend(report)
+    assert "1 causes" in lines[0] or "2 causes" in lines[0]
+    assert lines[1].startswith("1. DEC-")
+    told = "\n".join(lines)
+    assert f"KeyError: 'name' ({__file__}, line " in told
+    assert "in decode)" in told
+    assert re.search(r"the same cause in \d\d more: DEC-", told)
+    assert "--only DEC-" in told
+    assert "tokens [" in told
 
 
 def result(outcome: str, number: int = 1) -> Result:
@@ -214,7 +284,10 @@ def test_reports_as_text(rig: Rig) -> None:
     assert "| KV-1 |" in table
     assert table.splitlines()[-1].endswith("| ok | ok |")
     assert "there are no golden outputs of this model" in page([report])
-    assert summary(report) == "toy: passed (1 ok, 1 n/a)"
+    assert summary(report).startswith("toy: passed (1 ok, 1 n/a); A PART: ")
+    assert f"tolerance {rig.tolerance:.3g}" in summary(report)
+    assert value["standing"]["tolerance"] == rig.tolerance
+    assert f"| tolerance | {rig.tolerance:.3g} |" in page([report])
 
 
 def test_the_seed_chooses_the_texts(rig: Rig) -> None:

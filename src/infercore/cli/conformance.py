@@ -24,6 +24,13 @@ EXIT_FAILED = 1
     "--only", multiple=True, metavar="LAW", help="An id, pattern (KV-*), group or tier; repeatable."
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Chooses the laws' texts.")
+@click.option(
+    "--require",
+    multiple=True,
+    metavar="NAMES",
+    help="What must be there, with commas: oracle, observe, adapter, encoder, constraints, suite, "
+    "or what laws need (kv_shift, state, ...). What is missing fails the run.",
+)
 @click.option("--json", "json_file", type=click.Path(dir_okay=False), help="Write JSON; - prints.")
 @click.option("--markdown", type=click.Path(dir_okay=False), help="Write the page of results.")
 @click.pass_context
@@ -34,6 +41,7 @@ def conformance(
     model: str | None,
     only: tuple[str, ...],
     seed: int,
+    require: tuple[str, ...],
     **files: str | None,
 ) -> None:
     """Run the laws of the conformance suite on each backend NAME.
@@ -41,7 +49,8 @@ def conformance(
     Exit status: 0 when every backend passed, 1 when one failed, when nothing was run or when
     every law was refused, 2 for a wrong command line.
     """
-    reports = [_run(name, model, list(only) or None, seed) for name in names]
+    required = [name.strip() for name in ",".join(require).split(",") if name.strip()]
+    reports = [_run(name, model, list(only) or None, seed, required) for name in names]
     _write(reports, **files)
     if files["json_file"] != "-":
         _print(reports)
@@ -49,7 +58,9 @@ def conformance(
         ctx.exit(EXIT_FAILED)
 
 
-def _run(name: str, model: str | None, only: list[str] | None, seed: int) -> Report:
+def _run(
+    name: str, model: str | None, only: list[str] | None, seed: int, required: list[str]
+) -> Report:
     from rich.console import Console  # noqa: PLC0415  (help needs none of it)
     from rich.progress import (  # noqa: PLC0415
         BarColumn,
@@ -71,7 +82,7 @@ def _run(name: str, model: str | None, only: list[str] | None, seed: int) -> Rep
         def told(result: Result) -> None:
             progress.update(task, advance=1, description=f"{name} {result.id}")
 
-        return check_backend(rig, only=only, seed=seed, on_result=told)
+        return check_backend(rig, only=only, seed=seed, require=required, on_result=told)
 
 
 def _write(reports: Sequence[Report], *, json_file: str | None, markdown: str | None) -> None:
@@ -86,10 +97,12 @@ def _write(reports: Sequence[Report], *, json_file: str | None, markdown: str | 
 
 
 def _print(reports: Sequence[Report]) -> None:
-    from infercore.conformance.render import notes, rows, summary  # noqa: PLC0415
+    from infercore.conformance.render import notes, rows, summary, to_mend  # noqa: PLC0415
 
     print_table(("law", "what it says", *(report.backend for report in reports)), rows(reports))
     for report in reports:
         for line in notes(report):
             click.echo(f"{report.backend} {' '.join(line.split())}")
+        for line in to_mend(report):
+            click.echo(line)
         click.echo(summary(report))

@@ -11,7 +11,9 @@ if TYPE_CHECKING:
 
     from infercore.conformance.rig import Rig
 
-SUITE_VERSION = "1.1"
+RELEASES = ("1.0", "1.1")
+"""The versions of the suite that there were; a rig pins one of them."""
+SUITE_VERSION = RELEASES[-1]
 
 GROUPS = {
     "LIFE": "lifecycle",

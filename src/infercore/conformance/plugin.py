@@ -32,6 +32,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--infercore-seed", metavar="N", type=int, default=0, help="chooses the laws' texts"
     )
+    group.addoption(
+        "--infercore-require",
+        metavar="NAMES",
+        action="append",
+        default=[],
+        help="what must be there, with commas: oracle, observe, adapter, encoder, constraints, "
+        "suite, or what laws need (kv_shift, state, ...); what is missing fails the run",
+    )
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -65,9 +73,15 @@ def infercore_rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
 
     rig: Rig = _collected(request.config)["rig"]
     check_known(rig)
-    _collected(request.config)["facts"] = describe(rig)
+    _collected(request.config)["facts"] = describe(rig, _required(request.config))
     yield rig
     rig.close()
+
+
+def _required(config: pytest.Config) -> list[str]:
+    """The names that ``--infercore-require`` gives, one at a time or with commas."""
+    given = ",".join(config.getoption("--infercore-require"))
+    return [name.strip() for name in given.split(",") if name.strip()]
 
 
 def _collected(config: pytest.Config) -> dict[str, Any]:
@@ -83,6 +97,10 @@ def run_one(law: Law, rig: Rig, request: pytest.FixtureRequest) -> None:
     result = run_law(law, rig, seed=request.config.getoption("--infercore-seed"))
     _collected(request.config)["results"].append(result)
     reason = f"{law.id}: {law.text}\n{result.reason}"
+    if result.cause and result.cause not in str(result.reason):
+        reason += f"\nthe plugin raised {result.cause}"
+    if result.drawn:
+        reason += f"\nmade of: {'; '.join(result.drawn)}"
     if result.counts_as_failure:
         pytest.fail(reason, pytrace=False)
     elif result.outcome == "FAIL":
@@ -129,8 +147,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     report = _report(config)
     if report is None:
         return
-    from infercore.conformance.render import matrix, notes, summary  # noqa: PLC0415
+    from infercore.conformance.render import matrix, notes, summary, to_mend  # noqa: PLC0415
 
     terminalreporter.section(f"infercore conformance of {report.backend}")
-    for line in (matrix([report]), "", *notes(report), summary(report)):
+    for line in (matrix([report]), "", *notes(report), "", *to_mend(report), summary(report)):
         terminalreporter.write_line(line)

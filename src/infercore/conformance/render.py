@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING
 
 from infercore.conformance.law import GROUPS
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from infercore.conformance.report import Report, Result
 
 _EXPLAINED = (FAIL, KNOWN, NOT_APPLICABLE)
+_MENDED_FIRST = ("LIFE", "TOK", "DEC", "KV", "STATE")
+_NUMBERS = re.compile(r"0x[0-9a-f]+|\d+(\.\d+)?(e[-+]?\d+)?|\[[^\]]*\]")
 INTRODUCTION = """\
 # Conformance
 
@@ -71,20 +74,73 @@ def _laws_of(reports: Iterable[Report]) -> list[Result]:
 
 
 def summary(report: Report) -> str:
-    """Return one line: how many laws had each outcome."""
+    """Return one line: how many laws had each outcome, and what that rests on."""
     counts = ", ".join(f"{n} {outcome}" for outcome, n in report.counts.items() if n)
     verdict = "passed" if report.passed else "; ".join(report.problems) or "failed"
-    return f"{report.backend}: {verdict} ({counts or 'nothing run'})"
+    line = f"{report.backend}: {verdict} ({counts or 'nothing run'})"
+    if newer := report.newer_failures:
+        names = ", ".join(result.id for result in newer)
+        line += f"; {len(newer)} laws newer than the pinned suite FAIL: {names}"
+    if report.standing is None:
+        return line
+    if report.n_left:
+        line += f"; A PART: {report.n_left} of {report.standing.n_laws} laws were not selected"
+    return f"{line}; {report.standing.told}"
 
 
 def notes(report: Report) -> list[str]:
     """Return a line for each law that fails, is known to, or could not be tried."""
-    return [
-        f"{result.id} {result.outcome}{' (newer than the pinned suite)' if result.newer else ''}"
-        f": {result.reason}"
-        for result in report.results
-        if result.outcome in _EXPLAINED
-    ]
+    return [_note(result) for result in report.results if result.outcome in _EXPLAINED]
+
+
+def _note(result: Result) -> str:
+    newer = " (newer than the pinned suite)" if result.newer else ""
+    cause = f" [{result.cause}]" if result.cause and result.cause not in str(result.reason) else ""
+    return f"{result.id} {result.outcome}{newer}: {result.reason}{cause}"
+
+
+def to_mend(report: Report) -> list[str]:
+    """Return the causes of failures in the order in which to mend them, one line or more each.
+
+    What stands later may follow from what stands first: a backend must load before it can
+    tokenize, tokenize before it can decode, and decode before it can remove or restore.
+    """
+    causes: dict[str, list[Result]] = {}
+    for result in sorted(report.failures, key=_when_to_mend):
+        causes.setdefault(_alike(result), []).append(result)
+    if not causes:
+        return []
+    lines = [f"to mend, in this order; what comes later may follow from it ({len(causes)} causes):"]
+    for i, results in enumerate(causes.values(), start=1):
+        lines += _of_one_cause(i, results, report)
+    return lines
+
+
+def _when_to_mend(result: Result) -> tuple[int, int]:
+    group, number = result.id.split("-")
+    others = [prefix for prefix in GROUPS if prefix not in _MENDED_FIRST]
+    return [*_MENDED_FIRST, *others].index(group), int(number)
+
+
+def _alike(result: Result) -> str:
+    """What failures of one cause have in common: the plugin's exception, or the words."""
+    return result.cause or _NUMBERS.sub("#", str(result.reason))
+
+
+def _of_one_cause(i: int, results: Sequence[Result], report: Report) -> list[str]:
+    first, *others = results
+    lines = [f"{i}. {first.id}: {first.text}", f"   {' '.join(str(first.reason).split())}"]
+    if first.cause and first.cause not in str(first.reason):
+        lines.append(f"   the plugin raised {first.cause}")
+    if first.drawn:
+        lines.append(f"   made of: {'; '.join(first.drawn)}")
+    if others:
+        names = ", ".join(result.id for result in others)
+        lines.append(f"   the same cause in {len(others)} more: {names}")
+    lines.append(
+        f"   again: infercore conformance {report.backend} --only {first.id} --seed {report.seed}"
+    )
+    return lines
 
 
 def page(reports: Sequence[Report]) -> str:
@@ -105,8 +161,21 @@ def _facts(reports: Sequence[Report]) -> str:
     for facts in ("versions", "model"):
         for name in getattr(reports[0], facts):
             table.append([name, *(getattr(report, facts)[name] for report in reports)])
+    table += _rests_on(reports)
     table.append(["seed", *(str(report.seed) for report in reports)])
     return "\n".join(f"| {' | '.join(row)} |" for row in table) + "\n"
+
+
+def _rests_on(reports: Sequence[Report]) -> list[list[str]]:
+    """The rows on tolerance, oracle and what is missing."""
+    standings = [report.standing for report in reports]
+    told: dict[str, list[str]] = {
+        "tolerance": [f"{s.tolerance:.3g}" if s else "" for s in standings],
+        "oracle": [(s.oracle or "none") if s else "" for s in standings],
+        "without": [", ".join(s.missing) if s else "" for s in standings],
+        "required": [", ".join(s.required) if s else "" for s in standings],
+    }
+    return [[name, *cells] for name, cells in told.items()]
 
 
 def _escaped(line: str) -> str:

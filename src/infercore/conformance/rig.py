@@ -11,7 +11,7 @@ import numpy as np
 
 import infercore
 from infercore.conformance import expect
-from infercore.conformance.law import SUITE_VERSION, version
+from infercore.conformance.law import RELEASES
 from infercore.conformance.texts import STORY, TEXTS
 from infercore.values import checks
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     FloatArray = npt.NDArray[np.float32]
 
 _THREADS = ("n_threads", "n_threads_batch")
+N_NOTED = 8
+"""Draws of a law that its failure shows."""
 OWNERS = ("backend", "engine", "hardware", "model")
 
 
@@ -53,11 +55,19 @@ def _known(_: Any, attribute: attrs.Attribute[Any], value: Mapping[str, str]) ->
 
 
 def _suite(_: Any, attribute: attrs.Attribute[Any], value: str) -> None:
-    try:
-        version(value)
-    except (ValueError, AttributeError) as error:
-        allowed = f"a version such as {SUITE_VERSION!r}"
-        raise checks.refuse(attribute.name, value, allowed) from error
+    if value not in RELEASES:
+        allowed = f"a version of the suite that was released: {', '.join(RELEASES)}"
+        raise checks.refuse(attribute.name, value, allowed)
+
+
+def _texts(value: Sequence[str]) -> tuple[str, ...]:
+    """The suite's own texts are always tried, whatever a rig adds to them."""
+    own = checks.items("texts", value, "a sequence of strings")
+    return tuple(dict.fromkeys([*TEXTS, *(checks.check_text("texts", text) for text in own)]))
+
+
+def _names(value: Sequence[str]) -> tuple[str, ...]:
+    return tuple(checks.items("require", value, "a sequence of names"))
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -71,8 +81,11 @@ class Rig:
     split, with the context fields ``exact``. ``observe(context, seq_id)`` looks into the engine
     past the API. ``known`` maps ids of laws that fail to reasons, each "backend: ...",
     "engine: ...", "hardware: ..." or "model: ...". ``suite_version`` pins the suite: newer laws
-    only report. ``story`` is plain text of 300 tokens or more, ``texts`` must survive encode and
-    decode. ``variant`` names a way of running the backend that has a rig of its own.
+    only report. ``require`` names what must be there: "oracle", "observe", "adapter", "encoder",
+    "constraints", "suite" (all of it, in today's version) or what laws need ("kv_shift", "state",
+    ...), so that a capability which is lost fails the run and is not refused in silence.
+    ``story`` is plain text of 300 tokens or more, ``texts`` must survive encode and decode, beside
+    the suite's own. ``variant`` names a way of running the backend that has a rig of its own.
 
     ``adapter`` is the path of a LoRA adapter for the model, in the backend's format;
     ``adapter_name`` names it in the pack, and its logits are then compared with those that the
@@ -97,14 +110,16 @@ class Rig:
     observe: Callable[[Any, int], Observation] | None = None
     known: Mapping[str, str] = attrs.field(factory=dict, validator=_known)
     story: str = STORY
-    texts: tuple[str, ...] = TEXTS
+    texts: tuple[str, ...] = attrs.field(default=(), converter=_texts)
     n_ctx: int = 256
+    require: tuple[str, ...] = attrs.field(default=(), converter=_names)
     variant: str = ""
     child: tuple[str, str | None] | None = None
     random: random.Random = attrs.field(factory=lambda: random.Random(0), init=False)
     _model: Any = attrs.field(default=None, init=False)
     _encoder: Any = attrs.field(default=None, init=False)
     _opened: list[Any] = attrs.field(factory=list, init=False)
+    _drawn: list[str] = attrs.field(factory=list, init=False)
     _story_ids: list[int] = attrs.field(factory=list, init=False)
 
     @property
@@ -149,10 +164,12 @@ class Rig:
 
     def context(self, **fields: Any) -> Any:
         """Return a context with the exact settings and a window of ``n_ctx``."""
+        self._note(f"context({_shown(fields)})")
         return self.opened(self.model.new_context(**self.fields(**fields)))
 
     def session(self, **fields: Any) -> Any:
         """Return a session with the exact settings and a window of ``n_ctx``."""
+        self._note(f"session({_shown(fields)})")
         return self.opened(self.model.new_session(**self.fields(**fields)))
 
     def sampler(self, **fields: Any) -> Any:
@@ -180,6 +197,16 @@ class Rig:
     def begin(self, name: str, seed: int) -> None:
         """Start anew, with random numbers of ``seed`` for the law ``name``."""
         self.random = random.Random(f"{seed}/{name}")
+        self._drawn = []
+
+    def _note(self, text: str) -> None:
+        if len(self._drawn) < N_NOTED and text not in self._drawn:
+            self._drawn.append(text)
+
+    @property
+    def drawn(self) -> tuple[str, ...]:
+        """What the law was made of so far: the tokens that it drew, the contexts it opened."""
+        return tuple(self._drawn)
 
     def tidy(self) -> None:
         """Close what laws opened, the last first."""
@@ -204,7 +231,9 @@ class Rig:
             self._story_ids = list(self.tokenizer.encode(self.story, add_special=False))
         ids = self._story_ids
         start = self.random.randrange(max(1, len(ids) - n))
-        return [ids[(start + i) % len(ids)] for i in range(n)]
+        found = [ids[(start + i) % len(ids)] for i in range(n)]
+        self._note(f"tokens {found}")
+        return found
 
     def passage(self, n: int) -> str:
         """Return plain text of about ``n`` tokens from the story."""
@@ -216,6 +245,10 @@ class Rig:
         with contextlib.closing(self.model.new_context(**self.fields(**fields))) as fresh:
             fresh.decode(tokens)
             return np.array(fresh.logits())
+
+    def oracle_name(self) -> str | None:
+        """Return what logits are compared with: "golden", or None for nothing."""
+        return None if self.model_name is None else "golden"
 
     # -- comparisons -----------------------------------------------------------------------------
 
@@ -296,6 +329,10 @@ class Rig:
     def leave(self, reason: str) -> NoReturn:
         """Leave a law that cannot be tried here."""
         raise NotApplicable(reason)
+
+
+def _shown(fields: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in fields.items())
 
 
 def generated(chunks: Sequence[Any]) -> list[int]:

@@ -16,6 +16,8 @@ from infercore.conformance.registry import laws, select
 from infercore.conformance.report import FAIL, KNOWN, NOT_APPLICABLE, OK, REFUSED, Report, Result
 from infercore.conformance.requirements import REQUIREMENTS
 from infercore.conformance.rig import NotApplicable
+from infercore.conformance.standing import check_names, standing_of
+from infercore.engine import calls
 from infercore.engine.digest import of_path
 from infercore.errors import UnsupportedFeatureError
 from infercore.values import checks
@@ -34,20 +36,23 @@ def check_backend(
     *,
     only: str | Sequence[str] | None = None,
     seed: int = 0,
+    require: Sequence[str] = (),
     on_result: Callable[[Result], object] | None = None,
 ) -> Report:
     """Return the report of running the laws that ``only`` names on ``rig``.
 
     ``only`` holds ids, patterns, groups or tiers (see `select`); ``seed`` chooses the tokens and
-    texts that laws use; ``on_result`` is called with each result as it comes. The rig's model is
-    closed at the end. Raises `InvalidInputError` where nothing is selected or ``rig.known``
-    names no law.
+    texts that laws use; ``require`` names what must be there, beside ``rig.require`` (see `Rig`);
+    ``on_result`` is called with each result as it comes. The rig's model is closed at the end.
+    Raises `InvalidInputError` where nothing is selected, ``rig.known`` names no law, or
+    ``require`` something that there is not.
     """
     chosen = select(only)
     check_known(rig)
+    check_names((*rig.require, *require))
     started = time.perf_counter()
     try:
-        facts = describe(rig)
+        facts = describe(rig, require)
         results = [_told(run_law(law, rig, seed=seed), on_result) for law in chosen]
     finally:
         rig.close()
@@ -69,8 +74,8 @@ def check_known(rig: Rig) -> None:
             raise checks.refuse("known", identifier, "ids of laws, such as DEC-1")
 
 
-def describe(rig: Rig) -> dict[str, Any]:
-    """Return what a report says of the backend, its models and the versions."""
+def describe(rig: Rig, require: Sequence[str] = ()) -> dict[str, Any]:
+    """Return what a report says of the backend, its models, the versions and what is missing."""
     model = rig.model
     fields = {} if rig.is_encoder else rig.fields()
     capabilities = rig.opened(model.new_context(**fields)).capabilities
@@ -92,6 +97,7 @@ def describe(rig: Rig) -> dict[str, Any]:
             "adapter digest": "" if rig.adapter is None else of_path(rig.adapter),
         },
         "capabilities": attrs.asdict(capabilities),
+        "standing": standing_of(rig, require),
     }
 
 
@@ -99,7 +105,7 @@ def run_law(law: Law, rig: Rig, *, seed: int = 0) -> Result:
     """Return the outcome of one law."""
     rig.begin(law.id, seed)
     started = time.perf_counter()
-    outcome, reason = _judged(law, rig)
+    outcome, reason, cause = _judged(law, rig)
     return Result(
         id=law.id,
         group=law.group,
@@ -109,34 +115,48 @@ def run_law(law: Law, rig: Rig, *, seed: int = 0) -> Result:
         reason=reason,
         newer=law.newer_than(rig.suite_version),
         elapsed_ms=(time.perf_counter() - started) * 1e3,
+        cause=cause,
+        drawn=rig.drawn if outcome == FAIL else (),
     )
 
 
-def _judged(law: Law, rig: Rig) -> tuple[str, str | None]:
+Found = tuple[str, "str | None", "str | None"]
+"""Outcome, reason, and the plugin's own exception behind it."""
+
+
+def _judged(law: Law, rig: Rig) -> Found:
     """The outcome, with what is known of failures taken into account."""
-    outcome, reason = _tried(law, rig)
+    outcome, reason, cause = _tried(law, rig)
     known = rig.known.get(law.id)
     if known is None or outcome == NOT_APPLICABLE:
-        return outcome, reason
+        return outcome, reason, cause
     if outcome == FAIL:
-        return KNOWN, known
-    return FAIL, f"known to fail ({known}), but it is {outcome}; remove the entry from the rig"
+        return KNOWN, known, cause
+    why = f"known to fail ({known}), but it is {outcome}; remove the entry from the rig"
+    return FAIL, why, None
 
 
-def _tried(law: Law, rig: Rig) -> tuple[str, str | None]:
+def _tried(law: Law, rig: Rig) -> Found:
     if rig.is_encoder and law.model == "generator":
-        return NOT_APPLICABLE, "the model is an encoder, and the law is about generating text"
+        return NOT_APPLICABLE, "the model is an encoder, and the law is about generating text", None
     try:
         try:
-            return _run(law, rig)
+            return (*_run(law, rig), None)
         finally:
             rig.tidy()
     except NotApplicable as left:
-        return NOT_APPLICABLE, str(left)
+        return NOT_APPLICABLE, str(left), None
     except LawError as error:
-        return FAIL, str(error)
+        return FAIL, str(error), _cause(error)
     except Exception as error:  # noqa: BLE001  (whatever a backend raises breaks the law)
-        return FAIL, f"{type(error).__name__}: {error}"
+        return FAIL, f"{type(error).__name__}: {error}", _cause(error)
+
+
+def _cause(error: BaseException) -> str | None:
+    """What the plugin itself raised, with its place; None where it raised nothing."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return None if calls.raised_at(error) is None else calls.described(error)
 
 
 def _run(law: Law, rig: Rig) -> tuple[str, str | None]:

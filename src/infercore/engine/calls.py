@@ -1,4 +1,4 @@
-"""What a plugin raises, as typed errors."""
+"""What a plugin raises, as typed errors that name the plugin, the exception and its place."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from infercore.errors import InferCoreError, OutOfMemoryError, PluginError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from types import FrameType, TracebackType
 
     from infercore.engine.gate import Gate
 
 T = TypeVar("T")
+_CORE, _TESTING = "infercore", "infercore.testing"
 
 
 @contextmanager
@@ -28,7 +30,7 @@ def typed(backend: str, doing: str) -> Iterator[None]:
         ) from error
     except Exception as error:
         raise PluginError(
-            f"backend {backend!r} failed while {doing}: {error}", plugin=backend
+            f"backend {backend!r} failed while {doing}: {described(error)}", plugin=backend
         ) from error
 
 
@@ -48,3 +50,46 @@ def judge(gate: Gate, error: BaseException) -> None:
     if isinstance(error, MemoryError):
         raise OutOfMemoryError(f"the engine ran out of memory: {error}") from error
     raise gate.fail(error) from error
+
+
+def described(error: BaseException) -> str:
+    """Return type and text of ``error``, and where in the plugin it was raised, if it was."""
+    place = raised_at(error)
+    return f"{type(error).__name__}: {error}" + (f" ({place})" if place else "")
+
+
+def raised_at(error: BaseException) -> str | None:
+    """Return file, line and function of the last frame in the plugin; None for none.
+
+    The plugin is what the core called last: what that called in turn is an engine's own.
+    """
+    frames = list(_frames(error.__traceback__))
+    of_core = [i for i, (frame, _) in enumerate(frames) if _is_core(frame)]
+    called = frames[of_core[-1] + 1 :] if of_core else frames
+    if not called:
+        return None
+    package = _package(called[0][0])
+    frame, line = [found for found in called if _package(found[0]) == package][-1]
+    code = frame.f_code
+    return f"{code.co_filename}, line {line}, in {code.co_name}"
+
+
+def _frames(trace: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
+    while trace is not None:
+        yield trace.tb_frame, trace.tb_lineno
+        trace = trace.tb_next
+
+
+def _name(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
+
+
+def _is_core(frame: FrameType) -> bool:
+    name = _name(frame)
+    if name == _TESTING or name.startswith(f"{_TESTING}."):  # backends like any other
+        return False
+    return name == _CORE or name.startswith(f"{_CORE}.")
+
+
+def _package(frame: FrameType) -> str:
+    return _name(frame).split(".", maxsplit=1)[0]

@@ -69,7 +69,7 @@ class ContextBase:
         self._inner: Any = inner
         self._n_past_inner = inner.n_past
         self._window = window
-        self._backend = backend
+        self._backend = self._gate.backend = backend
         self._identity_source = identity
         self._config = config
         self._load_ms = load_ms

@@ -7,6 +7,7 @@ import weakref
 from _thread import RLock  # threading.RLock makes these, but is no class
 from typing import TYPE_CHECKING
 
+from infercore.engine.calls import described
 from infercore.errors import (
     InferCoreError,
     InvalidStateError,
@@ -48,14 +49,15 @@ class Gate(RLock):  # type: ignore[misc]  # it may be inherited from, whatever t
 
     Raises `SessionBusyError` when another call is inside, `SessionClosedError` after `shut`,
     `InvalidStateError` in a forked child and `SessionFatalError` after `fail`. ``bar`` is what
-    keeps calls out for good, None where nothing does; ``on_enter`` is called on the way in.
+    keeps calls out for good, None where nothing does; ``on_enter`` is called on the way in,
+    ``backend`` is blamed for what its engine raises.
 
     A Ctrl-C shows at the start of a Python function and behind a call of C. So the way out is the
     lock's own, which no interruption can precede, and the way in lets go of the lock without a
     function where it is not known whether it was got.
     """
 
-    __slots__ = ("_born", "_name", "bar", "fatal", "on_enter")
+    __slots__ = ("_born", "_name", "backend", "bar", "fatal", "on_enter")
 
     # `threading.Condition` asks this too; any other way to know would take the lock for a moment.
     entered_here = RLock._is_owned  # type: ignore[attr-defined]  # noqa: SLF001
@@ -71,6 +73,7 @@ class Gate(RLock):  # type: ignore[misc]  # it may be inherited from, whatever t
         self.bar: str | None = None
         self.fatal: SessionFatalError | None = None
         self.on_enter = on_enter
+        self.backend = ""
         _gates.add(self)
 
     def __enter__(self) -> None:  # type: ignore[override]
@@ -120,12 +123,19 @@ class Gate(RLock):  # type: ignore[misc]  # it may be inherited from, whatever t
         """Refuse every later call with the first cause; return the error to raise now."""
         if self.fatal is None:
             self.fatal = SessionFatalError(
-                f"this {self._name} can no longer be trusted: {cause}; close it and open a new one",
+                f"this {self._name} can no longer be trusted: {self._told(cause)}; close it and "
+                "open a new one",
                 cause=cause,
             )
         if self.bar is None:
             self.bar = _FATAL
         return self.fatal
+
+    def _told(self, cause: BaseException) -> str:
+        if isinstance(cause, InferCoreError):
+            return str(cause)
+        who = f"backend {self.backend!r} raised " if self.backend else ""
+        return who + described(cause)
 
     def shut_at_end(self, stop: Callable[[], object] | None) -> bool:
         """Let nobody in any more and wait for the call inside, which ``stop`` ends sooner.

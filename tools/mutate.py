@@ -1,0 +1,136 @@
+"""Count how many of the mistakes that a plugin's author makes the conformance suite sees.
+
+::
+
+    python tools/mutate.py --subject reference --sample 400 --seed 0
+    python tools/mutate.py --subject llamacpp --sample 400 --json llamacpp.json
+
+Changes one thing at a time in the code of a backend (``tools/mutation/operators.py``), and runs the
+laws on it until one fails. The sample is even over operators, and over files within each. Every
+mutant runs in a process of its own; one that crashes or hangs is counted apart, one that fails at
+import or in the first load is left out. A line that no law runs counts as survived, and needs no
+run: which law runs which lines is measured first, on the unchanged code, and a law that runs none
+of a mutant's lines cannot see it. Laws of the groups that speak of the changed file come first, so
+that their kills can be told from those of others.
+
+A survivor that no public call can show may be called equivalent, in
+``tools/mutation/equivalent.json``, with the argument for it; at most a tenth of those tried. An
+entry that names what stands there no more is never used, and one that a law sees is a problem.
+
+Why no kept mutation tester: cosmic-ray 8 changes files in place, one new interpreter (and engine)
+for each mutant, and its operators drop no statements, calls or copies and swap no arguments, axes
+or bounds of slices; mutmut 3 runs pytest over the project's own tests, in its own process tree,
+behind trampolines in every function, which the hot path and callbacks from C do not stand. Neither
+can keep the oracle unchanged while the same code is the subject, nor order laws by what they cost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+# Threads of the parent would not live on in forks.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from mutation import operators, running, scoring, subjects
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mutation.operators import Mutant
+    from mutation.running import Baseline, Runner, Verdict
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; 0 where the adjusted score reaches ``--goal``."""
+    asked = _parser().parse_args(arguments)
+    subject = subjects.SUBJECTS[asked.subject]()
+    every = [mutant for file in subject.files for mutant in _of_file(subject, file)]
+    chosen = scoring.sampled(every, asked.sample, asked.seed)
+    folder = Path(tempfile.mkdtemp(prefix="infercore-mutate-"))
+    try:
+        runner = running.Runner(subject, folder=folder, seed=asked.seed)
+        baseline = runner.baseline(asked.only)
+        _tell_baseline(baseline)
+        verdicts = _tried(runner, baseline, chosen, asked)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    score = scoring.Score(
+        subject=subject.name, seed=asked.seed, n_mutants=len(every), verdicts=tuple(verdicts)
+    )
+    _tell(score)
+    if asked.json:
+        Path(asked.json).write_text(json.dumps(score.to_dict(), indent=1) + "\n", encoding="utf-8")
+    hits, n = score.share(adjusted=True)
+    return 0 if hits >= asked.goal * n and not score.problems else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n", maxsplit=1)[0])
+    parser.add_argument("--subject", choices=tuple(subjects.SUBJECTS), required=True)
+    parser.add_argument("--sample", type=int, default=None, help="how many; default: all")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", action="append", help="laws, as in infercore conformance")
+    parser.add_argument("--goal", type=float, default=0.0, help="the least adjusted score")
+    parser.add_argument("--minutes", type=float, default=None, help="stop after so long")
+    parser.add_argument("--match", default="", help="only mutants whose label holds this text")
+    parser.add_argument("--json", help="write every verdict to this file")
+    return parser
+
+
+def _of_file(subject: subjects.Subject, file: str) -> list[Mutant]:
+    return operators.mutants(file, subject.text(subject.folder / file))
+
+
+def _tell_baseline(baseline: Baseline) -> None:
+    counts = Counter(baseline.outcomes.values())
+    told = ", ".join(f"{n} {outcome}" for outcome, n in counts.items())
+    print(f"unchanged: {told}; {sum(baseline.seconds.values()):.1f} s", flush=True)
+
+
+def _tried(
+    runner: Runner, baseline: Baseline, chosen: Sequence[Mutant], asked: argparse.Namespace
+) -> list[Verdict]:
+    popular: Counter[str] = Counter()
+    verdicts: list[Verdict] = []
+    started = time.monotonic()
+    for mutant in chosen:
+        if asked.match not in mutant.label:
+            continue
+        if asked.minutes is not None and time.monotonic() - started > 60 * asked.minutes:
+            print(f"stopped after {asked.minutes} minutes", file=sys.stderr)
+            break
+        verdict = running.judged(runner, mutant, baseline, popular)
+        popular[verdict.law] += verdict.outcome == running.KILLED
+        verdicts.append(verdict)
+        own = " (own)" if verdict.own else ""
+        print(
+            f"{len(verdicts):4} {verdict.elapsed_s:5.1f} s {verdict.outcome} {verdict.law}{own} | "
+            f"{mutant.label} | {' '.join(verdict.reason.split())[:120]}",
+            flush=True,
+        )
+    return verdicts
+
+
+def _tell(score: scoring.Score) -> None:
+    print("\nsurvivors:")
+    for verdict in score.survivors:
+        mutant = verdict.mutant
+        print(f"  {mutant.label}  in {mutant.function or 'the module'}  {verdict.reason}")
+    print("\nby file, raw:", *score.by("file"), sep="\n")
+    print("\nby operator, raw:", *score.by("operator"), sep="\n")
+    print()
+    print(*score.lines(), sep="\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,375 @@
+"""Laws run on a changed subject, each change in a process of its own."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib
+import json
+import os
+import pickle
+import resource
+import select
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from mutation.loading import Subject, announce, for_children
+from mutation.operators import changed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from mutation.operators import Mutant
+    from mutation.subjects import Subject as Description
+
+KILLED, CRASHED, TIMED_OUT, SURVIVED, LEFT_OUT = (
+    "killed", "crashed", "timed out", "survived", "left out",
+)  # fmt: skip
+NEVER_RUN = "no law runs this line"
+MAX_BYTES = 12 * 2**30
+_MARK = "#subject"
+
+
+@attrs.frozen
+class Step:
+    """A law on one of the subject's rigs."""
+
+    rig: int
+    law: str
+
+    @property
+    def label(self) -> str:
+        """The law's id, with the rig's number where it is not the first."""
+        return f"{self.law}@{self.rig}" if self.rig else self.law
+
+    @property
+    def group(self) -> str:
+        """The id of the law's group."""
+        return self.law.split("-", maxsplit=1)[0]
+
+
+@attrs.frozen(kw_only=True)
+class Baseline:
+    """What the unchanged subject does: the outcome, the time and the lines of each step."""
+
+    outcomes: Mapping[Step, str]
+    seconds: Mapping[Step, float]
+    lines: Mapping[Step, frozenset[tuple[str, int]]]
+
+    def steps_for(self, file: str, first: int, last: int) -> list[Step]:
+        """Return the steps that run one of the lines, the fastest first."""
+        asked = {(file, line) for line in range(first, last + 1)}
+        found = [step for step, lines in self.lines.items() if asked & lines]
+        return sorted(found, key=self.seconds.__getitem__)
+
+
+@attrs.frozen(kw_only=True)
+class Verdict:
+    """What became of a mutant: killed, crashed, timed out, survived or left out, and by what.
+
+    ``own`` tells that it was a law of the groups that speak of the file.
+    """
+
+    mutant: Mutant
+    outcome: str
+    law: str = ""
+    reason: str = ""
+    own: bool = False
+    elapsed_s: float = 0.0
+
+    @property
+    def detected(self) -> bool:
+        """Whether the suite does not let it pass."""
+        return self.outcome in (KILLED, CRASHED, TIMED_OUT)
+
+
+class Runner:
+    """Runs steps on a subject in forked children. Nothing of the subject is imported here."""
+
+    def __init__(self, subject: Description, *, folder: Path, seed: int = 0) -> None:
+        self.subject = subject
+        self._folder = folder
+        self._seed = seed
+        self._modules = subject.modules()
+        self._importer = Subject(self._modules)
+        self._importer.compile_all()
+        targets = {_rig_name(i): target for i, target in enumerate(subject.rigs)}
+        announce(folder, {"infercore.conformance": targets, **subject.entries})
+        if subject.entries:
+            sys.path.insert(0, str(folder))
+        for name in ("infercore.api", "infercore.conformance.runner", *subject.preload):
+            importlib.import_module(name)
+        from infercore.conformance import laws  # noqa: PLC0415  (after the path is set)
+
+        self.laws = {law.id: law for law in laws()}
+
+    # -- the unchanged subject ----------------------------------------------------------------
+
+    def baseline(self, only: Sequence[str] | None = None) -> Baseline:
+        """Return what the unchanged subject does on every law, and which lines each runs."""
+        place = self._folder / "baseline"
+        pid = os.fork()
+        if not pid:
+            _in_child(lambda: place.write_bytes(pickle.dumps(self._measured(only))))
+        _, status = os.waitpid(pid, 0)
+        if status:
+            raise SystemExit(f"the unchanged {self.subject.name} ended with status {status}")
+        found: Baseline = pickle.loads(place.read_bytes())  # noqa: S301  (our own child's)
+        return found
+
+    def _measured(self, only: Sequence[str] | None) -> Baseline:
+        from infercore.conformance import run_law, select  # noqa: PLC0415
+
+        self._importer.install()
+        for_children(self._folder, self._modules)
+        names = {name + _MARK: file for file, name in self._names().items()}
+        outcomes, seconds, lines = {}, {}, {}
+        chosen = select(list(only) if only else None)
+        for i in range(len(self.subject.rigs)):
+            with _traced(names) as loading:  # what it runs shows in every law
+                rig = self._rig(i)
+                _ = rig.model
+            for law in chosen:
+                step = Step(i, law.id)
+                with _traced(names) as seen:
+                    result = run_law(law, rig, seed=self._seed)
+                outcomes[step], lines[step] = result.outcome, frozenset(seen | loading)
+                seconds[step] = result.elapsed_ms / 1e3
+                if result.outcome == "FAIL":
+                    print(f"unchanged {step.label} FAIL: {result.reason}", file=sys.stderr)
+            rig.close()
+        return Baseline(outcomes=outcomes, seconds=seconds, lines=lines)
+
+    def _names(self) -> dict[str, str]:
+        folder = self.subject.folder
+        return {file: str(folder / file) for file in self.subject.files}
+
+    def _rig(self, i: int) -> Any:
+        module, function = self.subject.rigs[i].split(":")
+        rig = getattr(importlib.import_module(module), function)()
+        rig.child = (_rig_name(i), None)
+        return rig
+
+    # -- a changed one ------------------------------------------------------------------------
+
+    def start(self, mutant: Mutant, steps: Sequence[Step], outcomes: Mapping[Step, str]) -> Child:
+        """Start a child that runs ``steps`` on the mutant until one fails."""
+        readable, writable = os.pipe()
+        pid = os.fork()
+        if not pid:
+            os.close(readable)
+            os.setsid()  # so that what laws start ends with it
+            _in_child(lambda: self._judge(mutant, steps, outcomes, writable))
+        os.close(writable)
+        return Child(pid, readable)
+
+    def _judge(
+        self,
+        mutant: Mutant,
+        steps: Sequence[Step],
+        outcomes: Mapping[Step, str],
+        pipe: int,
+    ) -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        silent = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(silent, 1)
+        os.dup2(silent, 2)
+
+        def say(kind: str, *rest: str) -> None:
+            os.write(pipe, (json.dumps([kind, *rest]) + "\n").encode())
+
+        try:
+            rigs = self._changed_rigs(mutant, steps[0].rig)
+        except BaseException as error:  # noqa: BLE001  (whatever keeps it from loading)
+            say("load", f"{type(error).__name__}: {error}"[:300])
+            return
+        for step in steps:
+            say("law", step.label)
+            if self.laws[step.law].tier == "process":
+                self._tell_children(mutant)
+            reason = self._broken(rigs, step, outcomes[step])
+            if reason is not None:
+                say("fail", step.label, reason[:300])
+                return
+        say("done")
+
+    def _changed_rigs(self, mutant: Mutant, first: int) -> dict[int, Any]:
+        name = self.subject.module_of(mutant.file)
+        self._importer.change(name, changed(self._modules[name].text, mutant))
+        self._importer.install()
+        rigs = {first: self._rig(first)}
+        _ = rigs[first].model
+        return rigs
+
+    def _broken(self, rigs: dict[int, Any], step: Step, expected: str) -> str | None:
+        """Return why the step shows the mutant, None where it does not."""
+        from infercore.conformance import run_law  # noqa: PLC0415
+
+        if step.rig not in rigs:
+            for rig in rigs.values():
+                rig.close()
+            rigs[step.rig] = self._rig(step.rig)
+        result = run_law(self.laws[step.law], rigs[step.rig], seed=self._seed)
+        if result.outcome == "FAIL" and expected != "FAIL":
+            return str(result.reason)
+        if result.outcome == "refused" and expected == "ok":
+            return f"the rig requires what is now refused: {result.reason}"
+        return None
+
+    def _tell_children(self, mutant: Mutant) -> None:
+        """Let the processes that laws start run the same mutant."""
+        name = self.subject.module_of(mutant.file)
+        text = ast.unparse(changed(self._modules[name].text, mutant))
+        module = attrs.evolve(self._modules[name], text=text)
+        for_children(self._folder, {**self._modules, name: module})
+
+
+def _rig_name(i: int) -> str:
+    return f"infercore-mutant-{i}"
+
+
+class Child:
+    """A process that runs laws on one mutant, and what it has said so far."""
+
+    def __init__(self, pid: int, pipe: int) -> None:
+        self.pid = pid
+        self._pipe = pipe
+        self._text = b""
+        self.law = ""
+        self.said: list[str] = []
+        self.started = self.law_started = time.monotonic()
+        self._cpu_at_law = 0.0
+
+    def read(self, timeout: float) -> bool:
+        """Take in what it says within ``timeout`` seconds; False when it has ended."""
+        ready, _, _ = select.select([self._pipe], [], [], timeout)
+        if not ready:
+            return True
+        data = os.read(self._pipe, 65536)
+        self._text += data
+        *lines, self._text = self._text.split(b"\n")
+        for line in lines:
+            said = json.loads(line)
+            if said[0] == "law":
+                self.law, self.law_started = said[1], time.monotonic()
+                self._cpu_at_law = self.cpu()
+            else:
+                self.said = said
+        return bool(data)
+
+    def cpu(self) -> float:
+        """Return the seconds of processor time that it has taken."""
+        try:
+            fields = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8").rsplit(")")[1]
+        except OSError:
+            return 0.0
+        user, system = fields.split()[11:13]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+    def too_long(self, base_s: float) -> bool:
+        """Whether the law takes far longer than on the unchanged subject."""
+        waited = time.monotonic() - self.law_started
+        used = self.cpu() - self._cpu_at_law
+        return used > 8 * base_s + 10 or waited > 40 * base_s + 90
+
+    def end(self) -> int:
+        """End it and what it started; return its wait status."""
+        with contextlib.suppress(OSError):
+            os.killpg(self.pid, signal.SIGKILL)
+        _, status = os.waitpid(self.pid, 0)
+        os.close(self._pipe)
+        return status
+
+
+def _in_child(work: Any) -> None:
+    code = 1
+    try:
+        work()
+        code = 0
+    except BaseException as error:  # noqa: BLE001  (a fork must not go on in the parent's place)
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+    finally:
+        os._exit(code)
+
+
+def judged(
+    runner: Runner, mutant: Mutant, baseline: Baseline, popular: Mapping[str, int]
+) -> Verdict:
+    """Return what becomes of a mutant: laws of its own groups are tried first."""
+    steps = _ordered(runner, mutant, baseline, popular)
+    if not steps:
+        return Verdict(mutant=mutant, outcome=SURVIVED, reason=NEVER_RUN)
+    seconds = {step.label: baseline.seconds[step] for step in steps}
+    own = set(runner.subject.files[mutant.file])
+    child = runner.start(mutant, steps, baseline.outcomes)
+    late = False
+    while child.read(0.25):
+        if child.too_long(seconds.get(child.law, 5.0)):
+            late = True
+            break
+    status = child.end()
+    elapsed = time.monotonic() - child.started
+    group = child.law.split("-")[0]
+    told: dict[str, Any] = {"mutant": mutant, "law": child.law, "elapsed_s": elapsed}
+    if child.said and child.said[0] == "fail":
+        _, law, reason = child.said
+        told["law"] = law
+        return Verdict(outcome=KILLED, reason=reason, own=law.split("-")[0] in own, **told)
+    if child.said and child.said[0] == "load":
+        return Verdict(outcome=LEFT_OUT, reason=child.said[1], **told)
+    if child.said and child.said[0] == "done":
+        return Verdict(outcome=SURVIVED, **{**told, "law": ""})
+    if late:
+        return Verdict(outcome=TIMED_OUT, own=group in own, **told)
+    reason = f"ended with status {status}"
+    outcome = CRASHED if child.law else LEFT_OUT
+    return Verdict(outcome=outcome, reason=reason, own=group in own, **told)
+
+
+def _ordered(
+    runner: Runner, mutant: Mutant, baseline: Baseline, popular: Mapping[str, int]
+) -> list[Step]:
+    """The steps that can show the mutant: its own groups first, then what kills cheaply."""
+    if mutant.at_import:
+        steps = [step for step in baseline.seconds if baseline.outcomes[step] != "n/a"]
+    else:
+        steps = baseline.steps_for(mutant.file, *mutant.lines)
+    steps = [step for step in steps if baseline.outcomes[step] not in ("FAIL", "n/a")]
+    own = set(runner.subject.files[mutant.file])
+
+    def worth(step: Step) -> tuple[Any, ...]:
+        cost = (0.02 + baseline.seconds[step]) / (1 + popular.get(step.label, 0))
+        return step.group not in own, step.rig, cost
+
+    return sorted(steps, key=worth)
+
+
+@contextlib.contextmanager
+def _traced(names: Mapping[str, str]) -> Iterator[set[tuple[str, int]]]:
+    """Collect the lines of the subject's files that run in the block, in every thread."""
+    seen: set[tuple[str, int]] = set()
+
+    def line(frame: Any, event: str, _: Any) -> Any:
+        if event == "line":
+            seen.add((names[frame.f_code.co_filename], frame.f_lineno))
+        return line
+
+    def call(frame: Any, event: str, arg: Any) -> Any:
+        del event, arg
+        name = frame.f_code.co_filename
+        return line if name.endswith(_MARK) and name in names else None
+
+    threading.settrace(call)
+    sys.settrace(call)
+    try:
+        yield seen
+    finally:
+        sys.settrace(None)
+        threading.settrace(None)  # type: ignore[arg-type]  # the stubs want a function
