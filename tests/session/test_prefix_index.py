@@ -87,6 +87,17 @@ class Machine(RuleBasedStateMachine):
             assert found.holder != but
             assert held[:best] == tokens[:best]
 
+    @rule(key=KEYS, tokens=TOKENS)
+    def inside(self, key: object, tokens: list[int]) -> None:
+        expected = {
+            (holder, len(held))
+            for holder, (of, held) in self.held.items()
+            if of == key and tokens[: len(held)] == held
+        }
+        found = self.index.inside(key, tokens)
+        assert {tuple(match) for match in found} == expected
+        assert [match.n_tokens for match in found] == sorted(n for _, n in expected)
+
     @invariant()
     def holds_what_was_told(self) -> None:
         assert len(self.index) == len(self.held)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 from infercore.session.tape import common_prefix
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator, Sequence
+    from collections.abc import Hashable, Iterator, KeysView, Sequence
 
 H = TypeVar("H", bound="Hashable")
 
@@ -78,6 +78,14 @@ class PrefixIndex(Generic[H]):
         node = self._ends.get(holder)
         return 0 if node is None else node.end
 
+    def holders(self) -> KeysView[H]:
+        """Return all holders."""
+        return self._ends.keys()
+
+    def key(self, holder: H) -> Hashable | None:
+        """Return the key of ``holder``, None where it is not known."""
+        return self._keys.get(holder)
+
     def tokens(self, holder: H) -> list[int]:
         """Return the tokens that ``holder`` holds."""
         tokens: list[int] = []
@@ -118,6 +126,20 @@ class PrefixIndex(Generic[H]):
             n += more
             found = Match(other, n)
             node = child if more == len(child) else None
+        return found
+
+    def inside(self, key: Hashable, tokens: Sequence[int]) -> list[Match[H]]:
+        """Return those whose tokens, all of them, begin ``tokens``; the shortest first."""
+        node = self._roots.get(key)
+        wanted = tokens if isinstance(tokens, list) else list(tokens)
+        found: list[Match[H]] = []
+        while node is not None:
+            if node.n_ends:
+                ends = (holder for holder in node.holders if self._ends[holder] is node)
+                found += (Match(holder, node.end) for holder in ends)
+            child = node.children.get(wanted[node.end]) if node.end < len(wanted) else None
+            whole = child is not None and child.common(wanted, node.end) == len(child)
+            node = child if whole else None
         return found
 
     def put(self, holder: H, key: Hashable, tokens: Sequence[int]) -> None:
