@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from infercore.api import embed as embed
     from infercore.api import get_backend as get_backend
     from infercore.api import load_model as load_model
+    from infercore.api import open_pool as open_pool
     from infercore.api import open_session as open_session
     from infercore.api import plan_memory as plan_memory
     from infercore.errors import BackendNotFoundError as BackendNotFoundError
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
     from infercore.protocols.spi import EngineModel as EngineModel
     from infercore.protocols.spi import EngineTokenizer as EngineTokenizer
     from infercore.session.asynchronous import AsyncSession as AsyncSession
+    from infercore.session.pool import SessionPool as SessionPool
     from infercore.values.config import AdapterSpec as AdapterSpec
     from infercore.values.config import ContextConfig as ContextConfig
     from infercore.values.config import DecodeConfig as DecodeConfig
@@ -99,7 +101,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "infercore.api": "aopen_session backends embed get_backend load_model open_session plan_memory",
+    "infercore.api": (
+        "aopen_session backends embed get_backend load_model open_pool open_session plan_memory"
+    ),
     "infercore.errors": (
         "BackendNotFoundError BackendUnavailableError CallTimeoutError ContextOverflowError "
         "DecodeAbortedError GrammarError InferCoreError InvalidInputError InvalidPositionError "
@@ -114,6 +118,7 @@ _HOMES = {
     "infercore.protocols.session": "Session",
     "infercore.protocols.spi": "EngineContext EngineModel EngineTokenizer",
     "infercore.session.asynchronous": "AsyncSession",
+    "infercore.session.pool": "SessionPool",
     "infercore.values.config": (
         "AdapterSpec ContextConfig DecodeConfig KVType ModelConfig SamplingConfig SpeculativeConfig"
     ),

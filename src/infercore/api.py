@@ -33,7 +33,9 @@ if TYPE_CHECKING:
     from infercore.protocols.public import Backend, Model, Sampler
     from infercore.protocols.session import Session
     from infercore.protocols.spi import FloatArray
+    from infercore.session.pool import SessionPool
     from infercore.values.info import BackendDescriptor, BackendInfo, MemoryPlan
+    from infercore.values.pool import PoolConfig
 
     AnyPath = str | os.PathLike[str]
 
@@ -145,6 +147,29 @@ def aopen_session(
         return open_session(path_or_model, backend=backend, config=config, **fields)
 
     return Opening(work)
+
+
+def open_pool(
+    path_or_model: AnyPath | Model,
+    *,
+    backend: str | None = None,
+    config: PoolConfig | None = None,
+    **fields: Any,
+) -> SessionPool:
+    """Return a pool of sessions on a model, or on the model at a path, which it then owns.
+
+    ``fields`` are those of `PoolConfig`, of its context, and of `ModelConfig` (for a path). Raises
+    what `load_model` and `Model.new_pool` raise; nothing is held then.
+    """
+    if not isinstance(path_or_model, (str, os.PathLike)):
+        pool: SessionPool = _loaded(path_or_model, backend).new_pool(config, **fields)
+        return pool
+    where = _existing(path_or_model)
+    descriptor = _descriptor(backend, where)
+    of_context = None if config is None else config.context
+    of_model = _take_model_fields(fields, of_context, descriptor)
+    with _load(descriptor, where, of_model) as model:
+        return model.new_pool(config, **fields)
 
 
 def embed(
@@ -329,6 +354,12 @@ def _new_session(model: GuardedModel, context: Any, options: dict[str, Any]) -> 
     return new_session(model, context, sampler, checks.build(SessionOptions, None, options))
 
 
+def _new_pool(model: GuardedModel, config: PoolConfig) -> SessionPool:
+    from infercore.session.pool import SessionPool  # noqa: PLC0415  (imports NumPy)
+
+    return SessionPool(model, config, new_sampler=lambda decode: _decode_sampler(model, decode))
+
+
 def _decode_sampler(model: GuardedModel, config: DecodeConfig) -> Sampler:
     from infercore.sampling.factory import new_portable_sampler  # noqa: PLC0415
 
@@ -351,4 +382,6 @@ def _decode_sampler(model: GuardedModel, config: DecodeConfig) -> Sampler:
     )
 
 
-_SERVICES = Services(new_sampler=_new_sampler, new_session=_new_session, render=render)
+_SERVICES = Services(
+    new_sampler=_new_sampler, new_session=_new_session, new_pool=_new_pool, render=render
+)

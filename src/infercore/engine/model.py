@@ -25,6 +25,7 @@ from infercore.errors import (
 from infercore.values import checks
 from infercore.values.config import KV_TYPES, ContextConfig, SamplingConfig
 from infercore.values.manifest import kv_options
+from infercore.values.pool import pool_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -34,7 +35,9 @@ if TYPE_CHECKING:
     from infercore.protocols.public import Sampler
     from infercore.protocols.session import Session
     from infercore.protocols.spi import EngineModel
+    from infercore.session.pool import SessionPool
     from infercore.values.info import BackendDescriptor, Capabilities, MemoryPlan
+    from infercore.values.pool import PoolConfig
 
 SESSION_FIELDS = ("profile_id", "prompt_format", "add_bos", "overflow")
 
@@ -45,6 +48,7 @@ class Services:
 
     new_sampler: Callable[[GuardedModel, SamplingConfig], Sampler]
     new_session: Callable[[GuardedModel, GuardedContext, dict[str, Any]], Session]
+    new_pool: Callable[[GuardedModel, PoolConfig], SessionPool]
     render: Callable[..., str]
 
 
@@ -264,6 +268,16 @@ class GuardedModel:
         except BaseException:
             context.close()
             raise
+
+    def new_pool(self, config: PoolConfig | None = None, **fields: Any) -> SessionPool:
+        """Return a pool of sessions that share one engine; see `Model.new_pool`."""
+        built = pool_config(config, fields)
+        if built.isolate:
+            raise checks.refuse(
+                "isolate", True, "a path to open_pool(path, isolate=True): this model is here"
+            )
+        self._check_open()
+        return self._services.new_pool(self, built)
 
     def plan_memory(self, config: ContextConfig | None = None, **fields: Any) -> MemoryPlan:
         """Return the bytes that such a context will take; see `Model.plan_memory`."""

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from infercore.protocols.session import Session
+    from infercore.session.pool import SessionPool
     from infercore.values.config import (
         AdapterSpec,
         ContextConfig,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
         ModelInfo,
         PerfCounters,
     )
+    from infercore.values.pool import PoolConfig
     from infercore.values.session import Message
 
     FloatArray = npt.NDArray[np.float32]
@@ -162,6 +164,9 @@ class Model(Protocol):
 
     def new_sampler(self, config: SamplingConfig | None = None, **fields: Any) -> Sampler:
         """Return a sampler for this model's vocabulary."""
+
+    def new_pool(self, config: PoolConfig | None = None, **fields: Any) -> SessionPool:
+        """Return a pool of sessions that share one context; ``fields`` as in `open_pool`."""
 
     def new_session(self, config: ContextConfig | None = None, **fields: Any) -> Session:
         """Return a session over a new context of its own."""

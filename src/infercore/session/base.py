@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
@@ -18,14 +18,14 @@ from infercore.session.resident import Resident
 from infercore.values import checks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
     from types import TracebackType
     from typing import TypeVar
     from weakref import ref
 
     from typing_extensions import Self
 
-    from infercore.session.lease import SharedContext
     from infercore.session.stream import DecodeStream
     from infercore.values.config import DecodeConfig
     from infercore.values.session import ContextReport
@@ -52,13 +52,38 @@ class SessionOptions:
     )
 
 
+class Home(Protocol):
+    """**Protocol:** what a session lives in: a context, and how its calls enter and leave it."""
+
+    context: Any
+    gate: AbstractContextManager[Any]
+    is_shared: bool
+
+    def call(self, operation: str) -> AbstractContextManager[Any]:
+        """Return what a call named ``operation`` runs within."""
+
+    def for_twin(self, model: Any, config: Any) -> tuple[Home, int]:
+        """Return where a fork lives, and the id of its sequence there."""
+
+    def copy(self, source: Resident, target: Resident) -> bool:
+        """Give ``target`` the tokens of ``source``; True where they were evaluated anew."""
+
+    def new_stream(
+        self, session: Any, generation: Any, dropped: Sequence[int], started: float | None
+    ) -> Any:
+        """Return the iterator over what ``generation`` makes."""
+
+    def give_back(self, seq_id: int) -> None:
+        """Take back the sequence of a session that is closed."""
+
+
 class SessionBase:
     """A session's state, and how every call enters and leaves it."""
 
     def __init__(
         self,
         model: Any,
-        shared: SharedContext,
+        shared: Home,
         *,
         seq_id: int,
         new_sampler: Callable[[DecodeConfig], Any],
@@ -138,7 +163,7 @@ class SessionBase:
             self.resident.cancelled = False
             try:
                 self.in_call = True
-                with self.fatal_for_good():
+                with self.fatal_for_good(), self.shared.call(operation):
                     self.resident.settle()
                     yield
             finally:

@@ -9,9 +9,15 @@ from weakref import ref
 
 from infercore.engine.gate import Gate
 from infercore.errors import SessionBusyError, SessionClosedError, SessionFatalError
+from infercore.session.stream import DecodeStream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+    from infercore.session.generation import Generation
+    from infercore.session.resident import Resident
+    from infercore.session.session import CoreSession
+    from infercore.values.config import ContextConfig
 
 
 def _on_enter(shared: ref[SharedContext]) -> Callable[[], None]:
@@ -57,6 +63,40 @@ class SharedContext:
                 return None
             self._n_taken += 1
             return self._free.pop()
+
+    def for_twin(self, model: Any, config: ContextConfig) -> tuple[SharedContext, int]:
+        """Return where a fork lives: in a free sequence here, else in a new context."""
+        copies = self.context.capabilities.kv_copy != "none"
+        seq_id = self.take() if copies else None
+        if seq_id is not None:
+            return self, seq_id
+        fresh = SharedContext(model.context_of(config))
+        return fresh, fresh.take() or 0
+
+    @staticmethod
+    def copy(source: Resident, target: Resident) -> bool:
+        """Give ``target`` the tokens of ``source``; True where it had to evaluate them anew."""
+        if target.context is source.context:
+            source.context.seq_copy(source.seq_id, target.seq_id)
+        elif source.context.capabilities.sequence_state:
+            saved = source.context.save_sequence(source.seq_id)
+            target.context.load_sequence(target.seq_id, saved)
+        else:
+            target.context.decode(source.tape.tokens(), seq_id=target.seq_id)
+            return True
+        return False
+
+    @staticmethod
+    def new_stream(
+        session: CoreSession, generation: Generation, dropped: Sequence[int], started: float | None
+    ) -> DecodeStream:
+        """Return the iterator over what ``generation`` makes."""
+        return DecodeStream(session, generation, dropped, started=started)
+
+    @staticmethod
+    def call(operation: str) -> AbstractContextManager[Any]:  # noqa: ARG004
+        """Return what a call of a session runs within."""
+        return nullcontext()
 
     def give_back(self, seq_id: int) -> None:
         """Take a sequence back and empty it; with the last one the context is closed."""

@@ -25,19 +25,22 @@ def context_report(
 ) -> ContextReport:
     """Return the report; it takes no lock and calls no engine."""
     tape = resident.tape
-    tokens = tape.tokens(0, tape.logical)
+    if resident.is_paged:  # the logical context, held by the engine now or not
+        tokens, missing, held = resident.wanted(), 0, resident.context.held_tokens
+    else:
+        tokens, missing, held = tape.tokens(0, tape.logical), len(resident.owed), len(tape)
     logical = len(tokens)
     prefix = min(parts.n_prefix, logical)
-    generated = min(max(0, parts.n_generated - len(resident.owed)), logical - prefix)
+    generated = min(max(0, parts.n_generated - missing), logical - prefix)
     return ContextReport(
         state=state,
         resident_tokens=logical,
         prefix_tokens=prefix,
         suffix_tokens=logical - prefix - generated,
         generated_tokens=generated,
-        warm_tail_tokens=max(0, tape.warm_tail),
+        warm_tail_tokens=max(0, held - logical),
         pending_tokens=resident.n_pending,
-        held_tokens=len(tape),
+        held_tokens=held,
         n_ctx=resident.context.n_ctx_seq,
         available_tokens=max(0, resident.available()),
         stable_byte_hash=parts.byte_hash,

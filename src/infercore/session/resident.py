@@ -53,7 +53,7 @@ class Resident(TrueTape):
 
     def available(self) -> int:
         """Tokens that fit behind the logical context; asked without waiting."""
-        logical = self.tape.logical
+        logical = self.n_wanted if self.is_paged else self.tape.logical
         if self.context.n_seq_max == 1:
             return int(self.context.n_ctx_seq) - logical
         return int(self.context.look_free(self.seq_id, logical))
@@ -90,18 +90,19 @@ class Resident(TrueTape):
         target = list(target)
         again = need_logits and not self._logits_at(len(target))
         plan = self.tape.plan(target, last_again=again)
-        kept, held = plan.keep, len(self.tape)
+        kept, held, n_evaluated = plan.keep, len(self.tape), 0
         if plan.tokens:
             try:
                 kept = self._shorten(plan.keep, target, need_logits=need_logits)
-                self._append(target[kept:])
+                n_evaluated = self._append(target[kept:])
             except BaseException:
                 self._recover()
                 raise
         self.tape.logical = len(target)
         self.owed = []
         dropped = max(0, held - kept) if plan.tokens else 0
-        return Outcome(reused=kept, prefilled=len(target) - kept, dropped=dropped)
+        reused = len(target) - n_evaluated
+        return Outcome(reused=reused, prefilled=n_evaluated, dropped=dropped)
 
     @property
     def goes_back_freely(self) -> bool:
@@ -150,13 +151,14 @@ class Resident(TrueTape):
         keep, held = min(self.tape.logical, len(target) - 1), len(self.tape)
         try:
             self._shorten(keep, target, need_logits=True)
-            self._append(target[keep:])
+            n_evaluated = self._append(target[keep:])
         except BaseException:
             self._recover()
             raise
         self.tape.logical = len(target)
         self.owed = []
-        return Outcome(reused=keep, prefilled=len(target) - keep, dropped=held - keep)
+        reused = len(target) - n_evaluated
+        return Outcome(reused=reused, prefilled=n_evaluated, dropped=held - keep)
 
     def append_one(self, token: int) -> None:
         """Add one token; there must be no warm tail. Where it fails, the token is owed."""
@@ -280,23 +282,29 @@ class Resident(TrueTape):
         self.tape.replace((), 0)
         return 0
 
-    def _append(self, tokens: list[int]) -> None:
-        """Evaluate in the context's own chunks, looking for a cancel between them."""
-        n_batch = self.context.n_batch
+    def _append(self, tokens: list[int]) -> int:
+        """Evaluate in the context's own chunks, looking for a cancel between them.
+
+        Returns how many tokens the engine evaluated for that.
+        """
+        n_batch, n_evaluated = self.context.n_batch, 0
         try:
             for start in range(0, len(tokens), n_batch):
                 self.n_pending = len(tokens) - start
-                self._append_chunk(tokens[start : start + n_batch])
+                n_evaluated += self._append_chunk(tokens[start : start + n_batch])
         finally:
             self.n_pending = 0
+        return n_evaluated
 
-    def _append_chunk(self, chunk: list[int]) -> None:
+    def _append_chunk(self, chunk: list[int]) -> int:
         if self.cancelled:
             raise DecodeAbortedError(
                 f"cancelled with {len(self.tape)} tokens resident; ask again to go on",
                 resident_tokens=len(self.tape),
             )
         mode = "last" if len(chunk) == self.n_pending else "none"
-        self.context.decode(chunk, seq_id=self.seq_id, logits=mode)
+        # A pool's context knows better: some tokens may come from elsewhere, or be lost since.
+        n_evaluated = self.context.decode(chunk, seq_id=self.seq_id, logits=mode)
         self.tape.extend(chunk)
         self._outputs_of = self.context.output_serial
+        return len(chunk) if n_evaluated is None else n_evaluated

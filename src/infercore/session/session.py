@@ -15,7 +15,6 @@ from infercore.session.generation import Generation
 from infercore.session.lease import SharedContext
 from infercore.session.parts import EMPTY, PREFIXED, Parts
 from infercore.session.prefill import Prefilling
-from infercore.session.stream import DecodeStream
 from infercore.values import checks
 from infercore.values.config import DecodeConfig, SamplingConfig
 from infercore.values.manifest import hash_text, hash_token_ids
@@ -25,7 +24,8 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Mapping, Sequence
 
-    from infercore.session.base import SessionOptions
+    from infercore.session.base import Home, SessionOptions
+    from infercore.session.stream import DecodeStream
     from infercore.values.session import Message, Snapshot
 
 
@@ -92,7 +92,7 @@ class CoreSession(Prefilling):
         *,
         started: float | None = None,
     ) -> DecodeStream:
-        stream = DecodeStream(self, generation, dropped, started=started)
+        stream: DecodeStream = self.shared.new_stream(self, generation, dropped, started)
         self._stream = ref(stream)
         return stream
 
@@ -240,15 +240,10 @@ class CoreSession(Prefilling):
             self.resident.go_on()
 
     def _fork(self) -> CoreSession:
-        copies = self.context.capabilities.kv_copy != "none"
-        seq_id = self.shared.take() if copies else None
-        if seq_id is None:
-            fresh = SharedContext(self.model.context_of(self.context.config))
-            twin = self._twin(fresh, fresh.take() or 0)
-        else:
-            twin = self._twin(self.shared, seq_id)
+        shared, seq_id = self.shared.for_twin(self.model, self.context.config)
+        twin = self._twin(shared, seq_id)
         try:
-            anew = self._copy_into(twin)
+            anew = self.shared.copy(self.resident, twin.resident)
             twin.resident.adopt(self.resident, anew=anew)
             twin.enter(self._state, self.parts.copy())
         except BaseException:
@@ -256,7 +251,7 @@ class CoreSession(Prefilling):
             raise
         return twin
 
-    def _twin(self, shared: SharedContext, seq_id: int) -> CoreSession:
+    def _twin(self, shared: Home, seq_id: int) -> CoreSession:
         try:
             return CoreSession(
                 self.model,
@@ -268,18 +263,6 @@ class CoreSession(Prefilling):
         except BaseException:
             shared.give_back(seq_id)
             raise
-
-    def _copy_into(self, twin: CoreSession) -> bool:
-        """Give ``twin`` the tokens held here; True where it had to evaluate them anew."""
-        source, target = self.resident.seq_id, twin.resident.seq_id
-        if twin.context is self.context:
-            self.context.seq_copy(source, target)
-        elif self.context.capabilities.sequence_state:
-            twin.context.load_sequence(target, self.context.save_sequence(source))
-        else:
-            twin.context.decode(self.resident.tape.tokens(), seq_id=target)
-            return True
-        return False
 
 
 def new_session(

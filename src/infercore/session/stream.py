@@ -110,26 +110,11 @@ class DecodeStream:
     def _begin(self) -> None:
         """Prime the sampler and see to it that the logits are those of the last token."""
         self._begun = True
-        session, tape = self._session, self._resident.tape
-        evaluated = self._hold_all()
-        parts = session.parts
-        parts.ended_by = None
-        self._n_prompt = tape.logical
-        self._n_cached = max(0, tape.logical - parts.n_evaluated - evaluated)
-        parts.n_evaluated = 0
+        if self._generation.is_native and not self._session.context.n_engine_outputs:
+            self._resident.forget_logits()  # they were restored: no row for an engine's sampler
+        self._n_prompt, self._n_cached = begin(self._session)
+        tape = self._resident.tape
         self._generation.prime(tape.tokens(0, tape.logical))
-        session.enter(DECODED, parts)
-
-    def _hold_all(self) -> int:
-        """Hold the whole logical context with its logits; return the tokens evaluated."""
-        session, resident = self._session, self._resident
-        if self._generation.is_native and not session.context.n_engine_outputs:
-            resident.forget_logits()  # they were restored: no row that the engine could sample
-        if session.state != PREFIXED:
-            return resident.go_on().prefilled
-        evaluated = resident.hold(session.parts.prefix_ids, need_logits=True).prefilled
-        session.parts.n_prefix = resident.tape.logical
-        return evaluated
 
     def _settle(self) -> None:
         """Make the token that was shown last resident, after any that a failure took."""
@@ -271,3 +256,23 @@ class DecodeStream:
             self.close()
         except InferCoreError:  # the session is closed, failed or busy: nothing is left to free
             self.finished = True
+
+
+def begin(session: Any) -> tuple[int, int]:
+    """Hold the whole logical context with its logits, and be in the state of a decode.
+
+    Returns how many tokens of a prompt that are, and how many had not been evaluated since the
+    decode before.
+    """
+    resident, parts = session.resident, session.parts
+    if session.state == PREFIXED:
+        evaluated = resident.hold(parts.prefix_ids, need_logits=True).prefilled
+        parts.n_prefix = resident.tape.logical
+    else:
+        evaluated = resident.go_on().prefilled
+    parts.ended_by = None
+    n_prompt = resident.tape.logical
+    n_cached = max(0, n_prompt - parts.n_evaluated - evaluated)
+    parts.n_evaluated = 0
+    session.enter(DECODED, parts)
+    return n_prompt, n_cached

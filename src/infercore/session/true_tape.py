@@ -31,6 +31,8 @@ class TrueTape:
         self._outputs_of: int | None = None
         self._in_doubt = False
         self.fatal_cause: BaseException | None = None
+        self.is_paged: bool = getattr(context, "is_paged", False)
+        """Whether the context keeps what it holds as a value, and pages it in and out of cells."""
 
     def wanted(self) -> list[int]:
         """Return the logical context, with what of it is owed."""
@@ -47,6 +49,13 @@ class TrueTape:
             self.tape.logical += 1
         else:
             self.owed.append(token)
+
+    def cut_wanted(self, start: int, end: int) -> None:
+        """Take the tokens in [start, end) out of the logical context; the engine did so already."""
+        wanted = self.wanted()
+        del wanted[start:end]
+        self.tape.replace(wanted[:start], start, start)
+        self.owed = wanted[start:]
 
     def settle(self) -> None:
         """Before a call: see to it that the tape is what the context holds.

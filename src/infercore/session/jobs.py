@@ -1,0 +1,198 @@
+"""The work of one call on a sequence, and how its caller hears of it.
+
+A job is made by the caller and changed by whoever owns the context alone; what both use is put so
+that no lock is needed: a flag that only goes up, a count that one side writes, a queue.
+"""
+
+from __future__ import annotations
+
+import time
+from queue import SimpleQueue
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+from infercore.errors import CallTimeoutError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+    from collections.abc import Sequence as Tokens
+
+    from infercore.session.generation import Ahead, Generation
+    from infercore.session.sequence import Sequence
+    from infercore.values.session import StreamChunk
+
+
+class Latch:
+    """Opens once; a thread may wait for it, or be called when it opens."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._lock.acquire()
+        self.is_open = False
+        self._callbacks: list[Callable[[], object]] = []
+
+    def open(self) -> None:
+        """Let all go on who wait."""
+        self.is_open = True
+        self._lock.release()
+        while self._callbacks:
+            self._callbacks.pop()()
+
+    def wait(self, timeout: float = -1) -> bool:
+        """Wait until it is open; False where ``timeout`` seconds were not enough."""
+        if self.is_open:
+            return True
+        if not self._lock.acquire(timeout=timeout):
+            return False
+        self._lock.release()
+        return True
+
+    def when_open(self, callback: Callable[[], object]) -> None:
+        """Call ``callback`` when it opens, or now where it has; maybe twice."""
+        self._callbacks.append(callback)
+        if self.is_open:
+            callback()
+
+
+def _nothing() -> None:
+    """What a job calls that nobody works on."""
+
+
+class Job:
+    """Lets the engine hold a sequence's tokens, with ``tokens`` more behind them.
+
+    Where ``then`` is given it is called with the sequence once all is held, by the owner of the
+    context and between two steps; ``result`` is what it returned. ``error`` is what ended the job.
+    ``n_base`` tokens were held when it first got a place, of which ``n_shared`` were copied from
+    another sequence and ``n_restored`` came from memory or disk.
+    """
+
+    generation: Generation | None = None
+
+    def __init__(
+        self,
+        sequence: Sequence,
+        tokens: Tokens[int] = (),
+        *,
+        need_row: bool = True,
+        deadline: float | None = None,
+        then: Callable[[Sequence], Any] | None = None,
+    ) -> None:
+        self.sequence = sequence
+        self.tokens = tokens
+        self.need_row = need_row
+        self.deadline = deadline
+        self.then = then
+        self.done = Latch()
+        self.on_change: Callable[[], object] = _nothing
+        self.error: BaseException | None = None
+        self.result: Any = None
+        self.cancelled = False
+        self.counts_as_call = False
+        self.n_before = self.n_base = 0
+        self.n_evaluated = self.n_shared = self.n_restored = 0
+        self.placed_once = False
+        self.failures = 0
+        self.submitted = time.perf_counter()
+        self.waiting_since: float | None = self.submitted
+        self.waited_s = 0.0
+        # What `compose` reads.
+        self.n_missing = self.n_held = 0
+        self.n_limit: int | None = None
+        self.is_prompt = True
+        self.age = 0
+        self.served = -1
+
+    def wait(self) -> None:
+        """Wait for the end; an interruption cancels the job and waits for that."""
+        try:
+            self.done.wait()
+        except BaseException:
+            self.cancelled = True
+            self.on_change()
+            self.done.wait()
+            raise
+
+    def __await__(self) -> Generator[Job, None, None]:
+        """Wait for the end, in whatever way the one who drives the call waits."""
+        yield self
+
+    def late(self, now: float) -> CallTimeoutError:
+        """Return the error of a call whose time is over."""
+        return CallTimeoutError(
+            elapsed_ms=(now - self.submitted) * 1e3, resident_tokens=self.sequence.n_held
+        )
+
+
+class Item:
+    """What a generation gives its reader: a chunk or an error, and what it changes."""
+
+    __slots__ = ("chunk", "cut", "error", "final")
+
+    def __init__(
+        self,
+        chunk: StreamChunk | None = None,
+        *,
+        error: BaseException | None = None,
+        final: bool = False,
+        cut: tuple[int, int] | None = None,
+    ) -> None:
+        self.chunk = chunk
+        self.error = error
+        self.final = final
+        self.cut = cut
+
+
+class Generating(Job):
+    """Generates behind a sequence's tokens until an end is reached, or the reader goes away.
+
+    ``n_asked`` counts the items that the reader asked for (the reader alone writes it), ``n_given``
+    those it was given. No more than ``n_ahead`` are given beyond those asked for: a generation
+    that is further on rests, and gives its place away.
+    """
+
+    def __init__(
+        self,
+        sequence: Sequence,
+        generation: Generation,
+        *,
+        n_ahead: int,
+        window: int,
+        shift_from: int | None,
+        usage: dict[str, Any],
+        deadline: float | None = None,
+        reader_timeout: float | None = None,
+    ) -> None:
+        super().__init__(sequence, deadline=deadline)
+        self.generation: Generation = generation
+        self.is_prompt = True
+        self.primed = False
+        self.n_ahead = n_ahead
+        self.window = window
+        self.shift_from = shift_from
+        self.usage = usage
+        self.reader_timeout = reader_timeout
+        self.items: SimpleQueue[Item] = SimpleQueue()
+        self.on_item: Callable[[], object] | None = None
+        self.n_asked = self.n_given = 0
+        self.rests = False
+        self.rested_since = 0.0
+        self.dropped = False
+        self.ahead: Ahead | None = None
+        self.n_sure = 0
+        self.cut: tuple[int, int] | None = None
+        self.n_steps = self.n_batched = 0
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether it has given as much as it may before its reader asks again."""
+        return self.n_given - self.n_asked >= self.n_ahead
+
+    def give(self, item: Item) -> None:
+        """Let the reader have ``item``."""
+        item.cut, self.cut = self.cut, None
+        self.n_given += 1
+        self.items.put(item)
+        callback = self.on_item
+        if callback is not None:
+            callback()

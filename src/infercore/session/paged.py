@@ -1,0 +1,263 @@
+"""The context of its own that a session of a pool sees.
+
+A session works on it as on any context with one sequence. What it holds is a value: the pool's
+scheduler pages it in and out of the cells of the one real context, and evaluates for many at once.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from infercore.errors import ContextOverflowError
+from infercore.session.jobs import Job
+from infercore.session.sequence import Sequence
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from collections.abc import Sequence as Tokens
+    from typing import TypeVar
+
+    from infercore.session.runner import Owner
+    from infercore.values.config import ContextConfig
+    from infercore.values.info import Capabilities
+
+    T = TypeVar("T")
+
+
+class PagedContext:
+    """One sequence of a pool, with the calls of a context that a session makes.
+
+    ``n_ctx`` is the session's window. Calls wait until the pool has done what they ask for.
+    """
+
+    is_paged = True
+    n_seq_max = 1
+    n_batch = 2**31 - 1  # the scheduler splits, not the session
+
+    def __init__(self, owner: Owner, *, n_ctx: int, namespace: str) -> None:
+        self.owner = owner
+        self.scheduler = owner.scheduler
+        self.sequence = Sequence(namespace)
+        self.n_ctx = self.n_ctx_seq = n_ctx
+        self.deadline: float | None = None
+        self.cached_tokens = 0
+        self._job: Job | None = None
+        self.scheduler.add(self.sequence)
+
+    # -- facts ---------------------------------------------------------------------------------
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Those of the pool's context."""
+        kinds: Capabilities = self.scheduler.context.capabilities
+        return kinds
+
+    @property
+    def effective(self) -> Mapping[str, Any]:
+        """Those of the pool's context."""
+        effective: Mapping[str, Any] = self.scheduler.context.effective
+        return effective
+
+    @property
+    def config(self) -> ContextConfig:
+        """What the pool's context was opened with."""
+        config: ContextConfig = self.scheduler.context.config
+        return config
+
+    @property
+    def tolerance(self) -> float:
+        """That of the pool's context."""
+        return float(self.scheduler.context.tolerance)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the pool is closed."""
+        return self.scheduler.closed
+
+    @property
+    def held_tokens(self) -> int:
+        """Tokens that lie in cells now; it waits for nothing."""
+        return self.sequence.n_held
+
+    @property
+    def n_outputs(self) -> int:
+        """Whether the logits behind the last token are known: 1 or 0."""
+        return int(self.sequence.row is not None)
+
+    @property
+    def n_engine_outputs(self) -> int:
+        """None: what other sequences evaluate takes the engine's own rows away."""
+        return 0
+
+    @property
+    def output_serial(self) -> int:
+        """A number that changes whenever the logits do."""
+        return self.sequence.serial
+
+    def logits(self, i: int = -1) -> Any:
+        """Return the logits behind the last token."""
+        del i
+        return self.sequence.row
+
+    # -- what is held --------------------------------------------------------------------------
+
+    def _settled(self) -> Sequence:
+        """Return the sequence once nobody works on it any more."""
+        job = self._job
+        if job is not None:
+            job.wait()
+            self._job = None
+        return self.sequence
+
+    def n_resident(self, seq_id: int = 0) -> int:
+        """Return how many tokens can be had without evaluating them."""
+        del seq_id
+        return self._settled().n_known
+
+    n_past = n_resident
+
+    def tokens(self, seq_id: int = 0) -> list[int]:
+        """Return the tokens that can be had without evaluating them; the others are forgotten."""
+        del seq_id
+        sequence = self._settled()
+        sequence.forget_lost()
+        return list(sequence.tokens)
+
+    def n_free(self, seq_id: int = 0, *, keep: int | None = None) -> int:
+        """Return how many tokens more fit, once those from ``keep`` on are removed."""
+        return self.look_free(seq_id, keep)
+
+    def look_free(self, seq_id: int = 0, keep: int | None = None) -> int:
+        """Return how many tokens more fit into the session's window."""
+        del seq_id
+        n = len(self.sequence.tokens)
+        return self.n_ctx - (n if keep is None else min(keep, n))
+
+    # -- changes -------------------------------------------------------------------------------
+
+    def run(self, job: Job) -> None:
+        """Let the pool work on ``job`` and wait. Raises its error."""
+        self._settled()
+        self._job = job
+        self.owner.run(job)
+
+    def submit(self, job: Job) -> None:
+        """Let the pool work on ``job``; the next call of this context waits for its end."""
+        self._settled()
+        self._job = job
+        self.owner.submit(job)
+
+    def decode(self, tokens: Tokens[int], *, seq_id: int = 0, logits: str = "last") -> int:
+        """Append ``tokens``; return how many tokens were evaluated for that.
+
+        Some may have come from elsewhere, and some may have been evaluated that were lost.
+        """
+        del seq_id
+        job = Job(self.sequence, list(tokens), need_row=logits != "none", deadline=self.deadline)
+        self.run(job)
+        return len(tokens) + job.n_before - job.n_base
+
+    def seq_remove(self, seq_id: int = 0, p0: int = -1, p1: int = -1) -> bool:
+        """Remove the tokens from ``p0`` on; False where the engine cannot go back there."""
+        del seq_id
+        sequence = self._settled()
+        start = max(0, p0)
+        if p1 not in (-1, len(sequence.tokens)) and p1 < len(sequence.tokens):
+            raise NotImplementedError("a part in the middle is cut out by the generation alone")
+        if start >= len(sequence.tokens):
+            return True
+        if start and start < sequence.n_held and not self.scheduler.can_truncate:
+            return bool(self.owner.ask(lambda: self._roll_back(start)))
+        sequence.truncate(start)
+        if start == 0:
+            sequence.is_cut = False
+        return True
+
+    def _roll_back(self, n: int) -> bool:
+        """Remove the last tokens where the engine can only go back a little."""
+        sequence = self.sequence
+        if sequence.seq_id is None or sequence.n_cells <= n:
+            sequence.truncate(n)
+            return True
+        if not self.scheduler.context.seq_remove(sequence.seq_id, n, -1):
+            return False
+        sequence.truncate(n)
+        sequence.n_cells = n
+        return True
+
+    def clear(self) -> None:
+        """Remove everything."""
+        self.seq_remove()
+
+    def _held_whole(self, work: Callable[[Sequence], T]) -> T:
+        """Let the owner do ``work`` while all tokens are held."""
+        job = Job(self.sequence, need_row=self.sequence.row is not None, then=work)
+        self.run(job)
+        result: T = job.result
+        return result
+
+    def save_sequence(self, seq_id: int = 0, *, note: Mapping[str, Any] | None = None) -> bytes:
+        """Return the sequence and its logits as bytes; see `Context.save_sequence`."""
+        del seq_id
+
+        def save(sequence: Sequence) -> bytes:
+            context = self.scheduler.context
+            self.scheduler.trim(sequence)
+            data: bytes = context.save_sequence(sequence.seq_id, note=note)
+            return data
+
+        return self._held_whole(save)
+
+    def load_sequence(self, seq_id: int, data: bytes) -> None:
+        """Restore what `save_sequence` returned; see `Context.load_sequence`."""
+        del seq_id
+        self._settled()
+        self.owner.ask(lambda: self.scheduler.restore(self.sequence, data, self.n_ctx))
+
+    def copy_to(self, other: PagedContext) -> None:
+        """Let ``other`` want what is wanted here; its cells are copied when it needs them."""
+        source, target = self._settled(), other._settled()
+
+        def copy() -> None:
+            target.tokens = list(source.tokens)
+            target.n_high = source.n_high
+            target.is_cut = source.is_cut
+            self.scheduler.copy_cells(source, target)
+            target.set_row(None if source.row is None else np.array(source.row))
+
+        self.owner.ask(copy)
+
+    # -- the rest ------------------------------------------------------------------------------
+
+    def abort(self) -> None:
+        """End what runs for this session within one step; from any thread."""
+        job = self._job
+        if job is not None and not job.done.is_open:
+            job.cancelled = True
+            self.scheduler.wake()
+
+    def count_reused(self, n_tokens: int) -> None:
+        """Count tokens of a prompt that were not evaluated."""
+        self.scheduler.count.cached_tokens += n_tokens
+
+    def release(self) -> None:
+        """Give the cells back; what runs is cancelled."""
+        self.scheduler.release(self.sequence)
+
+    def check_window(self, n_tokens: int) -> None:
+        """Raise `ContextOverflowError` (stage "restore") where they do not fit the window."""
+        if n_tokens > self.n_ctx:
+            raise ContextOverflowError(
+                stage="restore",
+                resident_tokens=0,
+                additional_tokens=n_tokens,
+                n_ctx=self.n_ctx,
+            )
+
+
+def until(timeout: float | None) -> float | None:
+    """Return when (`time.perf_counter`) a call with ``timeout`` seconds is late."""
+    return None if timeout is None else time.perf_counter() + timeout

@@ -1,0 +1,299 @@
+"""Many sessions on one engine: a pool opens them, counts them, and ends with them."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from infercore.engine import window
+from infercore.errors import SessionClosedError, UnsupportedFeatureError
+from infercore.session.base import SessionOptions
+from infercore.session.cost_model import CostModel
+from infercore.session.paged import PagedContext
+from infercore.session.pool_stream import PoolStream
+from infercore.session.runner import Owner
+from infercore.session.scheduler import Scheduler
+from infercore.session.session import CoreSession
+from infercore.values import checks
+from infercore.values.pool import PoolStats
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
+
+    from typing_extensions import Self
+
+    from infercore.session.generation import Generation
+    from infercore.session.resident import Resident
+    from infercore.values.config import ContextConfig, DecodeConfig
+    from infercore.values.info import Capabilities, ModelInfo
+    from infercore.values.pool import PoolConfig
+
+_EVALUATES = frozenset({"ensure_prefix", "prefill_suffix", "generate", "chat"})
+_MOST_SEQUENCES = 256
+
+
+class PoolShare:
+    """What a session of a pool has of it: a paged context, and how its calls are counted."""
+
+    is_shared = False
+
+    def __init__(self, pool: SessionPool, namespace: str) -> None:
+        self.pool = pool
+        self.namespace = namespace
+        self.context = PagedContext(pool.owner, n_ctx=pool.window, namespace=namespace)
+        self.gate: AbstractContextManager[Any] = nullcontext()
+        self._release = weakref.finalize(self, _give_back, pool.owner, self.context.sequence)
+        pool.count_open(1)
+
+    @contextmanager
+    def call(self, operation: str) -> Iterator[None]:
+        """Count a call that evaluates. Raises `PoolFullError` before it changes anything."""
+        self.pool.check_open()
+        if operation not in _EVALUATES:
+            yield
+            return
+        scheduler = self.pool.owner.scheduler
+        scheduler.enter_call()
+        try:
+            yield
+        finally:
+            scheduler.leave_call()
+
+    def for_twin(self, model: Any, config: ContextConfig) -> tuple[PoolShare, int]:
+        """Return where a fork lives: in the same pool and namespace."""
+        del model, config
+        return PoolShare(self.pool, self.namespace), 0
+
+    @staticmethod
+    def copy(source: Resident, target: Resident) -> bool:
+        """Give ``target`` the tokens of ``source``."""
+        source.context.copy_to(target.context)
+        return False
+
+    def new_stream(
+        self,
+        session: CoreSession,
+        generation: Generation,
+        dropped: Sequence[int],
+        started: float | None,
+    ) -> PoolStream:
+        """Return the iterator over what ``generation`` makes."""
+        return PoolStream(
+            session,
+            generation,
+            dropped,
+            started=started,
+            admitted=session.in_call and started is not None,
+            timeout=getattr(generation.config, "timeout", None),
+            reader_timeout=self.pool.config.reader_timeout,
+        )
+
+    def give_back(self, seq_id: int) -> None:
+        """Free what the session holds."""
+        del seq_id
+        if self._release.detach() is None:
+            return
+        self.pool.count_open(-1)
+        owner, sequence = self.pool.owner, self.context.sequence
+        if self.pool.closed or owner.is_here:
+            _give_back(owner, sequence)
+        else:
+            owner.ask(lambda: owner.scheduler.forget(sequence))
+
+
+def _give_back(owner: Owner, sequence: Any) -> None:
+    owner.scheduler.release(sequence)
+
+
+class SessionPool:
+    """Sessions that share one engine: its weights, its cells and its calls.
+
+    Each session may be used in a thread or task of its own. ``close`` ends what runs; every later
+    call of the pool and of its sessions raises `SessionClosedError`.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        config: PoolConfig,
+        *,
+        new_sampler: Callable[[DecodeConfig], Any],
+        owns_model: bool = False,
+    ) -> None:
+        if model.info.has_encoder and not model.capabilities.logits_all:
+            raise UnsupportedFeatureError(
+                feature="session", backend=model.backend, hint="this model encodes texts"
+            )
+        self.model = model
+        self.config = config
+        self._owns_model = owns_model
+        self._new_sampler = new_sampler
+        self._lock = threading.Lock()
+        self._n_open = 0
+        self._draining = False
+        asked = config.context
+        self.window = window.resolve_n_ctx(asked, model.info)
+        config.check_window(self.window)
+        fields = _context_fields(config, model.capabilities, self.window)
+        wanted = attrs.evolve(asked, **fields)
+        scheduler = Scheduler(
+            lambda: model.context_of(wanted),
+            costs=CostModel(batching=config.batching),
+            n_parallel=config.n_parallel,
+            max_waiting=config.max_waiting,
+            n_step_tokens=config.n_step_tokens,
+            max_restarts=config.max_restarts,
+            restart_window=config.restart_window,
+        )
+        self.owner = Owner(scheduler)
+        self._finalizer = weakref.finalize(self, _end, self.owner, model if owns_model else None)
+
+    # -- facts ---------------------------------------------------------------------------------
+
+    @property
+    def info(self) -> ModelInfo:
+        """The model's."""
+        info: ModelInfo = self.model.info
+        return info
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's."""
+        return self.model.tokenizer
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Those of the context that the sessions share."""
+        kinds: Capabilities = self.owner.scheduler.context.capabilities
+        return kinds
+
+    @property
+    def effective(self) -> Mapping[str, Any]:
+        """The values in force: of the context, and of the pool's own fields."""
+        scheduler = self.owner.scheduler
+        own = {
+            "n_parallel": scheduler.n_places,
+            "n_cells": scheduler.context.n_ctx,
+            "n_ctx": self.window,
+            "batching": self.config.batching,
+        }
+        return {**scheduler.context.effective, **own}
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        scheduler = self.owner.scheduler
+        return scheduler.closed or scheduler.stopping
+
+    def stats(self) -> PoolStats:
+        """Return what the pool did and does; it never waits for a step."""
+        scheduler = self.owner.scheduler
+        count = scheduler.count
+        n_cells = int(scheduler.context.n_ctx)
+        held = [sequence.n_cells for sequence in list(scheduler.sequences)]
+        used = min(sum(held), n_cells)
+        return PoolStats(
+            n_open=self._n_open,
+            n_running=len(scheduler.running),
+            n_waiting=scheduler.n_waiting,
+            n_cells=n_cells,
+            n_cells_used=used,
+            prompt_tokens=count.evaluated_tokens + count.cached_tokens,
+            cached_tokens=count.cached_tokens,
+            restored_tokens=count.restored_tokens,
+            generated_tokens=count.generated_tokens,
+            n_steps=count.n_steps,
+            mean_batch=count.n_batched / count.n_steps if count.n_steps else 0.0,
+            n_preempted=count.n_preempted,
+            n_moved_out=count.n_moved_out,
+            n_restarts=count.n_restarts,
+            batching="never" if self.config.batching == "never" else "always",
+            step_ms=count.step_ms,
+        )
+
+    def count_open(self, change: int) -> None:
+        """Count sessions that are opened and closed."""
+        with self._lock:
+            self._n_open += change
+
+    def check_open(self) -> None:
+        """Raise `SessionClosedError` where no call may begin any more."""
+        if self.closed or self._draining:
+            raise SessionClosedError("this pool is closed; open a new one")
+        self.owner.check()
+
+    # -- sessions ------------------------------------------------------------------------------
+
+    def open_session(self, *, namespace: str = "", **options: Any) -> CoreSession:
+        """Return a session of this pool; it waits for nothing.
+
+        Prefixes are shared within ``namespace`` alone. ``options`` are ``profile_id``,
+        ``prompt_format``, ``add_bos`` and ``overflow``, as in `Model.new_session`.
+        """
+        checks.check_text("namespace", namespace)
+        built = checks.build(SessionOptions, None, options)
+        self.check_open()
+        share = PoolShare(self, namespace)
+        try:
+            return CoreSession(
+                self.model, share, seq_id=0, new_sampler=self._new_sampler, options=built
+            )
+        except BaseException:
+            share.give_back(0)
+            raise
+
+    # -- ends ----------------------------------------------------------------------------------
+
+    def drain(self, timeout: float | None = None) -> bool:
+        """Let the calls that have begun end, and no new one begin.
+
+        What is left after ``timeout`` seconds is cancelled: False.
+        """
+        self._draining = True
+        until = None if timeout is None else time.perf_counter() + timeout
+        while self._n_busy():
+            if until is not None and time.perf_counter() > until:
+                self.owner.ask(self.owner.scheduler.cancel_all)
+                return False
+            time.sleep(0.002)
+        return True
+
+    def _n_busy(self) -> int:
+        return self.owner.scheduler.n_calls
+
+    def close(self) -> None:
+        """End everything; idempotent. What runs is cancelled."""
+        self._draining = True
+        self.owner.stop()
+        self._finalizer()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _end(owner: Owner, model: Any) -> None:
+    owner.stop(wait=False)
+    if model is not None:
+        model.close()
+
+
+def _context_fields(config: PoolConfig, kinds: Capabilities, n_ctx: int) -> dict[str, Any]:
+    """Return the fields of the context that all sessions of a pool share."""
+    if not kinds.multi_sequence:
+        return {"n_ctx": n_ctx}
+    n_cells = config.n_cells or config.n_parallel * n_ctx
+    unified = config.context.kv_unified
+    if unified is False:
+        n_cells = max(n_cells, config.n_parallel * n_ctx)
+        return {"n_ctx": n_cells, "n_seq_max": config.n_parallel}
+    n_seq_max = min(_MOST_SEQUENCES, 4 * config.n_parallel, n_cells)
+    return {"n_ctx": n_cells, "n_seq_max": n_seq_max, "kv_unified": True}

@@ -1,0 +1,169 @@
+"""What reads the stream of a session in a pool: the pool generates, one token ahead of it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from infercore.session.jobs import Generating, Item
+from infercore.session.stream import begin
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from typing_extensions import Self
+
+    from infercore.session.generation import Generation
+    from infercore.session.paged import PagedContext
+    from infercore.values.session import StreamChunk
+
+
+class PoolStream:
+    """An iterator of `StreamChunk`; a context manager that closes itself.
+
+    What was shown is the session's; what the pool generated beyond it is not, until it is read.
+    """
+
+    def __init__(
+        self,
+        session: Any,
+        generation: Generation,
+        dropped: Sequence[int] = (),
+        *,
+        started: float | None = None,
+        admitted: bool = False,
+        timeout: float | None = None,
+        reader_timeout: float | None = None,
+    ) -> None:
+        self._session = session
+        self._context: PagedContext = session.resident.context
+        self._generation = generation
+        generation.shifted = list(dropped)
+        self._started = time.perf_counter() if started is None else started
+        self._deadline = None if timeout is None else self._started + timeout
+        self._reader_timeout = reader_timeout
+        self._admitted = admitted
+        self._job: Generating | None = None
+        self._abandoned = False
+        self._cancelled = False
+        self.finished = False
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> StreamChunk:
+        if self.finished and not self._abandoned:
+            raise StopIteration
+        session = self._session
+        with session.gate:
+            try:
+                session.in_call = True
+                job = self._job or self._begin()
+                job.n_asked += 1
+                if job.rests:
+                    self._context.scheduler.wake()
+                return self.take(job.items.get())
+            except BaseException as error:
+                self._release()
+                session.judge(error)
+                raise
+            finally:
+                session.in_call = False
+
+    def _begin(self) -> Generating:
+        """Hold what was wanted so far, and let the pool generate behind it."""
+        session, context = self._session, self._context
+        scheduler = context.scheduler
+        scheduler.enter_call(force=self._admitted)
+        try:
+            session.resident.cancelled = self._cancelled
+            context.deadline = self._deadline
+            session.resident.settle()
+            n_prompt, n_cached = begin(session)
+            job = Generating(
+                context.sequence,
+                self._generation,
+                n_ahead=2 if scheduler.can_truncate else 1,
+                window=context.n_ctx,
+                shift_from=session.parts.n_prefix if session.overflow == "shift" else None,
+                usage={
+                    "started": self._started,
+                    "prompt_tokens": n_prompt,
+                    "cached_tokens": n_cached,
+                },
+                deadline=self._deadline,
+                reader_timeout=self._reader_timeout,
+            )
+            job.counts_as_call = True
+            job.cancelled = self._cancelled
+            context.submit(job)
+        except BaseException:
+            scheduler.leave_call()
+            raise
+        finally:
+            context.deadline = None
+        self._job = job
+        return job
+
+    def take(self, item: Item) -> StreamChunk:
+        """Make what the pool generated the session's, and return it. Raises what ended it."""
+        session, chunk = self._session, item.chunk
+        resident, parts = session.resident, session.parts
+        if chunk is None:
+            raise item.error or StopIteration
+        if item.cut is not None:
+            resident.cut_wanted(*item.cut)
+            parts.n_generated = min(parts.n_generated, resident.n_wanted - item.cut[0])
+            parts.plain = False
+        for token in chunk.tokens:
+            resident.owe(token)
+        parts.n_generated += len(chunk.tokens)
+        if item.final:
+            parts.ended_by = self._generation.ended_by
+            self._release()
+        return chunk
+
+    # -- ends from outside ---------------------------------------------------------------------
+
+    def cancel(self) -> None:
+        """End with ``finish_reason="cancelled"`` at the next step; from any thread."""
+        self._cancelled = True
+        job = self._job
+        if job is not None:
+            job.cancelled = True
+            self._context.scheduler.wake()
+
+    def abandon(self) -> None:
+        """End at once: the session is closed, and the next step says so."""
+        self._abandoned = True
+        self._release()
+
+    def close(self) -> None:
+        """End the decode; what was shown is the session's, which is free again. Idempotent.
+
+        While another thread is taking a step, that step ends the decode as `cancel` does.
+        """
+        self.cancel()
+        if not (self.finished or self._session.in_call):
+            self._release()
+
+    def _release(self) -> None:
+        """Let go; safe in a finalizer, so it takes no lock."""
+        self.finished = True
+        if self._job is None:
+            self._generation.close()
+        elif not self._job.done.is_open:
+            self._job.cancelled = True
+            self._context.scheduler.wake()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "finished", True) or sys.is_finalizing():
+            return
+        self._release()

@@ -1,0 +1,99 @@
+"""What one session of a pool wants held, and how much of it the engine holds: a value and a cache.
+
+Pure: nothing here calls an engine. A sequence may lose its cells at any time and is the same
+sequence; whoever owns the context lets held catch up with what is wanted.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from infercore.session.tape import common_prefix
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Tokens
+
+    from infercore.protocols.spi import FloatArray
+    from infercore.session.jobs import Job
+
+
+class Sequence:
+    """Tokens that are wanted, the first ``n_held`` of which lie in cells of the engine.
+
+    ``n_cells`` tokens lie in them in all: what is beyond ``n_held`` is to be removed before more
+    is evaluated. ``row`` are the logits behind the last token, None where they are not known.
+    ``n_high`` is how many of the tokens were evaluated at some time: to evaluate one of these is
+    to evaluate it again. A sequence that ``is_cut`` had tokens taken out of its middle: what was
+    computed behind them cannot be computed anew.
+    """
+
+    __slots__ = (
+        "ghost", "is_cut", "job", "n_again", "n_cells", "n_held", "n_high", "namespace", "row",
+        "saved", "seq_id", "serial", "tokens", "used",
+    )  # fmt: skip
+
+    def __init__(self, namespace: str = "") -> None:
+        self.namespace = namespace
+        self.tokens: list[int] = []
+        self.n_held = 0
+        self.n_cells = 0
+        self.n_high = 0
+        self.seq_id: int | None = None
+        self.row: FloatArray | None = None
+        self.serial = 0
+        self.is_cut = False
+        self.saved: bytes | None = None
+        self.ghost: list[int] = []
+        self.used = 0
+        self.n_again = 0
+        self.job: Job | None = None
+
+    @property
+    def n_known(self) -> int:
+        """Tokens that can be had without evaluating them: held, or kept for this sequence alone."""
+        return len(self.tokens) if self.saved is not None else self.n_held
+
+    def extend(self, tokens: Tokens[int]) -> None:
+        """Want ``tokens`` too, behind the others."""
+        if self.ghost:  # the same as were lost: evaluating them is evaluating them again
+            n = common_prefix(self.ghost, list(tokens))
+            self.n_high = max(self.n_high, len(self.tokens) + n)
+            self.ghost = []
+        self.tokens.extend(tokens)
+        self.set_row(None)
+
+    def truncate(self, n: int) -> None:
+        """Want only the first ``n`` tokens."""
+        if n >= len(self.tokens):
+            return
+        del self.tokens[n:]
+        self.n_held = min(self.n_held, n)
+        self.n_high = min(self.n_high, n)
+        self.saved = None
+        self.set_row(None)
+
+    def forget_lost(self) -> None:
+        """Want only what is known, and remember what was lost."""
+        n = self.n_known
+        if n < len(self.tokens):
+            ghost = self.tokens[n : self.n_high]
+            self.truncate(n)
+            self.ghost = ghost
+
+    def hold(self, n: int) -> int:
+        """Note that the first ``n`` tokens are held; return how many of them are so again."""
+        again = max(0, min(n, self.n_high) - self.n_held)
+        self.n_held = self.n_cells = n
+        self.n_high = max(self.n_high, n)
+        self.n_again += again
+        return again
+
+    def lose(self) -> None:
+        """Note that the engine holds nothing of it any more."""
+        self.n_held = self.n_cells = 0
+        self.seq_id = None
+
+    def set_row(self, row: FloatArray | None) -> None:
+        """Take the logits behind the last token, or forget them."""
+        self.row = row
+        self.serial += 1

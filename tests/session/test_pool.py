@@ -1,0 +1,300 @@
+"""Sessions of a pool: the same sessions, many at once on one engine."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import infercore as ic
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+TEXTS = (
+    "Once upon a time",
+    "The baker had a dog",
+    "Once upon a time there was",
+    "A little girl",
+    "Once upon a",
+    "tick tock tick tock",
+)
+SECONDS = 60.0
+
+
+def in_threads(*works: Callable[[], Any]) -> list[Any]:
+    """Return what each of ``works`` returns, all of them begun at once."""
+    found: list[Any] = [None] * len(works)
+
+    def do(i: int) -> None:
+        try:
+            found[i] = works[i]()
+        except BaseException as error:  # noqa: BLE001  (the test looks at it)
+            found[i] = error
+
+    threads = [threading.Thread(target=do, args=(i,), daemon=True) for i in range(len(works))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SECONDS)
+        assert not thread.is_alive(), "a call of a pool hangs"
+    return found
+
+
+def tokens_of(session: Any, text: str, n: int = 10, **fields: Any) -> list[int]:
+    session.ensure_prefix(text)
+    return [t for chunk in session.decode(max_tokens=n, **fields) for t in chunk.tokens]
+
+
+@pytest.fixture
+def alone(reference: Any) -> Callable[..., list[int]]:
+    def tokens(text: str, n: int = 10, **fields: Any) -> list[int]:
+        with reference.new_session(n_ctx=256) as session:
+            return tokens_of(session, text, n, **fields)
+
+    return tokens
+
+
+@pytest.fixture
+def pool(reference: Any) -> Iterator[Any]:
+    with reference.new_pool(n_parallel=4, n_ctx=256) as pool:
+        yield pool
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < until, "it never came"
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("fields", [{"temperature": 0}, {"seed": 7}])
+def test_texts_are_those_of_single_sessions(pool: Any, alone: Any, fields: dict[str, Any]) -> None:
+    def work(text: str) -> Callable[[], list[int]]:
+        def tokens() -> list[int]:
+            with pool.open_session() as session:
+                return tokens_of(session, text, **fields)
+
+        return tokens
+
+    expected = [alone(text, **fields) for text in TEXTS]
+    assert in_threads(*(work(text) for text in TEXTS)) == expected
+    stats = pool.stats()
+    assert stats.mean_batch > 1.2
+    assert stats.n_open == stats.n_cells_used == stats.n_running == stats.n_waiting == 0
+
+
+def test_one_thread_reads_ten_streams_over_two_places(reference: Any, alone: Any) -> None:
+    with reference.new_pool(n_parallel=2, n_ctx=64) as pool:
+        sessions = [pool.open_session() for _ in range(10)]
+        for i, session in enumerate(sessions):
+            session.ensure_prefix(TEXTS[i % len(TEXTS)])
+        streams = [session.decode(max_tokens=6, temperature=0) for session in sessions]
+        found: list[list[int]] = [[] for _ in streams]
+        while not all(stream.finished for stream in streams):
+            for tokens, stream in zip(found, streams, strict=True):
+                tokens += [t for chunk in [next(stream, None)] if chunk for t in chunk.tokens]
+    assert found == [alone(TEXTS[i % len(TEXTS)], 6, temperature=0) for i in range(10)]
+
+
+def test_all_calls_of_a_session(pool: Any, reference: Any) -> None:
+    def calls(session: Any) -> list[Any]:
+        found: list[Any] = [session.ensure_prefix(TEXTS[0]).resident_tokens]
+        status = session.prefill_suffix(" there was a dog")
+        found += [status.resident_tokens, status.reused_tokens, status.prefilled_tokens]
+        found.append("".join(c.text for c in session.decode(max_tokens=5, temperature=0)))
+        found.append(session.explain_context().resident_tokens)
+        found.append(session.generate(" and a cat", max_tokens=5, temperature=0))
+        status = session.prefill_suffix(ic.SuffixInput(text=" so", mode="append"))
+        found += [status.suffix_tokens, session.state]
+        twin = session.fork()
+        found.append("".join(c.text for c in twin.decode(max_tokens=5, seed=3)))
+        snapshot = session.snapshot()
+        session.ensure_prefix("x")
+        session.restore(snapshot)
+        found.append("".join(c.text for c in session.decode(max_tokens=5, seed=3)))
+        twin.close()
+        return found
+
+    with reference.new_session(n_ctx=256) as single, pool.open_session() as session:
+        assert calls(session) == calls(single)
+
+
+def test_a_snapshot_goes_from_a_pool_to_a_single_session_and_back(
+    pool: Any, reference: Any
+) -> None:
+    with reference.new_session(n_ctx=256) as single, pool.open_session() as session:
+        session.ensure_prefix(TEXTS[1])
+        snapshot = session.snapshot()
+        single.restore(snapshot)
+        expected = [c.text for c in single.decode(max_tokens=6, temperature=0)]
+        assert [c.text for c in session.decode(max_tokens=6, temperature=0)] == expected
+        single.restore(snapshot)
+        session.restore(single.snapshot())
+        assert [c.text for c in session.decode(max_tokens=6, temperature=0)] == expected
+
+
+def test_a_prefix_is_copied_and_not_evaluated_again(pool: Any) -> None:
+    with pool.open_session() as first, pool.open_session() as second:
+        n = first.ensure_prefix(TEXTS[2]).prefilled_tokens
+        status = second.ensure_prefix(TEXTS[2])
+        assert (status.reused_tokens, status.prefilled_tokens) == (n - 1, 1)
+        with pool.open_session(namespace="other") as stranger:
+            assert stranger.ensure_prefix(TEXTS[2]).reused_tokens == 0
+
+
+def test_a_shared_part_is_evaluated_once_though_both_come_at_once(reference: Any) -> None:
+    text = "the little dog and the baker " * 6
+    with reference.new_pool(n_parallel=4, n_ctx=256, n_step_tokens=4) as pool:
+        sessions = [pool.open_session() for _ in range(3)]
+        statuses = in_threads(*(lambda s=s: s.ensure_prefix(text) for s in sessions))
+        n = statuses[0].prefix_tokens
+        assert sum(status.prefilled_tokens for status in statuses) <= n + 2 * 5
+
+
+def test_too_many_calls_are_refused_before_any_change(reference: Any) -> None:
+    with reference.new_pool(n_parallel=1, max_waiting=1, n_ctx=256, n_step_tokens=1) as pool:
+        first, second, third = (pool.open_session() for _ in range(3))
+        third.ensure_prefix("x")
+        before = third.explain_context()
+        long = "the little dog and the baker " * 7
+        threads = [
+            threading.Thread(target=in_error, args=(lambda s=s: s.ensure_prefix(long),))
+            for s in (first, second)
+        ]
+        for thread in threads:
+            thread.start()
+        wait_for(lambda: pool.stats().n_waiting == 1)
+        with pytest.raises(ic.PoolFullError) as caught:
+            third.ensure_prefix(TEXTS[0])
+        assert caught.value.n_waiting == 1
+        after = third.explain_context()
+        assert (after.state, after.resident_tokens) == (before.state, before.resident_tokens)
+        first.cancel()
+        second.cancel()
+        for thread in threads:
+            thread.join(SECONDS)
+        assert third.ensure_prefix(TEXTS[0]).prefix_tokens
+
+
+def test_cancel_ends_one_and_harms_no_other(pool: Any, alone: Any) -> None:
+    session, other = pool.open_session(), pool.open_session()
+    session.ensure_prefix(TEXTS[0])
+    stream = session.decode(temperature=0)
+    shown = list(next(stream).tokens)
+    expected = alone(TEXTS[1], 20, temperature=0)
+    works = in_threads(lambda: tokens_of(other, TEXTS[1], 20, temperature=0), session.cancel)
+    assert works[0] == expected
+    rest = list(stream)
+    assert rest[-1].finish_reason == "cancelled"
+    shown += [t for chunk in rest for t in chunk.tokens]
+    assert shown == alone(TEXTS[0], 20, temperature=0)[: len(shown)]
+    n_prefix = session.explain_context().prefix_tokens
+    assert session.explain_context().resident_tokens == n_prefix + len(shown)
+    assert len(session.generate(" and", max_tokens=3, temperature=0))
+
+
+def test_a_stream_that_is_dropped_leaves_what_was_shown(pool: Any, alone: Any) -> None:
+    expected = alone(TEXTS[0], 9, temperature=0)
+    with pool.open_session() as session:
+        session.ensure_prefix(TEXTS[0])
+        stream = session.decode(temperature=0)
+        shown = [t for _ in range(3) for t in next(stream).tokens]
+        del stream
+        gc.collect()
+        report = session.explain_context()
+        assert report.resident_tokens == report.prefix_tokens + len(shown)
+        rest = session.decode(temperature=0, max_tokens=9 - len(shown))
+        assert shown + [t for chunk in rest for t in chunk.tokens] == expected
+
+
+def test_sessions_that_lose_their_cells_go_on(reference: Any, alone: Any) -> None:
+    """Cells for one and a half texts: one is preempted, or dropped between its calls."""
+    with reference.new_pool(n_parallel=4, n_cells=48, n_ctx=40) as pool:
+
+        def work(text: str) -> list[int]:
+            with pool.open_session() as session:
+                return tokens_of(session, text, 24, seed=11)
+
+        expected = [alone(text, 24, seed=11) for text in TEXTS]
+        assert in_threads(*(lambda t=t: work(t) for t in TEXTS)) == expected
+        assert pool.stats().n_cells_used == 0
+
+
+def test_idle_sessions_are_evaluated_again_and_say_so(reference: Any) -> None:
+    with reference.new_pool(n_parallel=2, n_cells=24, n_ctx=24) as pool:
+        one, two, three = (pool.open_session() for _ in range(3))
+        n = one.ensure_prefix(TEXTS[1]).prefix_tokens
+        for session, text in ((two, TEXTS[2] + " a dog and a cat"), (three, TEXTS[5] + " tock b")):
+            session.ensure_prefix(text)
+        report = one.explain_context()
+        assert (report.held_tokens, report.resident_tokens) == (0, n)
+        status = one.prefill_suffix(" and")
+        assert status.reevaluated_tokens == n - 1  # the first one was copied
+        assert status.reused_tokens + status.prefilled_tokens == status.suffix_tokens
+        assert one.ensure_prefix(TEXTS[1]).reused_tokens == n
+
+
+def test_overflow_of_one_is_its_own(reference: Any, alone: Any) -> None:
+    with reference.new_pool(n_parallel=2, n_cells=64, n_ctx=32) as pool:
+        small, other = pool.open_session(), pool.open_session()
+        with pytest.raises(ic.ContextOverflowError) as caught:
+            small.ensure_prefix("a b c d e " * 8)
+        assert (caught.value.stage, caught.value.n_ctx) == ("prefix", 32)
+
+        def full() -> str | None:
+            small.ensure_prefix(TEXTS[0])
+            chunks = list(small.decode(temperature=0, ignore_eos=True))
+            return chunks[-1].finish_reason
+
+        assert in_threads(full, lambda: tokens_of(other, TEXTS[1], 8, temperature=0)) == [
+            "context",
+            alone(TEXTS[1], 8, temperature=0),
+        ]
+        assert small.explain_context().resident_tokens == 32
+
+
+def test_closing_the_pool_ends_every_call(reference: Any) -> None:
+    pool = reference.new_pool(n_parallel=2, n_ctx=256, n_step_tokens=1)
+    sessions = [pool.open_session() for _ in range(4)]
+    text = "the little dog and the baker " * 7
+    found: list[Any] = []
+    threads = [
+        threading.Thread(target=lambda s=s: found.append(in_error(lambda: s.ensure_prefix(text))))
+        for s in sessions
+    ]
+    for thread in threads:
+        thread.start()
+    wait_for(lambda: pool.stats().n_steps > 3)
+    pool.close()
+    for thread in threads:
+        thread.join(SECONDS)
+    assert [type(error) for error in found] == [ic.SessionClosedError] * 4
+    assert pool.closed
+    with pytest.raises(ic.SessionClosedError):
+        pool.open_session()
+    with pytest.raises(ic.SessionClosedError):
+        sessions[0].ensure_prefix("x")
+    for session in sessions:
+        session.close()
+
+
+def in_error(work: Callable[[], Any]) -> BaseException | None:
+    try:
+        work()
+    except ic.InferCoreError as error:
+        return error
+    return None
+
+
+def test_a_backend_of_one_sequence_takes_turns(toy: Any) -> None:
+    with toy.new_session(n_ctx=64) as single:
+        expected = [tokens_of(single, text, 8, temperature=0) for text in TEXTS]
+    with toy.new_pool(n_parallel=4, n_ctx=64) as pool:
+        works = [
+            lambda t=text: tokens_of(pool.open_session(), t, 8, temperature=0) for text in TEXTS
+        ]
+        assert in_threads(*works) == expected
