@@ -21,6 +21,7 @@ CALLS = {
     "decode_one": ("token", "seq_id"),
     "eval": ("tokens", "n_past", "seq_id"),
     "decode_batch": ("entries",),
+    "decode_spans": ("spans",),
     "encode": ("tokens",),
     "logits": ("i",),
     "embedding": ("seq_id",),
@@ -45,7 +46,8 @@ CALLS = {
     "set_adapters": ("adapters",),
 }
 GOOD = {
-    "tokens": [1], "token": 1, "seq_id": 0, "logits": "last", "n_past": 2, "entries": [], "i": -1,
+    "tokens": [1], "token": 1, "seq_id": 0, "logits": "last", "n_past": 2, "i": -1,
+    "entries": [], "spans": [],
     "src": 0, "dst": 1, "p0": 0, "p1": -1, "delta": 1, "d": 2, "data": b"", "n": 1, "n_batch": 1,
     "on": False, "callback": None, "adapters": [],
 }  # fmt: skip

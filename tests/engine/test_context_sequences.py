@@ -102,7 +102,9 @@ def test_a_divide_of_a_part(reference):
     reference.seq_divide(0, 10, 14, 2)
     at = reference._inner.sequences[0].positions.tolist()
     assert at == [*range(10), 5, 5, 6, 6, *range(14, 20)]
-    assert list(reference._ledger.positions(0)) == at
+    assert reference._cells.positions(0) == sorted(at)
+    by_position = sorted(range(20), key=lambda i: at[i])
+    assert reference.tokens() == [IDS[i] for i in by_position]
 
 
 def test_two_branches_go_on_as_two_fresh_contexts_do(several, fresh_logits):
@@ -147,18 +149,45 @@ def test_a_part_is_copied_in_place_of_what_was_there(several):
     several.decode(IDS, seq_id=0)
     several.decode([5] * 12, seq_id=1)
     several.seq_copy(0, 1, 4, 8)
-    assert sorted(several._ledger.positions(1)) == list(range(12))
+    assert sorted(several._cells.positions(1)) == list(range(12))
     assert sorted(several.tokens(1)) == sorted([*IDS[4:8], *[5] * 8])
     several.seq_copy(0, 1)
     assert several.tokens(1) == IDS
 
 
-@pytest.mark.parametrize("call", [(0, 0), (3, 1), (0, 1, 30, 40), (0, 1, 5, 5)])
+@pytest.mark.parametrize("call", [(0, 0), (3, 2), (3, 1, 5, 9), (0, 1, 30, 40), (0, 1, 5, 5)])
 def test_copies_of_nothing_change_nothing(several, state_of, call):
     several.decode(IDS)
     several.decode([1, 2], seq_id=1)
     before = state_of(several)
     several.seq_copy(*call)
+    assert state_of(several) == before
+
+
+@pytest.mark.parametrize(("call", "left"), [((3, 1), []), ((3, 1, 1, 2), [1, 3])])
+def test_a_copy_of_nothing_takes_away_what_was_there(several, call, left):
+    several.decode([1, 2, 3], seq_id=1)
+    several.seq_copy(*call)
+    assert several.tokens(1) == left
+
+
+def test_tokens_are_told_by_position(several):
+    several.decode([10, 11, 12, 13, 14, 15], seq_id=0)
+    several.decode([21, 22, 23, 24, 25, 26], seq_id=1)
+    several.seq_remove(1, 0, 3)
+    several.seq_copy(0, 1, 0, 3)
+    assert several.tokens(1) == [10, 11, 12, 24, 25, 26]
+    several.load_sequence(2, several.save_sequence(1))
+    assert several.tokens(2) == [10, 11, 12, 24, 25, 26]
+
+
+@pytest.mark.parametrize(("hole", "at"), [((1, 3), 3), ((0, 2), 1), ((0, 4), 2)])
+def test_an_explicit_position_behind_a_hole_is_refused(several, state_of, hole, at):
+    several.decode([5, 6, 7, 8])
+    several.seq_remove(0, *hole)
+    before = state_of(several)
+    with pytest.raises(InvalidPositionError):
+        several.eval([9], at)
     assert state_of(several) == before
 
 
@@ -318,7 +347,7 @@ def test_the_books_agree_with_the_engine_after_any_calls(toy_model, plan):
                 run(context, kind, args)
             cells = context._inner.cells
             assert context.tokens() == [token for _, token in cells]
-            assert list(context._ledger.positions(0)) == [position for position, _ in cells]
+            assert list(context._cells.positions(0)) == [position for position, _ in cells]
             assert context.n_past() == max((p for p, _ in cells), default=-1) + 1
             assert len(cells) <= 32
 

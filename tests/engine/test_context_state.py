@@ -36,7 +36,7 @@ def filled(model, **fields):
 def books(context):
     ids = range(context.n_seq_max)
     return (
-        [(context.tokens(s), list(context._ledger.positions(s))) for s in ids],
+        [(context.tokens(s), list(context._cells.positions(s))) for s in ids],
         context.n_free(),
     )
 
@@ -99,7 +99,7 @@ def test_a_sequence_goes_to_another_place(reference_model, fresh_logits):
 def test_holes_come_back_as_holes(reference_model):
     with filled(reference_model) as source, opened(reference_model) as target:
         target.load_sequence(0, source.save_sequence(1))
-        assert list(target._ledger.positions(0)) == [0, 1, 7, 8]
+        assert list(target._cells.positions(0)) == [0, 1, 7, 8]
         assert (target.n_past(), target.n_resident()) == (9, 4)
         assert target._inner.sequences[0].positions.tolist() == [0, 1, 7, 8]
 

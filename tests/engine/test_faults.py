@@ -44,7 +44,7 @@ def check_truth(context):
     engine = context._inner._inner
     for s in range(context.n_seq_max):
         assert context.tokens(s) == engine.sequences[s].tokens.tolist()
-        assert list(context._ledger.positions(s)) == engine.sequences[s].positions.tolist()
+        assert list(context._cells.positions(s)) == engine.sequences[s].positions.tolist()
     with pytest.raises(OutputNotAvailableError):
         context.logits()
 

@@ -1,29 +1,24 @@
-"""A Ctrl-C at any point of a call: nothing stays locked, the books stay true, it can be closed."""
+"""A Ctrl-C before or behind any engine call: the books stay true, or the context ends."""
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from engine.interrupts import interrupt
-from infercore.engine import gate
-from infercore.testing import engine_of
+from infercore.errors import SessionFatalError
+from infercore.testing import engine_of, load_reference_model
+from infercore.testing.faults import Faults
 
 IDS = [5, 6, 7, 8]
-GUARD = os.path.dirname(gate.__file__)
-MOST = 2000
 SAVED: dict[str, bytes] = {}
 CALLS = {
     "decode_one": lambda c: c.decode_one(9),
     "decode_one in the other sequence": lambda c: c.decode_one(9, seq_id=1),
-    "decode": lambda c: c.decode([9, 10]),
-    "decode in the other sequence": lambda c: c.decode([9, 10], seq_id=1),
+    "decode": lambda c: c.decode([9, 10, 11]),
+    "decode in the other sequence": lambda c: c.decode([9, 10, 11], seq_id=1),
     "decode_batch": lambda c: c.decode_batch([(9, (0, 1), False), (10, (1,), True)]),
-    "decode_batch that ends in the first": lambda c: c.decode_batch(
-        [(9, (1,), False), (10, (0,), True)]
-    ),
+    "decode_spans": lambda c: c.decode_spans([(1, [9, 10, 11], "last"), (0, [12], "all")]),
     "eval": lambda c: c.eval([9], 2),
     "seq_keep": lambda c: c.seq_keep(0),
     "load_state": lambda c: c.load_state(SAVED["state"]),
@@ -31,10 +26,16 @@ CALLS = {
     "logits": lambda c: c.logits(),
     "n_past": lambda c: c.n_past(),
     "seq_remove": lambda c: c.seq_remove(0, 2, -1),
-    "seq_copy": lambda c: c.seq_copy(0, 1, 0, 2) if not c.tokens(1) else c.seq_copy(1, 0, 0, 0),
+    "seq_remove of all": lambda c: c.seq_remove(-1),
+    "seq_remove of a middle": lambda c: c.seq_remove(0, 1, 2),
+    "seq_copy": lambda c: c.seq_copy(0, 1),
+    "seq_shift": lambda c: c.seq_shift(0, 2, -1, 3),
+    "seq_divide": lambda c: c.seq_divide(0, 2, -1, 2),
     "clear": lambda c: c.clear(),
     "save_sequence": lambda c: c.save_sequence(0),
 }
+MAY_END = {"seq_remove of a middle", "seq_copy", "seq_shift", "seq_divide"}
+"""Positions do not tell whether the engine did these."""
 
 
 @pytest.fixture
@@ -57,13 +58,14 @@ def check(context):
     """The books say what the engine holds, and what is saved is restored with its own logits."""
     engine = engine_of(context)
     for seq_id in range(2):
-        held = context.tokens(seq_id)
+        n_past, held = context.n_past(seq_id), context.tokens(seq_id)
         assert held == engine.sequences[seq_id].tokens.tolist()
-        assert context.n_past(seq_id) == len(held) == context.n_resident(seq_id)
-    ledger = context._ledger
-    counted = (list(ledger._lengths), ledger.n_cells)
-    ledger.recount()
-    assert counted == (ledger._lengths, ledger.n_cells)
+        assert n_past == engine.n_past(seq_id)
+        assert context.n_resident(seq_id) == len(held)
+    cells = context._cells
+    counted = (list(cells._lengths), cells.n_cells)
+    cells.recount()
+    assert counted == (cells._lengths, cells.n_cells)
     for seq_id in range(2):
         context.load_sequence(seq_id, context.save_sequence(seq_id))
         if context.n_outputs and context.tokens(seq_id):
@@ -76,55 +78,73 @@ def check(context):
     assert context.logits().shape == (context._n_vocab,)
 
 
-# An interruption of a generator that is dropped can reach nobody.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("how", ["one after the other", "in turns"])
-@pytest.mark.parametrize("name", list(CALLS))
-def test_an_interruption_anywhere_leaves_the_context_usable(reference_model, elsewhere, name, how):
-    with reference_model.new_context(n_ctx=64, n_seq_max=2, kv_unified=True) as context:
+@pytest.fixture(scope="module")
+def faulty():
+    faults = Faults()
+    with load_reference_model(faults=faults) as model:
+        yield model, faults
+
+
+@pytest.fixture
+def opened(faulty):
+    """Return a function that makes a context of two sequences that both hold IDS."""
+    model, faults = faulty
+
+    def open_one(how):
+        context = model.new_context(n_ctx=64, n_batch=2, n_seq_max=2, kv_unified=True)
         context.decode([11, 12, 13, 14])
         SAVED.update(state=context.save_state(), sequence=context.save_sequence(0))
-        for n in range(1, MOST):
-            fill(context, how)
-            interrupted = interrupt(n, lambda: CALLS[name](context), GUARD)
-            elsewhere(lambda: check(context))
-            if not interrupted:
-                return
-    pytest.fail("there are more places than were tried")
+        fill(context, how)
+        faults.reset()
+        return context
+
+    yield open_one
+    faults.reset()
 
 
-@pytest.mark.parametrize("before", [True, False], ids=["before it", "behind it"])
-def test_an_interrupted_clear_is_done(reference_model, monkeypatch, before):
-    with reference_model.new_context(n_ctx=64, n_seq_max=2, kv_unified=True) as context:
-        fill(context, "in turns")
-        own = engine_of(context).clear
+@pytest.mark.parametrize("how", ["one after the other", "in turns"])
+@pytest.mark.parametrize("name", list(CALLS))
+def test_an_interruption_at_any_engine_call(opened, faulty, elsewhere, name, how):
+    _, faults = faulty
+    with opened(how) as context:
+        CALLS[name](context)
+        made = [(call, at + 1) for call, n in faults.calls.items() for at in range(n)]
+    for call, at in made:
+        halves = ("half",) if call in {"decode", "decode_batch"} else ()
+        for work in ("nothing", *halves, "all"):
+            with opened(how) as context:
+                faults.plan(call, KeyboardInterrupt(), at=at, work=work)
+                with pytest.raises(KeyboardInterrupt):
+                    CALLS[name](context)
+                faults.reset()
+                fatal = elsewhere(lambda context=context: checked(context))
+                assert fatal is None or name in MAY_END, (call, at, work)
 
-        interruptions = [KeyboardInterrupt()]
 
-        def interrupted():
-            if not before or not interruptions:
-                own()
-            if interruptions:
-                raise interruptions.pop()
+def checked(context):
+    """Check it; return what a context that has ended says."""
+    try:
+        check(context)
+    except SessionFatalError as error:
+        return error
+    return None
 
-        monkeypatch.setattr(engine_of(context), "clear", interrupted)
+
+@pytest.mark.parametrize("work", ["nothing", "all"])
+def test_an_interrupted_clear_is_done_or_not_begun(opened, faulty, elsewhere, work):
+    with opened("in turns") as context:
+        faulty[1].plan("clear", KeyboardInterrupt(), work=work)
         with pytest.raises(KeyboardInterrupt):
             context.clear()
-        assert context.tokens() == context.tokens(1) == []
-        context.decode(IDS)
-        context.decode(IDS, seq_id=1)
-        check(context)
+        held = [context.tokens(), context.tokens(1)]
+        assert held == [[], []] or (work == "nothing" and held == [IDS, IDS])
+        elsewhere(lambda: check(context))
 
 
-def test_an_interrupted_close_leaves_it_closed_or_to_be_closed(reference_model, elsewhere):
-    for n in range(1, MOST):
-        context = reference_model.new_context(n_ctx=64)
-        context.decode(IDS)
-        interrupted = interrupt(n, context.close, GUARD)
-        elsewhere(context.close)
-        assert context.closed
-        assert not context._finalizer.alive
-        elsewhere(context.close)
-        if not interrupted:
-            return
-    pytest.fail("there are more places than were tried")
+def test_an_interrupted_close_leaves_it_closed(opened, faulty, elsewhere):
+    context = opened("in turns")
+    faulty[1].plan("close", KeyboardInterrupt(), work="all")
+    with pytest.raises(KeyboardInterrupt):
+        context.close()
+    elsewhere(context.close)
+    assert context.closed

@@ -109,7 +109,7 @@ def test_an_encoder_takes_several_texts_in_one_call(tiny, open_context):
     for i, text in enumerate(texts):
         alone = open_context(model)
         alone.encode(text)
-        np.testing.assert_allclose(together.embedding(i), alone.embedding(0), atol=1e-5)
+        np.testing.assert_allclose(together.embedding(i), alone.embedding(0), atol=1e-4)
 
 
 def test_an_encoder_always_makes_embeddings(tiny, open_context):

@@ -43,7 +43,7 @@ class Aborting(ContextBase):
 
     def _check_abort(self, seq_id: int) -> None:
         if self._shall_stop():
-            raise self._take_callback_error() or aborted_with(self._ledger.length(seq_id))
+            raise self._take_callback_error() or aborted_with(self._cells.length(seq_id))
 
     def _shall_stop(self) -> bool:
         callback = self._abort_callback

@@ -7,8 +7,8 @@ import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from infercore.engine import arguments, calls
+from infercore.engine.cells import CellMap
 from infercore.engine.gate import Gate
-from infercore.engine.ledger import Ledger
 from infercore.engine.outputs import Outputs
 from infercore.errors import (
     ContextOverflowError,
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class ContextBase:
-    """The engine's context with its ledger, outputs, gate and counters."""
+    """The engine's context with its cells, outputs, gate and counters."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class ContextBase:
         # processor's caches.
         self._gate = Gate("context")
         self._n_vocab = n_vocab
-        self._ledger = Ledger(window.n_seq_max)
+        self._cells = CellMap(window.n_seq_max)
         self._outputs = Outputs(inner, n_vocab)
         self._shares_window = window.shared
         self.n_ctx_seq = window.n_ctx_seq
@@ -103,6 +103,11 @@ class ContextBase:
         return self._config
 
     @property
+    def shares_cells(self) -> bool:
+        """Whether copies are the same cells of one cache that all sequences look at."""
+        return bool(getattr(self._inner, "shares_cells", False))
+
+    @property
     def n_threads(self) -> int:
         """Threads for single tokens."""
         return int(self.effective["n_threads"])
@@ -143,8 +148,8 @@ class ContextBase:
     def _room(self, seq_id: int) -> int:
         """Tokens that still fit: of the shared window, or of the sequence's own."""
         if self._window.shared:
-            return self._window.n_ctx - self._ledger.n_cells
-        return self._window.n_ctx_seq - self._ledger.length(seq_id)
+            return self._window.n_ctx - self._cells.n_cells
+        return self._window.n_ctx_seq - self._cells.length(seq_id)
 
     def _check_room(self, seq_id: int, n_tokens: int) -> None:
         room = self._room(seq_id)
@@ -161,8 +166,8 @@ class ContextBase:
         """Room that removing the sequence's tokens from ``p0`` on would give back."""
         end = arguments.MAX_POSITION
         if self._window.shared:
-            return self._ledger.unshared(seq_id, p0, end)
-        return self._ledger.holds(seq_id, p0, end)
+            return self._cells.unshared(seq_id, p0, end)
+        return self._cells.holds(seq_id, p0, end)
 
     def _forget_outputs(self) -> None:
         self._outputs.invalidate()
@@ -193,16 +198,16 @@ class ContextBase:
         else that an engine raises ends it.
         """
         self._forget_outputs()
-        self._ledger.recount()
+        self._cells.recount()
         try:
-            entered = self._ledger.next_position(seq_id) - before
+            entered = self._cells.next_position(seq_id) - before
             kept = self._n_past_inner(seq_id) - before
         except Exception as broken:
             raise self._gate.fail(error) from broken
         if not 0 <= kept <= len(tokens):
             raise self._gate.fail(error) from error
         if kept > entered:
-            self._ledger.append((seq_id,), tokens[entered:kept], before + entered)
+            self._cells.append((seq_id,), tokens[entered:kept], before + entered)
         self._judge(error)
 
     def _position(self, seq_id: int) -> int:

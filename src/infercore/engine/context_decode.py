@@ -53,9 +53,9 @@ class Decoding(Reading):
                 token = arguments.check_token(token, self._n_vocab)
             if type(seq_id) is not int or seq_id != 0:
                 seq_id = self._sequence(seq_id)
-            ledger, outputs = self._ledger, self._outputs
-            held = ledger.n_cells
-            if (held if self._shares_window else ledger.length(seq_id)) >= self.n_ctx_seq:
+            cells, outputs = self._cells, self._outputs
+            held = cells.n_cells
+            if (held if self._shares_window else cells.length(seq_id)) >= self.n_ctx_seq:
                 self._check_room(seq_id, 1)
             if self._decode_one_inner is None or self._embeddings:
                 self._append(np.array([token], dtype=np.int32), seq_id, "last")
@@ -66,7 +66,7 @@ class Decoding(Reading):
                 started = _clock()
                 try:
                     self._decode_one_inner(token, seq_id=seq_id)
-                    ledger.append_one(seq_id, token)
+                    cells.append_one(seq_id, token)
                     self._row_of = (seq_id,)
                     outputs.serial += 1
                     if outputs.count != 1 or outputs.all_rows or outputs.gathered is not None:
@@ -94,11 +94,11 @@ class Decoding(Reading):
                 raise
 
     def _settle_step(self, token: int, seq_id: int, held: int, error: BaseException) -> NoReturn:
-        ledger = self._ledger
-        ledger.recount()
-        before = ledger.next_position(seq_id) - (ledger.n_cells - held)
+        cells = self._cells
+        cells.recount()
+        before = cells.next_position(seq_id) - (cells.n_cells - held)
         self._settle(seq_id, [token], before, error)
-        self._raise_typed(error, ledger.length(seq_id))
+        self._raise_typed(error, cells.length(seq_id))
 
     def eval(self, tokens: Sequence[int], n_past: int, *, seq_id: int = 0) -> None:
         """Drop what lies at ``n_past`` and beyond, then append; see `Context.eval`."""
@@ -109,6 +109,8 @@ class Decoding(Reading):
             end = self._position(seq_id)
             if at > end:
                 raise arguments.gap_error(at, end)
+            if len(ids) and (kept := self._cells.next_position(seq_id, at)) != at:
+                raise arguments.gap_error(at, kept)
             self._check_call(len(ids), "last")
             dropped = self._given_back(seq_id, at)
             self._check_room(seq_id, len(ids) - dropped)
@@ -187,7 +189,7 @@ class Decoding(Reading):
         if all(len(ids) == 1 for ids in seq_ids):
             return
         added: dict[int, list[int]] = {s: [] for ids in seq_ids for s in ids}
-        same = cache(self._ledger.same)
+        same = cache(self._cells.same)
         for token, (first, *others) in zip(tokens, seq_ids, strict=True):
             for other in others:
                 if added[first] != added[other] or not same(first, other):
@@ -214,7 +216,7 @@ class Decoding(Reading):
         self._begin_abortable()
         try:
             if self._shall_stop():
-                raise aborted_with(self._ledger.n_cells)
+                raise aborted_with(self._cells.n_cells)
             self._inner.decode_batch(
                 np.array(tokens, dtype=np.int32),
                 np.array(positions, dtype=np.int32),
@@ -223,10 +225,10 @@ class Decoding(Reading):
             )
             for token, pos, ids in zip(tokens, positions, seq_ids, strict=True):
                 if not self._only_encodes:  # of whole texts nothing stays
-                    self._ledger.append(ids, (token,), pos)
+                    self._cells.append(ids, (token,), pos)
         except BaseException as error:  # noqa: BLE001  (raised anew, typed)
             self._settle_batch(tokens, positions, seq_ids, error)
-            self._raise_typed(error, self._ledger.n_cells)
+            self._raise_typed(error, self._cells.n_cells)
         finally:
             self._end_abortable()
         self._count(started, len(tokens), single=False)
@@ -241,12 +243,12 @@ class Decoding(Reading):
         seq_ids: list[tuple[int, ...]],
         error: BaseException,
     ) -> None:
-        ledger = self._ledger
-        ledger.recount()
+        cells = self._cells
+        cells.recount()
         for token, pos, ids in zip(tokens, positions, seq_ids, strict=True):
-            kept = [s for s in ids if ledger.next_position(s) <= pos < self._reached(s, error)]
+            kept = [s for s in ids if cells.next_position(s) <= pos < self._reached(s, error)]
             if kept:
-                ledger.append(kept, (token,), pos)
+                cells.append(kept, (token,), pos)
         self._judge(error)
 
     def decode_spans(self, spans: Sequence[tuple[int, Sequence[int], str]]) -> None:
@@ -280,7 +282,7 @@ class Decoding(Reading):
             for start in range(0, n_tokens, self.n_batch):
                 stop = min(start + self.n_batch, n_tokens)
                 if self._shall_stop():
-                    raise aborted_with(self._ledger.n_cells)
+                    raise aborted_with(self._cells.n_cells)
                 part = columns.part(start, stop)
                 self._decode_columns(part)
                 self._enter_spans(spans, starts, start, stop)
@@ -293,7 +295,7 @@ class Decoding(Reading):
                         vectors.append(self._judged(self._copy_embeddings))
         except BaseException as error:  # noqa: BLE001  (raised anew, typed)
             self._settle_spans(spans, starts, error)
-            self._raise_typed(error, self._ledger.n_cells)
+            self._raise_typed(error, self._cells.n_cells)
         finally:
             self._end_abortable()
         self._count(started, n_tokens, single=False)
@@ -321,21 +323,21 @@ class Decoding(Reading):
             return
         for i, before, low, high in spans.within(start, stop):
             tokens = spans.tokens[low:high].tolist()
-            self._ledger.append((spans.seq_ids[i],), tokens, starts[i] + before)
+            self._cells.append((spans.seq_ids[i],), tokens, starts[i] + before)
 
     def _settle_spans(self, spans: Spans, starts: list[int], error: BaseException) -> None:
         """After a failed call: enter what the engine kept of each span."""
         self._forget_outputs()
-        ledger = self._ledger
-        ledger.recount()
+        cells = self._cells
+        cells.recount()
         for i, _, low, high in spans.within(0, len(spans)):
-            seq_id, entered = spans.seq_ids[i], ledger.next_position(spans.seq_ids[i]) - starts[i]
+            seq_id, entered = spans.seq_ids[i], cells.next_position(spans.seq_ids[i]) - starts[i]
             kept = self._reached(seq_id, error) - starts[i]
             if not self._only_encodes and not 0 <= kept <= high - low:
                 raise self._gate.fail(error) from error
             if kept > entered:
                 tokens = spans.tokens[low + entered : low + kept].tolist()
-                ledger.append((seq_id,), tokens, starts[i] + entered)
+                cells.append((seq_id,), tokens, starts[i] + entered)
         self._judge(error)
 
     def _reached(self, seq_id: int, error: BaseException) -> int:
@@ -367,7 +369,7 @@ class Decoding(Reading):
             self._check_abort(0)
             self._judged(self._inner.encode, ids)
         except (DecodeAbortedError, ContextOverflowError) as error:
-            self._raise_typed(error, self._ledger.length(0))
+            self._raise_typed(error, self._cells.length(0))
         finally:
             self._end_abortable()
         self._count(started, len(ids), single=False)
@@ -406,7 +408,7 @@ class Decoding(Reading):
         if logits == "all" and n_tokens > self.n_batch:
             rows = self._judged(self._outputs.allocate, n_tokens)
         vectors: list[FloatArray] = []
-        before = self._ledger.length(seq_id)
+        before = self._cells.length(seq_id)
         started = time.perf_counter()
         self._begin_abortable()
         try:
@@ -424,7 +426,7 @@ class Decoding(Reading):
             raise
         finally:
             self._end_abortable()
-            self._count(started, self._ledger.length(seq_id) - before, single=n_tokens == 1)
+            self._count(started, self._cells.length(seq_id) - before, single=n_tokens == 1)
         self._publish(n_tokens, seq_id, logits, rows)
         self._vectors = np.concatenate(vectors) if vectors else None
 
@@ -445,10 +447,10 @@ class Decoding(Reading):
         before = self._position(seq_id)
         try:
             self._inner.decode(chunk, seq_id=seq_id, logits=logits)
-            self._ledger.append((seq_id,), chunk.tolist(), before)
+            self._cells.append((seq_id,), chunk.tolist(), before)
         except BaseException as error:  # noqa: BLE001  (raised anew, typed)
             self._settle(seq_id, chunk.tolist(), before, error)
-            self._raise_typed(error, self._ledger.length(seq_id))
+            self._raise_typed(error, self._cells.length(seq_id))
 
     def _raise_typed(self, error: BaseException, resident: int) -> NoReturn:
         typed = self._typed(error, resident)

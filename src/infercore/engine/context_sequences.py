@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from infercore.engine import arguments
 from infercore.engine.context_abort import Aborting
@@ -15,7 +15,7 @@ from infercore.errors import (
 from infercore.values import checks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
 
 T = TypeVar("T")
 
@@ -31,7 +31,7 @@ class Sequences(Aborting):
     def n_resident(self, seq_id: int = 0) -> int:
         """Return how many tokens the sequence holds."""
         with self._gate:
-            return self._ledger.length(self._sequence(seq_id))
+            return self._cells.length(self._sequence(seq_id))
 
     def n_free(self, seq_id: int = 0, *, keep: int | None = None) -> int:
         """Return how many more tokens fit: into the shared window, or the sequence's own.
@@ -63,7 +63,7 @@ class Sequences(Aborting):
     def tokens(self, seq_id: int = 0) -> list[int]:
         """Return the ids of the tokens that the sequence holds, in order."""
         with self._gate:
-            return self._ledger.tokens(self._sequence(seq_id))
+            return self._cells.tokens(self._sequence(seq_id))
 
     def seq_pos_min(self, seq_id: int = 0) -> int:
         """Return the first position held, -1 when empty."""
@@ -72,7 +72,7 @@ class Sequences(Aborting):
             own = getattr(self._inner, "seq_pos_min", None)
             if own is not None:
                 return int(self._judged(own, seq_id))
-            return min(self._ledger.positions(seq_id), default=-1)
+            return next(iter(self._cells.positions(seq_id)), -1)
 
     def seq_pos_max(self, seq_id: int = 0) -> int:
         """Return the last position held, -1 when empty."""
@@ -90,7 +90,7 @@ class Sequences(Aborting):
 
     def _remove_from(self, seq_ids: Iterable[int], p0: int, p1: int) -> bool:
         """Remove a part from several sequences, or from none."""
-        held = [s for s in seq_ids if self._ledger.holds(s, p0, p1)]
+        held = [s for s in seq_ids if self._cells.holds(s, p0, p1)]
         if not all(self._removable(s, p0, p1) for s in held):
             return False
         removed = [self._remove(s, p0, p1) for s in held]
@@ -107,7 +107,7 @@ class Sequences(Aborting):
         return kind == "suffix" or n_past - p0 <= self.capabilities.max_rollback
 
     def _is_whole(self, seq_id: int, p0: int, p1: int) -> bool:
-        return self._ledger.holds(seq_id, p0, p1) == self._ledger.length(seq_id)
+        return self._cells.holds(seq_id, p0, p1) == self._cells.length(seq_id)
 
     def _remove(self, seq_id: int, p0: int, p1: int) -> bool:
         if not self._removable(seq_id, p0, p1):
@@ -125,7 +125,7 @@ class Sequences(Aborting):
 
     def _enter_removal(self, seq_id: int, p0: int, p1: int) -> None:
         self._forget_outputs()
-        self._ledger.remove(seq_id, p0, p1)
+        self._cells.remove(seq_id, p0, p1)
 
     def _is_decided(self, enter: Callable[[], None], seq_id: int, p0: int, end: int) -> bool:
         """After an interruption: whether the engine removed all from ``p0`` on, or nothing."""
@@ -142,12 +142,10 @@ class Sequences(Aborting):
     ) -> T:
         """Run an engine call that changes the cache, and ``enter`` the change in the books.
 
-        The books change last in ``enter``. Where the call returns False nothing is entered. An
-        unexpected failure of the engine ends the context; so does an interruption of the call,
-        unless ``is_decided`` finds out how far the engine came. One that comes behind the call
-        leaves the books as true as the others do.
+        Where the call returns False nothing is entered. An unexpected failure of the engine ends
+        the context; so does an interruption, unless ``is_decided`` finds out how far it came.
         """
-        n_changes, done = self._ledger.n_changes, False
+        done = False
         try:
             result = work()
             done = result is not False
@@ -158,14 +156,8 @@ class Sequences(Aborting):
         except Exception as error:
             raise self._gate.fail(error) from error
         except BaseException as error:
-            try:
-                if done and self._ledger.n_changes == n_changes:
-                    enter()
-                elif not done and (is_decided is None or not is_decided()):
-                    self._gate.fail(error)
-            except BaseException:
+            if done or is_decided is None or not is_decided():
                 self._gate.fail(error)
-                raise
             raise
         return result
 
@@ -174,7 +166,7 @@ class Sequences(Aborting):
         with self._gate:
             kept = self._sequence(seq_id)
             for other in range(self.n_seq_max):
-                if other != kept and self._ledger.length(other):
+                if other != kept and self._cells.length(other):
                     self._remove(other, 0, arguments.MAX_POSITION)
 
     def clear(self) -> None:
@@ -186,17 +178,17 @@ class Sequences(Aborting):
         self._forget_outputs()
         own = getattr(self._inner, "clear", None)
         if own is not None:
-            self._change(own, self._ledger.clear, partial(self._clear_again, own))
+            self._change(own, self._cells.clear, partial(self._clear_again, own))
             return
         for seq_id in range(self.n_seq_max):
             remove = partial(self._inner.seq_remove, seq_id, 0, -1)
-            self._change(remove, partial(self._ledger.remove, seq_id, 0, arguments.MAX_POSITION))
-        self._ledger.clear()
+            self._change(remove, partial(self._cells.remove, seq_id, 0, arguments.MAX_POSITION))
+        self._cells.clear()
 
     def _clear_again(self, clear: Callable[[], None]) -> bool:
         """After an interruption: nobody knows how far the engine came, so it begins anew."""
         clear()
-        self._ledger.clear()
+        self._cells.clear()
         return True
 
     # -- copying and moving --------------------------------------------------------------------
@@ -211,10 +203,11 @@ class Sequences(Aborting):
             self._need("kv_copy", declared=self.capabilities.kv_copy != "none")
             source, target = self._sequence(src, "src"), self._sequence(dst, "dst")
             start, end = arguments.check_range(p0, p1)
-            if source == target or not self._ledger.holds(source, start, end):
+            if source == target:
                 return
-            whole = self._is_whole(source, start, end)
-            if not whole and self.capabilities.kv_copy != "any":
+            held = self._cells.holds(source, start, end)
+            whole = held and held == self._cells.length(source)
+            if held and not whole and self.capabilities.kv_copy != "any":
                 raise UnsupportedFeatureError(
                     feature="kv_copy",
                     backend=self._backend,
@@ -223,12 +216,14 @@ class Sequences(Aborting):
             self._copy(source, target, *((0, arguments.MAX_POSITION) if whole else (start, end)))
 
     def _copy(self, source: int, target: int, start: int, end: int) -> None:
-        if self._ledger.holds(target, start, end) and not self._remove(target, start, end):
+        if self._cells.holds(target, start, end) and not self._remove(target, start, end):
             raise UnsupportedFeatureError(
                 feature="kv_remove",
                 backend=self._backend,
                 hint=f"sequence {target} holds tokens there that cannot be removed",
             )
+        if not self._cells.holds(source, start, end):
+            return
         stop = -1 if end == arguments.MAX_POSITION else end
         self._change(
             lambda: self._inner.seq_copy(source, target, start, stop),
@@ -239,7 +234,7 @@ class Sequences(Aborting):
         owners = tuple(s for s in self._row_of if s != target)
         whole = self._is_whole(source, start, end)
         self._row_of = (*owners, target) if whole and source in owners else owners
-        self._ledger.copy(source, target, start, end)
+        self._cells.copy(source, target, start, end)
 
     def seq_shift(self, seq_id: int, p0: int, p1: int, delta: int) -> None:
         """Add ``delta`` to the positions in [p0, p1); see `Context.seq_shift`.
@@ -252,22 +247,22 @@ class Sequences(Aborting):
             start, end = arguments.check_range(p0, p1)
             if not checks.is_integer(delta):
                 raise checks.refuse("delta", delta, "an integer")
-            moved = [p for p in self._ledger.positions(seq_id) if start <= p < end]
-            if not moved or delta == 0:
+            moved = self._cells.extent(seq_id, start, end)
+            if moved is None or delta == 0:
                 return
             self._check_shift(seq_id, start, end, int(delta), moved)
             self._check_unshared(seq_id, start, end)
-            low, high = min(moved), max(moved) + 1
+            low, high = moved[0], moved[1] + 1
             self._change(
                 lambda: self._inner.seq_shift(seq_id, low, high, int(delta)),
-                lambda: self._enter_move(self._ledger.shift, seq_id, low, high, int(delta)),
+                lambda: self._enter_move(self._cells.shift, seq_id, low, high, int(delta)),
             )
 
-    def _check_shift(self, seq_id: int, p0: int, p1: int, delta: int, moved: Sequence[int]) -> None:
-        lowest, highest = min(moved) + delta, max(moved) + delta
-        stay = {p for p in self._ledger.positions(seq_id) if not p0 <= p < p1}
-        clash = next((p for p in moved if p + delta in stay), None)
-        if lowest < 0 or highest >= arguments.MAX_POSITION or clash is not None:
+    def _check_shift(self, seq_id: int, p0: int, p1: int, delta: int, moved: Any) -> None:
+        lowest, highest = moved[0] + delta, moved[1] + delta
+        outside = lowest < 0 or highest >= arguments.MAX_POSITION
+        clash = None if outside else self._cells.clash(seq_id, p0, p1, delta)
+        if outside or clash is not None:
             what = (
                 f"position {clash} would fall on {clash + delta}, which is held"
                 if clash is not None
@@ -282,7 +277,7 @@ class Sequences(Aborting):
 
     def _check_unshared(self, seq_id: int, p0: int, p1: int) -> None:
         """Where copies are the same cells, moving one would move the other."""
-        if getattr(self._inner, "shares_cells", False) and self._ledger.shared(seq_id, p0, p1):
+        if getattr(self._inner, "shares_cells", False) and self._cells.shared(seq_id, p0, p1):
             raise UnsupportedFeatureError(
                 feature="kv_shift",
                 backend=self._backend,
@@ -297,13 +292,13 @@ class Sequences(Aborting):
             start, end = arguments.check_range(p0, p1)
             if not checks.is_integer(d) or not 1 <= d <= arguments.MAX_POSITION:
                 raise checks.refuse("d", d, f"an integer from 1 to {arguments.MAX_POSITION}")
-            if d == 1 or not self._ledger.holds(seq_id, start, end):
+            if d == 1 or not self._cells.holds(seq_id, start, end):
                 return
             self._check_unshared(seq_id, start, end)
             high = min(end, self._position(seq_id))
             self._change(
                 lambda: self._inner.seq_divide(seq_id, start, high, int(d)),
-                lambda: self._enter_move(self._ledger.divide, seq_id, start, high, int(d)),
+                lambda: self._enter_move(self._cells.divide, seq_id, start, high, int(d)),
             )
 
     def _enter_move(self, move: Callable[[int, int, int, int], None], *args: int) -> None:

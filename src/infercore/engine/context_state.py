@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from infercore.engine import blob, calls
+from infercore.engine.cells import n_cells_of
 from infercore.engine.context_sequences import Sequences
-from infercore.engine.ledger import n_cells_of
 from infercore.errors import ContextOverflowError, OutputNotAvailableError, SnapshotError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class Saving(Sequences):
         """Return all sequences and the last logits as bytes; see `Context.save_state`."""
         with self._gate:
             self._need("state", declared=self.capabilities.state)
-            held = [s for s in range(self.n_seq_max) if self._ledger.length(s)]
+            held = [s for s in range(self.n_seq_max) if self._cells.length(s)]
             return self._pack("state", held, self._inner.save_state)
 
     def save_sequence(self, seq_id: int = 0, *, note: Mapping[str, Any] | None = None) -> bytes:
@@ -54,7 +54,7 @@ class Saving(Sequences):
             "kind": kind,
             **self._identity,
             "n_seq_max": self.n_seq_max,
-            "sequences": [self._describe(s) for s in seq_ids],
+            "sequences": self._cells.describe(seq_ids),
             "row_of": list(self._row_of),
         }
         if note is not None:
@@ -62,15 +62,6 @@ class Saving(Sequences):
         payload = self._judged(save)
         with calls.typed(self._backend, "packing saved state"):
             return blob.pack(header, payload, row)
-
-    def _describe(self, seq_id: int) -> dict[str, Any]:
-        runs = self._ledger.runs(seq_id)
-        return {
-            "seq_id": seq_id,
-            "runs": [[run.pos, run.n] for run in runs],
-            "cells": [run.cell for run in runs],
-            "tokens": self._ledger.tokens(seq_id),
-        }
 
     def _last_row(self) -> bytes:
         try:
@@ -93,7 +84,7 @@ class Saving(Sequences):
             self._check_fits(n_cells_of(header["sequences"]), header["sequences"])
             self._restore(
                 lambda: self._inner.load_state(self._given(payload)),
-                lambda: self._ledger.restore(header["sequences"]),
+                lambda: self._cells.restore(header["sequences"]),
                 header["sequences"],
             )
             self._take_logits(logits, tuple(header["row_of"]))
@@ -108,12 +99,12 @@ class Saving(Sequences):
             blob.check_held(header, None, self._n_vocab)
             blob.check_row(logits, self._n_vocab)
             sequence = header["sequences"][0]
-            n_others = self._ledger.n_cells - self._given_back(seq_id, 0)
+            n_others = self._cells.n_cells - self._given_back(seq_id, 0)
             n_tokens = len(sequence["tokens"])
             self._check_fits(n_tokens + (n_others if self._window.shared else 0), [sequence])
             self._restore(
                 lambda: self._load_sequence(seq_id, payload, n_tokens),
-                lambda: self._ledger.set_sequence(seq_id, sequence["runs"], sequence["tokens"]),
+                lambda: self._cells.set_sequence(seq_id, sequence["runs"], sequence["tokens"]),
                 [{**sequence, "seq_id": seq_id}],
             )
             self._take_logits(logits, (seq_id,))
@@ -163,7 +154,7 @@ class Saving(Sequences):
         """Positions follow the engine: a restore that left others is not one."""
         for sequence in sequences:
             seq_id = sequence["seq_id"]
-            if self._position(seq_id) != self._ledger.next_position(seq_id):
+            if self._position(seq_id) != self._cells.next_position(seq_id):
                 raise _not_restored(
                     "the engine holds other positions than the saved state; the context is empty",
                     "positions",
