@@ -16,6 +16,15 @@ if TYPE_CHECKING:
 
 N_VOCAB, N_EMBD, N_FF, N_CTX = 128, 64, 128, 512
 WINDOW = 32
+_TYPES = {
+    "float32": 0,
+    "float16": 1,
+    "int8": 24,
+    "int16": 25,
+    "int32": 26,
+    "int64": 27,
+    "float64": 28,
+}
 _KINDS = {bool: (7, "<?"), int: (4, "<I"), float: (6, "<f")}
 
 
@@ -26,13 +35,14 @@ def write(path: Path, kind: str) -> Path:
 
 
 def write_file(path: Path, metadata: dict[str, Any], tensors: dict[str, Any]) -> Path:
-    """Write a GGUF file of float32 tensors."""
+    """Write a GGUF file of tensors of float32, float16 or integers."""
     head = [b"GGUF", struct.pack("<IQQ", 3, len(tensors), len(metadata))]
     head += [_text(key) + _value(value) for key, value in metadata.items()]
     offset = 0
     for name, tensor in tensors.items():
         dims = tensor.shape[::-1]
-        head.append(_text(name) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, 0, offset))
+        kind = _TYPES[tensor.dtype.name]
+        head.append(_text(name) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, kind, offset))
         offset += _padded(tensor.nbytes)
     start = b"".join(head)
     data = [tensor.tobytes().ljust(_padded(tensor.nbytes), b"\0") for tensor in tensors.values()]

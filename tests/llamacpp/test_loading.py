@@ -24,7 +24,7 @@ def load(plugin_model, path, **fields):
         (b"hello, this is a text and no model", "starts with b'hello, t'"),
         (b"version https://git-lfs.github.com/spec/v1\n", "Git LFS pointer"),
         (b"<!DOCTYPE html>", "web page"),
-        (b"GGUF\x03\0\0\0" + b"\xff" * 64, "llama.cpp cannot load"),
+        (b"GGUF\x03\0\0\0" + b"\xff" * 64, "tensors"),
         (b"GGUF\x03\0\0\0" + b"\0" * 64, "llama.cpp cannot load"),
     ],
 )

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from infercore import ModelFormatError, ModelNotFoundError
 from infercore_llamacpp import soundness
+from infercore_llamacpp.header import open_regular
 
 MAGIC = b"GGUF"
 HEADER_BYTES = 24
@@ -33,7 +34,7 @@ def match(path: str | os.PathLike[str]) -> int:
     file = Path(path)
     try:
         if file.is_file():
-            with file.open("rb") as stream:
+            with open_regular(path) as stream:
                 if stream.read(len(MAGIC)) == MAGIC:
                     return SURE
         elif file.exists():
@@ -51,7 +52,7 @@ def check_file(path: str) -> None:
     if file.is_dir():
         raise _wrong(path, "it is a directory; give the path of the .gguf file in it")
     try:
-        with file.open("rb") as stream:
+        with open_regular(path) as stream:
             head = stream.read(HEADER_BYTES)
             _check_head(path, head)
         wrong = soundness.complaint(path)

@@ -5,30 +5,41 @@ Source of the layout: ``docs/gguf.md`` in the ggml repository.
 
 from __future__ import annotations
 
-import mmap
+import os
+import stat
 import struct
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import BinaryIO
 
 _SCALARS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
 _STRING, _ARRAY = 8, 9
 _START = 8  # behind the magic number and the version
 MAX_DIMENSIONS = 4
+# Beyond what any model has, and within what is read in a moment: the counts come from the file.
+MAX_ENTRIES, MAX_TENSORS, MAX_ITEMS, MAX_TEXT_BYTES = 2**14, 2**17, 2**23, 2**26
+MAX_HEADER_BYTES = 2**29
+_READ_BYTES = 2**20
 
 
 class MalformedError(ValueError):
     """The header cannot be read to its end."""
 
 
+class ImplausibleError(ValueError):
+    """The header says that there is more than any model has."""
+
+
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor's name and its dimensions, the fastest one first."""
+    """A tensor's name, its dimensions, the fastest one first, and the number of its type."""
 
     name: str
     dims: tuple[int, ...]
+    kind: int
 
 
 @dataclass
@@ -49,20 +60,41 @@ class Header:
         return self.metadata.get(f"{self.architecture}.{key}")
 
 
+def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+    """Open a file to read. Raises OSError for a pipe or a device too, which would never end."""
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    number = os.open(path, flags)
+    try:
+        if not stat.S_ISREG(os.fstat(number).st_mode):
+            raise OSError("it is no regular file")
+        return os.fdopen(number, "rb")
+    except BaseException:
+        os.close(number)
+        raise
+
+
 def read(path: str) -> Header:
-    """Return the header of the file at ``path``. Raises `MalformedError` and OSError."""
-    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+    """Return the header of the file at ``path``.
+
+    Raises `MalformedError`, `ImplausibleError` and OSError.
+    """
+    with open_regular(path) as file:
         try:
-            return _Reader(data).header()
+            return _Reader(file).header()
         except (struct.error, OverflowError, MemoryError, KeyError) as error:
             raise MalformedError(f"its header cannot be read ({error!r})") from error
 
 
 class _Reader:
-    """A place in the file, and what can be read from there."""
+    """A place in the file, and what can be read from there.
 
-    def __init__(self, data: mmap.mmap) -> None:
-        self._data = data
+    The file is read, never mapped: one that is cut short meanwhile is an error and no signal.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._n_bytes = os.fstat(file.fileno()).st_size
+        self._data = bytearray()
         self._at = _START
         self._readers: dict[int, Callable[[], Any]] = {
             **{kind: self._scalar(layout) for kind, layout in _SCALARS.items()},
@@ -70,8 +102,27 @@ class _Reader:
             _ARRAY: self._array,
         }
 
+    def _need(self, end: int) -> None:
+        """Have the file's first ``end`` bytes in memory."""
+        if end > self._n_bytes:
+            raise struct.error("it goes beyond the end of the file")
+        if end > MAX_HEADER_BYTES:
+            raise ImplausibleError(f"its header is longer than {MAX_HEADER_BYTES} bytes")
+        while len(self._data) < end:
+            piece = self._file.read(max(_READ_BYTES, end - len(self._data)))
+            if not piece:
+                raise struct.error("the file was cut short")
+            self._data += piece
+
+    def _count(self, layout: str, most: int, what: str) -> int:
+        n: int = self._one(layout)
+        if n > most:
+            raise ImplausibleError(f"it says that it has {n} {what}")
+        return n
+
     def header(self) -> Header:
-        n_tensors, n_entries = self._take("<QQ")
+        n_tensors = self._count("<Q", MAX_TENSORS, "tensors")
+        n_entries = self._count("<Q", MAX_ENTRIES, "entries")
         header = Header()
         for _ in range(n_entries):
             key = self._text()
@@ -84,9 +135,11 @@ class _Reader:
         return header
 
     def _take(self, layout: str) -> tuple[Any, ...]:
-        values = struct.unpack_from(layout, self._data, self._at)
-        self._at += struct.calcsize(layout)
-        return values
+        start, end = self._at, self._at + struct.calcsize(layout)
+        if end > len(self._data):
+            self._need(end)
+        self._at = end
+        return struct.unpack_from(layout, self._data, start)
 
     def _one(self, layout: str) -> Any:
         return self._take(layout)[0]
@@ -98,21 +151,20 @@ class _Reader:
         return self._bytes().decode("utf-8", "replace")
 
     def _bytes(self) -> bytes:
-        (length,) = struct.unpack_from("<Q", self._data, self._at)
         start = self._at + 8
-        self._at = start + length
-        if self._at > len(self._data):
-            raise struct.error("a text goes beyond the end of the file")
-        return self._data[start : self._at]
+        length = self._count("<Q", MAX_TEXT_BYTES, "bytes in a text")
+        end = start + length
+        if end > len(self._data):
+            self._need(end)
+        self._at = end
+        return bytes(self._data[start:end])
 
     def _array(self) -> tuple[Any, ...]:
-        kind, count = self._take("<IQ")
+        kind = self._one("<I")
+        count = self._count("<Q", MAX_ITEMS, "items in an array")
         if kind == _STRING:
             return tuple(self._bytes() for _ in range(count))
-        layout = f"<{count}{_SCALARS[kind]}"
-        if count > len(self._data):
-            raise struct.error("an array goes beyond the end of the file")
-        return self._take(layout)
+        return self._take(f"<{count}{_SCALARS[kind]}")
 
     def _tensor(self) -> Tensor:
         name = self._text()
@@ -120,5 +172,5 @@ class _Reader:
         if n_dims > MAX_DIMENSIONS:
             raise MalformedError(f"its tensor {name!r} has {n_dims} dimensions")
         dims = self._take(f"<{n_dims}Q")
-        self._take("<IQ")  # type and offset
-        return Tensor(name, dims)
+        kind, _offset = self._take("<IQ")
+        return Tensor(name, dims, kind)

@@ -7,6 +7,7 @@ that nobody catches, in the engine's loader or tokenizer.
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,16 @@ MAX_LAYERS = 512  # LLAMA_MAX_LAYERS
 _ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 _N_BYTES = 256
 _N_POOLINGS = 5
+_BYTE_KIND = 6
+_BYTE_TEXT = re.compile(rb"<0x[0-9A-Fa-f]{2}>")
+# Numbers of enum ggml_type: without those of integers, of doubles, and of intermediate results.
+_F32, _I32 = 0, 26
+_MATRIX_KINDS = frozenset(
+    {0, 1, 2, 3, 6, 7, 8, *range(10, 15), *range(16, 24), 29, 30, 34, 35, *range(39, 43)}
+)
+_VECTOR_KINDS = frozenset({_F32})
+_TABLES = ("ffn_gate_tid2eid.weight",)
+_WKV_STEP = 64
 
 
 def complaint(path: str) -> str | None:
@@ -29,8 +40,8 @@ def complaint(path: str) -> str | None:
         header = headers.read(path)
     except headers.MalformedError:
         return None  # the engine notices and says where
-    except ValueError:  # an empty file cannot be mapped
-        return None
+    except headers.ImplausibleError as error:
+        return str(error)
     return next((found for rule in _RULES for found in rule(header)), None)
 
 
@@ -63,6 +74,40 @@ def _byte_tokens(header: Header) -> Iterator[str]:
         if f"<0x{value:02X}>".encode() not in known and bytes([value]) not in known:
             yield f"its vocabulary has no token for the byte 0x{value:02X}"
             return
+
+
+def _byte_kinds(header: Header) -> Iterator[str]:
+    """The byte of a token that is marked as one is read from its text, in which it must stand."""
+    tokens, kinds = (
+        header.metadata.get(f"tokenizer.ggml.{key}") for key in ("tokens", "token_type")
+    )
+    if not isinstance(tokens, tuple) or not isinstance(kinds, tuple):
+        return
+    knows_bytes = header.metadata.get("tokenizer.ggml.model") != "bert"
+    for number, (token, kind) in enumerate(zip(tokens, kinds, strict=False)):
+        if kind == _BYTE_KIND and not (knows_bytes and _BYTE_TEXT.fullmatch(token)):
+            yield f"its token {number}, {token!r}, is marked as a byte and is none"
+            return
+
+
+def _tensor_kinds(header: Header) -> Iterator[str]:
+    """The engine's kernels take what a file offers for granted: another type is an assertion."""
+    for tensor in header.tensors.values():
+        if tensor.kind == _I32 and tensor.name.endswith(_TABLES):
+            continue
+        # tools that write files leave out the one row of some matrices
+        is_matrix = len(tensor.dims) > 1 or tensor.name.startswith("cls") or "shexp" in tensor.name
+        if tensor.kind not in (_MATRIX_KINDS if is_matrix else _VECTOR_KINDS):
+            what = "a matrix" if is_matrix else "a vector"
+            yield f"its tensor {tensor.name!r}, {what}, is of type {tensor.kind}"
+            return
+
+
+def _head_sizes(header: Header) -> Iterator[str]:
+    """The kernel of RWKV works in steps of 64, and reads and writes beyond smaller heads."""
+    size = header.own("wkv.head_size")
+    if _is_count(size) and (size <= 0 or size % _WKV_STEP):
+        yield f"its wkv.head_size is {size}; the engine needs a multiple of {_WKV_STEP}"
 
 
 def _epsilons(header: Header) -> Iterator[str]:
@@ -99,6 +144,9 @@ _RULES: tuple[Callable[[Header], Iterator[str]], ...] = (
     _layers,
     _tokens,
     _byte_tokens,
+    _byte_kinds,
+    _tensor_kinds,
+    _head_sizes,
     _epsilons,
     _rope,
     _pooling,
