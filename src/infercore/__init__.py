@@ -75,6 +75,8 @@ if TYPE_CHECKING:
     from infercore.values.config import ModelConfig as ModelConfig
     from infercore.values.config import SamplingConfig as SamplingConfig
     from infercore.values.config import SpeculativeConfig as SpeculativeConfig
+    from infercore.values.files import open_regular as open_regular
+    from infercore.values.files import read_regular as read_regular
     from infercore.values.info import BackendDescriptor as BackendDescriptor
     from infercore.values.info import BackendInfo as BackendInfo
     from infercore.values.info import Capabilities as Capabilities
@@ -122,6 +124,7 @@ _HOMES = {
     "infercore.values.config": (
         "AdapterSpec ContextConfig DecodeConfig KVType ModelConfig SamplingConfig SpeculativeConfig"
     ),
+    "infercore.values.files": "open_regular read_regular",
     "infercore.values.info": (
         "BackendDescriptor BackendInfo Capabilities DeviceInfo MemoryPlan ModelInfo PerfCounters"
     ),

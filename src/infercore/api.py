@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from infercore.chat.template import render
-from infercore.engine import calls
+from infercore.engine import calls, trial
 from infercore.engine.model import GuardedModel, Services
 from infercore.errors import (
     BackendUnavailableError,
@@ -228,6 +228,7 @@ def plan_memory(
     of_model = _take_model_fields(fields, config, descriptor)
     built = checks.build(ContextConfig, config, fields)
     checks.check_options("backend_options", built.backend_options, descriptor.context_options)
+    trial.check(descriptor, where, of_model, only_plan=True)
     with calls.typed(descriptor.name, "planning memory"):
         result: MemoryPlan = plan(where, of_model, built)
     return result
@@ -277,11 +278,18 @@ def _existing(path: AnyPath) -> str:
         raise checks.refuse("path", where, "a path without NUL characters") from error
     if not where or not exists:
         raise ModelNotFoundError(f"there is no model at {where!r}; check the path", path=where)
+    if not os.path.isfile(where) and not os.path.isdir(where):
+        raise ModelFormatError(
+            f"{where!r} is neither a file nor a folder, but a pipe or a device; give the model's "
+            "own path",
+            path=where,
+        )
     return where
 
 
 def _load(descriptor: BackendDescriptor, path: str, config: ModelConfig) -> GuardedModel:
     checks.check_options("backend_options", config.backend_options, descriptor.model_options)
+    trial.check(descriptor, path, config)
     started = time.perf_counter()
     progress = _Progress(config.progress)
     if config.progress is not None:

@@ -149,7 +149,7 @@ def test_a_sparse_giant_is_refused_at_once(soundness, tmp_path, head):
 def test_a_file_that_is_cut_short_meanwhile_is_malformed(header, story_path, tmp_path):
     path = tmp_path / "m.gguf"
     path.write_bytes(story_path.read_bytes())
-    with header.open_regular(path) as file:
+    with ic.open_regular(path) as file:
         reader = header._Reader(file)
         path.write_bytes(b"GGUF")
         with pytest.raises(struct.error):

@@ -77,14 +77,6 @@ def test_a_file_that_ends_the_process_is_refused_by_its_header(plugin_model, twi
         load(plugin_model, twice)
 
 
-def test_a_file_can_be_tried_in_a_child(plugin_model, story_path, twice, monkeypatch):
-    path, options = twice, {"check_in_child": True}
-    monkeypatch.setattr("infercore_llamacpp.gguf.soundness.complaint", lambda path: None)
-    with pytest.raises(ic.ModelFormatError, match="trial in a child"):
-        load(plugin_model, path, backend_options=options)
-    load(plugin_model, story_path, backend_options=options)
-
-
 def test_an_adapter_is_no_model(plugin_model, tmp_path):
     with pytest.raises(ic.ModelFormatError, match="context_length"):
         load(plugin_model, random_gguf.write(tmp_path / "lora.gguf", "adapter"))

@@ -34,6 +34,7 @@ MODEL: Mapping[str, Row] = MappingProxyType({
     "use_mmap": Row("Map the file into memory."),
     "use_mlock": Row("Keep the weights from being swapped out."),
     "check_tensors": Row("Check the weights while loading."),
+    "check_in_child": Row("Try the file in a child process; by default one not seen before."),
 })  # fmt: skip
 
 CONTEXT: Mapping[str, Row] = MappingProxyType({

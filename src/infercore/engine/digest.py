@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from infercore.errors import ModelNotFoundError
+from infercore.values.files import open_regular
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -37,7 +38,7 @@ def of_files(files: Sequence[str]) -> str:
 
 def of_path(path: str) -> str:
     """Return the digest of the file at ``path``, or of all files of a folder."""
-    return of_files(_files_at(path))
+    return of_files(files_at(path))
 
 
 def adapter_identities(adapters: Iterable[AdapterSpec]) -> list[str]:
@@ -57,8 +58,8 @@ def _of_adapter(path: str) -> str:
         ) from error
 
 
-def _files_at(path: str) -> list[str]:
-    """The file itself, or all files of a folder (PEFT keeps settings beside the numbers)."""
+def files_at(path: str) -> list[str]:
+    """Return the file itself, or all files of a folder (PEFT keeps settings beside the numbers)."""
     if not os.path.isdir(path):
         return [path]
     return [entry.path for entry in os.scandir(path) if entry.is_file()]
@@ -79,19 +80,19 @@ def _of_file(path: Path) -> str:
 
 def _hash(path: Path) -> str:
     digest = hashlib.sha256()
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)
     return digest.hexdigest()
 
 
-def _cache_file() -> Path | None:
-    """Return where digests are kept, None where they are not."""
+def cache_file(name: str) -> Path | None:
+    """Return where a file of this name is kept in the user's cache folder, None where it is not."""
     folder = os.environ.get("INFERCORE_CACHE_DIR")
     if folder:
-        return None if folder == "none" else Path(folder) / "digests.json"
+        return None if folder == "none" else Path(folder) / name
     root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(root) / "infercore" / "digests.json" if os.path.isabs(root) else None
+    return Path(root) / "infercore" / name if os.path.isabs(root) else None
 
 
 def _read_cache(path: Path) -> dict[str, str]:
@@ -103,13 +104,13 @@ def _read_cache(path: Path) -> dict[str, str]:
 
 
 def _recall(key: str) -> str | None:
-    path = _cache_file()
+    path = cache_file("digests.json")
     return None if path is None else _read_cache(path).get(key)
 
 
 def _store(key: str, value: str) -> None:
     """Keep the digest; where the cache cannot be written it is only computed again."""
-    path = _cache_file()
+    path = cache_file("digests.json")
     if path is None:
         return
     try:

@@ -40,6 +40,7 @@ def reference_backend() -> BackendDescriptor:
         loader=reference_model.load,
         engine_version=lambda: f"numpy {np.__version__}",
         priority=-100,
+        tries_in_child=False,
     )
 
 

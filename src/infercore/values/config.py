@@ -90,6 +90,10 @@ class ModelConfig:
     (the engines' default) weights are pages of the file, read when they are used: a file that is
     cut short or overwritten in place after loading ends the process (SIGBUS), which nothing can
     catch. Replace model files by renaming, or load with ``use_mmap=False``.
+
+    ``check_in_child``: engines end the process over some corrupt files. None tries a file that was
+    not seen before in a child process, which has ended when this one loads; True tries it each
+    time, False never. A file that the child dies over is a `ModelFormatError`.
     """
 
     n_gpu_layers: int | None = attrs.field(default=None, validator=checks.integer(-1, 2**31 - 1))
@@ -102,6 +106,7 @@ class ModelConfig:
     use_mmap: bool | None = attrs.field(default=None, validator=checks.boolean())
     use_mlock: bool | None = attrs.field(default=None, validator=checks.boolean())
     check_tensors: bool | None = attrs.field(default=None, validator=checks.boolean())
+    check_in_child: bool | None = attrs.field(default=None, validator=checks.boolean())
     progress: Callable[[float], object] | None = attrs.field(default=None, validator=_callable)
     backend_options: Mapping[str, Any] = attrs.field(factory=dict, converter=_options)
 

@@ -160,8 +160,11 @@ class BackendDescriptor:
     and import no engine. ``loader(path, config)`` imports the engine and returns its model.
     Optional: ``check()`` raises `BackendUnavailableError` where the engine cannot run here,
     ``engine_version()`` and ``devices()`` tell about the engine, ``plan_memory(path,
-    model_config, context_config)`` answers before loading. ``model_options`` and
+    model_config, context_config)`` answers before loading, ``files(path)`` names the files of the
+    model at a path (default: the file, or those of the folder). ``model_options`` and
     ``context_options`` name the keys of ``backend_options`` that are understood.
+    ``tries_in_child=False`` says that reading a file cannot end the process, as for a reader in
+    Python: then files not seen before are not tried in a child (`ModelConfig.check_in_child`).
     """
 
     name: str = attrs.field(validator=checks.text())
@@ -175,5 +178,7 @@ class BackendDescriptor:
     engine_version: Any = None
     devices: Any = None
     plan_memory: Any = None
+    files: Any = None
+    tries_in_child: bool = attrs.field(default=True, validator=checks.boolean(optional=False))
     model_options: tuple[str, ...] = attrs.field(default=(), converter=_names)
     context_options: tuple[str, ...] = attrs.field(default=(), converter=_names)

@@ -9,9 +9,8 @@ import os
 import re
 from pathlib import Path
 
-from infercore import ModelFormatError, ModelNotFoundError
+from infercore import ModelFormatError, ModelNotFoundError, open_regular
 from infercore_llamacpp import soundness
-from infercore_llamacpp.header import open_regular
 
 MAGIC = b"GGUF"
 HEADER_BYTES = 24
@@ -55,7 +54,7 @@ def check_file(path: str) -> None:
         with open_regular(path) as stream:
             head = stream.read(HEADER_BYTES)
             _check_head(path, head)
-        wrong = soundness.complaint(path)
+        wrong = next(filter(None, map(soundness.complaint, _existing_parts(path))), None)
     except OSError as error:
         if isinstance(error, ModelFormatError):
             raise
@@ -72,6 +71,11 @@ def parts(path: str) -> tuple[str, ...]:
     folder, count = os.path.dirname(path), int(found["count"])
     names = (f"{found['stem']}-{i:05d}-of-{count:05d}.gguf" for i in range(1, count + 1))
     return tuple(os.path.join(folder, name) for name in names)
+
+
+def _existing_parts(path: str) -> list[str]:
+    """Return the parts that are there; the engine says which one is missing."""
+    return [part for part in parts(path) if os.path.exists(part)]
 
 
 def _wrong(path: str, why: str) -> ModelFormatError:

@@ -6,10 +6,11 @@ Source of the layout: ``docs/gguf.md`` in the ggml repository.
 from __future__ import annotations
 
 import os
-import stat
 import struct
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from infercore import open_regular
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,19 +59,6 @@ class Header:
     def own(self, key: str) -> Any:
         """Return the value of ``key`` under the architecture, None where it is absent."""
         return self.metadata.get(f"{self.architecture}.{key}")
-
-
-def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
-    """Open a file to read. Raises OSError for a pipe or a device too, which would never end."""
-    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-    number = os.open(path, flags)
-    try:
-        if not stat.S_ISREG(os.fstat(number).st_mode):
-            raise OSError("it is no regular file")
-        return os.fdopen(number, "rb")
-    except BaseException:
-        os.close(number)
-        raise
 
 
 def read(path: str) -> Header:

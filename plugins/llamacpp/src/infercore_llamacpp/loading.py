@@ -19,7 +19,6 @@ from infercore_llamacpp.devices import list_devices
 from infercore_llamacpp.library import api
 from infercore_llamacpp.overrides import to_overrides
 from infercore_llamacpp.settings import refuse
-from infercore_llamacpp.trial import check_in_child
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -53,7 +52,6 @@ def load(path: str, config: ModelConfig, *, allocate: bool = True) -> Loaded:
     ``progress`` cancelled; `UnsupportedFeatureError` and `InvalidInputError` for the config.
     """
     gguf.check_file(path)
-    _check_apart(path, config)
     devices = list_devices()
     params = api.llama_model_default_params()
     keep_alive = [_place(params, config, devices), _options(params, config)]
@@ -208,15 +206,6 @@ def _not_there(field: str, value: object, allowed: str) -> InvalidInputError:
         value=value,
         allowed=allowed,
     )
-
-
-def _check_apart(path: str, config: ModelConfig) -> None:
-    options = dict(config.backend_options)
-    asked = options.pop("check_in_child", None)
-    if asked is not None and not isinstance(asked, bool):
-        raise _not_there("check_in_child", asked, "True or False")
-    if asked:
-        check_in_child(path, options)
 
 
 # -- options of this engine --------------------------------------------------------------------

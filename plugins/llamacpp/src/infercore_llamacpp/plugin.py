@@ -10,7 +10,7 @@ from infercore_llamacpp import gguf, release
 if TYPE_CHECKING:
     from infercore import ContextConfig, DeviceInfo, MemoryPlan, ModelConfig
 
-MODEL_OPTIONS = ("check_in_child", "kv_overrides", "no_host", "use_extra_bufts")
+MODEL_OPTIONS = ("kv_overrides", "no_host", "use_extra_bufts")
 
 
 @hookimpl
@@ -27,6 +27,7 @@ def infercore_backend() -> BackendDescriptor:
         engine_version=engine_version,
         devices=devices,
         plan_memory=plan_memory,
+        files=gguf.parts,
         model_options=MODEL_OPTIONS,
         priority=10,
     )

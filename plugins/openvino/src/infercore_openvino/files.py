@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from infercore import ModelFormatError, ModelNotFoundError
+from infercore import ModelFormatError, ModelNotFoundError, read_regular
 
 MODEL_XML = "openvino_model.xml"
 POOLING_JSON = os.path.join("1_Pooling", "config.json")
@@ -21,6 +21,7 @@ _POOLING_MODES = {
 }
 _VARIABLE = b'type="ReadValue"'
 _HEAD_BYTES = 4096
+MAX_GRAPH_BYTES, MAX_JSON_BYTES = 2**30, 2**28
 _WEIGHT_RANGE = re.compile(rb'offset="(\d+)" size="(\d+)"')
 
 
@@ -110,8 +111,10 @@ def _check_graph(xml: str, weights: str, path: str) -> bool:
 
     Returns whether it has variables, that is: a cache.
     """
-    with open(xml, "rb") as file:
-        graph = file.read()
+    try:
+        graph = read_regular(xml, MAX_GRAPH_BYTES)
+    except OSError as error:
+        raise ModelFormatError(f"{xml} cannot be read: {error}", path=path) from error
     if b"<net" not in graph[:_HEAD_BYTES] or b"</net>" not in graph[-_HEAD_BYTES:]:
         raise ModelFormatError(
             f"{xml} is no OpenVINO graph, or only the beginning of one; export or copy it again",
@@ -129,11 +132,10 @@ def _check_graph(xml: str, weights: str, path: str) -> bool:
 
 def _read_json(folder: str, name: str, path: str) -> dict[str, Any]:
     try:
-        with open(os.path.join(folder, name), encoding="utf-8") as file:
-            found = json.load(file)
+        found = json.loads(read_regular(os.path.join(folder, name), MAX_JSON_BYTES))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelFormatError(
             f"{os.path.join(folder, name)} cannot be read: {error}", path=path
         ) from error
@@ -143,9 +145,11 @@ def _read_json(folder: str, name: str, path: str) -> dict[str, Any]:
 
 
 def read_text(folder: str, name: str) -> str | None:
-    """Return the text of a file, None if it is not there."""
+    """Return the text of a file, None if it is not there. Raises `ModelFormatError`."""
+    path = os.path.join(folder, name)
     try:
-        with open(os.path.join(folder, name), encoding="utf-8") as file:
-            return file.read()
+        return read_regular(path, MAX_JSON_BYTES).decode()
     except FileNotFoundError:
         return None
+    except (OSError, ValueError) as error:
+        raise ModelFormatError(f"{path} cannot be read: {error}", path=folder) from error

@@ -13,8 +13,9 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from infercore import MemoryPlan
+from infercore import MemoryPlan, read_regular
 from infercore_openvino.facts import KvShape
+from infercore_openvino.files import MAX_GRAPH_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -86,8 +87,7 @@ class _Constant:
 
 
 def _constants(xml: str) -> Iterator[_Constant]:
-    with open(xml, "rb") as file:
-        graph = file.read()
+    graph = read_regular(xml, MAX_GRAPH_BYTES)
     for found in _CONSTANT.finditer(graph):
         kind, shape = found[1].decode(), [int(d) for d in found[2].split(b",") if d.strip()]
         if kind in _BITS and len(shape) > 1:

@@ -1,0 +1,238 @@
+"""Files that were not seen before are tried in a child process before this one loads them.
+
+Engines end the process over some corrupt files, and whether they will cannot always be read from
+the file. So a child loads it first, evaluates some tokens and ends; then the parent loads. What
+was tried is remembered in the user's cache folder, by path, device, inode, size and time of each
+file, and of smaller files by their digest too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+
+from infercore.engine import digest
+from infercore.errors import ModelFormatError, ModelLoadError, OutOfMemoryError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from infercore.values.config import ModelConfig
+    from infercore.values.info import BackendDescriptor
+
+logger = logging.getLogger("infercore")
+
+CHILD = "infercore.trial"
+BEGUN, ENDED = "infercore: begun", "infercore: ended"
+# Modules of the working folder are not the child's business.
+_FLAGS = ("-P",) if sys.version_info >= (3, 11) else ()
+_LEAST_SECONDS = 120.0
+_BYTES_PER_SECOND = 20e6  # a file is read and evaluated faster than this, on any disk
+_HASH_UP_TO_BYTES = 1 << 28  # a larger one is tried sooner than it is hashed
+_MAX_KEPT = 4096
+_NOT_ASKED = ("check_in_child", "progress")  # fields of a config that are not the child's
+_seen: dict[str, None] = {}
+
+
+def check(
+    descriptor: BackendDescriptor, path: str, config: ModelConfig, *, only_plan: bool = False
+) -> None:
+    """Load the file in a child, where ``config.check_in_child`` wants it; the child has ended then.
+
+    ``only_plan`` lets it plan the memory and nothing more, which is not remembered.
+    Raises `ModelFormatError` where the child died or hung, `OutOfMemoryError` where the system
+    ended it, and, only if it was asked for, `ModelLoadError` where no child can be had.
+    """
+    if config.check_in_child is False:
+        return
+    if config.check_in_child is None and not descriptor.tries_in_child:
+        return
+    asked = _request(descriptor.name, path, config, only_plan=only_plan)
+    if asked is None:
+        _no_child(path, config, "its options cannot be handed over")
+        return
+    files = _files(descriptor, path)
+    keys = _keys(descriptor, asked, files)
+    if config.check_in_child is None and _is_known(keys):
+        return
+    reason = _try(path, asked, _seconds(files))
+    if reason is not None:
+        _no_child(path, config, reason)
+        return
+    if not only_plan:
+        _keep(keys)
+
+
+def _request(backend: str, path: str, config: ModelConfig, *, only_plan: bool) -> str | None:
+    """Return what the child is asked to do, None where it cannot be said in JSON."""
+    fields = attrs.asdict(config, recurse=False)
+    given = {name: _plain(value) for name, value in fields.items() if name not in _NOT_ASKED}
+    request = {"backend": backend, "path": os.path.abspath(path), "config": given}
+    try:
+        return json.dumps({**request, "only_plan": only_plan})
+    except (TypeError, ValueError):
+        return None
+
+
+def _plain(value: object) -> object:
+    return (
+        {key: _plain(item) for key, item in value.items()} if isinstance(value, Mapping) else value
+    )
+
+
+def _no_child(path: str, config: ModelConfig, reason: str) -> None:
+    if config.check_in_child:
+        raise ModelLoadError(
+            f"{path} could not be tried in a child process: {reason}; load it without "
+            "check_in_child=True",
+            path=path,
+        )
+    logger.warning("%s was not tried in a child process: %s", path, reason)
+
+
+def _files(descriptor: BackendDescriptor, path: str) -> Sequence[str]:
+    if descriptor.files is not None:
+        return [str(file) for file in descriptor.files(path)]
+    return digest.files_at(path)
+
+
+def _seconds(files: Sequence[str]) -> float:
+    return _LEAST_SECONDS + sum(map(os.path.getsize, files)) / _BYTES_PER_SECOND
+
+
+# -- the child ---------------------------------------------------------------------------------
+
+
+def _try(path: str, asked: str, seconds: float) -> str | None:
+    """Run the child; return why there was none. Raises for one that did not live."""
+    if not sys.executable:
+        return "this Python runs inside of a program and has no executable"
+    folders = os.pathsep.join(os.path.abspath(entry) for entry in sys.path if entry)
+    try:
+        done = subprocess.run(  # noqa: S603  (our own module, in our own interpreter)
+            [sys.executable, *_FLAGS, "-m", CHILD],
+            env={**os.environ, "PYTHONPATH": folders},
+            input=asked,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=seconds,
+            check=False,
+        )
+    except OSError as error:
+        return str(error)
+    except subprocess.TimeoutExpired as error:
+        raise ModelFormatError(
+            f"{path} failed its trial in a child process: it did not end within "
+            f"{seconds:.0f} seconds",
+            path=path,
+        ) from error
+    if BEGUN not in done.stdout:
+        return _last_line(done.stderr)
+    if ENDED not in done.stdout:
+        raise _death(path, done)
+    return None
+
+
+def _last_line(text: str) -> str:
+    return next((line for line in reversed(text.splitlines()) if line.strip()), "it says nothing")
+
+
+def _death(path: str, done: subprocess.CompletedProcess[str]) -> MemoryError | ModelFormatError:
+    code = done.returncode
+    if code == -getattr(signal, "SIGKILL", 0):
+        return OutOfMemoryError(
+            f"the system ended the child process in which {path} was tried: there is no memory "
+            "for it"
+        )
+    name = signal.Signals(-code).name if code < 0 else f"code {code}"
+    return ModelFormatError(
+        f"{path} failed its trial in a child process, which ended by {name}: "
+        f"{_last_line(done.stderr)}; the file is corrupt, or of a kind that the engine cannot run",
+        path=path,
+    )
+
+
+# -- what was tried ----------------------------------------------------------------------------
+
+
+def _keys(descriptor: BackendDescriptor, asked: str, files: Sequence[str]) -> list[str]:
+    """Return what the trial is known by: files as they lie there, and small ones by content.
+
+    The engine's version and all that was asked for are part of either.
+    """
+    version = descriptor.engine_version() if descriptor.engine_version is not None else ""
+    request = json.loads(asked)
+    del request["path"], request["only_plan"]
+    how = f"{json.dumps(request, sort_keys=True)}|{version}"
+    stats = [(os.path.realpath(file), os.stat(file)) for file in sorted(files)]
+    place = [
+        [path, found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns]
+        for path, found in stats
+    ]
+    keys = [_hash(f"{how}|{json.dumps(place)}")]
+    if keys[0] not in _known() and sum(found.st_size for _, found in stats) <= _HASH_UP_TO_BYTES:
+        keys.append(_hash(f"{how}|{digest.of_files(files)}"))
+    return keys
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _is_known(keys: Sequence[str]) -> bool:
+    known = _known()
+    found = any(key in known for key in keys)
+    if found and any(key not in known for key in keys):
+        _keep(keys)
+    return found
+
+
+def _known() -> dict[str, None]:
+    if not _seen:
+        _seen.update(_read())
+    return _seen
+
+
+def _read() -> dict[str, None]:
+    path = digest.cache_file("tried.json")
+    try:
+        kept = json.loads(path.read_text()) if path is not None else []
+    except (OSError, ValueError):
+        return {}
+    return (
+        dict.fromkeys(key for key in kept if isinstance(key, str)) if isinstance(kept, list) else {}
+    )
+
+
+def _keep(keys: Sequence[str]) -> None:
+    """Remember; where the cache cannot be written the next process tries again."""
+    _seen.update(dict.fromkeys(keys))
+    path = digest.cache_file("tried.json")
+    if path is None:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        kept = list({**_read(), **dict.fromkeys(keys)})[-_MAX_KEPT:]
+        handle, name = tempfile.mkstemp(dir=path.parent)
+        with os.fdopen(handle, "w") as file:
+            json.dump(kept, file)
+        Path(name).replace(path)
+    except OSError:
+        return
+
+
+def forget() -> None:
+    """Forget what this process knows; what is in the cache folder is read again."""
+    _seen.clear()

@@ -1,0 +1,75 @@
+"""What a child process does with a file before its parent loads it; see `infercore.engine.trial`.
+
+Run as ``python -m infercore.trial`` with the request as JSON on standard input. What is raised
+here the parent will be told by its own load: only the child's death counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from infercore.protocols.public import Context, Model
+
+_SMALL_BYTES = 1 << 28  # of such a model more is evaluated than a large one has time for
+_TEXT = "Once upon a time \t\r\n {x: 1}  \u00e9\u2028\u6f22\U0001f600 \u2581 </s> <0x0A>"
+_N_PIECES = 4096
+
+
+def main() -> None:
+    """Load the model that standard input names, use it a little, and end without destructors."""
+    import infercore as ic  # noqa: PLC0415  (the parent reads only names from here)
+    from infercore.engine import trial  # noqa: PLC0415
+
+    asked = json.load(sys.stdin)
+    config = ic.ModelConfig(**asked["config"], check_in_child=False)
+    backend = ic.get_backend(asked["backend"])
+    _say(trial.BEGUN)
+    with contextlib.suppress(Exception):
+        if asked["only_plan"]:
+            fields = {**asked["config"], "check_in_child": False}
+            ic.plan_memory(asked["path"], backend=asked["backend"], **fields)
+        else:
+            with backend.load_model(asked["path"], config) as model:
+                _use(model)
+    _say(trial.ENDED)
+    os._exit(0)
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def _use(model: Model) -> None:
+    with contextlib.suppress(Exception):  # a file may hold no vocabulary
+        _tokenize(model)
+    window = min(64, model.info.n_ctx_train or 64)
+    with model.new_context(n_ctx=window, n_batch=min(16, window)) as context:
+        _evaluate(context, model, 40 if model.info.size_bytes <= _SMALL_BYTES else 3)
+
+
+def _tokenize(model: Model) -> None:
+    tokenizer = model.tokenizer
+    tokens = tokenizer.encode(_TEXT)
+    tokenizer.decode(tokens)
+    for token in range(0, tokenizer.n_vocab, max(1, tokenizer.n_vocab // _N_PIECES)):
+        tokenizer.token_bytes(token)
+
+
+def _evaluate(context: Context, model: Model, n: int) -> None:
+    n_vocab = model.tokenizer.n_vocab
+    tokens = [(7 * i + n_vocab - 1) % n_vocab for i in range(min(n, context.n_ctx - 2))]
+    if model.info.has_encoder:
+        context.encode(tokens[: context.n_batch])
+    if model.capabilities.logits_all:
+        context.decode(tokens)
+        context.decode_one(tokens[0])
+
+
+if __name__ == "__main__":
+    main()

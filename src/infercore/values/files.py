@@ -1,0 +1,36 @@
+"""Files that others wrote: opened without waiting, read up to a bound."""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import BinaryIO
+
+_NO_WAITING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+
+
+def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+    """Return the file at ``path``, opened to read bytes.
+
+    Raises OSError, also for a pipe, a socket or a device: they may block, or never end.
+    """
+    number = os.open(path, os.O_RDONLY | _NO_WAITING)
+    try:
+        if not stat.S_ISREG(os.fstat(number).st_mode):
+            raise OSError(f"{os.fspath(path)!r} is no regular file")
+        return os.fdopen(number, "rb")
+    except BaseException:
+        os.close(number)
+        raise
+
+
+def read_regular(path: str | os.PathLike[str], most_bytes: int) -> bytes:
+    """Return what the file at ``path`` holds. Raises OSError; also where it is larger than that."""
+    with open_regular(path) as file:
+        data = file.read(most_bytes + 1)
+    if len(data) > most_bytes:
+        raise OSError(f"{os.fspath(path)!r} is larger than {most_bytes:,} bytes")
+    return data
