@@ -11,7 +11,6 @@ import numpy as np
 from infercore.errors import GrammarError, InvalidInputError, InvalidTokenError
 from infercore.sampling.eog import eog_ids
 from infercore.sampling.grammar import grammar_of
-from infercore.sampling.vocabulary import ll_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,7 +40,7 @@ def compile_constraint(
     """
     if response_format is None:
         return None
-    matcher = grammar_of(response_format).matcher(ll_tokenizer(tokenizer))
+    matcher = grammar_of(response_format).matcher(tokenizer)
     return Constraint(matcher, tokenizer, n_vocab or tokenizer.n_vocab)
 
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from infercore.errors import GrammarError, InvalidInputError
 from infercore.sampling.class_schema import schema_of_class
+from infercore.sampling.gbnf_lark import lark_of
 from infercore.sampling.schema_place import place_of_error
-from infercore.sampling.vocabulary import llguidance
+from infercore.sampling.vocabulary import ll_tokenizer, llguidance
 from infercore.values import checks
+
+if TYPE_CHECKING:
+    from infercore.protocols.public import Tokenizer
 
 _FIELD = "response_format"
 _REQUIRED = {
@@ -36,16 +40,22 @@ _SCHEMA_KEYWORDS = {
 class Grammar:
     """A grammar in llguidance's form (``text``), and the caller's ``source`` for messages.
 
-    ``schema`` is kept where it came from one.
+    ``schema`` is kept where it came from one. GBNF is put into that form when the vocabulary is
+    known, as it may name tokens.
     """
 
     text: str
     source: str
     schema: Mapping[str, Any] | None = None
+    gbnf: bool = False
 
-    def matcher(self, tokenizer: Any) -> Any:
+    def matcher(self, tokenizer: Tokenizer) -> Any:
         """Return a new ``llguidance.LLMatcher``. Raises `GrammarError`, naming the place."""
-        matcher = llguidance().LLMatcher(tokenizer, self.text, log_level=0)
+        module = llguidance()
+        text = self.text
+        if self.gbnf:
+            text = module.LLMatcher.grammar_from_lark(lark_of(self.source, tokenizer))
+        matcher = module.LLMatcher(ll_tokenizer(tokenizer), text, log_level=0)
         if matcher.is_error():
             raise GrammarError(self._explained(str(matcher.get_error())), source=self.source)
         return matcher
@@ -171,14 +181,7 @@ def _from_lark(grammar: Any) -> Grammar:
 
 def _from_gbnf(grammar: Any) -> Grammar:
     source = checks.check_text(_FIELD, grammar)
-    llguidance()
-    from llguidance.gbnf_to_lark import gbnf_to_lark  # noqa: PLC0415  (optional)
-
-    try:
-        lark = gbnf_to_lark(source)
-    except Exception as error:  # the converter raises bare Exception
-        raise GrammarError(f"the GBNF grammar is refused: {error}", source=source) from error
-    return Grammar(llguidance().LLMatcher.grammar_from_lark(lark), source)
+    return Grammar("", source, gbnf=True)
 
 
 def _from_choices(choices: Any) -> Grammar:
