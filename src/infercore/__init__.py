@@ -87,6 +87,7 @@ if TYPE_CHECKING:
     from infercore.values.manifest import ContextManifest as ContextManifest
     from infercore.values.manifest import ManifestSegment as ManifestSegment
     from infercore.values.manifest import hash_token_ids as hash_token_ids
+    from infercore.values.memory import free_bytes as free_bytes
     from infercore.values.pool import PoolConfig as PoolConfig
     from infercore.values.pool import PoolStats as PoolStats
     from infercore.values.session import ContextReport as ContextReport
@@ -129,6 +130,7 @@ _HOMES = {
         "BackendDescriptor BackendInfo Capabilities DeviceInfo MemoryPlan ModelInfo PerfCounters"
     ),
     "infercore.values.manifest": "ContextManifest ManifestSegment hash_token_ids",
+    "infercore.values.memory": "free_bytes",
     "infercore.values.pool": "PoolConfig PoolStats",
     "infercore.values.session": (
         "ContextReport Message PrefixInput PrefixStatus Snapshot StreamChunk SuffixInput "

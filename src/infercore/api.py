@@ -303,13 +303,21 @@ def _load(descriptor: BackendDescriptor, path: str, config: ModelConfig) -> Guar
             raise
         raise _load_failure(descriptor.name, path, error) from error
     load_ms = (time.perf_counter() - started) * 1e3
-    return _guarded(inner, descriptor, path, load_ms)
+    return _guarded(inner, descriptor, path, load_ms, config)
 
 
-def _guarded(inner: Any, descriptor: BackendDescriptor, path: str, load_ms: float) -> GuardedModel:
+def _guarded(
+    inner: Any, descriptor: BackendDescriptor, path: str, load_ms: float, config: ModelConfig
+) -> GuardedModel:
     """Return the guard around a plugin's model; weights without one are freed."""
     try:
-        return GuardedModel(inner, descriptor=descriptor, services=_SERVICES, load_ms=load_ms)
+        return GuardedModel(
+            inner,
+            descriptor=descriptor,
+            services=_SERVICES,
+            load_ms=load_ms,
+            options=config.backend_options,
+        )
     except BaseException as error:
         inner.close()
         if isinstance(error, InferCoreError) or not isinstance(error, Exception):

@@ -45,7 +45,7 @@ def save(
         "manifest": snapshot.manifest.to_dict(),
         "resident_tokens": snapshot.resident_tokens,
     }
-    atomic.write_whole(path, blob.pack(header, snapshot.data))
+    atomic.write_whole(path, blob.pack(header, snapshot.data), private=True)
     return snapshot
 
 

@@ -10,11 +10,11 @@ import stat
 _LONGEST_STEM = 64  # characters of the name that the passing file takes over
 
 
-def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
+def write_whole(path: str | os.PathLike[str], data: bytes, *, private: bool = False) -> None:
     """Write ``data`` to ``path``: where that fails or is killed, the older file stays.
 
-    A link is followed, and the permissions of an older file stay as they are. What is no regular
-    file (a pipe, a device) is written to in place. Raises OSError.
+    A link is followed, and the permissions of an older file stay as they are; a new one is its
+    owner's alone if it is ``private``, as what holds people's texts is. What is no regular file (a pipe, a device) is written to in place. Raises OSError.
     """
     wanted = os.fsdecode(path)
     older = _stat(wanted)
@@ -25,7 +25,7 @@ def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
     target = os.path.realpath(wanted)
     name = _beside(target)
     try:
-        with open(name, "xb") as file:
+        with open(name, "xb", opener=_private if private else None) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -39,6 +39,10 @@ def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
             with contextlib.suppress(OSError):
                 os.unlink(name)
         raise
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _stat(path: str) -> os.stat_result | None:

@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 MAGIC = b"infcstat"
 FORMAT_VERSION = 2
 MAX_COUNT = 2**31
+MAX_BYTES = 2**62
 _CHECKSUM_BYTES = 4
-_PREFIX_BYTES = 16
+PREFIX_BYTES = 16
+MAX_HEADER_BYTES = 2**28
 _PAIR = 2
 _ALIGNMENT_BYTES = 16  # of the payload, by blanks behind the header: NumPy is slow without
 
@@ -38,7 +40,7 @@ def pack(header: dict[str, Any], payload: Buffer, logits: Buffer = b"") -> bytes
         "logits_bytes": len(row),
     }
     text = json.dumps(head).encode()
-    text += b" " * (-(_PREFIX_BYTES + len(text) + _CHECKSUM_BYTES) % _ALIGNMENT_BYTES)
+    text += b" " * (-(PREFIX_BYTES + len(text) + _CHECKSUM_BYTES) % _ALIGNMENT_BYTES)
     start = MAGIC + len(text).to_bytes(8, "little") + text
     first = _checksum(start)
     return b"".join([start, first, body, row, _checksum(start, first, body, row)])
@@ -70,6 +72,24 @@ def read_header(data: Buffer) -> dict[str, Any]:
     return _opened(data)[0]
 
 
+def header_bytes(start: Buffer) -> int:
+    """Return how many bytes the header and its checksum take behind these first `PREFIX_BYTES`.
+
+    Raises `SnapshotError` where no header is that long.
+    """
+    view = memoryview(start)
+    n_bytes = int.from_bytes(view[len(MAGIC) : PREFIX_BYTES], "little") + _CHECKSUM_BYTES
+    if n_bytes > MAX_HEADER_BYTES:
+        raise _truncated()
+    return n_bytes
+
+
+def _rest_bytes(start: Buffer) -> int:
+    """Return how many bytes follow a header. Raises `SnapshotError` where ``start`` is none."""
+    header = _opened(start)[0]
+    return int(header["payload_bytes"]) + int(header["logits_bytes"]) + _CHECKSUM_BYTES
+
+
 def _opened(data: Buffer) -> tuple[dict[str, Any], memoryview, int]:
     """Return the header, all bytes, and where the payload starts."""
     if not isinstance(data, (bytes, bytearray, memoryview)):
@@ -78,11 +98,11 @@ def _opened(data: Buffer) -> tuple[dict[str, Any], memoryview, int]:
         view = memoryview(data).cast("B")
     except (TypeError, ValueError) as error:  # with gaps, or released
         raise _error("cannot be read from one end to the other", "format") from error
-    if len(view) < _PREFIX_BYTES + 2 * _CHECKSUM_BYTES or view[:8] != MAGIC:
+    if len(view) < PREFIX_BYTES + 2 * _CHECKSUM_BYTES or view[:8] != MAGIC:
         raise _error("does not start as saved state does", "format")
-    end = _PREFIX_BYTES + int.from_bytes(view[8:_PREFIX_BYTES], "little")
+    end = PREFIX_BYTES + int.from_bytes(view[8:PREFIX_BYTES], "little")
     start = end + _CHECKSUM_BYTES
-    header = _header(view[_PREFIX_BYTES:end]) if start <= len(view) else None
+    header = _header(view[PREFIX_BYTES:end]) if start <= len(view) else None
     if header is None:
         raise _truncated()
     if header["format_version"] != FORMAT_VERSION:
@@ -94,11 +114,7 @@ def _opened(data: Buffer) -> tuple[dict[str, Any], memoryview, int]:
     return header, view, start
 
 
-_HEADER_TYPES = {
-    "format_version": int,
-    "payload_bytes": int,
-    "logits_bytes": int,
-}
+_COUNTS = ("format_version", "payload_bytes", "logits_bytes")
 
 
 def _header(text: memoryview) -> dict[str, Any] | None:
@@ -109,9 +125,16 @@ def _header(text: memoryview) -> dict[str, Any] | None:
         return None
     if not isinstance(header, dict):
         return None
-    if any(not isinstance(header.get(name), kind) for name, kind in _HEADER_TYPES.items()):
+    counts = [header.get(name) for name in _COUNTS]
+    if any(type(count) is not int or not 0 <= count < MAX_BYTES for count in counts):
         return None
     return header
+
+
+def check_size(start: Buffer, n_bytes: int) -> None:
+    """Raise `SnapshotError` unless a blob that starts so, header and all, has ``n_bytes``."""
+    if len(memoryview(start)) + _rest_bytes(start) != n_bytes:
+        raise _truncated()
 
 
 def _truncated() -> SnapshotError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -28,7 +29,7 @@ from infercore.values.manifest import kv_options
 from infercore.values.pool import pool_config
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from typing_extensions import Self
 
@@ -104,6 +105,7 @@ class GuardedModel:
         descriptor: BackendDescriptor,
         services: Services,
         load_ms: float = 0.0,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
         self._inner = inner
         self._weights = _Weights(inner)
@@ -114,7 +116,7 @@ class GuardedModel:
         self.backend = descriptor.name
         self.backend_version = _version(descriptor)
         self.info = inner.info
-        self.runtime: Mapping[str, Any] = getattr(inner, "runtime", {})
+        self.runtime = _runtime(inner, descriptor, options or {})
         self._closed = threading.Event()
         weights = self._weights
         self.tokenizer = GuardedTokenizer(
@@ -225,6 +227,7 @@ class GuardedModel:
             "backend_version": self.backend_version,
             "model_digest": self.digest,
             "kv": kv_options(effective),
+            "runtime": {name: str(value) for name, value in self.runtime.items()},
             "adapters": digest.adapter_identities(effective.get("adapters") or ()),
         }
 
@@ -304,6 +307,28 @@ class GuardedModel:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _runtime(
+    inner: EngineModel, descriptor: BackendDescriptor, options: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """Return what KV values depend on beside a context's own options.
+
+    What the plugin tells, and all that the model was loaded with and that is not known to be
+    neutral: so nobody forgets an option.
+    """
+    neutral = getattr(descriptor, "neutral_options", ())
+    named = {name: value for name, value in options.items() if name not in neutral}
+    told: Mapping[str, Any] = getattr(inner, "runtime", {})
+    return {**told, "options": _canonical(named)} if named else told
+
+
+def _canonical(value: object) -> str:
+    """Return a text that is the same for equal options, in whatever order they were given."""
+    if isinstance(value, Mapping):
+        pairs = sorted((repr(key), _canonical(item)) for key, item in value.items())
+        return "{" + ", ".join(f"{key}: {item}" for key, item in pairs) + "}"
+    return repr(value)
 
 
 def _version(descriptor: BackendDescriptor) -> str:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 REQUIRED = ("name", "api_version", "match", "loader")
 CALLABLE = ("match", "loader")
 CALLABLE_OR_NONE = ("check", "engine_version", "devices", "plan_memory", "files")
-NAMES = ("formats", "model_options", "context_options")
+NAMES = ("formats", "model_options", "context_options", "neutral_options")
 
 
 def validated(found: Any, source: Source) -> BackendDescriptor:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from infercore.engine import atomic, blob
-from infercore.errors import ModelNotFoundError, SnapshotError
+from infercore.errors import ModelNotFoundError, OutOfMemoryError, SnapshotError
 from infercore.session.parts import DECODED, EMPTY, PREFIXED, READY, Parts
 from infercore.values import checks
+from infercore.values.files import open_regular
 from infercore.values.manifest import ContextManifest
+from infercore.values.memory import free_bytes
 from infercore.values.session import PrefixInput, Snapshot
 
 if TYPE_CHECKING:
-    import os
-
     from infercore.session.session import CoreSession
 
 
@@ -49,34 +49,64 @@ def _plain(parts: Parts) -> dict[str, Any]:
     return plain
 
 
-def _parts(plain: dict[str, Any]) -> Parts:
-    prefix = plain.pop("prefix")
-    parts = Parts(**plain)
-    if prefix is not None:
-        parts.prefix = PrefixInput(text=prefix[0], parse_special=prefix[1])
-    return parts
-
-
 def _opened(data: bytes) -> dict[str, Any]:
     """Return what a session noted in its saved sequence, as objects. Raises `SnapshotError`.
 
-    Of the rest nothing is looked at: the context does so when it restores it.
+    All that is kept of it is checked; what the sequence holds the context checks when it restores.
     """
-    note: dict[str, Any] | None = blob.read_header(data).get("note")
+    note = blob.read_header(data).get("note")
     if note is None:
         raise SnapshotError(
             "these bytes are a context's, not a session's; give them to the context", reason="kind"
         )
     try:
-        note["manifest"] = ContextManifest.from_dict(note["manifest"])
-        note["parts"] = _parts(note["parts"])
-        known = note["state"] in (EMPTY, PREFIXED, READY, DECODED)
-        counts = [note["logical"], 0 if note["cut"] is None else note["cut"]]
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        _need(isinstance(note, dict) and set(note) == _NOTE, "its fields are not those of a note")
+        _need(note["state"] in (EMPTY, PREFIXED, READY, DECODED), "its state is none")
+        _need(_is_count(note["logical"]), "it counts no tokens")
+        _need(note["cut"] is None or _is_count(note["cut"]), "its cut is no position")
+        return {
+            **note,
+            "manifest": ContextManifest.from_dict(note["manifest"]),
+            "parts": _parts(note["parts"], note["logical"]),
+        }
+    except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
         raise _malformed(error) from error
-    if not known or not all(checks.is_integer(count) and count >= 0 for count in counts):
-        raise _malformed("a value is out of its range")
-    return note
+
+
+_NOTE = {"state", "manifest", "logical", "cut", "parts"}
+_PARTS = {field.name for field in attrs.fields(Parts)}
+_PAIR = 2
+
+
+def _need(well: object, what: str) -> None:
+    if not well:
+        raise ValueError(what)
+
+
+def _is_count(value: object) -> bool:
+    return checks.is_integer(value) and 0 <= int(str(value)) < blob.MAX_COUNT
+
+
+def _parts(plain: Any, logical: int) -> Parts:
+    """Return the parts that `_plain` made plain. Raises ValueError for anything else."""
+    _need(isinstance(plain, dict) and set(plain) == _PARTS, "its parts are not those of a session")
+    ids, prefix, ended_by = plain["prefix_ids"], plain["prefix"], plain["ended_by"]
+    _need(isinstance(ids, list) and all(map(_is_count, ids)), "its prefix has ids that are none")
+    for name in ("n_prefix", "n_generated", "n_evaluated"):
+        _need(_is_count(plain[name]), f"its {name} is no number of tokens")
+    _need(plain["n_prefix"] <= len(ids), "more of its prefix stands than there is")
+    _need(plain["n_prefix"] + plain["n_generated"] <= logical, "its parts are more than the whole")
+    _need(ended_by is None or _is_count(ended_by), "its end is no token")
+    _need(isinstance(plain["suffix_text"], str), "its suffix is no text")
+    for name in ("templated", "plain", "merges"):
+        _need(isinstance(plain[name], bool), f"its {name} is neither true nor false")
+    for name in ("byte_hash", "token_hash"):
+        _need(plain[name] is None or isinstance(plain[name], str), f"its {name} is no hash")
+    text = None
+    if prefix is not None:
+        _need(isinstance(prefix, list) and len(prefix) == _PAIR, "its prefix is no text")
+        text = PrefixInput(text=prefix[0], parse_special=prefix[1])
+    return Parts(**{**plain, "prefix": text})
 
 
 def _malformed(reason: object) -> SnapshotError:
@@ -122,7 +152,7 @@ def write(snapshot: Snapshot, path: str | os.PathLike[str]) -> None:
 
     Raises OSError where the disk is full or the folder cannot be written.
     """
-    atomic.write_whole(path, snapshot.data)
+    atomic.write_whole(path, snapshot.data, private=True)
 
 
 def read(path: str | os.PathLike[str]) -> Snapshot:
@@ -132,9 +162,11 @@ def read(path: str | os.PathLike[str]) -> Snapshot:
     """
     started = time.perf_counter()
     try:
-        data = Path(path).read_bytes()
+        data = _read_saved(path)
     except FileNotFoundError as error:
         raise ModelNotFoundError(f"there is no saved session at {path}", path=str(path)) from error
+    except OSError as error:
+        raise SnapshotError(f"{path} cannot be read: {error}", reason="file") from error
     note = _opened(data)
     return Snapshot(
         manifest=note["manifest"],
@@ -142,3 +174,19 @@ def read(path: str | os.PathLike[str]) -> Snapshot:
         resident_tokens=note["logical"],
         elapsed_ms=(time.perf_counter() - started) * 1e3,
     )
+
+
+def _read_saved(path: str | os.PathLike[str]) -> bytes:
+    """Return the file if it is as long as its header says. Raises OSError, `SnapshotError`.
+
+    What is larger than the free memory is `OutOfMemoryError`, before it is read.
+    """
+    with open_regular(path) as file:
+        n_bytes = os.fstat(file.fileno()).st_size
+        start = file.read(blob.PREFIX_BYTES)
+        start += file.read(blob.header_bytes(start))
+        blob.check_size(start, n_bytes)
+        free = free_bytes()
+        if n_bytes > free:
+            raise OutOfMemoryError(f"{path} has {n_bytes:,} bytes and {free:,} are free")
+        return start + file.read()

@@ -163,6 +163,8 @@ class BackendDescriptor:
     model_config, context_config)`` answers before loading, ``files(path)`` names the files of the
     model at a path (default: the file, or those of the folder). ``model_options`` and
     ``context_options`` name the keys of ``backend_options`` that are understood.
+    ``neutral_options`` are those of ``model_options`` that change no value in a KV cache; all
+    others that a model is loaded with belong to the identity of its saved state.
     ``tries_in_child=False`` says that reading a file cannot end the process, as for a reader in
     Python: then files not seen before are not tried in a child (`ModelConfig.check_in_child`).
     """
@@ -182,3 +184,4 @@ class BackendDescriptor:
     tries_in_child: bool = attrs.field(default=True, validator=checks.boolean(optional=False))
     model_options: tuple[str, ...] = attrs.field(default=(), converter=_names)
     context_options: tuple[str, ...] = attrs.field(default=(), converter=_names)
+    neutral_options: tuple[str, ...] = attrs.field(default=(), converter=_names)

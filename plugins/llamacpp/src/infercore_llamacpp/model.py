@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from infercore import OutOfMemoryError
+from infercore import OutOfMemoryError, free_bytes
 from infercore_llamacpp import capabilities, gguf, loading, log, plan, rope, settings
 from infercore_llamacpp.adapters import Adapters
 from infercore_llamacpp.context import LlamaContext, RecurrentContext
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
     from infercore import ContextConfig, MemoryPlan, ModelConfig, SamplingConfig
     from infercore_llamacpp.sampler import LlamaSampler
+
+_SWITCHES = ("LLAMA_ATTN_ROT_DISABLE",)  # of the environment: they change what a cache holds
 
 
 class LlamaModel:
@@ -34,7 +37,8 @@ class LlamaModel:
         self.handle = loaded.handle
         self._owned: Owned | None = owned
         self.load_ms = 0.0
-        self.traits = read_traits(self.handle, has_gpu=loaded.has_gpu)
+        overrides = config.backend_options.get("kv_overrides") or {}
+        self.traits = read_traits(self.handle, has_gpu=loaded.has_gpu, overrides=overrides)
         self.info = self.traits.info
         self.vocab: int = api.llama_model_get_vocab(self.handle)
         template = api.llama_model_chat_template(self.handle, None)
@@ -47,6 +51,7 @@ class LlamaModel:
         self.runtime: Mapping[str, Any] = {
             "device": loaded.device,
             "n_gpu_layers": loaded.n_gpu_layers,
+            **{name: os.environ[name] for name in _SWITCHES if os.environ.get(name)},
         }
 
     @classmethod
@@ -95,7 +100,7 @@ class LlamaModel:
         The engine writes to all of its cache at once, so a cache beyond the free memory does not
         fail: the process is ended from outside.
         """
-        free = plan.free_bytes()
+        free = free_bytes()
         n_bytes = plan.most_kv_bytes(chosen, self.traits)
         if self.traits.has_gpu or n_bytes <= free // 2:
             return

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import os
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from infercore import (
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
     from infercore_llamacpp.traits import Traits
 
 _MIB = 2**20
-_UNKNOWN = 2**62
-_RESERVE = 48 * _MIB
 _CELLS_OF_STREAM = 256  # the engine pads to at least this
 _CACHE = re.compile(r"^(llama_kv_cache|llama_memory_recurrent)\w*: size = +([\d.]+) MiB")
 _CELLS = re.compile(r"^llama_kv_cache\w*: size = .*\( *(\d+) cells, .*?(\d+)/\d+ seqs\)")
@@ -42,7 +39,6 @@ _BYTES_OF_BLOCK = {
     "f32": 128, "f16": 64, "bf16": 64, "q8_0": 34, "q5_1": 24, "q5_0": 22, "q4_1": 20,
     "q4_0": 18, "iq4_nl": 18,
 }  # fmt: skip
-_CGROUP = Path("/sys/fs/cgroup")
 
 
 def plan_memory(
@@ -54,7 +50,8 @@ def plan_memory(
     """
     loaded = loading.load(str(path), model_config or ModelConfig(), allocate=False)
     try:
-        traits = read_traits(loaded.handle, has_gpu=loaded.has_gpu)
+        overrides = {} if model_config is None else model_config.backend_options.get("kv_overrides")
+        traits = read_traits(loaded.handle, has_gpu=loaded.has_gpu, overrides=overrides or {})
         chosen = settings.resolve(config or ContextConfig(), traits)
         n_weight_bytes = traits.info.size_bytes
         if loaded.repacks:  # the file's pages stay beside the copies
@@ -145,41 +142,3 @@ def most_kv_bytes(chosen: dict[str, Any], traits: Traits) -> int:
     n_cells = max(chosen["n_ctx"], _CELLS_OF_STREAM * n_streams)
     n_rows = int(n_cells) * traits.info.n_layer * max(1, traits.info.n_head_kv)
     return n_rows * (k * traits.head_k + v * traits.head_v) // KV_BLOCK
-
-
-def free_bytes() -> int:
-    """Return the memory that this process may still take, a very large number if unknown."""
-    return min(_system_free(), _group_free(), _address_space_free())
-
-
-def _address_space_free() -> int:
-    """Return what ``ulimit -v`` leaves, less what the engine takes beside its buffers.
-
-    It ends the process where one of its small allocations fails, so these must not.
-    """
-    try:
-        import resource  # noqa: PLC0415  (not on every system)
-
-        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-        n_pages = int(Path("/proc/self/statm").read_text().split()[0])
-    except (ImportError, OSError):
-        return _UNKNOWN
-    if limit == resource.RLIM_INFINITY:
-        return _UNKNOWN
-    return max(0, limit - n_pages * resource.getpagesize() - _RESERVE)
-
-
-def _system_free() -> int:
-    try:
-        found = re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text())
-    except OSError:
-        found = None
-    return int(found[1]) * 1024 if found else _UNKNOWN
-
-
-def _group_free() -> int:
-    try:
-        limit = int((_CGROUP / "memory.max").read_text())
-        return max(0, limit - int((_CGROUP / "memory.current").read_text()))
-    except (OSError, ValueError):  # no control groups, or "max": no limit
-        return _UNKNOWN

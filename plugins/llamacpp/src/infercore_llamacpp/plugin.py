@@ -29,6 +29,7 @@ def infercore_backend() -> BackendDescriptor:
         plan_memory=plan_memory,
         files=gguf.parts,
         model_options=MODEL_OPTIONS,
+        neutral_options=("no_host",),
         priority=10,
     )
 

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from infercore import ModelInfo
 from infercore_llamacpp.library import api, text_of
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_NONE: Mapping[str, object] = MappingProxyType({})
 KV_TYPES = {
     "f32": api.GGML_TYPE_F32,
     "f16": api.GGML_TYPE_F16,
@@ -131,6 +137,10 @@ class Traits:
         return self.own("attention.key_length_mla") is not None
 
 
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def read_metadata(model: int) -> dict[str, str]:
     """Return what the model's file says of itself, as text."""
     metadata = {}
@@ -142,9 +152,11 @@ def read_metadata(model: int) -> dict[str, str]:
     return metadata
 
 
-def read_info(model: int, *, has_memory: bool) -> ModelInfo:
+def read_info(
+    model: int, *, has_memory: bool, overrides: Mapping[str, object] = _NONE
+) -> ModelInfo:
     """Return the shape of a loaded model."""
-    metadata = read_metadata(model)
+    metadata = {**read_metadata(model), **{key: _text(value) for key, value in overrides.items()}}
     return ModelInfo(
         architecture=metadata.get("general.architecture", ""),
         n_vocab=api.llama_vocab_n_tokens(api.llama_model_get_vocab(model)),
@@ -164,10 +176,13 @@ def read_info(model: int, *, has_memory: bool) -> ModelInfo:
     )
 
 
-def read_traits(model: int, *, has_gpu: bool) -> Traits:
-    """Return all that is known of a loaded model; makes a small context for a moment."""
+def read_traits(model: int, *, has_gpu: bool, overrides: Mapping[str, object] = _NONE) -> Traits:
+    """Return all that is known of a loaded model; makes a small context for a moment.
+
+    ``overrides`` took the place of what its file says, which the engine goes on telling.
+    """
     has_memory, can_shift, is_causal = _probe(model)
-    info = read_info(model, has_memory=has_memory)
+    info = read_info(model, has_memory=has_memory, overrides=overrides)
     head = info.n_embd // info.n_head if info.n_head else 0
 
     def length(key: str) -> int:

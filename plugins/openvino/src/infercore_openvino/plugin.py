@@ -128,4 +128,5 @@ def infercore_backend() -> BackendDescriptor:
         plan_memory=plan_memory,
         model_options=tuple(MODEL_OPTIONS),
         context_options=tuple(CONTEXT_OPTIONS),
+        neutral_options=("cache_dir",),
     )

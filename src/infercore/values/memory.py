@@ -1,0 +1,48 @@
+"""How much memory this process may still take."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+UNKNOWN = 2**62
+_RESERVE = 48 * 2**20
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def free_bytes() -> int:
+    """Return the memory that this process may still take, a very large number if unknown."""
+    return min(_system_free(), _group_free(), _address_space_free())
+
+
+def _address_space_free() -> int:
+    """Return what ``ulimit -v`` leaves, less what the engine takes beside its buffers.
+
+    It ends the process where one of its small allocations fails, so these must not.
+    """
+    try:
+        import resource  # noqa: PLC0415  (not on every system)
+
+        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+        n_pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except (ImportError, OSError):
+        return UNKNOWN
+    if limit == resource.RLIM_INFINITY:
+        return UNKNOWN
+    return max(0, limit - n_pages * resource.getpagesize() - _RESERVE)
+
+
+def _system_free() -> int:
+    try:
+        found = re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text())
+    except OSError:
+        found = None
+    return int(found[1]) * 1024 if found else UNKNOWN
+
+
+def _group_free() -> int:
+    try:
+        limit = int((_CGROUP / "memory.max").read_text())
+        return max(0, limit - int((_CGROUP / "memory.current").read_text()))
+    except (OSError, ValueError):  # no control groups, or "max": no limit
+        return UNKNOWN
