@@ -24,6 +24,7 @@ import attrs
 
 from infercore.engine import digest
 from infercore.errors import ModelFormatError, ModelLoadError, OutOfMemoryError
+from infercore.registry import default_registry
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,6 +59,8 @@ def check(
         return
     if config.check_in_child is None and not descriptor.tries_in_child:
         return
+    if config.check_in_child is None and not _is_installed(descriptor.name):
+        return  # handed over in person, so that no child can find it
     asked = _request(descriptor.name, path, config, only_plan=only_plan)
     if asked is None:
         _no_child(path, config, "its options cannot be handed over")
@@ -72,6 +75,10 @@ def check(
         return
     if not only_plan:
         _keep(keys)
+
+
+def _is_installed(backend: str) -> bool:
+    return any(record.name == backend for record in default_registry().records())
 
 
 def _request(backend: str, path: str, config: ModelConfig, *, only_plan: bool) -> str | None:
