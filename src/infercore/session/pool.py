@@ -11,14 +11,17 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from infercore.engine import window
+from infercore.engine.digest import adapter_identities
 from infercore.errors import SessionClosedError, UnsupportedFeatureError
 from infercore.session.base import SessionOptions
 from infercore.session.cost_model import CostModel
+from infercore.session.identity import identity
 from infercore.session.paged import PagedContext
 from infercore.session.pool_stream import PoolStream
 from infercore.session.runner import Owner
 from infercore.session.scheduler import Scheduler
 from infercore.session.session import CoreSession
+from infercore.session.store import Store
 from infercore.values import checks
 from infercore.values.pool import PoolStats
 
@@ -142,6 +145,7 @@ class SessionPool:
         config.check_window(self.window)
         fields = _context_fields(config, model.capabilities, self.window)
         wanted = attrs.evolve(asked, **fields)
+        self._store = _store_of(config, model.capabilities)
         scheduler = Scheduler(
             lambda: model.context_of(wanted),
             costs=CostModel(batching=config.batching),
@@ -150,7 +154,19 @@ class SessionPool:
             n_step_tokens=config.n_step_tokens,
             max_restarts=config.max_restarts,
             restart_window=config.restart_window,
+            store=self._store,
+            keeps_at_end=config.cache_dir is not None,
         )
+        if self._store is not None:
+            effective = scheduler.context.effective
+            scheduler.identity = identity(
+                model,
+                effective,
+                add_bos=False,
+                profile_id=None,
+                prompt_format=None,
+                adapters=adapter_identities(effective.get("adapters") or ()),
+            ).digest
         self.owner = Owner(scheduler)
         self._finalizer = weakref.finalize(self, _end, self.owner, model if owns_model else None)
 
@@ -248,6 +264,11 @@ class SessionPool:
             share.give_back(0)
             raise
 
+    def flush_cache(self, namespace: str | None = None) -> None:
+        """Forget what is kept of sequences that lost their cells, of all or of one namespace."""
+        if self._store is not None:
+            self._store.flush(namespace)
+
     # -- ends ----------------------------------------------------------------------------------
 
     def drain(self, timeout: float | None = None) -> bool:
@@ -284,6 +305,17 @@ def _end(owner: Owner, model: Any) -> None:
     owner.stop(wait=False)
     if model is not None:
         model.close()
+
+
+def _store_of(config: PoolConfig, kinds: Capabilities) -> Store | None:
+    if not kinds.sequence_state or not (config.cache_bytes or config.cache_dir):
+        return None
+    return Store(
+        n_bytes=config.cache_bytes,
+        folder=config.cache_dir,
+        folder_bytes=config.cache_dir_bytes,
+        can_cut=kinds.kv_remove in ("any", "suffix"),
+    )
 
 
 def _context_fields(config: PoolConfig, kinds: Capabilities, n_ctx: int) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from infercore.protocols.spi import FloatArray
     from infercore.session.cost_model import CostModel
     from infercore.session.sequence import Sequence
+    from infercore.session.store import Found, Store
 
 _MOST_ABORTS = 3
 """So often a call that nobody cancelled is tried again where the engine says that it was."""
@@ -87,7 +89,8 @@ class Scheduler:
         one_a_call: bool = False,
         max_restarts: int = 3,
         restart_window: float = 600.0,
-        store: Any = None,
+        store: Store | None = None,
+        keeps_at_end: bool = False,
         context: Any = None,
     ) -> None:
         self._open_context = open_context
@@ -105,6 +108,9 @@ class Scheduler:
         self._restart_window = restart_window
         self._restarts: deque[float] = deque()
         self._store = store
+        self._keeps_at_end = keeps_at_end
+        self.identity = ""
+        """What stored sequences belong to: model, engine, and options that change cells."""
         self._shared = self.context.n_seq_max == 1 or self.context.n_ctx_seq == self.context.n_ctx
         self.inbox: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self.sequences: set[Sequence] = set()
@@ -493,14 +499,21 @@ class Scheduler:
         n_found = max(sequence.n_held, n_shared)
         self._trim(sequence)
         n_needed = max(1, len(sequence.tokens) - n_found)
+        stored = None
+        if source is None and self._store is not None and sequence.saved is None:
+            stored = self._store.find(
+                sequence.namespace, self.identity, sequence.tokens[: max(0, n_most)]
+            )
+            if stored is not None and stored.n_tokens > sequence.n_held:
+                n_needed = max(n_needed, stored.n_stored)
         if not self._make_free(sequence, n_needed, spare=source) and self.running:
             return False
         if sequence.saved is not None and not sequence.n_held:
             self._restore_own(job)
         elif source is not None and n_shared > sequence.n_held:
             self._copy(job, source, n_shared)
-        elif self._store is not None:
-            self._restore(job, n_most)
+        elif stored is not None:
+            self._restore(job, stored)
         return True
 
     def _source(self, sequence: Sequence, n_most: int) -> tuple[Sequence | None, int]:
@@ -562,12 +575,11 @@ class Scheduler:
         if data is not None and self._load(sequence, data):
             job.n_restored += sequence.n_held
 
-    def _restore(self, job: Job, n_most: int) -> None:
+    def _restore(self, job: Job, stored: Found) -> None:
         sequence = job.sequence
-        found = self._store.find(sequence.namespace, sequence.tokens[:n_most])
-        if found is None or found[0] <= sequence.n_held:
+        if stored.n_tokens <= sequence.n_held or self._free(sequence) < stored.n_stored:
             return
-        data = found[1]()
+        data = stored.load()
         if data is None:
             return
         if sequence.n_cells:
@@ -663,7 +675,7 @@ class Scheduler:
     def _move_out(self, sequence: Sequence) -> None:
         if not self.context.capabilities.sequence_state:
             return
-        if self._store is None and not sequence.is_cut:
+        if (self._store is None or self._store.is_off) and not sequence.is_cut:
             return
         self._trim(sequence)
         if not sequence.n_held:
@@ -676,8 +688,9 @@ class Scheduler:
             return
         if sequence.is_cut:
             sequence.saved = data
-        else:
-            self._store.put(sequence.namespace, sequence.tokens[: sequence.n_held], data)
+        elif self._store is not None:
+            held = sequence.tokens[: sequence.n_held]
+            self._store.put(sequence.namespace, self.identity, held, data)
         self.count.n_moved_out += 1
 
     def _preempt(self, job: Job) -> None:
@@ -970,6 +983,10 @@ class Scheduler:
                 held = []
             sequence.n_cells = len(held)
             sequence.n_held = common_prefix(held, sequence.tokens)
+        for job in self.running:
+            sequence = job.sequence
+            if sequence.tokens and sequence.n_held == len(sequence.tokens):
+                self._hold_less(sequence)  # the engine did it before it failed: its row is gone
 
     def _restart(self, error: SessionFatalError, suspects: list[Sequence]) -> None:
         """Open the context anew, or let all end where that was done too often."""
@@ -1025,7 +1042,17 @@ class Scheduler:
             return
         self.closed = True
         self.end_all()
+        if self._store is not None:
+            self._keep_all()
+            self._store.close()
         self.context.close()
+
+    def _keep_all(self) -> None:
+        """Move out what is held, for the next program that uses the folder."""
+        if self.fatal is None and self._store is not None and self._keeps_at_end:
+            with suppress(InferCoreError):
+                for sequence in self._idle():
+                    self._let_go(sequence, keep=True)
 
 
 def _stuck() -> InvalidStateError:
