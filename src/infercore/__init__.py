@@ -18,6 +18,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from infercore.api import aopen_pool as aopen_pool
     from infercore.api import aopen_session as aopen_session
     from infercore.api import backends as backends
     from infercore.api import embed as embed
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
     from infercore.protocols.spi import EngineModel as EngineModel
     from infercore.protocols.spi import EngineTokenizer as EngineTokenizer
     from infercore.session.asynchronous import AsyncSession as AsyncSession
+    from infercore.session.observer import set_observer as set_observer
     from infercore.session.pool import SessionPool as SessionPool
     from infercore.values.config import AdapterSpec as AdapterSpec
     from infercore.values.config import ContextConfig as ContextConfig
@@ -105,7 +107,8 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "infercore.api": (
-        "aopen_session backends embed get_backend load_model open_pool open_session plan_memory"
+        "aopen_pool aopen_session backends embed get_backend load_model open_pool open_session "
+        "plan_memory"
     ),
     "infercore.errors": (
         "BackendNotFoundError BackendUnavailableError CallTimeoutError ContextOverflowError "
@@ -121,6 +124,7 @@ _HOMES = {
     "infercore.protocols.session": "Session",
     "infercore.protocols.spi": "EngineContext EngineModel EngineTokenizer",
     "infercore.session.asynchronous": "AsyncSession",
+    "infercore.session.observer": "set_observer",
     "infercore.session.pool": "SessionPool",
     "infercore.values.config": (
         "AdapterSpec ContextConfig DecodeConfig KVType ModelConfig SamplingConfig SpeculativeConfig"

@@ -21,7 +21,7 @@ from infercore.errors import (
     UnsupportedFeatureError,
 )
 from infercore.registry import default_registry
-from infercore.session.asynchronous import Opening
+from infercore.session.asynchronous import AsyncSession, Opening
 from infercore.session.base import SessionOptions
 from infercore.session.session import new_session
 from infercore.values import checks
@@ -137,7 +137,7 @@ def aopen_session(
     backend: str | None = None,
     config: ContextConfig | None = None,
     **fields: Any,
-) -> Opening:
+) -> Opening[AsyncSession]:
     """Return what ``async with`` opens an `AsyncSession` from, and what awaiting gives one.
 
     Arguments and errors as in `open_session`; loading runs in a thread.
@@ -146,7 +146,25 @@ def aopen_session(
     def work() -> Session:
         return open_session(path_or_model, backend=backend, config=config, **fields)
 
-    return Opening(work)
+    return Opening(work, AsyncSession)
+
+
+def aopen_pool(
+    path_or_model: AnyPath | Model,
+    *,
+    backend: str | None = None,
+    config: PoolConfig | None = None,
+    **fields: Any,
+) -> Opening[SessionPool]:
+    """Return what ``async with`` opens a `SessionPool` from, and what awaiting gives one.
+
+    Arguments and errors as in `open_pool`; loading runs in a thread.
+    """
+
+    def work() -> SessionPool:
+        return open_pool(path_or_model, backend=backend, config=config, **fields)
+
+    return Opening(work, lambda pool: pool)
 
 
 def open_pool(

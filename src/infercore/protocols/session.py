@@ -40,16 +40,21 @@ class Session(Protocol):
     def closed(self) -> bool:
         """Whether `close` was called."""
 
-    def ensure_prefix(self, prefix: PrefixInput | str) -> PrefixStatus:
+    def ensure_prefix(
+        self, prefix: PrefixInput | str, *, timeout: float | None = None
+    ) -> PrefixStatus:
         """Make the context equal ``prefix``, evaluating only what is not resident.
 
         Suffix and generated tokens are no longer part of it; the engine may hold them as a warm
         tail. Raises `ContextOverflowError` (stage "prefix"), `InvalidInputError` and, where that
         was asked for, `ManifestMismatchError`: state unchanged. Cancelled, it raises
-        `DecodeAbortedError`: what was evaluated is reused when asked again.
+        `DecodeAbortedError`: what was evaluated is reused when asked again. So it is after
+        `CallTimeoutError`, where ``timeout`` seconds, waiting included, were not enough.
         """
 
-    def prefill_suffix(self, suffix: SuffixInput | str) -> SuffixStatus:
+    def prefill_suffix(
+        self, suffix: SuffixInput | str, *, timeout: float | None = None
+    ) -> SuffixStatus:
         """Put the volatile text after the prefix, evaluating only what is not resident.
 
         It takes the place of an earlier suffix and of what was generated, unless its mode is

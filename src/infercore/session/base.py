@@ -11,6 +11,7 @@ from infercore.engine.digest import adapter_identities
 from infercore.engine.gate import Gate
 from infercore.errors import SessionBusyError, SessionFatalError, UnsupportedFeatureError
 from infercore.session.identity import identity
+from infercore.session.observer import observed
 from infercore.session.parts import CLOSED, EMPTY, FATAL, PREFIXED, Parts
 from infercore.session.pieces import Pieces
 from infercore.session.report import context_report
@@ -56,13 +57,11 @@ class Home(Protocol):
     """**Protocol:** what a session lives in: a context, and how its calls enter and leave it."""
 
     context: Any
-    gate: AbstractContextManager[Any]
-    is_shared: bool
 
     def call(self, operation: str) -> AbstractContextManager[Any]:
         """Return what a call named ``operation`` runs within."""
 
-    def for_twin(self, model: Any, config: Any) -> tuple[Home, int]:
+    def for_twin(self, session: Any) -> tuple[Home, int]:
         """Return where a fork lives, and the id of its sequence there."""
 
     def copy(self, source: Resident, target: Resident) -> bool:
@@ -97,7 +96,6 @@ class SessionBase:
                 hint="this context cannot move tokens; use 'error' or 'truncate'",
             )
         self.model = model
-        self.context = shared.context
         self.resident = Resident(shared.context, seq_id)
         self.parts = Parts()
         self.gate = Gate("session")
@@ -130,6 +128,11 @@ class SessionBase:
         return FATAL if self.gate.fatal is not None else self._state
 
     @property
+    def context(self) -> Any:
+        """The context that it works on: its own, or one that a pool pages in and out."""
+        return self.resident.context
+
+    @property
     def closed(self) -> bool:
         """Whether `close` was called."""
         return self.gate.closed
@@ -153,17 +156,23 @@ class SessionBase:
         self.parts = parts
 
     @contextmanager
-    def entered(self, operation: str) -> Iterator[None]:
+    def entered(self, operation: str, timeout: float | None = None) -> Iterator[None]:
         """Hold the session for a call: alone, with no decode open and a tape that is true.
 
-        Where the context can no longer be trusted, nor can the session.
+        Where the context can no longer be trusted, nor can the session. Raises
+        `CallTimeoutError` where ``timeout`` seconds are over.
         """
-        with self.shared.gate, self.gate:
+        with self.gate:
             self.check_no_stream(operation)
             self.resident.cancelled = False
             try:
                 self.in_call = True
-                with self.fatal_for_good(), self.shared.call(operation):
+                with (
+                    observed(operation),
+                    self.fatal_for_good(),
+                    self.resident.limited(timeout),
+                    self.shared.call(operation),
+                ):
                     self.resident.settle()
                     yield
             finally:

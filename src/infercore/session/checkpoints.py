@@ -69,6 +69,10 @@ class Checkpoints:
         """Forget a state that the engine refused."""
         self._saved = [c for c in self._saved if c is not checkpoint]
 
+    def move_to(self, context: Any) -> None:
+        """Save from and load into ``context`` from now on."""
+        self._context, self._seq_id = context, 0
+
     def clear(self) -> None:
         """Forget all."""
         self._saved = []

@@ -43,7 +43,8 @@ class PagedContext:
         self.sequence = Sequence(namespace)
         self.n_ctx = self.n_ctx_seq = n_ctx
         self.deadline: float | None = None
-        self.cached_tokens = 0
+        self.found = (0, 0)
+        """Tokens that the last `decode` copied from other sequences, and brought back."""
         self._job: Job | None = None
         self.scheduler.add(self.sequence)
 
@@ -158,6 +159,7 @@ class PagedContext:
         del seq_id
         job = Job(self.sequence, list(tokens), need_row=logits != "none", deadline=self.deadline)
         self.run(job)
+        self.found = job.n_shared, job.n_restored
         return len(tokens) + job.n_before - job.n_base
 
     def seq_remove(self, seq_id: int = 0, p0: int = -1, p1: int = -1) -> bool:
@@ -172,6 +174,8 @@ class PagedContext:
         if start and start < sequence.n_held and not self.scheduler.can_truncate:
             return bool(self.owner.ask(lambda: self._roll_back(start)))
         sequence.truncate(start)
+        if self.scheduler.multiple is not None:
+            sequence.hold_whole_calls()
         if start == 0:
             sequence.is_cut = False
         return True
@@ -224,6 +228,7 @@ class PagedContext:
         def copy() -> None:
             target.tokens = list(source.tokens)
             target.n_high = source.n_high
+            target.ends = list(source.ends)
             target.is_cut = source.is_cut
             self.scheduler.copy_cells(source, target)
             target.set_row(None if source.row is None else np.array(source.row))

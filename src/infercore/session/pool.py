@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 import weakref
-from contextlib import contextmanager, nullcontext
+from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import numpy as np
 
 from infercore.engine import window
 from infercore.engine.digest import adapter_identities
 from infercore.errors import SessionClosedError, UnsupportedFeatureError
+from infercore.session.asynchronous import AsyncSession
 from infercore.session.base import SessionOptions
 from infercore.session.cost_model import CostModel
+from infercore.session.homes import Share
 from infercore.session.identity import identity
-from infercore.session.paged import PagedContext
-from infercore.session.pool_stream import PoolStream
 from infercore.session.runner import Owner
 from infercore.session.scheduler import Scheduler
 from infercore.session.session import CoreSession
@@ -26,92 +28,17 @@ from infercore.values import checks
 from infercore.values.pool import PoolStats
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from contextlib import AbstractContextManager
+    from collections.abc import Callable, Mapping
 
     from typing_extensions import Self
 
-    from infercore.session.generation import Generation
-    from infercore.session.resident import Resident
     from infercore.values.config import ContextConfig, DecodeConfig
     from infercore.values.info import Capabilities, ModelInfo
     from infercore.values.pool import PoolConfig
 
-_EVALUATES = frozenset({"ensure_prefix", "prefill_suffix", "generate", "chat"})
 _MOST_SEQUENCES = 256
-
-
-class PoolShare:
-    """What a session of a pool has of it: a paged context, and how its calls are counted."""
-
-    is_shared = False
-
-    def __init__(self, pool: SessionPool, namespace: str) -> None:
-        self.pool = pool
-        self.namespace = namespace
-        self.context = PagedContext(pool.owner, n_ctx=pool.window, namespace=namespace)
-        self.gate: AbstractContextManager[Any] = nullcontext()
-        self._release = weakref.finalize(self, _give_back, pool.owner, self.context.sequence)
-        pool.count_open(1)
-
-    @contextmanager
-    def call(self, operation: str) -> Iterator[None]:
-        """Count a call that evaluates. Raises `PoolFullError` before it changes anything."""
-        self.pool.check_open()
-        if operation not in _EVALUATES:
-            yield
-            return
-        scheduler = self.pool.owner.scheduler
-        scheduler.enter_call()
-        try:
-            yield
-        finally:
-            scheduler.leave_call()
-
-    def for_twin(self, model: Any, config: ContextConfig) -> tuple[PoolShare, int]:
-        """Return where a fork lives: in the same pool and namespace."""
-        del model, config
-        return PoolShare(self.pool, self.namespace), 0
-
-    @staticmethod
-    def copy(source: Resident, target: Resident) -> bool:
-        """Give ``target`` the tokens of ``source``."""
-        source.context.copy_to(target.context)
-        return False
-
-    def new_stream(
-        self,
-        session: CoreSession,
-        generation: Generation,
-        dropped: Sequence[int],
-        started: float | None,
-    ) -> PoolStream:
-        """Return the iterator over what ``generation`` makes."""
-        return PoolStream(
-            session,
-            generation,
-            dropped,
-            started=started,
-            admitted=session.in_call and started is not None,
-            timeout=getattr(generation.config, "timeout", None),
-            reader_timeout=self.pool.config.reader_timeout,
-        )
-
-    def give_back(self, seq_id: int) -> None:
-        """Free what the session holds."""
-        del seq_id
-        if self._release.detach() is None:
-            return
-        self.pool.count_open(-1)
-        owner, sequence = self.pool.owner, self.context.sequence
-        if self.pool.closed or owner.is_here:
-            _give_back(owner, sequence)
-        else:
-            owner.ask(lambda: owner.scheduler.forget(sequence))
-
-
-def _give_back(owner: Owner, sequence: Any) -> None:
-    owner.scheduler.release(sequence)
+_CALL_TOKENS = 256
+"""Tokens of a call of a prompt where the bits are to be those of a session alone."""
 
 
 class SessionPool:
@@ -145,6 +72,10 @@ class SessionPool:
         config.check_window(self.window)
         fields = _context_fields(config, model.capabilities, self.window)
         wanted = attrs.evolve(asked, **fields)
+        multiple = None
+        if config.batch_invariant:
+            multiple = config.n_step_tokens or _CALL_TOKENS
+            _check_invariant(model, wanted)
         self._store = _store_of(config, model.capabilities)
         scheduler = Scheduler(
             lambda: model.context_of(wanted),
@@ -152,6 +83,8 @@ class SessionPool:
             n_parallel=config.n_parallel,
             max_waiting=config.max_waiting,
             n_step_tokens=config.n_step_tokens,
+            multiple=multiple,
+            one_a_call=config.batch_invariant,
             max_restarts=config.max_restarts,
             restart_window=config.restart_window,
             store=self._store,
@@ -233,6 +166,15 @@ class SessionPool:
             step_ms=count.step_ms,
         )
 
+    @property
+    def reader_timeout(self) -> float | None:
+        """Seconds after which a stream that nobody reads is cancelled."""
+        return self.config.reader_timeout
+
+    def share_for_fork(self, namespace: str) -> Share:
+        """Return what a fork has of the pool."""
+        return Share(self, namespace)
+
     def count_open(self, change: int) -> None:
         """Count sessions that are opened and closed."""
         with self._lock:
@@ -255,7 +197,7 @@ class SessionPool:
         checks.check_text("namespace", namespace)
         built = checks.build(SessionOptions, None, options)
         self.check_open()
-        share = PoolShare(self, namespace)
+        share = Share(self, namespace)
         try:
             return CoreSession(
                 self.model, share, seq_id=0, new_sampler=self._new_sampler, options=built
@@ -268,6 +210,10 @@ class SessionPool:
         """Forget what is kept of sequences that lost their cells, of all or of one namespace."""
         if self._store is not None:
             self._store.flush(namespace)
+
+    async def aopen_session(self, *, namespace: str = "", **options: Any) -> AsyncSession:
+        """Return an `AsyncSession` of this pool; options as in `open_session`."""
+        return AsyncSession(self.open_session(namespace=namespace, **options))
 
     # -- ends ----------------------------------------------------------------------------------
 
@@ -286,13 +232,27 @@ class SessionPool:
         return True
 
     def _n_busy(self) -> int:
-        return self.owner.scheduler.n_calls
+        return self.owner.scheduler.n_unfinished
 
     def close(self) -> None:
         """End everything; idempotent. What runs is cancelled."""
         self._draining = True
         self.owner.stop()
         self._finalizer()
+
+    async def adrain(self, timeout: float | None = None) -> bool:
+        """See `drain`."""
+        return await asyncio.to_thread(self.drain, timeout)
+
+    async def aclose(self) -> None:
+        """See `close`."""
+        await asyncio.to_thread(self.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
 
     def __enter__(self) -> Self:
         return self
@@ -305,6 +265,42 @@ def _end(owner: Owner, model: Any) -> None:
     owner.stop(wait=False)
     if model is not None:
         model.close()
+
+
+def _check_invariant(model: Any, wanted: ContextConfig) -> None:
+    """Raise `UnsupportedFeatureError` unless neighbours leave a sequence the bits it has alone."""
+    with model.context_of(wanted) as context:
+        if context.n_seq_max == 1:
+            return
+        prompt, other = _probe_tokens(model, 24), _probe_tokens(model, 17, first=5)
+        rows = []
+        for seq_id, neighbours in ((0, ()), (1, (0, 2)), (0, (1, 2))):
+            context.clear()
+            for neighbour in neighbours:
+                if neighbour < context.n_seq_max:
+                    context.decode(other, seq_id=neighbour)
+            context.decode(prompt[:16], seq_id=seq_id)
+            for neighbour in neighbours:
+                if neighbour < context.n_seq_max:
+                    context.decode_one(other[0], seq_id=neighbour)
+            context.decode(prompt[16:-1], seq_id=seq_id)
+            found = [np.array(context.logits(-1))]
+            context.decode_one(prompt[-1], seq_id=seq_id)
+            rows.append([*found, np.array(context.logits(-1))])
+    for row in rows[1:]:
+        if not all(np.array_equal(a, b) for a, b in zip(row, rows[0], strict=True)):
+            raise UnsupportedFeatureError(
+                feature="batch_invariant",
+                backend=model.backend,
+                hint="with these options a sequence has other bits beside others than alone",
+            )
+
+
+def _probe_tokens(model: Any, n: int, first: int = 0) -> list[int]:
+    """Return ``n`` tokens that are no control tokens."""
+    tokenizer = model.tokenizer
+    plain = (t for t in range(tokenizer.n_vocab) if not tokenizer.is_control(t))
+    return list(islice(cycle(list(islice(plain, first, first + 64))), n))
 
 
 def _store_of(config: PoolConfig, kinds: Capabilities) -> Store | None:
@@ -324,8 +320,10 @@ def _context_fields(config: PoolConfig, kinds: Capabilities, n_ctx: int) -> dict
         return {"n_ctx": n_ctx}
     n_cells = config.n_cells or config.n_parallel * n_ctx
     unified = config.context.kv_unified
+    if unified is None and config.batch_invariant:
+        unified = False
     if unified is False:
         n_cells = max(n_cells, config.n_parallel * n_ctx)
-        return {"n_ctx": n_cells, "n_seq_max": config.n_parallel}
+        return {"n_ctx": n_cells, "n_seq_max": config.n_parallel, "kv_unified": False}
     n_seq_max = min(_MOST_SEQUENCES, 4 * config.n_parallel, n_cells)
     return {"n_ctx": n_cells, "n_seq_max": n_seq_max, "kv_unified": True}

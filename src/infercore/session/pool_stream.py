@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from infercore.errors import SessionBusyError
 from infercore.session.jobs import Generating, Item
 from infercore.session.stream import begin
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    import asyncio
+    from collections.abc import Iterator, Sequence
 
     from typing_extensions import Self
 
@@ -33,7 +37,6 @@ class PoolStream:
         *,
         started: float | None = None,
         admitted: bool = False,
-        timeout: float | None = None,
         reader_timeout: float | None = None,
     ) -> None:
         self._session = session
@@ -41,12 +44,14 @@ class PoolStream:
         self._generation = generation
         generation.shifted = list(dropped)
         self._started = time.perf_counter() if started is None else started
+        timeout = generation.config.timeout
         self._deadline = None if timeout is None else self._started + timeout
         self._reader_timeout = reader_timeout
         self._admitted = admitted
         self._job: Generating | None = None
         self._abandoned = False
         self._cancelled = False
+        self._reads = False
         self.finished = False
 
     def __iter__(self) -> Self:
@@ -55,21 +60,67 @@ class PoolStream:
     def __next__(self) -> StreamChunk:
         if self.finished and not self._abandoned:
             raise StopIteration
+        with self._held():
+            job = self._job or self._begin()
+            self._ask(job)
+            return self.take(job.items.get())
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        """Hold the session for a step; what fails ends the stream."""
         session = self._session
         with session.gate:
             try:
                 session.in_call = True
-                job = self._job or self._begin()
-                job.n_asked += 1
-                if job.rests:
-                    self._context.scheduler.wake()
-                return self.take(job.items.get())
+                yield
             except BaseException as error:
                 self._release()
                 session.judge(error)
                 raise
             finally:
                 session.in_call = False
+
+    def _ask(self, job: Generating) -> None:
+        job.n_asked += 1
+        if job.rests:
+            self._context.scheduler.wake()
+
+    # -- for a task ----------------------------------------------------------------------------
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the pool was asked to generate."""
+        return self._job is not None
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether the session was closed meanwhile: the next step says so."""
+        return self._abandoned
+
+    def start(self) -> None:
+        """Let the pool generate; this waits until what was wanted so far is held."""
+        with self._held():
+            if self._job is None:
+                self._begin()
+
+    async def read(self, loop: asyncio.AbstractEventLoop) -> StreamChunk:
+        """Return the next chunk; the pool calls the loop when it is there."""
+        job = self._job
+        if job is None or self._reads:
+            raise SessionBusyError("another task reads this stream, which is one task's at a time")
+        self._reads = True
+        try:
+            self._ask(job)
+            while job.items.empty():
+                there = loop.create_future()
+                notify = partial(_set, there)
+                job.on_item = partial(self._context.scheduler.notify, loop, notify)
+                if job.items.empty():
+                    await there
+        finally:
+            self._reads = False
+        with self._held():
+            return self.take(job.items.get())
 
     def _begin(self) -> Generating:
         """Hold what was wanted so far, and let the pool generate behind it."""
@@ -167,3 +218,8 @@ class PoolStream:
         if getattr(self, "finished", True) or sys.is_finalizing():
             return
         self._release()
+
+
+def _set(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -21,14 +21,17 @@ if TYPE_CHECKING:
 class Prefilling(SessionBase):
     """ensure_prefix and prefill_suffix."""
 
-    def ensure_prefix(self, prefix: PrefixInput | str) -> PrefixStatus:
+    def ensure_prefix(
+        self, prefix: PrefixInput | str, *, timeout: float | None = None
+    ) -> PrefixStatus:
         """Make the context equal ``prefix``; see `Session.ensure_prefix`.
 
         Raises `ContextOverflowError` (stage "prefix"), `ManifestMismatchError` (asked for) and
         `InvalidInputError`, all *unchanged*; `DecodeAbortedError` when cancelled (*partial*:
         what was evaluated is reused when asked again).
         """
-        with self.entered("ensure_prefix"):
+        checks.check_seconds("timeout", timeout)
+        with self.entered("ensure_prefix", timeout):
             return self.put_prefix(_as_input(prefix, PrefixInput, "prefix"))
 
     def put_prefix(self, given: PrefixInput) -> PrefixStatus:
@@ -66,14 +69,17 @@ class Prefilling(SessionBase):
         self.context.count_reused(outcome.reused)
         self.resident.checkpoint()
 
-    def prefill_suffix(self, suffix: SuffixInput | str) -> SuffixStatus:
+    def prefill_suffix(
+        self, suffix: SuffixInput | str, *, timeout: float | None = None
+    ) -> SuffixStatus:
         """Put the volatile text after the prefix; see `Session.prefill_suffix`.
 
         Raises `InvalidStateError` without a prefix, `ContextOverflowError` (stage "suffix"),
         `ManifestMismatchError` and `InvalidInputError`, all *unchanged*; `DecodeAbortedError`
         when cancelled (*partial*: the prefix stands, asking again resumes).
         """
-        with self.entered("prefill_suffix"):
+        checks.check_seconds("timeout", timeout)
+        with self.entered("prefill_suffix", timeout):
             given: SuffixInput = _as_input(suffix, SuffixInput, "suffix")
             self._check_prefixed()
             return self.put_suffix(given)
@@ -196,6 +202,8 @@ class Prefilling(SessionBase):
             "prefix_tokens": parts.n_prefix,
             "suffix_tokens": logical - parts.n_prefix,
             "resident_tokens": logical,
+            "shared_tokens": min(outcome.shared, outcome.reused),
+            "restored_tokens": min(outcome.restored, outcome.reused),
             "available_tokens": self.resident.available(),
             "n_ctx": self.context.n_ctx_seq,
             "stable_byte_hash": parts.byte_hash,

@@ -25,6 +25,8 @@ class Outcome:
     reused: int
     prefilled: int
     dropped: int
+    shared: int = 0
+    restored: int = 0
 
 
 _SEAM_TOKENS = 8
@@ -101,8 +103,14 @@ class Resident(TrueTape):
         self.tape.logical = len(target)
         self.owed = []
         dropped = max(0, held - kept) if plan.tokens else 0
-        reused = len(target) - n_evaluated
-        return Outcome(reused=reused, prefilled=n_evaluated, dropped=dropped)
+        found = self.context.found if self.is_paged and plan.tokens else (0, 0)
+        return Outcome(
+            reused=len(target) - n_evaluated,
+            prefilled=n_evaluated,
+            dropped=dropped,
+            shared=found[0],
+            restored=found[1],
+        )
 
     @property
     def goes_back_freely(self) -> bool:
@@ -127,6 +135,8 @@ class Resident(TrueTape):
             reused=first.reused,
             prefilled=first.prefilled + second.prefilled,
             dropped=first.dropped + second.dropped,
+            shared=first.shared,
+            restored=first.restored,
         )
 
     def go_on(self, more: Sequence[int] = ()) -> Outcome:

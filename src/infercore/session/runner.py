@@ -6,6 +6,7 @@ import atexit
 import threading
 import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from queue import Empty
 from typing import TYPE_CHECKING
@@ -43,6 +44,7 @@ class Owner:
         self._born = fork_count()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._waiters: ThreadPoolExecutor | None = None
         _owners.add(self)
 
     @property
@@ -61,7 +63,8 @@ class Owner:
         """Where the thread has ended meanwhile, do what it can no longer do: refuse."""
         scheduler = self.scheduler
         while scheduler.ended and not scheduler.inbox.empty():
-            _do(scheduler.inbox.get())
+            scheduler.do(scheduler.inbox.get())
+            scheduler.send_notices()
 
     def run(self, job: Job) -> None:
         """Let ``job`` be worked on and wait for its end. Raises its error."""
@@ -84,6 +87,14 @@ class Owner:
                 "a callback of a generation cannot call sessions of its own pool: they would wait "
                 "for each other"
             )
+
+    def waiters(self) -> ThreadPoolExecutor:
+        """Return the threads in which the calls of tasks wait: few, as no more have places."""
+        with self._lock:
+            if self._waiters is None:
+                n = 2 * self.scheduler.n_places + 2
+                self._waiters = ThreadPoolExecutor(n, thread_name_prefix="infercore-waiter")
+            return self._waiters
 
     def _start(self) -> None:
         if self._thread is not None:
@@ -123,6 +134,8 @@ class Owner:
         if self._born != fork_count():
             return
         scheduler = self.scheduler
+        if self._waiters is not None:
+            self._waiters.shutdown(wait=False)
         if self._thread is None:
             with self._lock:
                 if self._thread is None:
@@ -152,15 +165,17 @@ def _work(scheduler: Scheduler) -> None:
             if idle:
                 _wait(scheduler)
             while not inbox.empty():
-                _do(inbox.get())
+                scheduler.do(inbox.get())
             idle = not scheduler.step()
+            scheduler.send_notices()
     except BaseException as error:  # noqa: BLE001  (nobody may be left waiting)
         scheduler.fail(SessionFatalError(f"the pool's thread failed: {error}", cause=error))
     finally:
         scheduler.close()
         scheduler.ended = True
         while not inbox.empty():
-            _do(inbox.get())
+            scheduler.do(inbox.get())
+        scheduler.send_notices()
 
 
 def _wait(scheduler: Scheduler) -> None:
@@ -171,12 +186,7 @@ def _wait(scheduler: Scheduler) -> None:
         work = scheduler.inbox.get(timeout=timeout)
     except Empty:
         return
-    _do(work)
-
-
-def _do(work: Callable[[], object] | None) -> None:
-    if work is not None:
-        work()
+    scheduler.do(work)
 
 
 def _stop_all() -> None:

@@ -32,9 +32,11 @@ from infercore.errors import (
 )
 from infercore.session.compose import Budget, compose
 from infercore.session.jobs import Generating, Item, Job
+from infercore.session.observer import Step, is_observed, tell
 from infercore.session.tape import common_prefix
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable
 
     from infercore.protocols.spi import FloatArray
@@ -102,7 +104,7 @@ class Scheduler:
         self._n_sequences = 1 if one_a_call or not batches else self.n_places
         self._max_waiting = max_waiting
         self._n_step_tokens = n_step_tokens
-        self._multiple = multiple
+        self.multiple = multiple
         self._costs = costs
         self._max_restarts = max_restarts
         self._restart_window = restart_window
@@ -120,6 +122,7 @@ class Scheduler:
         self._free_ids = list(range(self.context.n_seq_max - 1, -1, -1))
         self._alone: deque[Job] = deque()
         self._suspects: set[Sequence] = set()
+        self._notices: dict[asyncio.AbstractEventLoop, list[Callable[[], object]]] = {}
         self._age = 0
         self._lock = threading.Lock()
         self._n_calls = 0
@@ -153,6 +156,11 @@ class Scheduler:
         return self._n_calls
 
     @property
+    def n_unfinished(self) -> int:
+        """Calls that have begun and not ended: of streams too that rest."""
+        return self._n_calls + len(self._resting)
+
+    @property
     def n_waiting(self) -> int:
         """Calls that wait for a place."""
         return max(0, self._n_calls - int(self.n_places))
@@ -169,6 +177,27 @@ class Scheduler:
     def wake(self) -> None:
         """Let the owner look at its jobs; safe in a finalizer."""
         self.inbox.put(None)
+
+    def notify(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> None:
+        """Let ``loop`` call ``callback`` at the end of the step: one call of a loop a step."""
+        self._notices.setdefault(loop, []).append(callback)
+
+    def send_notices(self) -> None:
+        """Let the loops know; a loop that is closed meanwhile has nobody left to tell."""
+        if self._notices:
+            notices, self._notices = self._notices, {}
+            for loop, callbacks in notices.items():
+                with suppress(RuntimeError):
+                    loop.call_soon_threadsafe(_call_all, callbacks)
+
+    def do(self, work: Callable[[], object] | None) -> None:
+        """Do what was posted; for the owner."""
+        if work is None:
+            return
+        try:
+            work()
+        except SessionFatalError as error:
+            self._restart(error, [job.sequence for job in self.running])
 
     # -- coming and going ----------------------------------------------------------------------
 
@@ -188,7 +217,8 @@ class Scheduler:
         if sequence.job is not None:
             self._drop(sequence.job)
         self.sequences.discard(sequence)
-        self._let_go(sequence, keep=True)
+        if not self.closed and self.fatal is None:
+            self._let_go(sequence, keep=True)
 
     def _accept(self, job: Job) -> None:
         sequence = job.sequence
@@ -364,6 +394,14 @@ class Scheduler:
         job.give(Item(chunk, final=True))
         self._end(job)
 
+    def adopt(self, sequence: Sequence, seq_id: int, *, is_cut: bool) -> None:
+        """Know ``sequence``, which holds all its tokens in ``seq_id``; before the first step."""
+        self._free_ids.remove(seq_id)
+        sequence.seq_id = seq_id
+        sequence.n_held = sequence.n_cells = sequence.n_high = len(sequence.tokens)
+        sequence.is_cut = is_cut
+        self.sequences.add(sequence)
+
     # -- between steps, for a session ----------------------------------------------------------
 
     def trim(self, sequence: Sequence) -> None:
@@ -478,6 +516,8 @@ class Scheduler:
             )
         if self.can_truncate:
             sequence.n_held -= 1
+            if self.multiple is not None:
+                sequence.hold_whole_calls()
         else:
             self._let_go(sequence, keep=False)
             self._take_id(sequence, None)
@@ -531,6 +571,8 @@ class Scheduler:
             n = min(common_prefix(other.tokens[: other.n_held], tokens), n_most)
             if not self.can_truncate and n != other.n_cells:
                 continue  # only a whole copy is possible, and none of it can be removed again
+            if self.multiple is not None:
+                n = _whole_calls(other, sequence.n_held, n, self.multiple)
             if n > n_best:
                 best, n_best = other, n
         return (best, n_best) if best is not None else (None, 0)
@@ -538,6 +580,8 @@ class Scheduler:
     def _is_coming(self, sequence: Sequence, n_found: int) -> bool:
         """Whether one that runs is about to hold more of what ``sequence`` wants."""
         if self.context.capabilities.kv_copy == "none" or not self.can_truncate:
+            return False
+        if self.multiple is not None and n_found + self.multiple > len(sequence.tokens):
             return False
         for job in self.running:
             other = job.sequence
@@ -551,7 +595,7 @@ class Scheduler:
         return False
 
     def _copy(self, job: Job, source: Sequence, n: int) -> None:
-        sequence = job.sequence
+        sequence, n_kept = job.sequence, job.sequence.n_held
         if source.n_cells > source.n_held and self.can_truncate:
             self._trim(source)
         if sequence.n_cells:
@@ -565,29 +609,34 @@ class Scheduler:
             sequence.n_cells = source.n_cells
         sequence.n_held = n
         sequence.n_high = max(sequence.n_high, n)
-        job.n_shared += n
+        sequence.ends = [end for end in source.ends if end <= n] + [
+            end for end in sequence.ends if end > n
+        ]
+        if not job.placed_once:
+            job.n_shared = n - n_kept
         source.used = self.count.n_steps
         self._trim(sequence)
 
     def _restore_own(self, job: Job) -> None:
         sequence = job.sequence
         data, sequence.saved = sequence.saved, None
-        if data is not None and self._load(sequence, data):
-            job.n_restored += sequence.n_held
+        if data is not None and self._load(sequence, data) and not job.placed_once:
+            job.n_restored = sequence.n_held
 
     def _restore(self, job: Job, stored: Found) -> None:
         sequence = job.sequence
         if stored.n_tokens <= sequence.n_held or self._free(sequence) < stored.n_stored:
             return
-        data = stored.load()
+        data, n_kept = stored.load(), sequence.n_held
         if data is None:
             return
         if sequence.n_cells:
             self.context.seq_remove(sequence.seq_id)
             sequence.n_held = sequence.n_cells = 0
         if self._load(sequence, data):
-            job.n_restored += sequence.n_held
-            self.count.restored_tokens += sequence.n_held
+            if not job.placed_once:
+                job.n_restored = max(0, sequence.n_held - n_kept)
+            self.count.restored_tokens += max(0, sequence.n_held - n_kept)
 
     def _load(self, sequence: Sequence, data: bytes) -> bool:
         """Put saved state into the engine; False where it was refused."""
@@ -726,10 +775,13 @@ class Scheduler:
             sequence = job.sequence
             job.n_held = sequence.n_held
             job.n_missing = len(sequence.tokens) - sequence.n_held
+            if self.multiple is not None:
+                end = sequence.next_end()
+                job.n_limit = None if end is None else end - sequence.n_held
             if isinstance(job, Generating):
                 n_ahead = len(job.ahead.tokens) if job.ahead is not None else 0
                 job.is_prompt = not job.primed or job.n_missing > max(1, n_ahead)
-        budget = Budget(self._n_tokens(), self._n_sequences, self._multiple)
+        budget = Budget(self._n_tokens(), self._n_sequences, self.multiple)
         return list(compose(self.running, budget, self._costs).parts)
 
     def _n_tokens(self) -> int:
@@ -801,6 +853,16 @@ class Scheduler:
         count, n_parts = self.count, len(parts)
         n_running = sum(1 for job, _ in parts if not job.is_prompt)
         self._costs.record(n_running, n_prompt, elapsed_ms)
+        if is_observed():
+            tell(
+                "on_step",
+                Step(
+                    n_sequences=n_parts,
+                    n_running=n_running,
+                    n_prompt=n_prompt,
+                    elapsed_ms=elapsed_ms,
+                ),
+            )
         count.n_batched += n_parts
         old = count.step_ms
         count.step_ms = elapsed_ms if old is None else old + 0.1 * (elapsed_ms - old)
@@ -1053,6 +1115,25 @@ class Scheduler:
             with suppress(InferCoreError):
                 for sequence in self._idle():
                     self._let_go(sequence, keep=True)
+
+
+def _whole_calls(other: Sequence, start: int, n: int, multiple: int) -> int:
+    """Return how many of the first ``n`` tokens ``other`` evaluated as a session alone would.
+
+    In calls that end at multiples, and at nothing else, from ``start`` on.
+    """
+    ends = [end for end in other.ends if start < end <= n]
+    found, at = start, start
+    for end in ends:
+        if end != at - at % multiple + multiple:
+            break
+        found = at = end
+    return found
+
+
+def _call_all(callbacks: list[Callable[[], object]]) -> None:
+    for callback in callbacks:
+        callback()
 
 
 def _stuck() -> InvalidStateError:

@@ -6,6 +6,7 @@ sequence; whoever owns the context lets held catch up with what is wanted.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import TYPE_CHECKING
 
 from infercore.session.tape import common_prefix
@@ -24,12 +25,13 @@ class Sequence:
     is evaluated. ``row`` are the logits behind the last token, None where they are not known.
     ``n_high`` is how many of the tokens were evaluated at some time: to evaluate one of these is
     to evaluate it again. A sequence that ``is_cut`` had tokens taken out of its middle: what was
-    computed behind them cannot be computed anew.
+    computed behind them cannot be computed anew. ``ends`` are where the calls ended that evaluated
+    it, so that it can be evaluated again in the same ones.
     """
 
     __slots__ = (
-        "ghost", "is_cut", "job", "n_again", "n_cells", "n_held", "n_high", "namespace", "row",
-        "saved", "seq_id", "serial", "tokens", "used",
+        "ends", "ghost", "is_cut", "job", "n_again", "n_cells", "n_held", "n_high", "namespace",
+        "row", "saved", "seq_id", "serial", "tokens", "used",
     )  # fmt: skip
 
     def __init__(self, namespace: str = "") -> None:
@@ -44,6 +46,7 @@ class Sequence:
         self.is_cut = False
         self.saved: bytes | None = None
         self.ghost: list[int] = []
+        self.ends: list[int] = []
         self.used = 0
         self.n_again = 0
         self.job: Job | None = None
@@ -69,6 +72,8 @@ class Sequence:
         del self.tokens[n:]
         self.n_held = min(self.n_held, n)
         self.n_high = min(self.n_high, n)
+        while self.ends and self.ends[-1] > n:
+            self.ends.pop()
         self.saved = None
         self.set_row(None)
 
@@ -85,8 +90,20 @@ class Sequence:
         again = max(0, min(n, self.n_high) - self.n_held)
         self.n_held = self.n_cells = n
         self.n_high = max(self.n_high, n)
+        if not self.ends or n > self.ends[-1]:
+            self.ends.append(n)
         self.n_again += again
         return again
+
+    def next_end(self) -> int | None:
+        """Return where the call ended in which the token behind those held was evaluated first."""
+        i = bisect_right(self.ends, self.n_held)
+        return self.ends[i] if i < len(self.ends) else None
+
+    def hold_whole_calls(self) -> None:
+        """Hold no part of what one call evaluated: the rest of it belongs to the same bits."""
+        i = bisect_right(self.ends, self.n_held)
+        self.n_held = self.ends[i - 1] if i else 0
 
     def lose(self) -> None:
         """Note that the engine holds nothing of it any more."""

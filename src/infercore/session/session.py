@@ -12,7 +12,7 @@ from infercore.errors import InvalidStateError
 from infercore.session import chatting, snapshots
 from infercore.session.drafting import new_drafter
 from infercore.session.generation import Generation
-from infercore.session.lease import SharedContext
+from infercore.session.homes import OwnContext
 from infercore.session.parts import EMPTY, PREFIXED, Parts
 from infercore.session.prefill import Prefilling
 from infercore.values import checks
@@ -101,9 +101,10 @@ class CoreSession(Prefilling):
 
         Raises what `prefill_suffix` and `decode` raise; a bad option leaves the state unchanged.
         """
+        started = time.perf_counter()
         built = decode_config(None, decode)
         given = SuffixInput(text=text)
-        with self.entered("generate"):
+        with self.entered("generate", built.timeout):
             generation = self._generation(built)
             try:
                 if self._state == EMPTY:
@@ -113,7 +114,7 @@ class CoreSession(Prefilling):
             except BaseException:
                 generation.close()
                 raise
-            stream = self._stream_of(generation)
+            stream = self._stream_of(generation, started=started)
         return "".join(chunk.text for chunk in stream)
 
     def chat(
@@ -136,7 +137,7 @@ class CoreSession(Prefilling):
         """
         started = time.perf_counter()
         built = decode_config(None, decode)
-        with self.entered("chat"):
+        with self.entered("chat", built.timeout):
             turn = chatting.prepare(
                 self._tokenizer,
                 messages,
@@ -240,7 +241,7 @@ class CoreSession(Prefilling):
             self.resident.go_on()
 
     def _fork(self) -> CoreSession:
-        shared, seq_id = self.shared.for_twin(self.model, self.context.config)
+        shared, seq_id = self.shared.for_twin(self)
         twin = self._twin(shared, seq_id)
         try:
             anew = self.shared.copy(self.resident, twin.resident)
@@ -272,9 +273,8 @@ def new_session(
     options: SessionOptions,
 ) -> CoreSession:
     """Return a session that owns ``context``."""
-    shared = SharedContext(context)
     return CoreSession(
-        model, shared, seq_id=shared.take() or 0, new_sampler=new_sampler, options=options
+        model, OwnContext(model, context), seq_id=0, new_sampler=new_sampler, options=options
     )
 
 

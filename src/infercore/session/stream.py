@@ -7,7 +7,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from infercore.errors import DecodeAbortedError, InferCoreError, SessionBusyError
+from infercore.errors import CallTimeoutError, DecodeAbortedError, InferCoreError, SessionBusyError
 from infercore.session.parts import DECODED, PREFIXED
 
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ class DecodeStream:
         self._n_prompt = 0
         self._n_cached = 0
         self._started = time.perf_counter() if started is None else started
+        timeout = generation.config.timeout
+        self._deadline = None if timeout is None else self._started + timeout
         self.finished = False
 
     def __iter__(self) -> DecodeStream:
@@ -54,7 +56,7 @@ class DecodeStream:
         if self.finished and not self._abandoned:
             raise StopIteration
         session = self._session
-        with session.shared.gate, session.gate:
+        with session.gate:
             try:
                 session.in_call = True
                 return self._next_chunk()
@@ -67,8 +69,6 @@ class DecodeStream:
     def _next_chunk(self) -> StreamChunk:
         session = self._session
         try:  # not fatal_for_good: this runs once a token
-            if session.shared.is_shared:
-                self._come_back()
             while True:
                 chunk = self._advance()
                 if chunk is not None:
@@ -76,12 +76,6 @@ class DecodeStream:
         except BaseException as error:
             session.judge(error)
             raise
-
-    def _come_back(self) -> None:
-        """Another session may have emptied the context, in a failure, that both share."""
-        self._resident.settle()
-        if self._begun and self._resident.owed:
-            self._resident.go_on()
 
     def _advance(self) -> StreamChunk | None:
         """Take one step; return a chunk when there is something to show."""
@@ -99,7 +93,7 @@ class DecodeStream:
         if reason is not None:
             return self._finish(reason)
         if not (generation.is_ahead or resident.has_logits()):
-            resident.go_on()  # another session has used the context that both share
+            resident.go_on()
         chunk = generation.step(resident.context)
         if generation.reason is None:
             return chunk
@@ -112,7 +106,8 @@ class DecodeStream:
         self._begun = True
         if self._generation.is_native and not self._session.context.n_engine_outputs:
             self._resident.forget_logits()  # they were restored: no row for an engine's sampler
-        self._n_prompt, self._n_cached = begin(self._session)
+        with self._resident.limited(self._time_left()):
+            self._n_prompt, self._n_cached = begin(self._session)
         tape = self._resident.tape
         self._generation.prime(tape.tokens(0, tape.logical))
 
@@ -164,10 +159,23 @@ class DecodeStream:
         if self._cancelled or self._resident.cancelled:
             return "cancelled"
         generation = self._generation
+        if self._deadline is not None and time.perf_counter() > self._deadline:
+            return self._out_of_time()
         if generation.at_limit:
             return "length"
         full = self._resident.free < 1 and not generation.is_ahead
         return "context" if full and not self._make_room() else None
+
+    def _time_left(self) -> float | None:
+        return None if self._deadline is None else max(1e-6, self._deadline - time.perf_counter())
+
+    def _out_of_time(self) -> str:
+        if self._generation.n_completion:
+            return "timeout"
+        raise CallTimeoutError(
+            elapsed_ms=(time.perf_counter() - self._started) * 1e3,
+            resident_tokens=self._resident.tape.logical,
+        )
 
     def _make_room(self) -> bool:
         """Drop the older half of what follows the prefix, where that was asked for."""
@@ -214,10 +222,10 @@ class DecodeStream:
         if self.finished:
             return
         try:
-            with self._session.shared.gate, self._session.gate:
+            with self._session.gate:
                 self._close_held()
         except SessionBusyError:
-            self._leave_owed()
+            return
 
     def _close_held(self) -> None:
         try:
@@ -227,15 +235,6 @@ class DecodeStream:
                 self._settle()
         finally:
             self._session.in_call = False
-            self._release()
-
-    def _leave_owed(self) -> None:
-        """Where another session has the context just now, let the next call of this one settle."""
-        if self._session.shared.is_shared and not self._session.in_call:
-            pending = self._generation.pending
-            if pending is not None:
-                self._session.parts.n_generated += 1
-                self._resident.owe(pending.token)
             self._release()
 
     def _release(self) -> None:

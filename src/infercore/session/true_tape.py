@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from infercore.errors import InferCoreError, SessionFatalError
+from infercore.errors import (
+    CallTimeoutError,
+    DecodeAbortedError,
+    InferCoreError,
+    SessionFatalError,
+)
 from infercore.session.checkpoints import Checkpoints
 from infercore.session.tape import Tape
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from typing_extensions import Self
 
 
@@ -30,6 +40,7 @@ class TrueTape:
         self._checkpoints = Checkpoints(context, seq_id)
         self._outputs_of: int | None = None
         self._in_doubt = False
+        self._late = False
         self.fatal_cause: BaseException | None = None
         self.is_paged: bool = getattr(context, "is_paged", False)
         """Whether the context keeps what it holds as a value, and pages it in and out of cells."""
@@ -49,6 +60,41 @@ class TrueTape:
             self.tape.logical += 1
         else:
             self.owed.append(token)
+
+    @contextmanager
+    def limited(self, timeout: float | None) -> Iterator[None]:
+        """Raise `CallTimeoutError` where what runs within is not done after ``timeout`` seconds."""
+        if timeout is None:
+            yield
+            return
+        started = time.perf_counter()
+        if self.is_paged:
+            self.context.deadline = started + timeout
+            try:
+                yield
+            finally:
+                self.context.deadline = None
+            return
+        timer = threading.Timer(timeout, self._run_out)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        except DecodeAbortedError as error:
+            if not self._late:
+                raise
+            raise CallTimeoutError(
+                elapsed_ms=(time.perf_counter() - started) * 1e3, resident_tokens=len(self.tape)
+            ) from error
+        finally:
+            timer.cancel()
+            timer.join()
+            if self._late:
+                self._late = self.cancelled = False
+
+    def _run_out(self) -> None:
+        self._late = self.cancelled = True
+        self.context.abort()
 
     def cut_wanted(self, start: int, end: int) -> None:
         """Take the tokens in [start, end) out of the logical context; the engine did so already."""
@@ -123,6 +169,13 @@ class TrueTape:
         self._checkpoints.adopt(other._checkpoints)
         same_context = self.context is other.context
         self._outputs_of = other._outputs_of if same_context else self._serial()
+
+    def move_to(self, context: Any, *, has_logits: bool) -> None:
+        """Work on ``context`` from now on, which holds the same tokens in its only sequence."""
+        self.context, self.seq_id = context, 0
+        self.is_paged = True
+        self._checkpoints.move_to(context)
+        self._outputs_of = self._serial() if has_logits else None
 
     def _serial(self) -> int | None:
         """The number of the context's outputs, None where it has none."""

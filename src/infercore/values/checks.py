@@ -74,6 +74,14 @@ def number(
     return check
 
 
+def check_seconds(field: str, value: object) -> None:
+    """Raise `InvalidInputError` unless ``value`` is a number of seconds above 0, or None."""
+    if value is None:
+        return
+    if not is_number(value) or not 0 < value <= 1e9:  # type: ignore[operator]  # noqa: PLR2004
+        raise refuse(field, value, "seconds above 0, or None")
+
+
 def boolean(*, optional: bool = True) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
     """Accept True and False, and None where ``optional``."""
 

@@ -343,7 +343,9 @@ class DecodeConfig:
     likely tokens of each step beside the chosen one. ``processors`` are objects with
     ``apply(logits) -> logits`` (float32 [n_vocab]). ``response_format`` constrains the text to
     a JSON schema, regex, grammar or choice. ``special_text`` shows control tokens as text.
-    ``speculative`` guesses tokens ahead.
+    ``speculative`` guesses tokens ahead. ``timeout`` is in seconds from the call, waiting included:
+    the decode then ends with finish reason "timeout", or before its first token with
+    `CallTimeoutError`.
     """
 
     max_tokens: int | None = attrs.field(default=None, validator=checks.integer(1))
@@ -355,6 +357,7 @@ class DecodeConfig:
     response_format: Any = attrs.field(default=None)
     special_text: bool = attrs.field(default=False, validator=checks.boolean(optional=False))
     speculative: SpeculativeConfig | None = attrs.field(default=None, validator=_speculative)
+    timeout: float | None = attrs.field(default=None, validator=checks.number(1e-3, 1e9))
 
     def __attrs_post_init__(self) -> None:
         if not isinstance(self.sampling, SamplingConfig):

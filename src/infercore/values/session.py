@@ -150,7 +150,8 @@ class TokenLogprob:
 class StreamChunk:
     """A piece of generated text, and the ids of the tokens that ended in it.
 
-    The last chunk has a ``finish_reason`` ("eos", "stop", "length", "context", "cancelled") and
+    The last chunk has a ``finish_reason`` ("eos", "stop", "length", "context", "cancelled",
+    "timeout") and
     ``usage``. Text joined over the stream equals the whole; ids likewise. ``shifted_out`` are the
     ids that ``overflow="shift"`` dropped from the context since the chunk before.
     """

@@ -1,0 +1,112 @@
+"""Sessions of a pool in tasks: many at once, cancelled, and without a thread each."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+import infercore as ic
+
+TEXTS = ("Once upon a time", "The baker had a dog", "A little girl", "tick tock tick tock")
+N_TASKS = 24
+
+
+async def tokens_of(session: ic.AsyncSession, text: str, n: int = 8, **fields: Any) -> list[int]:
+    await session.ensure_prefix(text)
+    stream = session.decode(max_tokens=n, **fields)
+    return [token async for chunk in stream for token in chunk.tokens]
+
+
+def alone(reference: Any, text: str, n: int = 8, **fields: Any) -> list[int]:
+    with reference.new_session(n_ctx=128) as session:
+        session.ensure_prefix(text)
+        return [t for chunk in session.decode(max_tokens=n, **fields) for t in chunk.tokens]
+
+
+def test_many_tasks_share_a_few_threads(reference: Any) -> None:
+    expected = [alone(reference, text, seed=5) for text in TEXTS]
+    before = set(threading.enumerate())
+    most = 0
+
+    async def one(pool: ic.SessionPool, i: int) -> list[int]:
+        nonlocal most
+        async with await pool.aopen_session() as session:
+            tokens = await tokens_of(session, TEXTS[i % len(TEXTS)], seed=5)
+            most = max(most, len(set(threading.enumerate()) - before))
+            return tokens
+
+    async def main() -> list[list[int]]:
+        async with ic.aopen_pool(reference, n_parallel=4, n_ctx=128) as pool:
+            return await asyncio.gather(*(one(pool, i) for i in range(N_TASKS)))
+
+    assert asyncio.run(main()) == [expected[i % len(TEXTS)] for i in range(N_TASKS)]
+    assert most < N_TASKS
+
+
+def test_a_cancelled_task_leaves_what_was_shown(reference: Any) -> None:
+    whole = alone(reference, TEXTS[0], 20, temperature=0)
+
+    async def main() -> None:
+        async with (
+            ic.aopen_pool(reference, n_parallel=2, n_ctx=128) as pool,
+            await pool.aopen_session() as session,
+        ):
+            await session.ensure_prefix(TEXTS[0])
+            shown: list[int] = []
+
+            async def read() -> None:
+                async for chunk in session.decode(temperature=0, ignore_eos=True):
+                    shown.extend(chunk.tokens)
+
+            task = asyncio.create_task(read())
+            while len(shown) < 3:  # noqa: ASYNC110  (any third token will do)
+                await asyncio.sleep(0.001)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            report = session.explain_context()
+            assert report.resident_tokens == report.prefix_tokens + len(shown)
+            rest = [t async for c in session.decode(max_tokens=4, temperature=0) for t in c.tokens]
+            assert (shown + rest)[:20] == whole[: len(shown) + 4]
+
+    asyncio.run(main())
+
+
+def test_forks_of_a_session_run_at_once(reference: Any) -> None:
+    expected = alone(reference, TEXTS[0], seed=1), alone(reference, TEXTS[1], seed=1)
+
+    async def main() -> list[list[int]]:
+        async with ic.aopen_session(reference, n_ctx=128, n_seq_max=2) as session:
+            await session.ensure_prefix(TEXTS[0])
+            twin = await session.fork()
+            return await asyncio.gather(
+                tokens_of(session, TEXTS[0], seed=1), tokens_of(twin, TEXTS[1], seed=1)
+            )
+
+    assert tuple(asyncio.run(main())) == expected
+
+
+def test_errors_reach_the_task(reference: Any) -> None:
+    async def main() -> None:
+        async with ic.aopen_pool(reference, n_parallel=2, n_ctx=32) as pool:
+            session = await pool.aopen_session()
+            with pytest.raises(ic.ContextOverflowError):
+                await session.ensure_prefix("a b c d e " * 9)
+            await session.ensure_prefix("a")
+            stream = session.decode(processors=[Failing()])
+            with pytest.raises(ZeroDivisionError):
+                await anext(stream)
+            assert await session.generate(" b", max_tokens=2)
+            await session.close()
+            with pytest.raises(ic.SessionClosedError):
+                await session.ensure_prefix("x")
+
+    asyncio.run(main())
+
+
+class Failing:
+    def apply(self, logits: Any) -> Any:
+        raise ZeroDivisionError("a processor of the caller's failed")

@@ -1,0 +1,18 @@
+"""A seeded sample of random pools; ``tools/random_pools.py`` runs as many as one likes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.append(str(Path(__file__).parent))
+
+import pool_cases
+
+
+@pytest.mark.parametrize("seed", [3, 6, 20])
+def test_lives_in_a_pool_are_lives_alone(reference: Any, faults: Any, seed: int) -> None:
+    pool_cases.check(reference, seed, faults)
