@@ -101,7 +101,7 @@ def test_the_sandbox(template: str) -> None:
 def test_a_template_without_bounds_is_stopped(
     template: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("infercore.chat.process.MAX_SECONDS", 0.3)
+    monkeypatch.setattr("infercore.limited.process.MAX_SECONDS", 0.3)
     started = time.perf_counter()
     with pytest.raises(ic.InvalidInputError, match=r"stopped|refuses"):
         rendered(template)

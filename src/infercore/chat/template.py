@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from infercore.chat import wire
 from infercore.errors import InvalidInputError
+from infercore.limited import wire
 from infercore.values import checks
 from infercore.values.session import Message
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+_WORK = "infercore.chat.worker:answer"
 _PLAIN = "plain data: None, booleans, numbers, texts, and lists and mappings of these"
 
 
@@ -44,13 +46,20 @@ def render(
 
 
 def _answer(template: str, variables: Mapping[str, Any]) -> tuple[bytes, str]:
-    from infercore.chat.process import renderer  # noqa: PLC0415  (only chats need it)
+    from infercore.limited.process import limited  # noqa: PLC0415  (only chats need it)
 
     try:
-        return renderer.answer(template, variables)
+        return limited.run(_WORK, template, dict(variables), _now())
     except ValueError:  # something is of a class of its own, or nested deeply
         plain = {name: _plain_value(name, value) for name, value in variables.items()}
-    return renderer.answer(template, plain)
+    return limited.run(_WORK, template, plain, _now())
+
+
+def _now() -> tuple[float, float, str]:
+    """Return the time here: seconds since the epoch, offset from UTC in seconds, zone."""
+    now = datetime.now().astimezone()
+    offset = now.utcoffset()
+    return now.timestamp(), offset.total_seconds() if offset else 0.0, now.tzname() or ""
 
 
 def _checked(kind: bytes, text: str, rows: list[dict[str, Any]]) -> str:

@@ -1,25 +1,18 @@
-"""Compiles and renders templates; `main` does so in a process of its own, under its limits."""
+"""Compiles and renders templates; it is run in the process with limits."""
 
 from __future__ import annotations
 
 import json
-import marshal
-import os
-import signal
-import sys
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import jinja2
 from jinja2.exceptions import SecurityError
 
 from infercore.chat import sandbox
-from infercore.chat.wire import (
-    HEADER,
-    LENGTH,
-    MAX_MEMORY_BYTES,
+from infercore.limited.wire import (
     MAX_TEXT_BYTES,
     REFUSED,
     STOPPED,
@@ -118,89 +111,3 @@ def _as_list(value: Any) -> list[Any]:
     if isinstance(value, Iterator):
         return list(value)
     raise TypeError(f"{type(value).__name__} is not JSON")
-
-
-# -- in a process of its own -----------------------------------------------------------------
-
-
-def main() -> None:
-    """Answer requests from standard input until it ends, which it does with the other process."""
-    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the other process's business
-    answer("{{ x }}", {}, (0.0, 0.0, "UTC"))  # what is imported late counts for nobody
-    limit_memory()
-    while True:
-        head = requests.read(LENGTH.size)
-        if len(head) < LENGTH.size:
-            return
-        kind, text = _answer_to(requests, *LENGTH.unpack(head))
-        _send(answers, kind, text)
-        if (kind, text) == (STOPPED, TOO_MUCH_MEMORY):
-            return  # a new process has all of its memory again
-
-
-def _answer_to(requests: BinaryIO, size: int) -> tuple[bytes, str]:
-    try:
-        request = marshal.loads(requests.read(size))  # noqa: S302  (its sender began this process)
-    except MemoryError:
-        return STOPPED, TOO_MUCH_MEMORY
-    seconds, *what = request
-    with _Watched(requests.fileno(), seconds):
-        return answer(*what)
-
-
-def _send(answers: BinaryIO, kind: bytes, text: str) -> None:
-    data = text.encode("utf-8", errors="backslashreplace")
-    answers.write(HEADER.pack(kind, len(data)) + data)
-    answers.flush()
-
-
-class _Watched:
-    """Ends this process, whatever it is doing, after ``seconds`` or when the other one dies.
-
-    The kernel does it by signals left at their defaults, so that no call of C can put it off.
-    Where there are none, the other process ends this one.
-    """
-
-    def __init__(self, file: int, seconds: float) -> None:
-        self._file = file
-        self._seconds = seconds
-
-    def __enter__(self) -> None:
-        self._watch_pipe(on=True)
-        if hasattr(signal, "setitimer"):
-            signal.setitimer(signal.ITIMER_REAL, self._seconds)
-
-    def __exit__(self, *_: object) -> None:
-        if hasattr(signal, "setitimer"):
-            signal.setitimer(signal.ITIMER_REAL, 0)
-        self._watch_pipe(on=False)
-
-    def _watch_pipe(self, *, on: bool) -> None:
-        """Have SIGIO sent when the pipe's other end is closed (Linux)."""
-        if sys.platform != "linux":
-            return
-        import fcntl  # noqa: PLC0415  (POSIX)
-        import select  # noqa: PLC0415
-
-        flags = fcntl.fcntl(self._file, fcntl.F_GETFL) & ~os.O_ASYNC
-        fcntl.fcntl(self._file, fcntl.F_SETOWN, os.getpid())
-        fcntl.fcntl(self._file, fcntl.F_SETFL, flags | (os.O_ASYNC if on else 0))
-        if on and select.select([self._file], [], [], 0)[0]:  # it was closed before
-            os._exit(0)
-
-
-def limit_memory() -> None:
-    """Let this process take `MAX_MEMORY_BYTES` more than it has, where the platform can (Linux)."""
-    if sys.platform != "linux":
-        return
-    import resource  # noqa: PLC0415  (POSIX)
-
-    with open("/proc/self/statm", encoding="ascii") as file:
-        held = int(file.read().split()[0]) * resource.getpagesize()
-    limit = held + MAX_MEMORY_BYTES
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    if hard != resource.RLIM_INFINITY:
-        limit = min(limit, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import attrs
 
 from infercore.errors import GrammarError, InvalidInputError
+from infercore.limited import wire
+from infercore.limited.process import limited
 from infercore.sampling.class_schema import schema_of_class
 from infercore.sampling.gbnf_lark import lark_of
+from infercore.sampling.schema_keywords import simplified
 from infercore.sampling.schema_place import place_of_error
 from infercore.sampling.vocabulary import ll_tokenizer, llguidance
 from infercore.values import checks
@@ -19,6 +22,11 @@ from infercore.values import checks
 if TYPE_CHECKING:
     from infercore.protocols.public import Tokenizer
 
+MAX_CHARACTERS = 1_000_000  # of a grammar or schema
+MAX_SECONDS = 5.0  # that compiling may take
+_MAX_TRIED = 4096
+_MAX_LINES, _MAX_LINE = 12, 300  # of an error of llguidance
+_tried: set[int] = set()
 _FIELD = "response_format"
 _REQUIRED = {
     "json_schema": "schema",
@@ -52,19 +60,40 @@ class Grammar:
     def matcher(self, tokenizer: Tokenizer) -> Any:
         """Return a new ``llguidance.LLMatcher``. Raises `GrammarError`, naming the place."""
         module = llguidance()
+        if len(self.source) > MAX_CHARACTERS:
+            self._refuse(f"it has {len(self.source)} characters; give at most {MAX_CHARACTERS}")
         text = self.text
         if self.gbnf:
             text = module.LLMatcher.grammar_from_lark(lark_of(self.source, tokenizer))
+        self._try(text)
         matcher = module.LLMatcher(ll_tokenizer(tokenizer), text, log_level=0)
         if matcher.is_error():
-            raise GrammarError(self._explained(str(matcher.get_error())), source=self.source)
+            self._refuse(str(matcher.get_error()))
         return matcher
+
+    def _try(self, text: str) -> None:
+        """Let a process with limits compile it first, as nothing stops llguidance on its way."""
+        if hash(text) in _tried:
+            return
+        kind, why = limited.run("infercore.limited.grammars:verdict", text, seconds=MAX_SECONDS)
+        if kind == wire.STOPPED:
+            raise GrammarError(
+                f"the grammar is too large to compile: {why}; simplify it", source=self.source
+            )
+        if kind != wire.TEXT:
+            self._refuse(why)
+        if len(_tried) >= _MAX_TRIED:
+            _tried.clear()
+        _tried.add(hash(text))
+
+    def _refuse(self, error: str) -> NoReturn:
+        raise GrammarError(self._explained(error), source=self.source)
 
     def _explained(self, error: str) -> str:
         if self.schema is not None:
             where = place_of_error(self.schema, error, _schema_error)
-            return f"the JSON schema is refused at {where}: {error}"
-        return f"the grammar is refused: {_without_wrapping(error)}"
+            return f"the JSON schema is refused at {_shortened(where)}: {_shortened(error)}"
+        return f"the grammar is refused: {_shortened(_without_wrapping(error))}"
 
 
 def grammar_of(response_format: Any) -> Grammar:
@@ -149,10 +178,16 @@ def _from_schema(schema: Any) -> Grammar:
     if not isinstance(schema, Mapping):
         raise checks.refuse(_FIELD, schema, "a JSON schema as a mapping")
     try:
-        source = json.dumps(schema)
+        source = json.dumps(schema, allow_nan=False)
+        plain = json.loads(source)
     except (TypeError, ValueError) as error:
         raise checks.refuse(_FIELD, schema, "a schema that JSON can hold") from error
-    return Grammar(_schema_grammar(schema), source, schema)
+    except RecursionError as error:
+        raise GrammarError("the JSON schema is nested too deeply", source="") from error
+    if len(source) > MAX_CHARACTERS:
+        return Grammar("", source)
+    sound = simplified(plain, source)
+    return Grammar(_schema_grammar(sound), source, sound)
 
 
 def _schema_grammar(schema: Mapping[str, Any]) -> str:
@@ -188,8 +223,24 @@ def _from_choices(choices: Any) -> Grammar:
     if isinstance(choices, str) or not isinstance(choices, (list, tuple)) or not choices:
         raise checks.refuse(_FIELD, choices, "a list of choices, at least one")
     texts = [checks.check_text(_FIELD, choice) for choice in choices]
-    lark = "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
-    return Grammar(llguidance().LLMatcher.grammar_from_lark(lark), json.dumps(texts))
+    if sum(map(len, texts)) > MAX_CHARACTERS:
+        raise GrammarError(
+            f"the choices have more than {MAX_CHARACTERS} characters; give fewer", source=texts[0]
+        )
+    pattern = "|".join("".join(f"\\u{{{ord(char):x}}}" for char in text) for text in texts)
+    grammar = llguidance().LLMatcher.grammar_from_regex(f"(?:{pattern})")
+    return Grammar(grammar, json.dumps(texts))
+
+
+def _shortened(text: str) -> str:
+    """Return ``text`` without the middle of long lines: they quote the grammar."""
+    lines = text.splitlines()[:_MAX_LINES]
+    return "\n".join(
+        line
+        if len(line) <= _MAX_LINE
+        else f"{line[: _MAX_LINE // 2]} ... {line[-_MAX_LINE // 2 :]}"
+        for line in lines
+    )
 
 
 def _without_wrapping(error: str) -> str:

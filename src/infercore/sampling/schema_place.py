@@ -8,6 +8,7 @@ from typing import Any
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SINGLE = ("items", "additionalProperties", "additionalItems", "not", "contains")
+_MAX_CHECKS = 200
 _SHARED = ("$defs", "definitions", "x-guidance")
 
 
@@ -16,12 +17,17 @@ def place_of_error(
 ) -> str:
     """Return the JSON pointer ("#/properties/a") of the deepest part with the same ``error``.
 
-    ``check(schema)`` returns the error of a schema by itself, "" where there is none.
+    ``check(schema)`` returns the error of a schema by itself, "" where there is none. After some
+    checks the place found so far has to do.
     """
     shared = {key: schema[key] for key in _SHARED if key in schema}
     path, part = "#", schema
+    n_left = _MAX_CHECKS
     while True:
         for step, inner in _parts(part):
+            n_left -= 1
+            if n_left < 0:
+                return path
             if check({**shared, **inner}) == error:
                 path, part = f"{path}/{step}", inner
                 break

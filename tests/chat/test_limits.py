@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 import infercore as ic
-from infercore.chat import process, wire
 from infercore.chat.template import render
+from infercore.limited import process, wire
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="where the kernel keeps the limits")
 USER = [{"role": "user", "content": "hello"}]
@@ -66,7 +66,7 @@ def rendered(template: str, **variables: Any) -> str:
 def child() -> psutil.Process:
     """Return the process that renders now."""
     rendered("")
-    (alive,) = process.renderer._alive
+    (alive,) = process.limited._alive
     return psutil.Process(alive._process.pid)
 
 
@@ -200,13 +200,13 @@ def test_a_handler_may_render_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 SCRIPT = """
 import os, sys
-from infercore.chat import process
+from infercore.limited import process
 from infercore.chat.template import render
 def rendered(template):
     rows = [{"role": "user", "content": "hello"}]
     return render(template, rows, add_generation_prompt=True, tools=None)
 print(rendered("{{ messages[0].content }}"), flush=True)
-(alive,) = process.renderer._alive
+(alive,) = process.limited._alive
 print(alive._process.pid, flush=True)
 """
 
@@ -254,11 +254,11 @@ def test_it_ends_with_an_orderly_exit_too() -> None:
 def test_a_fork_has_a_process_of_its_own() -> None:
     more = """
     if (forked := os.fork()) == 0:
-        ok = rendered("{{ 1 + 1 }}") == "2" and alive not in process.renderer._alive
+        ok = rendered("{{ 1 + 1 }}") == "2" and alive not in process.limited._alive
         os._exit(0 if ok else 1)
     ended, status = os.waitpid(forked, 0)
     assert status == 0, status
-    assert rendered("{{ 2 + 2 }}") == "4" and alive in process.renderer._alive
+    assert rendered("{{ 2 + 2 }}") == "4" and alive in process.limited._alive
     print("fine")
     """
     with run_script(more) as parent:
@@ -287,7 +287,7 @@ def test_a_forked_child_does_not_keep_it_alive() -> None:
 
 
 def test_no_file_left_is_typed(monkeypatch: pytest.MonkeyPatch) -> None:
-    process.renderer.close()
+    process.limited.close()
 
     def no_pipe() -> tuple[int, int]:
         raise OSError(24, "Too many open files")
@@ -298,9 +298,9 @@ def test_no_file_left_is_typed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_frozen_program_renders_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    process.renderer.close()
+    process.limited.close()
     monkeypatch.setattr(sys, "frozen", True, raising=False)
     assert rendered("{{ messages[0].content }}") == "hello"
-    assert not process.renderer._alive
+    assert not process.limited._alive
     with pytest.raises(ic.InvalidInputError, match="stopped"):
         rendered("{% for i in range(9) %}{{ 'x' * 60000000 }}{% endfor %}")

@@ -1,4 +1,4 @@
-"""The process that renders templates: one, kept, started anew when it has died."""
+"""The process with limits: one, kept, started anew when it has died."""
 
 from __future__ import annotations
 
@@ -11,16 +11,14 @@ import signal
 import subprocess
 import sys
 import threading
-from datetime import datetime
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
-from infercore.chat.wire import HEADER, LENGTH, MAX_SECONDS, STOPPED, TOO_MUCH_MEMORY
 from infercore.errors import OutOfMemoryError, UnsupportedFeatureError
+from infercore.limited.wire import HEADER, LENGTH, MAX_SECONDS, STOPPED, TOO_MUCH_MEMORY
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-_PROGRAM = "import sys; sys.path[:] = sys.argv[1:]; from infercore.chat.worker import main; main()"
+_PROGRAM = (
+    "import sys; sys.path[:] = sys.argv[1:]; from infercore.limited.worker import main; main()"
+)
 _SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 _HAS_TIMER = hasattr(signal, "setitimer")
 
@@ -31,36 +29,38 @@ def can_start() -> bool:
     return has_processes and bool(sys.executable) and not getattr(sys, "frozen", False)
 
 
-class RenderProcess:
-    """Renders one template at a time; may be used from many threads, and after `os.fork`.
+class LimitedProcess:
+    """Does one piece of work at a time; may be used from many threads, and after `os.fork`.
 
     The process ends with this one, also where this one is killed.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # a signal's handler may render in the middle of a render
+        self._lock = threading.RLock()  # a signal's handler may ask in the middle of a request
         self._kept: _Child | None = None
         self._alive: set[_Child] = set()
         atexit.register(self.close)
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._forget)
 
-    def answer(self, template: str, variables: Mapping[str, Any]) -> tuple[bytes, str]:
-        """Return what `infercore.chat.worker.answer` makes of it.
+    def run(self, work: str, *arguments: Any, seconds: float | None = None) -> tuple[bytes, str]:
+        """Return what ``work`` ("module:function") makes of ``arguments``, or `STOPPED` and why.
 
-        Raises `ValueError` for variables that `marshal` cannot write, `OutOfMemoryError` or
-        `UnsupportedFeatureError` where no process can be started.
+        ``seconds`` may pass (None: `MAX_SECONDS`). Raises `ValueError` for arguments that `marshal`
+        cannot write, `OutOfMemoryError` or `UnsupportedFeatureError` where no process can be
+        started. A program that cannot start a Python does the work itself, without these limits.
         """
+        limit = MAX_SECONDS if seconds is None else seconds
         if not can_start():
-            from infercore.chat import worker  # noqa: PLC0415  (imports Jinja)
+            from infercore.limited import worker  # noqa: PLC0415  (seldom needed)
 
-            return worker.answer(template, variables, _now())
-        data = marshal.dumps((MAX_SECONDS, template, dict(variables), _now()))
+            return worker.find(work)(*arguments)
+        data = marshal.dumps((limit, work, *arguments))
         with self._lock:
-            for _ in range(2):  # it may have died of something else since the last render
+            for _ in range(2):  # it may have died of something else since the last request
                 child, self._kept = self._kept or self._started(), None
                 try:
-                    found = child.exchange(data)
+                    found = child.exchange(data, limit)
                 except BaseException:
                     self._end(child)
                     raise
@@ -71,8 +71,10 @@ class RenderProcess:
                 if found is not None:
                     return found
                 if child.timed_out or code == -getattr(signal, "SIGALRM", 0):
-                    return STOPPED, f"it takes more than {MAX_SECONDS:g} seconds"
-        return STOPPED, f"the process that rendered it has died (status {code})"
+                    return STOPPED, f"it takes more than {limit:g} seconds"
+                if code == -getattr(signal, "SIGABRT", 0):  # how native code ends without memory
+                    return STOPPED, TOO_MUCH_MEMORY
+        return STOPPED, f"the process that worked on it has died (status {code})"
 
     def _started(self) -> _Child:
         child = _Child()
@@ -97,15 +99,8 @@ class RenderProcess:
             self._alive.pop().forget()
 
 
-def _now() -> tuple[float, float, str]:
-    """Return the time here: seconds since the epoch, offset from UTC in seconds, zone."""
-    now = datetime.now().astimezone()
-    offset = now.utcoffset()
-    return now.timestamp(), offset.total_seconds() if offset else 0.0, now.tzname() or ""
-
-
 class _Child:
-    """A process that renders, and the two pipes to it."""
+    """A process, and the two pipes to it."""
 
     def __init__(self) -> None:
         self._pipes: list[int] = []
@@ -136,9 +131,9 @@ class _Child:
         self._pipes += pair
         return pair
 
-    def exchange(self, data: bytes) -> tuple[bytes, str] | None:
+    def exchange(self, data: bytes, seconds: float) -> tuple[bytes, str] | None:
         """Return the answer to a request; None where the process died."""
-        timer = None if _HAS_TIMER else threading.Timer(MAX_SECONDS + 1, self._time_out)
+        timer = None if _HAS_TIMER else threading.Timer(seconds + 1, self._time_out)
         if timer is not None:
             timer.start()
         try:
@@ -193,10 +188,10 @@ class _Child:
 
 
 def _cannot_start(error: OSError) -> NoReturn:
-    message = f"the process that renders chat templates cannot be started: {error}"
+    message = f"the process that works on untrusted input cannot be started: {error}"
     if error.errno in _SCARCE:
         raise OutOfMemoryError(message) from error
-    raise UnsupportedFeatureError(message, feature="chat_template") from error
+    raise UnsupportedFeatureError(message, feature="child process") from error
 
 
-renderer = RenderProcess()
+limited = LimitedProcess()

@@ -1,0 +1,91 @@
+"""Compiling a grammar has a budget; what goes beyond it is typed, within seconds."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+
+import pytest
+
+from infercore.errors import GrammarError, InvalidInputError
+from infercore.limited import wire
+from infercore.sampling import compile_constraint, grammar
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="where the kernel keeps the limits")
+
+
+def nested(depth):
+    schema = {"type": "string"}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+PATTERNS = {"type": "string", "allOf": [{"pattern": f".*{chr(97 + i % 26)}.*"} for i in range(60)]}
+BOMBS = {
+    "patterns all at once": PATTERNS,
+    "many choices": {"type": "choice", "choices": [f"choice number {i}" for i in range(200_000)]},
+    "many alternatives": {
+        "type": "gbnf",
+        "grammar": "root ::= " + " | ".join(f'"alternative {i}"' for i in range(60_000)),
+    },
+    "a deep schema": nested(900),
+    "a schema too deep for JSON": nested(20_000),
+    "a deep grammar": {
+        "type": "lark",
+        "grammar": "start: " + "(" * 100_000 + '"a"' + ")" * 100_000,
+    },
+    "a deep expression": {"type": "regex", "pattern": "(" * 100_000 + "a" + ")" * 100_000},
+    "many properties": {"properties": {f"p{i}": {"type": "string"} for i in range(20_000)}},
+    "a long list of values": {"enum": [f"value {i}" for i in range(100_000)]},
+}
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """Give compiling a second, so that the tests need not wait long."""
+    monkeypatch.setattr(grammar, "MAX_SECONDS", 1.0)
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_bomb_is_typed(tokenizer, short, name):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    started = time.perf_counter()
+    with pytest.raises(GrammarError) as caught:
+        compile_constraint(BOMBS[name], tokenizer)
+    assert time.perf_counter() - started < 8
+    assert len(str(caught.value)) < 5000
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300 << 10
+
+
+def test_the_time_is_named(tokenizer, short):
+    with pytest.raises(GrammarError, match="more than 1 seconds"):
+        compile_constraint(PATTERNS, tokenizer)
+    assert compile_constraint({"type": "regex", "pattern": "a"}, tokenizer)
+
+
+def test_what_was_tried_once_is_not_tried_again(tokenizer, monkeypatch):
+    one = {"type": "regex", "pattern": "tried (once|twice)"}
+    compile_constraint(one, tokenizer)
+    monkeypatch.setattr(grammar.limited, "run", lambda *_, **__: pytest.fail("tried again"))
+    compile_constraint(one, tokenizer)
+
+
+def test_thousands_of_choices_are_no_bomb(tokenizer):
+    choices = [f"choice number {i}" for i in range(5000)]
+    constraint = compile_constraint({"type": "choice", "choices": choices}, tokenizer)
+    constraint.accept_all(list(b"choice number 4711"))
+    assert constraint.is_accepting
+
+
+def test_a_process_that_is_killed(tokenizer, monkeypatch):
+    monkeypatch.setattr(grammar.limited, "run", lambda *_, **__: (wire.STOPPED, "it has died"))
+    with pytest.raises(GrammarError, match="it has died"):
+        compile_constraint({"type": "regex", "pattern": "never before"}, tokenizer)
+
+
+@pytest.mark.parametrize("value", [{"const": {1, 2}}, {"const": object()}, {1: 2, "const": b"x"}])
+def test_what_json_cannot_hold(tokenizer, value):
+    with pytest.raises(InvalidInputError):
+        compile_constraint(value, tokenizer)
