@@ -234,12 +234,10 @@ def _from_choices(choices: Any) -> Grammar:
 
 def _shortened(text: str) -> str:
     """Return ``text`` without the middle of long lines: they quote the grammar."""
+    half = _MAX_LINE // 2
     lines = text.splitlines()[:_MAX_LINES]
     return "\n".join(
-        line
-        if len(line) <= _MAX_LINE
-        else f"{line[: _MAX_LINE // 2]} ... {line[-_MAX_LINE // 2 :]}"
-        for line in lines
+        line if len(line) <= _MAX_LINE else f"{line[:half]} ... {line[-half:]}" for line in lines
     )
 
 
