@@ -95,7 +95,7 @@ def test_an_abort_that_comes_too_late_stops_no_later_call(reference_model, call)
         context.decode_one(8)
         context.decode_one(8, seq_id=1)
         # What a thread does that was held up in abort() until the call had ended.
-        context._aborted = True
+        context._abort.asked = True
         context._inner.abort()
         call(context)
         context.decode_one(10)

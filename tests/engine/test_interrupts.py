@@ -68,8 +68,9 @@ def check(context):
     assert counted == (cells._lengths, cells.n_cells)
     for seq_id in range(2):
         context.load_sequence(seq_id, context.save_sequence(seq_id))
-        if context.n_outputs and context.tokens(seq_id):
-            restored = context.logits().copy()
+        row = context.row_of(seq_id)
+        if row is not None:
+            restored = context.logits(row).copy()
             token = context.tokens(seq_id)[-1]
             context.seq_remove(seq_id, context.n_past(seq_id) - 1, -1)
             context.decode_one(token, seq_id=seq_id)

@@ -91,7 +91,7 @@ def test_a_change_makes_the_rows_stale(either, change):
     [
         lambda c: c.seq_shift(0, 3, -1, 4),
         lambda c: c.seq_divide(0, 0, -1, 2),
-        lambda c: c.load_sequence(2, c.save_sequence(1)),
+        lambda c: c.load_sequence(0, c.save_sequence(1)),
         lambda c: c.set_embeddings(True),
         lambda c: c.set_causal_attention(False),
         lambda c: c.warmup(),
@@ -212,3 +212,91 @@ def test_embeddings_are_switched_on_and_off(several):
     several.decode([1, 2])
     with pytest.raises(OutputNotAvailableError):
         several.embeddings()
+
+
+# -- rows of several sequences -------------------------------------------------------------------
+
+
+@pytest.fixture
+def three(several):
+    """Return a context whose last call made rows of the sequences 0 (two of them), 1 and 2."""
+    several.decode_spans([(0, IDS[:2], "all"), (1, IDS[2:5], "last"), (2, IDS[5:], "last")])
+    return several
+
+
+CHANGES = {
+    "remove": lambda c: c.seq_remove(1),
+    "remove a part": lambda c: c.seq_remove(1, 2, -1),
+    "shift": lambda c: c.seq_shift(1, 0, -1, 3),
+    "divide": lambda c: c.seq_divide(1, 0, -1, 2),
+    "copy to it": lambda c: c.seq_copy(3, 1),
+    "restore": lambda c: c.load_sequence(1, c.save_sequence(3)),
+}
+
+
+@pytest.mark.parametrize("name", list(CHANGES))
+def test_a_sequence_that_changes_loses_its_own_rows_only(three, name):
+    before, serial = [three.logits(i).copy() for i in range(4)], three.output_serial
+    CHANGES[name](three)
+    assert three.n_outputs == 3
+    assert three.output_serial != serial
+    for i in (0, 1, 3, -1, -4):
+        assert np.array_equal(three.logits(i), before[i])
+    for i in (2, -2, 4):
+        with pytest.raises(OutputNotAvailableError):
+            three.logits(i)
+    assert [three.row_of(s) for s in range(4)] == [1, None, 3, None]
+
+
+def test_all_rows_are_gone_once_one_of_them_is(several):
+    several.decode_spans([(0, IDS[:2], "all"), (1, IDS[2:5], "all")])
+    assert several.logits_all().shape == (5, 1024)
+    several.seq_remove(1)
+    with pytest.raises(OutputNotAvailableError):
+        several.logits_all()
+    assert several.n_outputs == 2
+
+
+def test_rows_go_with_the_last_of_their_sequences(several):
+    several.decode_batch([(5, (0, 1), False), (6, (0, 1), True)])
+    row = several.logits().copy()
+    several.seq_remove(0)
+    assert np.array_equal(several.logits(), row)
+    several.seq_remove(1)
+    assert several.n_outputs == 0
+    with pytest.raises(OutputNotAvailableError):
+        several.logits()
+
+
+def test_a_copy_of_a_whole_sequence_has_its_row_too(three):
+    row = three.logits(2).copy()
+    three.seq_copy(1, 3)
+    assert [three.row_of(s) for s in (1, 3)] == [2, 2]
+    three.seq_remove(1)
+    assert np.array_equal(three.logits(2), row)
+    three.seq_copy(3, 1, 0, 2)
+    assert three.row_of(1) is None
+
+
+def test_a_restored_row_joins_those_that_are_there(three):
+    row, others = three.logits(2).copy(), [three.logits(i).copy() for i in (0, 1, 3)]
+    saved = three.save_sequence(1)
+    three.seq_remove(1)
+    three.load_sequence(3, saved)
+    three.load_sequence(1, saved)
+    assert three.n_outputs == 5
+    for seq_id in (1, 3):
+        assert np.array_equal(three.logits(three.row_of(seq_id)), row)
+    assert np.array_equal(three.logits(), row)
+    for i, other in zip((0, 1, 3), others, strict=True):
+        assert np.array_equal(three.logits(i), other)
+    assert three.n_engine_outputs == 3
+    three.seq_remove(3)
+    assert np.array_equal(three.logits(), row)
+
+
+def test_a_row_stays_while_other_sequences_are_kept(three):
+    row = three.logits(3).copy()
+    three.seq_keep(2)
+    assert np.array_equal(three.logits(3), row)
+    assert three.n_outputs == 1

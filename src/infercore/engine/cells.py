@@ -80,6 +80,7 @@ class CellMap:
     """
 
     def __init__(self, n_seq_max: int) -> None:
+        self.n_seq_max = n_seq_max
         self._runs: list[list[_Run]] = [[] for _ in range(n_seq_max)]
         self._lengths = [0] * n_seq_max
         # Where the next token of a sequence goes, if that is known and nobody else's.
@@ -248,15 +249,14 @@ class CellMap:
 
     def clear(self) -> None:
         """Forget everything."""
-        n_seq_max = len(self._runs)
-        self._runs = [[] for _ in range(n_seq_max)]
-        self._lengths = [0] * n_seq_max
-        self._tails = [None] * n_seq_max
+        self._runs = [[] for _ in range(self.n_seq_max)]
+        self._lengths = [0] * self.n_seq_max
+        self._tails = [None] * self.n_seq_max
         self.n_cells = 0
 
     def _isolated(self, seq_id: int, p0: int, p1: int) -> list[_Run]:
         """Return runs that are just what the sequence holds in [p0, p1), cutting some for that."""
-        self._tails = [None] * len(self._runs)
+        self._tails = [None] * self.n_seq_max
         for run, start, stop in list(self._within(seq_id, p0, p1)):
             if stop < run.n:
                 self._split(run.segment, stop)
@@ -347,7 +347,7 @@ class CellMap:
 
     def recount(self) -> None:
         """Count anew what an interruption may have left uncounted, from the runs."""
-        self._tails = [None] * len(self._runs)
+        self._tails = [None] * self.n_seq_max
         holders = Counter(run.segment for run in chain.from_iterable(self._runs))
         for segment, n_holders in holders.items():
             segment.n_holders = n_holders

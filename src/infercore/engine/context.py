@@ -2,36 +2,561 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from infercore.engine.context_controls import Controls
-from infercore.engine.context_decode import Decoding
-from infercore.engine.context_state import Saving
+import numpy as np
+
+from infercore.engine import arguments
+from infercore.engine.abort import Abort
+from infercore.engine.appending import Appending
+from infercore.engine.cells import CellMap
+from infercore.engine.counters import Counters
+from infercore.engine.embeddings import Embeddings
 from infercore.engine.gate import Gate, fork_count
+from infercore.engine.native import Native
+from infercore.engine.outputs import Outputs, read_only
+from infercore.engine.results import Results
+from infercore.engine.room import Room
+from infercore.engine.saving import Saving
+from infercore.engine.sequences import Sequences
+from infercore.engine.spans import check_entries, check_spans
+from infercore.errors import UnsupportedFeatureError
+from infercore.values import checks
+from infercore.values.config import MAX_THREADS, AdapterSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
-    from typing_extensions import Self
+    from typing_extensions import Buffer, Self
+
+    from infercore.engine.window import Window
+    from infercore.protocols.spi import EngineContext, FloatArray
+    from infercore.values.config import ContextConfig
+    from infercore.values.info import Capabilities, PerfCounters
+
+_clock = time.perf_counter
 
 
-class GuardedContext(Saving, Decoding, Controls):
-    """A `Context` over a plugin's `EngineContext`; it keeps its model alive until closed."""
+class GuardedContext:
+    """A `Context` over a plugin's `EngineContext`; it keeps its model alive until closed.
 
-    def __init__(self, inner: Any, *, release: Callable[[], None], **facts: Any) -> None:
-        super().__init__(inner, **facts)
+    Each call takes the lock, checks its arguments and asks the part that does it.
+    """
+
+    def __init__(  # noqa: PLR0913  (a model makes it, in one place)
+        self,
+        inner: EngineContext,
+        *,
+        release: Callable[[], None],
+        config: ContextConfig,
+        window: Window,
+        n_vocab: int,
+        backend: str,
+        identity: Callable[[], Mapping[str, Any]],
+        attempts: Sequence[Any] = (),
+        load_ms: float = 0.0,
+    ) -> None:
+        # What a single token needs lies together: it is read behind an engine that has emptied the
+        # processor's caches.
+        self._gate = Gate("context")
+        self._n_vocab = n_vocab
+        self._cells = CellMap(window.n_seq_max)
+        self._outputs = Outputs(inner.logits, n_vocab)
+        self._native = native = Native(inner, self._gate, backend)
+        self._shares_window = window.shared
+        self.n_ctx_seq = window.n_ctx_seq
+        pooling = str(inner.effective.get("pooling_type") or "none")
+        on = bool(inner.effective.get("embeddings", False))
+        self._embeddings = Embeddings(native, on=on, pooling=pooling)
+        self._results = Results(self._outputs, self._embeddings)
+        self._abort = Abort(native)
+        self._counters = Counters(timed=config.no_perf is not True, load_ms=load_ms)
+        self._room = Room(window, self._cells)
+        self._sequences = Sequences(native, self._cells, self._results)
+        self._appending = Appending(
+            native,
+            self._cells,
+            self._results,
+            self._abort,
+            self._counters,
+            n_ctx=window.n_ctx,
+            causal=inner.effective.get("attention_type", "causal") != "non-causal",
+        )
+        self._decode_one_inner = (
+            None if self._appending.only_encodes else native.optional.decode_one
+        )
+        self._saving = Saving(
+            native,
+            self._cells,
+            self._results,
+            self._sequences,
+            self._room,
+            abort=self._abort,
+            identity=identity,
+        )
+        self._inner = inner
+        self._config = config
+        self.attempts = tuple(attempts)
+        self.capabilities: Capabilities = inner.capabilities
+        self.tolerance = inner.tolerance
+        self.n_ctx = window.n_ctx
+        self.n_seq_max = window.n_seq_max
+        self.n_batch = inner.n_batch
+        self.n_ubatch = inner.n_ubatch
         self._finalizer = weakref.finalize(self, _close, inner, release, fork_count(), self._gate)
+
+    # -- facts ---------------------------------------------------------------------------------
+
+    @property
+    def effective(self) -> Mapping[str, Any]:
+        """The value in force of each `ContextConfig` field; ``n_ctx`` as the engine padded it."""
+        return self._inner.effective
+
+    @property
+    def config(self) -> ContextConfig:
+        """What was asked for, after what the memory ladder gave up."""
+        return self._config
+
+    @property
+    def shares_cells(self) -> bool:
+        """Whether copies are the same cells of one cache that all sequences look at."""
+        return self._native.optional.shares_cells
+
+    @property
+    def n_threads(self) -> int:
+        """Threads for single tokens."""
+        return int(self.effective["n_threads"])
+
+    @property
+    def n_threads_batch(self) -> int:
+        """Threads for batches."""
+        return int(self.effective["n_threads_batch"])
+
+    @property
+    def pooling_type(self) -> str:
+        """Pooling in force."""
+        return self._embeddings.pooling
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._gate.closed
+
+    def _sequence(self, seq_id: Any, field: str = "seq_id") -> int:
+        return arguments.check_sequence(seq_id, self.n_seq_max, field)
+
+    # -- tokens in -----------------------------------------------------------------------------
+
+    def decode(self, tokens: Sequence[int], *, seq_id: int = 0, logits: str = "last") -> None:
+        """Append ``tokens`` at the sequence's end; see `Context.decode`."""
+        with self._gate:
+            ids = arguments.check_tokens(tokens, self._n_vocab)
+            seq_id = self._sequence(seq_id)
+            arguments.check_logits_mode(logits)
+            inner_rows = logits == "all" and len(ids) > 1
+            self._appending.check_call(len(ids), inner_rows=inner_rows)
+            self._room.check(seq_id, len(ids))
+            if len(ids):
+                self._appending.append(ids, seq_id, logits)
+
+    def decode_one(self, token: int, *, seq_id: int = 0) -> None:
+        """Append one token and make its logits; see `Context.decode_one`."""
+        # This runs once a token, behind an engine that has emptied the processor's caches: each
+        # function more takes 2 to 3 us then. So it is one function.
+        with self._gate:
+            if type(token) is not int or not 0 <= token < self._n_vocab:
+                token = arguments.check_token(token, self._n_vocab)
+            if type(seq_id) is not int or seq_id != 0:
+                seq_id = self._sequence(seq_id)
+            cells, outputs, embeddings = self._cells, self._outputs, self._embeddings
+            held = cells.n_cells
+            if (held if self._shares_window else cells.length(seq_id)) >= self.n_ctx_seq:
+                self._room.check(seq_id, 1)
+            if self._decode_one_inner is None or embeddings.on:
+                self._appending.append(np.array([token], dtype=np.int32), seq_id, "last")
+            else:
+                abort, counters = self._abort, self._counters
+                if abort.asks_before_step or embeddings.n_tokens or abort.asked:
+                    self._before_step(seq_id)
+                abort.running = abort.stops_in_step
+                started = _clock()
+                try:
+                    self._decode_one_inner(token, seq_id=seq_id)
+                    cells.append_one(seq_id, token)
+                    outputs.serial += 1
+                    if outputs.single != seq_id:
+                        outputs.set_single(seq_id)
+                except BaseException as error:  # noqa: BLE001  (raised anew, typed)
+                    self._appending.settle_one(token, seq_id, held, error)
+                finally:  # no lock: an abort in between is forgotten before the next step
+                    abort.running = False
+                    if abort.asked:
+                        abort.end()
+                if counters.timed:
+                    counters.decode_s += _clock() - started
+                    counters.decode_tokens += 1
+
+    def _before_step(self, seq_id: int) -> None:
+        """What a single token seldom needs before it."""
+        self._abort.forget_late()
+        if self._embeddings.n_tokens:  # what an encoder made in the call before
+            self._results.forget()
+        if self._abort.asks_before_step:  # the engine cannot ask the callback within a step
+            self._appending.check_abort(seq_id)
+
+    def eval(self, tokens: Sequence[int], n_past: int, *, seq_id: int = 0) -> None:
+        """Drop what lies at ``n_past`` and beyond, then append; see `Context.eval`."""
+        with self._gate:
+            ids = arguments.check_tokens(tokens, self._n_vocab)
+            seq_id = self._sequence(seq_id)
+            at = arguments.check_position(n_past, "n_past")
+            end = self._native.position(seq_id)
+            if at > end:
+                raise arguments.gap_error(at, end)
+            if len(ids) and (kept := self._cells.next_position(seq_id, at)) != at:
+                raise arguments.gap_error(at, kept)
+            self._appending.check_call(len(ids), inner_rows=False)
+            self._room.check(seq_id, len(ids) - self._room.given_back(seq_id, at))
+            if at < end and not self._sequences.remove(seq_id, at, arguments.MAX_POSITION):
+                self._native.need(
+                    "kv_remove",
+                    declared=False,
+                    hint=f"this context cannot go back to position {at}; clear() and decode anew",
+                )
+            if len(ids):
+                self._appending.append(ids, seq_id, "last")
+
+    def decode_batch(self, entries: Sequence[tuple[int, Sequence[int], bool]]) -> None:
+        """Append entries of several sequences in one engine call; see `Context.decode_batch`."""
+        with self._gate:
+            self._native.need("multi_sequence", declared=self.capabilities.multi_sequence)
+            tokens, seq_ids, wanted = check_entries(entries, self._n_vocab, self.n_seq_max)
+            self._appending.check_entries(len(tokens))
+            if tokens:
+                self._appending.append_entries(tokens, seq_ids, wanted, self._room)
+
+    def decode_spans(self, spans: Sequence[tuple[int, Sequence[int], str]]) -> None:
+        """Append spans of several sequences in one call; see `Context.decode_spans`."""
+        with self._gate:
+            checked = check_spans(spans, self._n_vocab, self.n_seq_max)
+            if len(checked.seq_ids) > 1:
+                self._native.need("multi_sequence", declared=self.capabilities.multi_sequence)
+            self._appending.check_call(len(checked), inner_rows=checked.wants_inner_rows)
+            lengths = dict(zip(checked.seq_ids, checked.lengths, strict=True))
+            self._room.check_each(lengths, len(checked))
+            if len(lengths) == 1:  # as `decode` would split it, so with the same bits
+                self._appending.append(checked.tokens, checked.seq_ids[0], checked.logits[0])
+            elif lengths:
+                self._appending.append_spans(checked)
+
+    def encode(self, tokens: Sequence[int]) -> None:
+        """Run an encoder over ``tokens``; see `Context.encode`."""
+        with self._gate:
+            self._native.need("encoder", declared=self.capabilities.encoder)
+            ids = arguments.check_tokens(tokens, self._n_vocab)
+            if len(ids) > self.n_ubatch:
+                raise arguments.too_many(
+                    "tokens", len(ids), self.n_ubatch, "an encoder works on one n_ubatch at once"
+                )
+            if len(ids):
+                self._appending.encode(ids)
+
+    # -- what the last call made ---------------------------------------------------------------
+
+    def logits(self, i: int = -1) -> FloatArray:
+        """Return output row ``i`` of the last call; see `Context.logits`."""
+        with self._gate:
+            try:
+                outputs = self._outputs
+                if outputs.single < 0 or type(i) is not int or i != -1:
+                    return outputs.row(i)
+                row = outputs.engine_logits(0)
+                return read_only(row) if row.flags.writeable else row
+            except Exception as error:
+                self._native.judge(error)
+                raise
+
+    def sample_native(self, sample: Callable[[Any, int], int], i: int) -> int:
+        """Let an engine's sampler choose from output row ``i``, once it is known to exist."""
+        with self._gate:
+            return int(self._native.judged(sample, self._inner, self._outputs.engine_row(i)))
+
+    def logits_all(self) -> FloatArray:
+        """Return all rows of the last call made with ``logits="all"``."""
+        with self._gate:
+            self._native.need("logits_all", declared=self.capabilities.logits_all)
+            return self._native.judged(self._outputs.rows)
+
+    def row_of(self, seq_id: int = 0) -> int | None:
+        """Return the output row behind the sequence's last token, None where there is none."""
+        with self._gate:
+            return self._outputs.of(self._sequence(seq_id))
+
+    @property
+    def n_outputs(self) -> int:
+        """How many output rows can be read now."""
+        return self._outputs.count
+
+    @property
+    def n_engine_outputs(self) -> int:
+        """How many of them an engine's own sampler can read: none once they were restored."""
+        return self._outputs.n_in_engine
+
+    @property
+    def output_serial(self) -> int:
+        """A number that changes whenever the output rows do."""
+        return self._outputs.serial
+
+    def embedding(self, seq_id: int = 0) -> FloatArray:
+        """Return the pooled embedding of the last call; see `Context.embedding`."""
+        with self._gate:
+            self._native.need("embeddings", declared=self.capabilities.embeddings)
+            return self._embeddings.of_sequence(self._sequence(seq_id))
+
+    def embeddings(self) -> FloatArray:
+        """Return the embedding of each token of the last call; see `Context.embeddings`."""
+        with self._gate:
+            self._native.need("embeddings", declared=self.capabilities.embeddings)
+            return self._embeddings.of_tokens()
+
+    # -- what is held --------------------------------------------------------------------------
+
+    def n_past(self, seq_id: int = 0) -> int:
+        """Return the next position of the sequence, as the engine has it."""
+        with self._gate:
+            return self._native.position(self._sequence(seq_id))
+
+    def n_resident(self, seq_id: int = 0) -> int:
+        """Return how many tokens the sequence holds."""
+        with self._gate:
+            return self._cells.length(self._sequence(seq_id))
+
+    def n_free(self, seq_id: int = 0, *, keep: int | None = None) -> int:
+        """Return how many more tokens fit: into the shared window, or the sequence's own.
+
+        ``keep``: as it would be once the sequence's tokens from that position on were removed.
+        """
+        with self._gate:
+            return self._room.free(self._sequence(seq_id), keep)
+
+    def look_free(self, seq_id: int, keep: int | None = None) -> int:
+        """Return `n_free` without waiting for a call that runs: for reports."""
+        return self._room.free(seq_id, keep)
+
+    def tokens(self, seq_id: int = 0) -> list[int]:
+        """Return the ids of the tokens that the sequence holds, by position."""
+        with self._gate:
+            return self._cells.tokens(self._sequence(seq_id))
+
+    def seq_pos_min(self, seq_id: int = 0) -> int:
+        """Return the first position held, -1 when empty."""
+        with self._gate:
+            return self._sequences.first_position(self._sequence(seq_id))
+
+    def seq_pos_max(self, seq_id: int = 0) -> int:
+        """Return the last position held, -1 when empty."""
+        with self._gate:
+            return self._native.position(self._sequence(seq_id)) - 1
+
+    def seq_remove(self, seq_id: int, p0: int = -1, p1: int = -1) -> bool:
+        """Remove positions [p0, p1); see `Context.seq_remove`."""
+        with self._gate:
+            everywhere = checks.is_integer(seq_id) and seq_id == -1
+            ids = range(self.n_seq_max) if everywhere else (self._sequence(seq_id),)
+            return self._sequences.remove_from(ids, *arguments.check_range(p0, p1))
+
+    def seq_keep(self, seq_id: int) -> None:
+        """Remove all other sequences."""
+        with self._gate:
+            self._sequences.keep(self._sequence(seq_id))
+
+    def clear(self) -> None:
+        """Remove everything."""
+        with self._gate:
+            self._sequences.clear()
+
+    def seq_copy(self, src: int, dst: int, p0: int = -1, p1: int = -1) -> None:
+        """Make ``dst`` hold what ``src`` holds in [p0, p1); see `Context.seq_copy`.
+
+        What ``dst`` held in that range before is removed; of a whole copy, all it held. The
+        copy of a whole sequence has its last output row too.
+        """
+        with self._gate:
+            self._native.need("kv_copy", declared=self.capabilities.kv_copy != "none")
+            source, target = self._sequence(src, "src"), self._sequence(dst, "dst")
+            start, end = arguments.check_range(p0, p1)
+            if source != target:
+                self._sequences.copy(source, target, start, end)
+
+    def seq_shift(self, seq_id: int, p0: int, p1: int, delta: int) -> None:
+        """Add ``delta`` to the positions in [p0, p1); see `Context.seq_shift`.
+
+        Raises `InvalidPositionError` where a position would fall below 0 or onto another one.
+        """
+        with self._gate:
+            self._native.need("kv_shift", declared=self.capabilities.kv_shift)
+            seq_id = self._sequence(seq_id)
+            start, end = arguments.check_range(p0, p1)
+            if not checks.is_integer(delta):
+                raise checks.refuse("delta", delta, "an integer")
+            self._sequences.shift(seq_id, start, end, int(delta))
+
+    def seq_divide(self, seq_id: int, p0: int, p1: int, d: int) -> None:
+        """Divide the positions in [p0, p1) by ``d``; see `Context.seq_divide`."""
+        with self._gate:
+            self._native.need("kv_divide", declared=self.capabilities.kv_divide)
+            seq_id = self._sequence(seq_id)
+            start, end = arguments.check_range(p0, p1)
+            if not checks.is_integer(d) or not 1 <= d <= arguments.MAX_POSITION:
+                raise checks.refuse("d", d, f"an integer from 1 to {arguments.MAX_POSITION}")
+            self._sequences.divide(seq_id, start, end, int(d))
+
+    # -- saved state ---------------------------------------------------------------------------
+
+    def save_state(self) -> bytes:
+        """Return all sequences and the last logits as bytes; see `Context.save_state`."""
+        with self._gate:
+            self._native.need("state", declared=self.capabilities.state)
+            return self._saving.save_state()
+
+    def load_state(self, data: Buffer) -> None:
+        """Restore what `save_state` returned; see `Context.load_state`.
+
+        Raises `SnapshotError`: refused by the header, the state is *unchanged*; refused by the
+        engine, it is *cleared*.
+        """
+        with self._gate:
+            self._native.need("state", declared=self.capabilities.state)
+            self._saving.load_state(data)
+
+    def save_sequence(self, seq_id: int = 0, *, note: Mapping[str, Any] | None = None) -> bytes:
+        """Return one sequence and its last logits as bytes; see `Context.save_sequence`.
+
+        ``note`` is for the caller: it stands in the header (`blob.read_header`) as "note", and
+        must be what JSON can say.
+        """
+        with self._gate:
+            self._native.need("sequence_state", declared=self.capabilities.sequence_state)
+            return self._saving.save_sequence(self._sequence(seq_id), note)
+
+    def load_sequence(self, seq_id: int, data: Buffer) -> None:
+        """Restore what `save_sequence` returned, into ``seq_id``.
+
+        Errors as in `load_state`; what the engine refuses leaves that sequence empty, and the
+        others as they were.
+        """
+        with self._gate:
+            self._native.need("sequence_state", declared=self.capabilities.sequence_state)
+            self._saving.load_sequence(self._sequence(seq_id), data)
+
+    # -- live controls -------------------------------------------------------------------------
+
+    def set_threads(self, n: int, n_batch: int | None = None) -> None:
+        """Set the thread counts from now on; ``n_batch`` defaults to ``n``."""
+        with self._gate:
+            for field, value in (("n", n), ("n_batch", n if n_batch is None else n_batch)):
+                if not checks.is_integer(value) or not 1 <= value <= MAX_THREADS:
+                    raise checks.refuse(field, value, f"an integer from 1 to {MAX_THREADS}")
+            hint = "give n_threads when opening the context"
+            self._native.need("live_threads", declared=self.capabilities.live_threads, hint=hint)
+            both = int(n), int(n if n_batch is None else n_batch)
+            self._native.judged(self._native.inner.set_threads, *both)
+
+    def set_embeddings(self, on: bool) -> None:  # noqa: FBT001  (the contract's signature)
+        """Switch the output of embeddings on or off."""
+        with self._gate:
+            arguments.check_bool("on", on)
+            self._native.need("embeddings", declared=self.capabilities.embeddings)
+            self._native.judged(self._native.inner.set_embeddings, on)
+            self._embeddings.on = on
+            self._results.forget()
+
+    def set_causal_attention(self, on: bool) -> None:  # noqa: FBT001
+        """Switch between causal and bidirectional attention."""
+        with self._gate:
+            arguments.check_bool("on", on)
+            own = self._native.optional.set_causal_attention
+            if own is None:
+                if on == self._appending.causal:
+                    return
+                raise UnsupportedFeatureError(
+                    feature="set_causal_attention", backend=self._native.backend
+                )
+            self._native.judged(own, on)
+            self._appending.causal = on
+            self._results.forget()
+
+    def set_adapters(self, adapters: Sequence[AdapterSpec]) -> None:
+        """Replace the whole list of LoRA adapters. Resident tokens were made with the old one."""
+        with self._gate:
+            self._native.need("lora", declared=self.capabilities.lora)
+            chosen = tuple(checks.items("adapters", adapters, "AdapterSpec objects"))
+            for adapter in chosen:
+                if not isinstance(adapter, AdapterSpec):
+                    raise checks.refuse("adapters", adapter, "AdapterSpec objects")
+            self._native.judged(self._native.inner.set_adapters, chosen)
+            self._results.forget()
+
+    def set_abort_callback(self, callback: Callable[[], bool] | None) -> None:
+        """Ask ``callback`` while working; True aborts. None removes it.
+
+        What it raises aborts the call that it was asked in and is raised by that. Where the
+        engine cannot ask within a call, it is asked between calls of ``n_batch``.
+        """
+        with self._gate:
+            if callback is not None and not callable(callback):
+                raise checks.refuse("callback", callback, "a callable or None")
+            self._abort.set_callback(callback)
+
+    def abort(self) -> None:
+        """Make the call that runs stop; without one running it does nothing."""
+        self._abort.ask()
+
+    def warmup(self) -> None:
+        """Touch weights and buffers once; what is resident stays, or it is refused."""
+        with self._gate:
+            own = self._native.optional.warmup
+            if own is None:
+                raise UnsupportedFeatureError(feature="warmup", backend=self._native.backend)
+            self._results.forget()
+            self._abort.forget_late()
+            self._native.judged(own)
+
+    def synchronize(self) -> None:
+        """Wait until the engine has finished all queued work."""
+        with self._gate:
+            own = self._native.optional.synchronize
+            if own is not None:
+                self._native.judged(own)
+
+    def perf(self) -> PerfCounters:
+        """Return times and counts since the start or `reset_perf`."""
+        with self._gate:
+            hint = "open the context without no_perf=True"
+            self._native.need("perf", declared=self._counters.timed, hint=hint)
+            return self._counters.report()
+
+    def reset_perf(self) -> None:
+        """Set all counters to zero."""
+        with self._gate:
+            self._counters.reset()
+
+    def count_reused(self, n_tokens: int) -> None:
+        """Add tokens that a session asked for and found resident to the counters."""
+        self._counters.reused_tokens += n_tokens
+
+    # -- the end -------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Give the memory back; idempotent. A call that runs in another thread is aborted."""
         if not self._gate.entered_here():
             self.abort()
         if self._gate.shut():
-            with self._abort_lock:  # an abort from another thread has left the engine then
-                pass
+            self._abort.wait()
             self._finalizer()  # once, whoever asks
-            self._identity_source = dict  # what it asks keeps the model alive
+            self._saving.identity = dict  # what it asks keeps the model alive
 
     def __enter__(self) -> Self:
         return self
@@ -40,7 +565,7 @@ class GuardedContext(Saving, Decoding, Controls):
         self.close()
 
 
-def _close(inner: Any, release: Callable[[], None], born: int, gate: Gate) -> None:
+def _close(inner: EngineContext, release: Callable[[], None], born: int, gate: Gate) -> None:
     if born != fork_count():  # the parent's engine: closing it here may hang
         return
     if not gate.shut_at_end(getattr(inner, "abort", None)):

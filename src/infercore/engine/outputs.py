@@ -1,4 +1,4 @@
-"""Which rows of logits exist right now, and where they are."""
+"""Which rows of logits exist right now, whose they are, and where."""
 
 from __future__ import annotations
 
@@ -10,84 +10,150 @@ from infercore.errors import OutputNotAvailableError
 from infercore.values import checks
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-    from infercore.protocols.spi import EngineContext, FloatArray
+    from infercore.protocols.spi import FloatArray
+
+    Owners = tuple[int, ...]
 
 
 class Outputs:
     """The output rows of the last call, counted over all its chunks.
 
-    Rows of one engine call are views into the engine's buffer; rows gathered over several
-    calls, or restored with a state, are arrays of our own. ``serial`` changes whenever the rows
-    do, so that a session can tell whether they are still those it asked for.
+    Each row belongs to the sequences whose token made it and goes with the last of them; the others
+    keep their numbers. Rows of one engine call are views into the engine's buffer; rows gathered
+    over several calls, or restored with a state, are arrays of our own. ``serial`` changes whenever
+    the rows do, so that a session can tell whether they are still those it asked for.
     """
 
     __slots__ = (
-        "_in_engine",
-        "_n_vocab",
-        "all_rows",
-        "count",
+        "_all_rows",
+        "_ends",
+        "_from_engine",
+        "_gathered",
+        "_owners",
+        "_restored",
         "engine_logits",
-        "gathered",
+        "n_vocab",
         "serial",
+        "single",
     )
 
-    def __init__(self, engine: EngineContext, n_vocab: int) -> None:
-        self.engine_logits = engine.logits
-        self._n_vocab = n_vocab
-        self.gathered: FloatArray | None = None
-        self._in_engine = True
-        self.count = 0
-        self.all_rows = False
-        self.serial = 0
+    def __init__(self, engine_logits: Callable[[int], FloatArray], n_vocab: int) -> None:
+        self.engine_logits = engine_logits
+        self.n_vocab = n_vocab
+        self.serial = -1
+        self.invalidate()
 
     def invalidate(self) -> None:
         """Forget all rows."""
+        self._set([], {})
+
+    def _set(self, owners: list[Owners], ends: dict[int, int]) -> None:
         self.serial += 1
-        self.count = 0
-        self.all_rows = False
-        self.gathered = None
+        self.single = -1
+        """The sequence whose one row, in the engine's buffer, is all there is; else -1."""
+        self._owners = owners
+        self._ends = ends
+        self._all_rows = False
+        self._gathered: FloatArray | None = None
+        self._from_engine = True
+        self._restored: dict[int, FloatArray] = {}
 
-    def set_engine_rows(self, count: int, *, all_rows: bool = False) -> None:
-        """Say that the engine's last call made ``count`` rows."""
+    def set_single(self, seq_id: int) -> None:
+        """Say that the engine's last call made one row, behind the last token of ``seq_id``."""
+        self._set([(seq_id,)], {seq_id: 0})
+        self.single = seq_id
+
+    def set_rows(
+        self,
+        owners: Sequence[Owners],
+        ends: dict[int, int],
+        *,
+        all_rows: bool,
+        gathered: FloatArray | None = None,
+    ) -> None:
+        """Say whose the rows of the last call are: in the engine's buffer, or ``gathered``.
+
+        ``ends``: the row behind the last token of each sequence that has one.
+        """
+        self._set(list(owners), ends)
+        self._all_rows = all_rows
+        if gathered is not None:
+            gathered.flags.writeable = False
+            self._gathered = gathered
+            self._from_engine = False
+
+    def restore(self, row: FloatArray, owners: Iterable[int]) -> None:
+        """Add a row that was saved, behind the last token of its owners; other rows stay."""
+        index = len(self._owners)
         self.serial += 1
-        self.count = count
-        self.all_rows = all_rows
-        self.gathered = None
-        self._in_engine = True
+        self.single = -1
+        self._all_rows = False
+        row.flags.writeable = False
+        self._restored[index] = row
+        self._owners.append(tuple(owners))
+        self._ends = {**self._ends, **dict.fromkeys(self._owners[index], index)}
 
-    def allocate(self, n_rows: int) -> FloatArray:
-        """Return an array [n_rows, n_vocab] to gather the rows of several calls in."""
-        return np.empty((n_rows, self._n_vocab), dtype=np.float32)
-
-    def set_gathered(self, rows: FloatArray, *, all_rows: bool) -> None:
-        """Let ``rows`` [n_outputs, n_vocab] be the output rows."""
+    def drop(self, seq_id: int) -> None:
+        """Take a sequence's rows away: it changed."""
+        if not any(seq_id in ids for ids in self._owners):
+            return
+        owners = [tuple(s for s in ids if s != seq_id) for ids in self._owners]
+        if not any(owners):
+            self.invalidate()
+            return
         self.serial += 1
-        rows.flags.writeable = False
-        self.gathered = rows
-        self._in_engine = False
-        self.count = len(rows)
-        self.all_rows = all_rows
+        self._all_rows = False
+        self._owners = owners
+        self._ends = {s: row for s, row in self._ends.items() if s != seq_id}
+        self._restored = {i: row for i, row in self._restored.items() if owners[i]}
 
-    def copy_engine_rows(self, count: int, into: FloatArray) -> None:
-        """Copy the engine's ``count`` rows into ``into`` [count, n_vocab]."""
-        for i in range(count):
-            into[i] = self.engine_logits(i)
+    def share(self, source: int, target: int) -> None:
+        """Let ``target``, a copy of all of ``source``, have its last row too."""
+        row = self._ends.get(source)
+        if row is not None:
+            self.single = -1
+            self._owners[row] += (target,)
+            self._ends = {**self._ends, target: row}
+
+    # -- what there is -------------------------------------------------------------------------
+
+    @property
+    def count(self) -> int:
+        """How many rows can be read."""
+        return sum(map(bool, self._owners))
+
+    @property
+    def n_in_engine(self) -> int:
+        """How many of them lie in the engine's own buffer: not gathered, not restored."""
+        return self.count - len(self._restored) if self._from_engine else 0
+
+    def of(self, seq_id: int) -> int | None:
+        """Return the row behind the sequence's last token, None without one."""
+        return self._ends.get(seq_id)
+
+    def last(self) -> tuple[FloatArray | None, list[int]]:
+        """Return the last row that can be read, and whose last tokens it is behind."""
+        index = max((i for i, ids in enumerate(self._owners) if ids), default=None)
+        if index is None:
+            return None, []
+        return self.row(index), [s for s, row in self._ends.items() if row == index]
 
     def row(self, i: int) -> FloatArray:
         """Return row ``i`` (negative from the end), read-only float32 [n_vocab]."""
         index = self._index(i)
-        row: FloatArray = (
-            self.engine_logits(index) if self.gathered is None else self.gathered[index]
-        )
+        row = self._restored.get(index)
+        if row is None:
+            gathered = self._gathered
+            row = self.engine_logits(index) if gathered is None else gathered[index]
         return read_only(row) if row.flags.writeable else row
 
     def _index(self, i: int) -> int:
         if not checks.is_integer(i):
             raise checks.refuse("i", i, "an integer")
-        index = i + self.count if i < 0 else i
-        if not 0 <= index < self.count:
+        index = i + len(self._owners) if i < 0 else i
+        if not 0 <= index < len(self._owners) or not self._owners[index]:
             raise self._unavailable(f"logits({i})")
         return index
 
@@ -98,32 +164,37 @@ class Outputs:
         over several calls, or restored.
         """
         index = self._index(i)
-        if not self.in_engine:
+        if index in self._restored or not self._from_engine:
             raise self._unavailable("a native sample")
         return index
 
-    @property
-    def in_engine(self) -> bool:
-        """Whether the rows are those of the engine's last call: not gathered, not restored."""
-        return self.gathered is None or self._in_engine
-
     def rows(self) -> FloatArray:
         """Return all rows [n_outputs, n_vocab] of a call made with ``logits="all"``."""
-        if not self.all_rows:
+        if not self._all_rows:
             raise self._unavailable("logits_all()")
-        if self.gathered is None:
-            rows = self.allocate(self.count)
-            self.copy_engine_rows(self.count, rows)
+        if self._gathered is None:
+            rows = self.allocate(len(self._owners))
+            self.copy_engine_rows(rows)
             rows.flags.writeable = False
-            self.gathered = rows
-        return self.gathered
+            self._gathered = rows
+        return self._gathered
+
+    def allocate(self, n_rows: int) -> FloatArray:
+        """Return an array [n_rows, n_vocab] to gather the rows of several calls in."""
+        return np.empty((n_rows, self.n_vocab), dtype=np.float32)
+
+    def copy_engine_rows(self, into: FloatArray) -> None:
+        """Copy the first rows of the engine into all of ``into`` [n, n_vocab]."""
+        for i in range(len(into)):
+            into[i] = self.engine_logits(i)
 
     def _unavailable(self, operation: str) -> OutputNotAvailableError:
-        made = f"the last call made {self.count} output rows" if self.count else "there are none"
+        n = self.count
+        made = f"the last call made {n} output rows" if n else "there are none"
         return OutputNotAvailableError(
             f"{operation} is not available: {made}; decode with logits='last' or 'all' first",
             operation=operation,
-            state=f"{self.count} output rows",
+            state=f"{n} output rows",
         )
 
 
@@ -132,14 +203,3 @@ def read_only(array: FloatArray) -> FloatArray:
     view: FloatArray = np.asarray(array, dtype=np.float32).view()
     view.flags.writeable = False
     return view
-
-
-def ending_at_last_row(
-    seq_ids: Sequence[tuple[int, ...]], wanted: Sequence[bool]
-) -> tuple[int, ...]:
-    """Return the sequences whose last token in the batch is that of its last output row."""
-    last = max((i for i, want in enumerate(wanted) if want), default=None)
-    if last is None:
-        return ()
-    later = {s for ids in seq_ids[last + 1 :] for s in ids}
-    return tuple(s for s in seq_ids[last] if s not in later)

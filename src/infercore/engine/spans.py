@@ -1,4 +1,4 @@
-"""Spans of tokens of several sequences, as the columns that an engine takes."""
+"""Tokens of several sequences: as spans and the columns an engine takes, or as entries."""
 
 from __future__ import annotations
 
@@ -43,6 +43,16 @@ class Spans:
         return any(
             mode == "all" and n > 1 for mode, n in zip(self.logits, self.lengths, strict=True)
         )
+
+    def rows(self) -> tuple[list[tuple[int, ...]], dict[int, int]]:
+        """Return the owner of each output row, and the last row of each sequence that has one."""
+        owners: list[tuple[int, ...]] = []
+        ends = {}
+        for seq_id, n, mode in zip(self.seq_ids, self.lengths, self.logits, strict=True):
+            if mode != "none":
+                owners += [(seq_id,)] * (n if mode == "all" else 1)
+                ends[seq_id] = len(owners) - 1
+        return owners, ends
 
     def columns(self, starts: Sequence[int]) -> Columns:
         """Return the columns of an engine call, where span ``i`` begins at ``starts[i]``."""
@@ -111,6 +121,32 @@ def check_spans(spans: Any, n_vocab: int, n_seq_max: int) -> Spans:
             modes.append(mode)
             flat += tokens
     return Spans(arguments.check_tokens(flat, n_vocab), seq_ids, lengths, modes)
+
+
+Entries = tuple[list[int], list[tuple[int, ...]], list[bool]]
+
+
+def check_entries(entries: Any, n_vocab: int, n_seq_max: int) -> Entries:
+    """Return tokens, sequences and wanted rows of ``(token, seq_ids, want_logits)`` entries.
+
+    Raises `InvalidInputError`, `InvalidTokenError` or `InvalidSequenceError`.
+    """
+    tokens: list[int] = []
+    seq_ids: list[tuple[int, ...]] = []
+    wanted: list[bool] = []
+    for entry in checks.items("entries", entries, "(token, seq_ids, want_logits) entries"):
+        try:
+            token, ids, want = entry
+            ids = tuple(ids)
+        except (TypeError, ValueError) as error:
+            raise checks.refuse("entries", entry, "(token, seq_ids, want_logits)") from error
+        tokens.append(arguments.check_token(token, n_vocab))
+        checked = tuple(arguments.check_sequence(s, n_seq_max, "seq_ids") for s in ids)
+        if not checked or len(set(checked)) != len(checked):
+            raise checks.refuse("seq_ids", ids, "at least one sequence id, each once")
+        seq_ids.append(checked)
+        wanted.append(arguments.check_bool("want_logits", want))
+    return tokens, seq_ids, wanted
 
 
 def _twice(seq_id: int) -> InvalidSequenceError:

@@ -35,6 +35,9 @@ class SessionContext(Context, Protocol):
     def n_engine_outputs(self) -> int:
         """How many output rows an engine's own sampler can read: none once they were restored."""
 
+    def row_of(self, seq_id: int = 0) -> int | None:
+        """Return the output row behind the sequence's last token, None where there is none."""
+
     def look_free(self, seq_id: int, keep: int | None = None) -> int:
         """Return `n_free` without waiting for a call that runs."""
 

@@ -45,8 +45,9 @@ if TYPE_CHECKING:
 
     import numpy as np
     import numpy.typing as npt
+    from typing_extensions import Buffer
 
-    from infercore.values.config import ContextConfig
+    from infercore.values.config import AdapterSpec, ContextConfig
     from infercore.values.info import Capabilities, ModelInfo
 
     TokenArray = npt.NDArray[np.int32]
@@ -104,7 +105,11 @@ class EngineContext(Protocol):
         """
 
     def logits(self, i: int) -> FloatArray:
-        """Return output row ``i`` (0-based, counted over the last call) as float32 [n_vocab]."""
+        """Return output row ``i`` (0-based, counted over the last call) as float32 [n_vocab].
+
+        Rows stay until the next call that computes: removing, copying or restoring a sequence
+        takes none away, the guard knows whose they are.
+        """
 
     def seq_remove(self, seq_id: int, p0: int, p1: int) -> bool:
         """Remove positions p0 <= p < p1 (p1 -1 = to the end) of one sequence; False if it can't."""
@@ -114,6 +119,61 @@ class EngineContext(Protocol):
 
     def close(self) -> None:
         """Give the memory back. Called once."""
+
+
+class CapableContext(EngineContext, Protocol):
+    """**Protocol:** an `EngineContext` with the calls of all capabilities; see the table above.
+
+    The guard calls only those of capabilities that are declared.
+    """
+
+    def decode_batch(
+        self,
+        tokens: TokenArray,
+        positions: npt.NDArray[np.int32],
+        seq_ids: Sequence[tuple[int, ...]],
+        wanted: npt.NDArray[np.bool_],
+    ) -> None:
+        """Append tokens, each to one sequence or more; rows of those wanted, in order."""
+
+    def encode(self, tokens: TokenArray) -> None:
+        """Run the encoder over at most ``n_ubatch`` tokens."""
+
+    def embedding(self, seq_id: int) -> FloatArray:
+        """Return the pooled embedding of a sequence of the last call."""
+
+    def embeddings(self) -> FloatArray:
+        """Return the embedding of each token of the last call."""
+
+    def set_embeddings(self, on: bool) -> None:  # noqa: FBT001
+        """Switch embeddings on or off."""
+
+    def seq_copy(self, src: int, dst: int, p0: int, p1: int) -> None:
+        """Let ``dst`` hold what ``src`` holds in [p0, p1) too (p1 -1 = to the end)."""
+
+    def seq_shift(self, seq_id: int, p0: int, p1: int, delta: int) -> None:
+        """Add ``delta`` to the positions in [p0, p1)."""
+
+    def seq_divide(self, seq_id: int, p0: int, p1: int, d: int) -> None:
+        """Divide the positions in [p0, p1) by ``d``."""
+
+    def save_state(self) -> Buffer:
+        """Return all sequences as bytes."""
+
+    def load_state(self, data: Buffer) -> None:
+        """Restore what `save_state` returned."""
+
+    def save_sequence(self, seq_id: int) -> Buffer:
+        """Return one sequence as bytes."""
+
+    def load_sequence(self, seq_id: int, data: Buffer) -> None:
+        """Restore what `save_sequence` returned, in place of what the sequence holds."""
+
+    def set_threads(self, n: int, n_batch: int) -> None:
+        """Set the threads for single tokens and for batches."""
+
+    def set_adapters(self, adapters: Sequence[AdapterSpec]) -> None:
+        """Replace the list of LoRA adapters."""
 
 
 class EngineModel(Protocol):

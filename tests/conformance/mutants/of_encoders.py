@@ -71,7 +71,7 @@ def a_refused_text_takes_the_vector_along(m: Any) -> None:
         try:
             old(self, tokens)
         except InvalidInputError:
-            self._forget_outputs()
+            self._results.forget()
             raise
 
     around(m, GuardedContext, "encode", encode)

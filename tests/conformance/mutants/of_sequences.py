@@ -174,7 +174,7 @@ def a_restored_token_is_another(m: Any) -> None:
 def the_logits_do_not_come_back(m: Any) -> None:
     def load(old: Any, self: Any, seq_id: int, data: bytes) -> None:
         old(self, seq_id, data)
-        self._forget_outputs()
+        self._results.forget()
 
     around(m, GuardedContext, "load_sequence", load)
 

@@ -1,0 +1,44 @@
+"""Times and counts of a context."""
+
+from __future__ import annotations
+
+import time
+
+from infercore.values.info import PerfCounters
+
+
+class Counters:
+    """What was evaluated in which time; ``timed`` tells whether anybody wants to know."""
+
+    def __init__(self, *, timed: bool, load_ms: float) -> None:
+        self.timed = timed
+        self._load_ms = load_ms
+        self.reset()
+
+    def reset(self) -> None:
+        """Set all to zero."""
+        self.decode_s = self.prefill_s = 0.0
+        self.decode_tokens = self.prefill_tokens = self.reused_tokens = 0
+
+    def count(self, started: float, n_tokens: int, *, single: bool = False) -> None:
+        """Count a call that began at ``started`` (`time.perf_counter`)."""
+        if not self.timed:
+            return
+        elapsed = time.perf_counter() - started
+        if single:
+            self.decode_s += elapsed
+            self.decode_tokens += n_tokens
+        else:
+            self.prefill_s += elapsed
+            self.prefill_tokens += n_tokens
+
+    def report(self) -> PerfCounters:
+        """Return what was counted."""
+        return PerfCounters(
+            load_ms=self._load_ms,
+            prefill_ms=self.prefill_s * 1e3,
+            decode_ms=self.decode_s * 1e3,
+            prefill_tokens=self.prefill_tokens,
+            decode_tokens=self.decode_tokens,
+            reused_tokens=self.reused_tokens,
+        )
