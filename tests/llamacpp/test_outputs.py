@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 
 import numpy as np
 import pytest
 
 import infercore as ic
+from infercore_llamacpp import decoding
 
 
 def test_rows_are_those_asked_for(context, prompt):
@@ -30,10 +32,9 @@ def test_a_row_is_a_read_only_view(context, prompt):
     assert not row.flags.owndata
 
 
-@pytest.mark.parametrize("change", ["clear", "seq_remove"])
-def test_rows_are_gone_after_a_change(context, prompt, change):
+def test_rows_are_gone_after_a_clear(context, prompt):
     context.decode(prompt, seq_id=0, logits="last")
-    context.clear() if change == "clear" else context.seq_remove(0, 5, -1)
+    context.clear()
     with pytest.raises(ic.OutputNotAvailableError):
         context.logits(0)
 
@@ -176,3 +177,39 @@ def test_log_pieces_are_joined_into_lines():
         log.receive(1, b"not shown\n")
     assert lines == ["one line", "a warning"]
     assert log.last_complaint() == ""
+
+
+@pytest.mark.parametrize("embeddings", [False, True])
+@pytest.mark.parametrize("unified", [True, False])
+def test_rows_lie_one_behind_the_other(story, open_context, prompt, unified, embeddings):
+    """As the engine's own call for each of them says."""
+    fields = {"embeddings": True, "pooling_type": "none"} if embeddings else {}
+    context = open_context(
+        story, n_seq_max=4, kv_unified=unified, n_batch=64, n_ubatch=16, **fields
+    )
+    for n in (13, 1, 7, 1):
+        seq_ids = np.repeat(np.arange(4), n).astype(np.int32)
+        ends = np.array([context.n_past(s) for s in range(4)])
+        positions = (np.tile(np.arange(n), 4) + ends[seq_ids]).astype(np.int32)
+        wanted = np.arange(4 * n) % 3 == 0
+        context.decode_spans(prompt[: 4 * n], positions, seq_ids, wanted)
+        for i, place in enumerate(np.flatnonzero(wanted).tolist()):
+            address = decoding._logits_row(context.handle, place)
+            raw = (ctypes.c_float * story.traits.info.n_vocab).from_address(address)
+            assert np.array_equal(context.logits(i), np.array(raw))
+
+
+def test_rows_outlive_what_the_engine_puts_off(story, open_context, prompt):
+    context = open_context(story, n_seq_max=3, kv_unified=False)
+    wanted = np.ones(4, dtype=bool)
+    seq_ids = np.array([0, 0, 1, 1], dtype=np.int32)
+    context.decode_spans(prompt[:4], np.array([0, 1, 0, 1], dtype=np.int32), seq_ids, wanted)
+    before = [context.logits(i).copy() for i in range(4)]
+    context.seq_copy(0, 2, -1, -1)
+    context.save_sequence(2)  # the copy is carried out first
+    assert all(np.array_equal(context.logits(i), before[i]) for i in range(4))
+    with pytest.raises(ic.OutputNotAvailableError):
+        context.batch_index(0)
+    context.decode_one(5, seq_id=2)
+    assert context.batch_index(0) == 0
+    assert not np.array_equal(context.logits(0), before[0])

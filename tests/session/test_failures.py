@@ -219,9 +219,7 @@ class InterruptAt:
 
 
 MODULES = ("session/resident.py", "session/true_tape.py", "session/tape.py", "session/prefill.py",
-           "session/stream.py", "session/generation.py", "engine/context_decode.py",
-           "engine/context_outputs.py", "engine/context_sequences.py",
-           "engine/cells.py")  # fmt: skip
+           "session/stream.py", "session/generation.py", "engine/cells.py")  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -30,10 +30,7 @@ class LlamaContext(Decoding):
 
     def seq_remove(self, seq_id: int, p0: int, p1: int) -> bool:
         """Remove positions [p0, p1); False, and unchanged, where the engine cannot."""
-        removed = self.memory.remove(seq_id, p0, p1)
-        if removed:
-            self._rows = ()
-        return removed
+        return self.memory.remove(seq_id, p0, p1)
 
     def seq_copy(self, src: int, dst: int, p0: int, p1: int) -> None:
         """Let ``dst`` hold what ``src`` holds in [p0, p1)."""
@@ -72,7 +69,6 @@ class LlamaContext(Decoding):
 
     def load_sequence(self, seq_id: int, data: bytes | memoryview) -> None:
         """Replace a sequence by what `save_sequence` returned; emptied where it is refused."""
-        self._rows = ()
         self._carry_out_pending()
         state.load_sequence(self.handle, self.memory, seq_id, data, self.model.traits)
 
@@ -147,7 +143,7 @@ class LlamaContext(Decoding):
     def close(self) -> None:
         """Give the memory back; where somebody keeps a row of logits, with that."""
         self.handle = 0
-        self._drop_row()
+        self._drop_rows()
         owned, self._owned = self._owned, None
         if owned is not None:
             owned.let_go()

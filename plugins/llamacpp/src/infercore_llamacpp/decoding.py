@@ -70,9 +70,11 @@ class Decoding:
         self._one = OneToken()
         self._rows: Sequence[int] = ()
         self._n_tokens = 0
-        self._row_type = ctypes.c_float * traits.info.n_vocab
-        self._row: Floats = np.empty(0, np.float32)  # the row made last: mostly the next one too
-        self._row_address: int | None = 0
+        self._n_vocab = traits.info.n_vocab
+        self._is_read = False  # whether `_view` is over the rows of the last call
+        self._view: Floats = np.empty((0, self._n_vocab), np.float32)
+        self._view_at = 0
+        self._kept: Sequence[int] | None = None  # the rows, if they were copied out of the engine
         self._switch = AbortSwitch(handle)
         self._decode = api.llama_decode
         self.seq_pos_max = self.memory.pos_max
@@ -105,12 +107,13 @@ class Decoding:
         if self._needs_encoder_output:
             raise _nothing_encoded()
         if self.memory.pending:
+            self._rows = ()
             self._carry_out_shifts()
         code = self._decode(self.handle, one.struct)
         if code:
             self._rows, self._n_tokens = (), 0
             self._check(code, 1, (seq_id,))
-        self._rows, self._n_tokens = _FIRST_ROW, 1
+        self._rows, self._n_tokens, self._is_read = _FIRST_ROW, 1, False
         self.memory.pending = 0
 
     def decode_batch(
@@ -153,7 +156,7 @@ class Decoding:
         code = self._decode(self.handle, batch)
         if code:
             self._check(code, n_tokens, seq_ids)
-        self._n_tokens = n_tokens
+        self._n_tokens, self._is_read = n_tokens, False
         self.memory.pending = 0
 
     # -- what the engine puts off --------------------------------------------------------------
@@ -171,7 +174,7 @@ class Decoding:
         """
         if not self.memory.pending:
             return
-        self._rows = ()
+        self._keep_rows()
         seq_id = self.memory.seq_for_scratch()
         end = self.n_past(seq_id)
         batch = self._scratch.fill(
@@ -210,32 +213,51 @@ class Decoding:
 
     def batch_index(self, row: int) -> int:
         """Return the place in the last batch of output row ``row``."""
-        if not 0 <= row < len(self._rows):
+        if not 0 <= row < len(self._rows) or self._rows is self._kept:
             raise self._unavailable(f"logits({row})")
         return self._rows[row]
 
     def logits(self, i: int) -> Floats:
         """Return output row ``i``, a read-only view that the next call overwrites."""
         rows = self._rows
-        address = _logits_row(self.handle, rows[i]) if 0 <= i < len(rows) else None
-        if address != self._row_address:
-            self._row = self._row_at(address, i)
-            self._row_address = address
-        return self._row.view()
-
-    def _drop_row(self) -> None:
-        self._row = np.empty(0, np.float32)
-        self._row_address = 0
-
-    def _row_at(self, address: int | None, i: int) -> Floats:
-        if not address:
+        if not 0 <= i < len(rows):
             raise self._unavailable(f"logits({i})")
-        memory: Any = self._row_type.from_address(address)
-        if self._owned is not None:
-            memory.use = self._owned.use()  # who keeps a row keeps what it lies in
-        row = np.frombuffer(memory, np.float32)
-        row.flags.writeable = False
+        if not self._is_read:
+            self._read_rows()
+        every = self._embeddings and rows is not self._kept  # the engine made one for every token
+        row: Floats = self._view[rows[i] if every else i]
         return row
+
+    def _read_rows(self) -> None:
+        """Let the view be over the rows of the last call, which lie one behind the other.
+
+        Where they lie changes seldom, so the view before mostly serves.
+        """
+        first, n = (0, self._n_tokens) if self._embeddings else (self._rows[0], len(self._rows))
+        address = _logits_row(self.handle, first)
+        if not address:
+            raise self._unavailable("logits")
+        if address != self._view_at or n > len(self._view):
+            memory: Any = (ctypes.c_float * (self._n_vocab * n)).from_address(address)
+            if self._owned is not None:
+                memory.use = self._owned.use()  # who keeps a row keeps what it lies in
+            view = np.frombuffer(memory, np.float32).reshape(n, self._n_vocab)
+            view.flags.writeable = False
+            self._view, self._view_at = view, address
+        self._is_read = True
+
+    def _keep_rows(self) -> None:
+        """Copy the rows, as the engine is about to compute something of its own."""
+        if not self._rows or self._rows is self._kept:
+            return
+        rows = np.array([self.logits(i) for i in range(len(self._rows))])
+        rows.flags.writeable = False
+        self._view, self._view_at = rows, 0
+        self._rows = self._kept = list(self._rows)
+
+    def _drop_rows(self) -> None:
+        self._rows = ()
+        self._view, self._view_at = self._view[:0].copy(), 0
 
     def embedding(self, seq_id: int) -> Floats:
         """Return the pooled embedding of a sequence, or its score a class with rank pooling."""
