@@ -101,6 +101,7 @@ if TYPE_CHECKING:
     from infercore.values.session import SuffixInput as SuffixInput
     from infercore.values.session import SuffixStatus as SuffixStatus
     from infercore.values.session import TokenLogprob as TokenLogprob
+    from infercore.values.session import ToolCall as ToolCall
     from infercore.values.session import Usage as Usage
 
 __version__ = "0.1.0"
@@ -138,7 +139,7 @@ _HOMES = {
     "infercore.values.pool": "PoolConfig PoolStats",
     "infercore.values.session": (
         "ContextReport Message PrefixInput PrefixStatus Snapshot StreamChunk SuffixInput "
-        "SuffixStatus TokenLogprob Usage"
+        "SuffixStatus TokenLogprob ToolCall Usage"
     ),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from infercore.chat.template import render
+from infercore.chat.dialect import dialect_of
 from infercore.engine import calls, trial
 from infercore.engine.model import GuardedModel, Services
 from infercore.errors import (
@@ -417,5 +417,5 @@ def _decode_sampler(model: GuardedModel, config: DecodeConfig) -> Sampler:
 
 
 _SERVICES = Services(
-    new_sampler=_new_sampler, new_session=_new_session, new_pool=_new_pool, render=render
+    new_sampler=_new_sampler, new_session=_new_session, new_pool=_new_pool, dialect=dialect_of
 )

@@ -86,11 +86,15 @@ def test_a_chat_or_answer_without_room_changes_nothing(toy: Any) -> None:
     assert session.explain_context() == before
 
 
-def test_a_chat_is_truncated_where_that_was_asked_for(toy: Any) -> None:
-    session = toy.new_session(n_ctx=40, overflow="truncate")
-    chunks = list(session.chat([{"role": "user", "content": "x" * 40}], max_tokens=1))
-    assert session.context.n_past() <= 40
-    assert set(chunks[0].shifted_out) == {ord("x")}
+def test_a_chat_leaves_out_whole_turns_where_that_was_asked_for(toy: Any) -> None:
+    with toy.new_session(n_ctx=64, overflow="truncate") as session:
+        turns = [{"role": role, "content": "x" * 9} for role in ("user", "assistant") * 4]
+        last = {"role": "user", "content": "y" * 9}
+        chunks = list(session.chat([*turns, last], max_tokens=1))
+        assert chunks[0].dropped_messages == tuple(range(len(chunks[0].dropped_messages)))
+        assert 0 < len(chunks[0].dropped_messages) <= len(turns)
+        with pytest.raises(ic.ContextOverflowError):
+            session.chat([{"role": "user", "content": "x" * 70}], max_tokens=1)
 
 
 def test_a_bad_grammar_is_refused_before_a_chat_changes_anything(toy: Any) -> None:

@@ -16,7 +16,7 @@ from infercore.engine.context import GuardedContext
 from infercore.engine.gate import fork_count
 from infercore.engine.ladder import allocate
 from infercore.engine.sampler import GuardedSampler
-from infercore.engine.tokenizer import GuardedTokenizer
+from infercore.engine.tokenizer import Dialect, GuardedTokenizer
 from infercore.errors import (
     InvalidStateError,
     PluginLoadError,
@@ -45,12 +45,12 @@ SESSION_FIELDS = ("profile_id", "prompt_format", "add_bos", "overflow")
 
 @attrs.frozen(kw_only=True)
 class Services:
-    """What layers above provide: sampler, session and template rendering."""
+    """What layers above provide: sampler, session, and what a chat template can do."""
 
     new_sampler: Callable[[GuardedModel, SamplingConfig], Sampler]
     new_session: Callable[[GuardedModel, GuardedContext, dict[str, Any]], Session]
     new_pool: Callable[[GuardedModel, PoolConfig], SessionPool]
-    render: Callable[..., str]
+    dialect: Callable[[str, str, str], Dialect]
 
 
 class _Weights:
@@ -120,7 +120,7 @@ class GuardedModel:
         self._closed = threading.Event()
         weights = self._weights
         self.tokenizer = GuardedTokenizer(
-            inner.tokenizer, render=services.render, is_closed=lambda: weights.freed
+            inner.tokenizer, dialect=services.dialect, is_closed=lambda: weights.freed
         )
         # Last, so that a model which could not be guarded is still its loader's to close.
         self._finalizer = weakref.finalize(self, self._weights.release)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from infercore.engine.arguments import check_bool, check_token, check_tokens
 from infercore.errors import SessionClosedError, UnsupportedFeatureError
@@ -15,17 +15,46 @@ if TYPE_CHECKING:
     from infercore.protocols.spi import EngineTokenizer
     from infercore.values.session import Message
 
-    Renderer = Callable[..., str]
+
+class ToolForm(Protocol):
+    """How a template writes calls."""
+
+    @property
+    def kind(self) -> str:
+        """The name of the form."""
+
+
+class Dialect(Protocol):
+    """What a chat template can do, and how it renders messages."""
+
+    @property
+    def tool_format(self) -> ToolForm | None:
+        """The form of tool calls, None where none could be read back."""
+
+    def render(
+        self,
+        messages: Sequence[Message | Mapping[str, Any]],
+        /,
+        *,
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **variables: Any,
+    ) -> str:
+        """Return the messages in the words of the template."""
 
 
 class GuardedTokenizer:
     """A `Tokenizer` that checks every id and text before the engine sees it."""
 
     def __init__(
-        self, inner: EngineTokenizer, *, render: Renderer, is_closed: Callable[[], bool]
+        self,
+        inner: EngineTokenizer,
+        *,
+        dialect: Callable[[str, str, str], Dialect],
+        is_closed: Callable[[], bool],
     ) -> None:
         self._inner = inner
-        self._render = render
+        self._dialect_of = dialect
         self._is_closed = is_closed
         self._digest: str | None = None
         self.n_vocab = inner.n_vocab
@@ -110,17 +139,27 @@ class GuardedTokenizer:
                 hint="this model has none; give chat_template=..., or render the text yourself "
                 "and use ensure_prefix",
             )
-        return self._render(
-            checks.check_text("chat_template", template),
+        return self._dialect(checks.check_text("chat_template", template)).render(
             checks.items("messages", messages, "a sequence of messages"),
-            add_generation_prompt=check_bool("add_generation_prompt", add_generation_prompt),
+            add_generation_prompt=add_generation_prompt,
             tools=tools,
-            **{
-                "bos_token": self._text_of(self.bos),
-                "eos_token": self._text_of(self.eos),
-                **kwargs,
-            },
+            **kwargs,
         )
+
+    @property
+    def tool_format(self) -> str | None:
+        """The form in which the model's own template writes tool calls.
+
+        "json", "named", "tagged", "python" or "harmony"; None where there is no template, or it
+        writes no calls that could be read back: calls then stay text.
+        """
+        if not self.chat_template:
+            return None
+        form = self._dialect(self.chat_template).tool_format
+        return None if form is None else form.kind
+
+    def _dialect(self, template: str) -> Dialect:
+        return self._dialect_of(template, self._text_of(self.bos), self._text_of(self.eos))
 
     def _text_of(self, token: int | None) -> str:
         if token is None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import TracebackType
 
     from typing_extensions import Self
@@ -128,9 +128,38 @@ class Session(Protocol):
         """Return an iterator over the answer to ``messages``, as the model's template has them.
 
         What another last user turn would not change is the prefix, the rest the suffix. The core
-        also takes ``tools``, ``chat_template``, ``template_variables``, ``parse_special``. Raises
-        `UnsupportedFeatureError` without a template, `InvalidInputError` where it refuses the
-        messages, and what `prefill_suffix` and `decode` raise.
+        also takes
+
+        - ``tools`` (``{"type": "function", "function": {"name", "parameters"}}``) and
+          ``tool_choice``: "auto", "none", "required" or a name. The last two constrain the text to
+          one call that the tool's schema accepts;
+        - ``reasoning``: "parsed" (`StreamChunk.reasoning`), "text" (left in the text) or "off", and
+          ``reasoning_budget``, tokens after which a thought is closed;
+        - ``chat_template`` in place of the model's own, ``template_variables``, and
+          ``parse_special``: the text of control tokens in messages is text unless that is set.
+
+        Calls come as `StreamChunk.tool_calls` with the finish reason "tool_calls"; what is no valid
+        call of a given tool stays text. With ``overflow="truncate"`` or "shift" whole turns are
+        left out, oldest first, where the window is full (`StreamChunk.dropped_messages`). Raises
+        `UnsupportedFeatureError` without a template, for tools that it leaves out, and for parts
+        of messages that the model cannot read; `InvalidInputError` where it refuses the messages;
+        and what `prefill_suffix` and `decode` raise.
+        """
+
+    def run_tools(
+        self,
+        messages: Sequence[Message | Mapping[str, Any]],
+        functions: Sequence[Callable[..., Any]],
+        *,
+        max_rounds: int = 8,
+        **decode: Any,
+    ) -> list[Message]:
+        """Chat, run the functions that the model calls, and go on until it answers in text.
+
+        A function is offered by its name, docstring and annotated parameters; what it returns, or
+        raises, goes back to the model. After ``max_rounds`` rounds of calls it has to answer.
+        Returns the messages that came: answers, calls and results, in order. Raises what `chat`
+        raises.
         """
 
     def close(self) -> None:

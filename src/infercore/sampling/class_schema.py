@@ -1,11 +1,12 @@
-"""The JSON schema of an attrs class, so that its instances can be generated."""
+"""The JSON schema of an attrs class or of a function's arguments, so that they can be generated."""
 
 from __future__ import annotations
 
 import enum
+import inspect
 import types
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import attrs
 
@@ -89,3 +90,24 @@ def _composed(kind: Any, where: str, defs: dict[str, Any]) -> dict[str, Any]:
 def _fixed_array(items: list[dict[str, Any]]) -> dict[str, Any]:
     size = {"minItems": len(items), "maxItems": len(items)}
     return {"type": "array", "prefixItems": items, **size}
+
+
+def schema_of_arguments(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the JSON schema of the keyword arguments that ``function`` takes.
+
+    Types come from its annotations, as in `schema_of_class`; those with a default may be left out.
+    Raises `InvalidInputError` for a parameter that cannot be given by name, or whose type JSON
+    does not have.
+    """
+    name = getattr(function, "__name__", repr(function))
+    defs: dict[str, Any] = {}
+    properties, required = {}, []
+    hints = get_type_hints(function)
+    for key, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise checks.refuse(f"{name}.{key}", parameter, "parameters that have a name")
+        properties[key] = _schema(hints.get(key, str), f"{name}.{key}", defs)
+        if parameter.default is parameter.empty:
+            required.append(key)
+    schema = {"type": "object", "properties": properties, "required": required}
+    return {**schema, "additionalProperties": False, **({"$defs": defs} if defs else {})}

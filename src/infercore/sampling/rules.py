@@ -112,7 +112,7 @@ class LogitRules:
     def _edited(
         self, logits: FloatArray, history: TokenHistory, constraint: Constraint | None
     ) -> FloatArray:
-        row = self._processed(logits)
+        row = self._processed(logits, history)
         looks_back = self._penalises or self._breakers is not None
         changes = constraint is not None or self._bias is not None
         if not changes and not (looks_back and len(history)):
@@ -125,10 +125,14 @@ class LogitRules:
         self._look_back(row, history)
         return row
 
-    def _processed(self, logits: FloatArray) -> FloatArray:
+    def _processed(self, logits: FloatArray, history: TokenHistory) -> FloatArray:
         row = logits
         for processor in self._processors:
-            row = processor.apply(row.copy())
+            apply = getattr(processor, "apply", None)
+            if apply is None:
+                row = processor(history.last(-1).copy(), row.copy())
+            else:
+                row = apply(row.copy())
             self._check_row(row, "processors")
             _largest(row, "a processor")
         return row

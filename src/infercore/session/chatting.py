@@ -7,59 +7,221 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from infercore.errors import InvalidInputError
+from infercore.chat.answer import AnswerReader
+from infercore.chat.budget import ThoughtBudget
+from infercore.chat.dialect import Dialect, dialect_of
+from infercore.chat.history import droppable, n_to_drop
+from infercore.chat.messages import as_row
+from infercore.chat.tool_choice import call_grammar
+from infercore.chat.tools import Tools
+from infercore.errors import InvalidInputError, UnsupportedFeatureError
 from infercore.session.control_text import ControlText
 from infercore.session.tape import common_prefix
 from infercore.values import checks
 from infercore.values.session import Message
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+    from infercore.values.config import DecodeConfig
 
 _GIVEN_APART = ("messages", "tools", "bos_token", "eos_token", "chat_template")
 
 
 @attrs.frozen(kw_only=True)
+class ChatRequest:
+    """What `Session.chat` is asked beside the options of the decode."""
+
+    messages: Sequence[Message | Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] | None = None
+    tool_choice: Any = "auto"
+    reasoning: str = attrs.field(
+        default="parsed", validator=checks.one_of("parsed", "text", "off", optional=False)
+    )
+    reasoning_budget: int | None = attrs.field(default=None, validator=checks.integer(low=0))
+    chat_template: str | None = None
+    template_variables: Mapping[str, Any] | None = None
+    parse_special: bool = attrs.field(default=False, validator=checks.boolean(optional=False))
+
+
+@attrs.frozen(kw_only=True)
 class Turn:
-    """A rendered chat: its text, its tokens, and how much of both is stable."""
+    """A rendered chat: its text, its tokens, and how much of both is stable.
+
+    ``dropped`` are the indices of the messages that were left out for want of room.
+    """
 
     text: str
     tokens: list[int]
     stable_text: str
     n_stable: int
+    dropped: tuple[int, ...] = ()
 
 
-def prepare(
-    tokenizer: Any,
-    messages: Sequence[Message | Mapping[str, Any]],
-    *,
-    add_bos: bool,
-    parse_special: bool = False,
-    tools: Sequence[Mapping[str, Any]] | None = None,
-    template: str | None = None,
-    variables: Mapping[str, Any] | None = None,
-) -> Turn:
-    """Return the chat as it is to be put into the context.
+class ChatTurn:
+    """One call of `Session.chat`: how it is rendered, constrained and read back.
 
-    The text of a control token within messages and tools is text, unless ``parse_special``.
-    Raises `InvalidInputError` for malformed messages and those the template refuses.
+    Raises `InvalidInputError` for malformed messages, tools or choices, `UnsupportedFeatureError`
+    for what the template lacks; nothing is changed by then.
     """
-    given = _checked(variables or {})
-    if template is not None:
-        given["chat_template"] = template
-    chat = _Chat(tokenizer, tools, given, add_bos=add_bos, parse_special=parse_special)
-    rows = _rows(messages)
-    text, tokens = chat.tokenize(rows)
-    try:
-        probe_text, probe = chat.tokenize(_with_other_last_user(rows))
-    except InvalidInputError:  # a template that refuses the probe has no stable part to show
-        probe_text, probe = "", []
-    return Turn(
-        text=text,
-        tokens=tokens,
-        stable_text=text[: _common_text(text, probe_text)],
-        n_stable=common_prefix(tokens, probe),
+
+    def __init__(self, tokenizer: Any, request: ChatRequest, *, add_bos: bool) -> None:
+        self._tokenizer = tokenizer
+        self._request = request
+        self._tools = None if request.tools is None else Tools(request.tools)
+        self._called = _called(request.tool_choice, self._tools)
+        variables = _checked(request.template_variables or {})
+        self._dialect = _dialect(tokenizer, request.chat_template)
+        if request.chat_template is not None:
+            variables["chat_template"] = request.chat_template
+        if request.reasoning == "off":
+            variables[self._switch()] = False
+        offered = self._tools is not None and request.tool_choice != "none"
+        self._offered = self._tools if offered else None
+        self._chat = _Chat(
+            tokenizer,
+            self._offered.rows if self._offered else None,
+            variables,
+            add_bos=add_bos,
+            parse_special=request.parse_special,
+        )
+
+    def _switch(self) -> str:
+        form = self._dialect.reasoning
+        if form is None or form.switch is None:
+            raise UnsupportedFeatureError(
+                feature="reasoning='off'",
+                hint="this model's chat template has no switch for it; use 'parsed' or 'text'",
+            )
+        return form.switch
+
+    def render(self, fits: Callable[[list[int]], bool] | None = None) -> Turn:
+        """Return the chat as it is to be put into the context.
+
+        With ``fits``, which tells whether tokens have room, whole turns are left out, oldest
+        first, until they do, or none is left that may go.
+        """
+        rows = _rows(self._request.messages)
+        if fits is None:
+            return self._turn(rows, ())
+        groups = droppable(rows)
+
+        def without(n: int) -> tuple[list[dict[str, Any]], tuple[int, ...]]:
+            gone = tuple(sorted(i for group in groups[:n] for i in group))
+            return [row for i, row in enumerate(rows) if i not in set(gone)], gone
+
+        n = n_to_drop(len(groups), lambda n: fits(self._chat.tokenize(without(n)[0])[1]))
+        return self._turn(*without(n))
+
+    def _turn(self, rows: list[dict[str, Any]], dropped: tuple[int, ...]) -> Turn:
+        text, tokens = self._chat.tokenize(rows)
+        try:
+            probe_text, probe = self._chat.tokenize(_with_other_last_user(rows))
+        except InvalidInputError:  # a template that refuses the probe has no stable part to show
+            probe_text, probe = "", []
+        return Turn(
+            text=text,
+            tokens=tokens,
+            stable_text=text[: _common_text(text, probe_text)],
+            n_stable=common_prefix(tokens, probe),
+            dropped=dropped,
+        )
+
+    def decode_config(self, config: DecodeConfig, turn: Turn) -> DecodeConfig:
+        """Return ``config`` with what this chat adds to it.
+
+        Control tokens are read as text wherever the answer is parsed, and a call that must be made
+        constrains the text.
+        """
+        changes: dict[str, Any] = {}
+        if self._is_read:
+            changes["special_text"] = True
+        if self._called:
+            if config.response_format is not None:
+                raise checks.refuse(
+                    "tool_choice",
+                    self._request.tool_choice,
+                    "'auto' or 'none' with response_format",
+                )
+            thought = self._dialect.reasoning
+            is_inside = thought is not None and thought.begins_inside(turn.text)
+            before = f"{thought.close}\n\n" if thought is not None and is_inside else ""
+            changes["response_format"] = call_grammar(
+                self._dialect.tool_format, self._required, self._called, self._tokenizer, before
+            )
+        budget = self._budget(turn)
+        if budget is not None:
+            changes["processors"] = (*config.processors, budget)
+        return attrs.evolve(config, **changes) if changes else config
+
+    def _budget(self, turn: Turn) -> ThoughtBudget | None:
+        limit, thought = self._request.reasoning_budget, self._dialect.reasoning
+        if limit is None or self._called:
+            return None
+        if thought is None:
+            raise UnsupportedFeatureError(
+                feature="reasoning_budget", hint="this model's chat template marks no thoughts"
+            )
+        return ThoughtBudget(
+            self._tokenizer, thought, limit, inside=thought.begins_inside(turn.text)
+        )
+
+    @property
+    def _required(self) -> Tools:
+        if self._tools is None:
+            raise checks.refuse("tool_choice", self._request.tool_choice, "'auto' without tools")
+        return self._tools
+
+    @property
+    def _is_read(self) -> bool:
+        return self._offered is not None or (
+            self._request.reasoning == "parsed" and self._dialect.reasoning is not None
+        )
+
+    def reader(self, turn: Turn) -> AnswerReader | None:
+        """Return what reads the answer; None where it is text and nothing else."""
+        if not self._is_read:
+            return None
+        parsed = self._request.reasoning == "parsed"
+        return AnswerReader(
+            turn.text,
+            reasoning=self._dialect.reasoning if parsed else None,
+            form=self._dialect.tool_format if self._offered is not None else None,
+            tools=self._offered,
+        )
+
+
+def _dialect(tokenizer: Any, template: str | None) -> Dialect:
+    template = tokenizer.chat_template if template is None else template
+    if not template:
+        raise UnsupportedFeatureError(
+            feature="chat_template",
+            hint="this model has none; give chat_template=..., or render the text yourself and use "
+            "ensure_prefix",
+        )
+    return dialect_of(
+        checks.check_text("chat_template", template),
+        _text_of(tokenizer, tokenizer.bos),
+        _text_of(tokenizer, tokenizer.eos),
     )
+
+
+def _text_of(tokenizer: Any, token: int | None) -> str:
+    return "" if token is None else tokenizer.token_bytes(token).decode("utf-8", errors="replace")
+
+
+def _called(choice: Any, tools: Tools | None) -> list[str]:
+    """Return the names of the tools one of which must be called; none where the model decides."""
+    if isinstance(choice, Mapping):
+        choice = (choice.get("function") or {}).get("name")
+    if choice in ("auto", "none"):
+        return []
+    names = [] if tools is None else tools.names
+    if names and choice == "required":
+        return names
+    if choice in names:
+        return [choice]
+    raise checks.refuse("tool_choice", choice, f"'auto', 'none', 'required' or one of {names}")
 
 
 def _common_text(a: str, b: str) -> int:
@@ -81,15 +243,7 @@ def _checked(variables: Mapping[str, Any]) -> dict[str, Any]:
 def _rows(messages: Sequence[Message | Mapping[str, Any]]) -> list[dict[str, Any]]:
     if isinstance(messages, (str, Mapping, Message)) or not messages:
         raise checks.refuse("messages", messages, "a sequence of messages that is not empty")
-    rows = []
-    for message in messages:
-        row = attrs.asdict(message) if isinstance(message, Message) else message
-        if not isinstance(row, Mapping) or not isinstance(row.get("role"), str):
-            raise checks.refuse("messages", message, "Message objects, or mappings with a role")
-        if isinstance(row.get("content"), str):
-            checks.check_text("content", row["content"])
-        rows.append(dict(row))
-    return rows
+    return [as_row(message) for message in checks.items("messages", messages, "messages")]
 
 
 def _with_other_last_user(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

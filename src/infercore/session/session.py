@@ -9,7 +9,8 @@ from weakref import ref
 import attrs
 
 from infercore.errors import InvalidStateError
-from infercore.session import chatting, snapshots
+from infercore.session import chatting, snapshots, tool_loop
+from infercore.session.chat_stream import ChatStream
 from infercore.session.drafting import new_drafter
 from infercore.session.generation import Generation
 from infercore.session.homes import OwnContext
@@ -122,41 +123,69 @@ class CoreSession(Prefilling):
         messages: Sequence[Message | Mapping[str, Any]],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: Any = "auto",
+        reasoning: str = "parsed",
+        reasoning_budget: int | None = None,
         chat_template: str | None = None,
         template_variables: Mapping[str, Any] | None = None,
         parse_special: bool = False,
         **decode: Any,
-    ) -> DecodeStream:
+    ) -> ChatStream:
         """Return an iterator over the answer to ``messages``; see `Session.chat`.
 
         What two renders with different last user turns have in common becomes the prefix, the
-        rest the suffix. ``chat_template`` takes the place of the model's own. The text of a control
-        token in a message stays text, unless ``parse_special``. Raises `UnsupportedFeatureError`
-        without a template, `InvalidInputError` where it refuses the messages, and what
-        `prefill_suffix` and `decode` raise.
+        rest the suffix. Thoughts and tool calls come apart from the text. Raises
+        `UnsupportedFeatureError` for what the template or its form of calls lacks,
+        `InvalidInputError` for messages, tools or choices that are malformed or that the template
+        refuses, and what `prefill_suffix` and `decode` raise.
         """
         started = time.perf_counter()
-        built = decode_config(None, decode)
-        with self.entered("chat", built.timeout):
-            turn = chatting.prepare(
-                self._tokenizer,
-                messages,
-                add_bos=self._add_bos,
-                parse_special=parse_special,
-                tools=tools,
-                template=chat_template,
-                variables=template_variables,
-            )
-            tokens, dropped = self.truncated(turn.tokens, turn.n_stable)
-            self.resident.check_fits(tokens, stage="suffix", resident=turn.n_stable)
-            self._check_room(tokens, turn.n_stable)
+        config = decode_config(None, decode)
+        request = chatting.ChatRequest(
+            messages=messages,
+            tools=tools,
+            tool_choice=tool_choice,
+            reasoning=reasoning,
+            reasoning_budget=reasoning_budget,
+            chat_template=chat_template,
+            template_variables=template_variables,
+            parse_special=parse_special,
+        )
+        with self.entered("chat", config.timeout):
+            chat = chatting.ChatTurn(self._tokenizer, request, add_bos=self._add_bos)
+            turn = chat.render(self._chat_fits(config) if self.overflow != "error" else None)
+            self.resident.check_fits(turn.tokens, stage="suffix", resident=self.resident.n_wanted)
+            self._check_room(turn.tokens, turn.n_stable)
+            built = chat.decode_config(config, turn)
             generation = self._generation(built)
             try:
                 self._hold_turn(turn)
             except BaseException:
                 generation.close()
                 raise
-            return self._stream_of(generation, dropped, started=started)
+            return ChatStream(
+                self._stream_of(generation, started=started),
+                chat.reader(turn),
+                pieces=None if config.special_text else self.pieces,
+                dropped_messages=turn.dropped,
+            )
+
+    def run_tools(
+        self,
+        messages: Sequence[Message | Mapping[str, Any]],
+        functions: Sequence[Callable[..., Any]],
+        *,
+        max_rounds: int = 8,
+        **decode: Any,
+    ) -> list[Message]:
+        """Chat, run what the model calls, and go on until it answers; see `Session.run_tools`."""
+        return tool_loop.run(self.chat, messages, functions, max_rounds=max_rounds, **decode)
+
+    def _chat_fits(self, config: DecodeConfig) -> Callable[[list[int]], bool]:
+        """Whether a rendered chat leaves room for an answer: a quarter of the window at most."""
+        window = int(self.context.n_ctx_seq)
+        answer = min(config.max_tokens or window, max(1, window // 4))
+        return lambda tokens: len(tokens) + answer <= self.resident.capacity(tokens)
 
     def _hold_turn(self, turn: chatting.Turn) -> None:
         """Hold both parts of a turn, in one engine call where no state is kept between them."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import operator
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
@@ -12,7 +13,7 @@ import attrs
 from infercore.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable
 
 T = TypeVar("T")
 Validator = "Callable[[Any, attrs.Attribute[Any], Any], None]"
@@ -118,6 +119,17 @@ def one_of(
             raise refuse(attribute.name, value, f"one of {names}")
 
     return check
+
+
+def content(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    """Check a message's content: a str, parts as mappings with a type, or None."""
+    if isinstance(value, str):
+        check_text(attribute.name, value)
+    elif value is not None and not (
+        isinstance(value, Sequence)
+        and all(isinstance(part, Mapping) and isinstance(part.get("type"), str) for part in value)
+    ):
+        raise refuse(attribute.name, value, "a str, None, or parts: mappings with a type")
 
 
 def is_integer(value: object) -> bool:

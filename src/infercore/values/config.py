@@ -298,8 +298,12 @@ def _processors(value: Sequence[Any] | None) -> tuple[Any, ...]:
     given = () if value is None else value
     processors = tuple(checks.items("processors", given, "a sequence of processors"))
     for processor in processors:
-        if not callable(getattr(processor, "apply", None)):
-            raise checks.refuse("processors", processor, "objects with apply(logits) -> logits")
+        if not callable(getattr(processor, "apply", processor)):
+            raise checks.refuse(
+                "processors",
+                processor,
+                "objects with apply(logits), or callables f(input_ids, logits); both return logits",
+            )
     return processors
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from infercore.values import checks
 from infercore.values.manifest import ContextManifest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 
 def _manifest(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
@@ -151,9 +154,11 @@ class StreamChunk:
     """A piece of generated text, and the ids of the tokens that ended in it.
 
     The last chunk has a ``finish_reason`` ("eos", "stop", "length", "context", "cancelled",
-    "timeout") and
-    ``usage``. Text joined over the stream equals the whole; ids likewise. ``shifted_out`` are the
-    ids that ``overflow="shift"`` dropped from the context since the chunk before.
+    "timeout"; of a chat also "tool_calls") and ``usage``. Text joined over the stream equals the
+    whole; ids likewise. ``shifted_out`` are the ids that ``overflow="shift"`` dropped from the
+    context since the chunk before. In a chat ``reasoning`` is a piece of a thought, ``tool_calls``
+    are those that were complete by now, and the first chunk's ``dropped_messages`` are the indices
+    of the messages that ``overflow="truncate"`` left out.
     """
 
     text: str
@@ -162,6 +167,9 @@ class StreamChunk:
     finish_reason: str | None = None
     usage: Usage | None = None
     shifted_out: tuple[int, ...] = ()
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    dropped_messages: tuple[int, ...] = ()
 
 
 @attrs.frozen(kw_only=True)
@@ -193,12 +201,45 @@ class ContextReport:
     held_tokens: int = 0
 
 
+def _calls(value: Any) -> tuple[Any, ...]:
+    return () if value is None else tuple(checks.items("tool_calls", value, "a sequence of calls"))
+
+
+@attrs.frozen(kw_only=True)
+class ToolCall:
+    """A call that a model made of a tool that it was given.
+
+    ``arguments`` are those that the tool's schema accepts; ``id`` is what the answer refers to
+    (`Message.tool_call_id`).
+    """
+
+    id: str = attrs.field(validator=checks.text())
+    name: str = attrs.field(validator=checks.text())
+    arguments: Mapping[str, Any] = attrs.field(factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the call as messages hold it: ``{"id", "type", "function": {...}}``."""
+        function = {"name": self.name, "arguments": dict(self.arguments)}
+        return {"id": self.id, "type": "function", "function": function}
+
+
 @attrs.frozen(kw_only=True)
 class Message:
-    """One turn of a chat: its role ("system", "user", "assistant", "tool") and text."""
+    """One turn of a chat: its role ("system", "user", "assistant", "tool") and content.
+
+    ``content`` is text, a sequence of parts (``{"type": "text", "text": ...}``), or None beside
+    ``tool_calls``. A tool's result has ``tool_call_id`` and may have its ``name``. ``reasoning`` is
+    the thought before an answer; the template decides whether later turns see it.
+    """
 
     role: str = attrs.field(validator=checks.text())
-    content: str = attrs.field(validator=checks.text())
+    content: str | Sequence[Mapping[str, Any]] | None = attrs.field(
+        default=None, validator=checks.content
+    )
+    tool_calls: Sequence[ToolCall | Mapping[str, Any]] = attrs.field(default=(), converter=_calls)
+    tool_call_id: str | None = attrs.field(default=None, validator=checks.text(optional=True))
+    name: str | None = attrs.field(default=None, validator=checks.text(optional=True))
+    reasoning: str | None = attrs.field(default=None, validator=checks.text(optional=True))
 
 
 @attrs.frozen(kw_only=True)

@@ -1,0 +1,61 @@
+"""Ends a thought that has taken its share of tokens."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from infercore.chat.reasoning import ReasoningFormat
+    from infercore.protocols.public import Tokenizer
+
+
+class ThoughtBudget:
+    """A processor that writes the closing mark once a thought has ``limit`` tokens.
+
+    Called with all ids so far, int32 [n], and the logits, float32 [n_vocab]; serves one decode.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, form: ReasoningFormat, limit: int, *, inside: bool
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._form = form
+        self._limit = limit
+        self._inside = inside
+        self._closing = tokenizer.encode(f"\n{form.close}\n", add_special=False)
+        self._n_prompt: int | None = None
+        self._n_seen = 0
+        self._n_thought = 0
+        self._forced = 0
+        self._text = b""
+
+    def __call__(
+        self, input_ids: npt.NDArray[np.int32], logits: npt.NDArray[np.float32]
+    ) -> npt.NDArray[np.float32]:
+        """Return the logits, of which only the next token of the mark is left where it is due."""
+        if self._n_prompt is None:
+            self._n_prompt = self._n_seen = len(input_ids)
+        for token in input_ids[self._n_seen :].tolist():
+            self._see(token)
+        self._n_seen = len(input_ids)
+        is_closing = 0 < self._forced < len(self._closing)
+        if not is_closing and not (self._inside and self._n_thought >= self._limit):
+            return logits
+        kept = self._closing[self._forced]
+        self._forced += 1
+        only = np.full_like(logits, -np.inf)
+        only[kept] = max(float(logits[kept]), 0.0)
+        return only
+
+    def _see(self, token: int) -> None:
+        self._text += self._tokenizer.token_bytes(token)
+        mark = (self._form.close if self._inside else self._form.open).encode()
+        self._n_thought += self._inside
+        if mark in self._text:
+            self._text = self._text.partition(mark)[2]
+            self._inside = not self._inside
+            self._n_thought = 0

@@ -1,0 +1,125 @@
+"""What one chat template can do, found out by rendering with it, and how messages go into it."""
+
+from __future__ import annotations
+
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any
+
+from infercore.chat import template as templates
+from infercore.chat.messages import as_row, joined_parts, with_text_arguments
+from infercore.chat.reasoning import ReasoningFormat, find_reasoning_format
+from infercore.chat.tool_format import (
+    ToolFormat,
+    empty_content,
+    find_tool_format,
+    renders_tools,
+)
+from infercore.errors import InvalidInputError, UnsupportedFeatureError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from infercore.values.session import Message
+
+_PROBE = "zqpart"
+
+
+class Dialect:
+    """A template with what it can do: tools, thoughts, parts. Made by `dialect_of`."""
+
+    def __init__(self, template: str, bos: str, eos: str) -> None:
+        self._template = template
+        self._tokens = {"bos_token": bos, "eos_token": eos}
+
+    def _render(
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+        **variables: Any,
+    ) -> str:
+        return templates.render(
+            self._template,
+            rows,
+            add_generation_prompt=add_generation_prompt,
+            tools=tools,
+            **{**self._tokens, **variables},
+        )
+
+    @cached_property
+    def tool_format(self) -> ToolFormat | None:
+        """How calls are written; None where none could be read back."""
+        return find_tool_format(self._render)
+
+    @cached_property
+    def renders_tools(self) -> bool:
+        """Whether tools that are given show in the text."""
+        return renders_tools(self._render)
+
+    @cached_property
+    def reasoning(self) -> ReasoningFormat | None:
+        """How thoughts are marked; None where the template knows none."""
+        return find_reasoning_format(self._render, self._template)
+
+    @cached_property
+    def takes_parts(self) -> bool:
+        """Whether the template reads content in parts by itself."""
+        rows = [{"role": "user", "content": [{"type": "text", "text": _PROBE}]}]
+        try:
+            text = self._render(rows, tools=None, add_generation_prompt=True)
+        except InvalidInputError:
+            return False
+        return _PROBE in text and "'text'" not in text and '"text"' not in text
+
+    @cached_property
+    def beside_calls(self) -> str | None:
+        """The empty content beside which the template writes calls: "" or None."""
+        return empty_content(self._render)
+
+    def rows(self, messages: Sequence[Message | Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Return the messages as this template takes them; nothing of them is dropped.
+
+        Raises `InvalidInputError` for malformed ones, `UnsupportedFeatureError` for parts other
+        than text.
+        """
+        rows = [as_row(message) for message in messages]
+        for row in rows:
+            if row["content"] in (None, "") and row.get("tool_calls"):
+                row["content"] = self.beside_calls
+        return rows if self.takes_parts else joined_parts(rows)
+
+    def render(
+        self,
+        messages: Sequence[Message | Mapping[str, Any]],
+        /,
+        *,
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **variables: Any,
+    ) -> str:
+        """Return the messages in the words of the template.
+
+        Raises what `rows` raises, `InvalidInputError` where the template refuses them, and
+        `UnsupportedFeatureError` (feature "tools") where tools are given that it leaves out.
+        """
+        rows = self.rows(messages)
+        if tools and not self.renders_tools:
+            raise UnsupportedFeatureError(
+                feature="tools",
+                hint="this model's chat template leaves tools out; give chat_template=... with one "
+                "that renders them, or describe the tools in a message",
+            )
+        given: dict[str, Any] = {"tools": tools, "add_generation_prompt": add_generation_prompt}
+        try:
+            return self._render(rows, **given, **variables)
+        except InvalidInputError:
+            if not any(row.get("tool_calls") for row in rows):
+                raise
+        return self._render(with_text_arguments(rows), **given, **variables)
+
+
+@lru_cache(maxsize=64)
+def dialect_of(template: str, bos: str, eos: str) -> Dialect:
+    """Return what ``template`` can do, with the texts of a model's first and last token."""
+    return Dialect(template, bos, eos)

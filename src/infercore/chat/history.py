@@ -1,0 +1,50 @@
+"""Which messages of a long conversation can go, and in which order."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+_KEPT_ROLES = ("system", "developer")
+
+
+def droppable(rows: Sequence[Mapping[str, Any]]) -> list[tuple[int, ...]]:
+    """Return groups of indices that may be left out, the first one first.
+
+    Whole turns before the last user's; then, within that one, calls with their results, but for
+    the last. System messages and the last user message are in no group, and a call never goes
+    without its result.
+    """
+    users = [i for i, row in enumerate(rows) if row["role"] == "user"]
+    last = users[-1] if users else 0
+    starts = [i for i in range(last) if i in users or i == 0]
+    groups = [
+        _without_system(rows, range(start, end))
+        for start, end in zip(starts, [*starts[1:], last], strict=False)
+    ]
+    answers = [i for i in range(last + 1, len(rows)) if rows[i]["role"] == "assistant"]
+    rounds = [_without_system(rows, range(start, end)) for start, end in pairwise(answers)]
+    return [group for group in [*groups, *rounds] if group]
+
+
+def _without_system(rows: Sequence[Mapping[str, Any]], indices: range) -> tuple[int, ...]:
+    return tuple(i for i in indices if rows[i]["role"] not in _KEPT_ROLES)
+
+
+def n_to_drop(n_groups: int, fits: Callable[[int], bool]) -> int:
+    """Return how many groups must go; ``fits(n)`` tells whether the rest has room without ``n``.
+
+    More go than must, in steps of half of what has room, so that a conversation that grows keeps
+    the same beginning, warm, for several turns. All go where even that does not do.
+    """
+    if fits(0):
+        return 0
+    low, high = 0, n_groups
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    step = max(1, (n_groups - high) // 2)
+    return min(n_groups, -(-high // step) * step)

@@ -1,0 +1,160 @@
+"""Fixed parts of a call's written form, found in text that is still arriving."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import attrs
+
+MORE: Final = -1
+"""The text ended before it could be decided."""
+
+NO: Final = -2
+"""The text is something else."""
+
+PROBE_ID: Final = "zqcall00"
+"""The beginning of the ids that probing gives to calls; a digit follows."""
+
+_PARTS = re.compile(rf"{PROBE_ID}\d|\s+|\d+|[^\s\d]+?(?=\s|\d|{PROBE_ID}|$)", re.DOTALL)
+_ID = re.compile(r"[A-Za-z0-9_.-]+")
+_DIGITS = re.compile(r"\d+")
+
+
+@attrs.frozen
+class Literal:
+    """Text that a template writes around a call; blanks and numbers in it may differ.
+
+    ``parts`` are fixed texts and "id", "digits" and "space" in angle-free form.
+    """
+
+    text: str
+    parts: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def of(cls, text: str) -> Literal:
+        """Return the literal that `text` shows once."""
+        return cls(text, tuple(_part(found[0]) for found in _PARTS.finditer(text)))
+
+    @classmethod
+    def none(cls) -> Literal:
+        """Return the literal of nothing."""
+        return cls("", ())
+
+    @property
+    def core(self) -> str:
+        """The first fixed text, by which a reader finds the literal; "" where there is none."""
+        return next((value for kind, value in self.parts if kind == "text"), "")
+
+    @property
+    def is_blank(self) -> bool:
+        """Whether nothing but blanks stands there."""
+        return not self.text.strip()
+
+    def match(self, text: str, at: int) -> int:
+        """Return where the literal ends that begins at ``at`` in ``text``, or `MORE` or `NO`."""
+        for kind, value in self.parts:
+            at = _MATCHERS[kind](text, at, value)
+            if at < 0:
+                return at
+        return at
+
+
+def _part(text: str) -> tuple[str, str]:
+    if text.startswith(PROBE_ID):
+        return "id", ""
+    if text.isspace():
+        return "space", ""
+    return ("digits", "") if text.isdecimal() else ("text", text)
+
+
+def _match_text(text: str, at: int, value: str) -> int:
+    at = skip_space(text, at) if not value[0].isspace() else at
+    if text.startswith(value, at):
+        return at + len(value)
+    return MORE if value.startswith(text[at:]) else NO
+
+
+def _match_pattern(pattern: re.Pattern[str], text: str, at: int) -> int:
+    found = pattern.match(text, at)
+    if found is None:
+        return MORE if at == len(text) else NO
+    return MORE if found.end() == len(text) else found.end()
+
+
+def _match_space(text: str, at: int, _value: str) -> int:
+    return skip_space(text, at)
+
+
+def _match_id(text: str, at: int, _value: str) -> int:
+    return _match_pattern(_ID, text, at)
+
+
+def _match_digits(text: str, at: int, _value: str) -> int:
+    return _match_pattern(_DIGITS, text, at)
+
+
+_MATCHERS = {
+    "text": _match_text,
+    "space": _match_space,
+    "id": _match_id,
+    "digits": _match_digits,
+}
+
+
+def common_start(a: str, b: str) -> str:
+    """Return the beginning that both texts have."""
+    differ = (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
+    return a[: next(differ, min(len(a), len(b)))]
+
+
+def common_end(a: str, b: str) -> str:
+    """Return the end that both texts have."""
+    return common_start(a[::-1], b[::-1])[::-1]
+
+
+def skip_space(text: str, at: int) -> int:
+    """Return the place of the next character that is no blank."""
+    while at < len(text) and text[at].isspace():
+        at += 1
+    return at
+
+
+def json_end(text: str, at: int) -> int:
+    """Return where the JSON value ends that begins at ``at`` with a bracket, or `MORE` or `NO`."""
+    if at >= len(text):
+        return MORE
+    if text[at] not in "{[":
+        return NO
+    return _balanced_end(text, at, quotes='"')
+
+
+def call_end(text: str, at: int) -> int:
+    """Return where the arguments in parentheses end that begin at ``at``, or `MORE` or `NO`."""
+    if at >= len(text):
+        return MORE
+    return _balanced_end(text, at, quotes="\"'") if text[at] == "(" else NO
+
+
+def _balanced_end(text: str, at: int, *, quotes: str) -> int:
+    closing = {"{": "}", "[": "]", "(": ")"}
+    expected: list[str] = []
+    quote = ""
+    while at < len(text):
+        character = text[at]
+        if quote:
+            if character == "\\":
+                at += 1
+            elif character == quote:
+                quote = ""
+        elif character in quotes:
+            quote = character
+        elif character in closing:
+            expected.append(closing[character])
+        elif character in closing.values():
+            if character != expected.pop():
+                return NO
+            if not expected:
+                return at + 1
+        at += 1
+    return MORE

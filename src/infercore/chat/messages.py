@@ -1,0 +1,133 @@
+"""Messages as callers give them, in the form that templates read. Nothing of them is dropped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from infercore.errors import UnsupportedFeatureError
+from infercore.values import checks
+from infercore.values.session import Message, ToolCall
+
+_KINDS = {
+    "image_url": "image",
+    "input_image": "image",
+    "input_audio": "audio",
+    "video_url": "video",
+}
+_TEXT_KINDS = ("text", "input_text", "output_text")
+
+
+def as_row(message: Message | Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message as a mapping, with calls in the API's form and their arguments parsed.
+
+    Raises `InvalidInputError` for what is no message, and `UnsupportedFeatureError` for parts
+    other than text.
+    """
+    row = _fields(message)
+    content = row.get("content")
+    if isinstance(content, str):
+        checks.check_text("content", content)
+    elif content is None:
+        if not row.get("tool_calls") and "content" in row:
+            raise checks.refuse("content", content, "text; None only beside tool calls")
+        row["content"] = None if row.get("tool_calls") else ""
+    elif isinstance(content, Sequence) and not isinstance(content, (bytes, bytearray)):
+        row["content"] = [_text_part(part) for part in content]
+    else:
+        raise checks.refuse("content", content, "a str, None beside tool calls, or parts")
+    if row.get("tool_calls"):
+        calls = checks.items("tool_calls", row["tool_calls"], "a sequence of tool calls")
+        row["tool_calls"] = [_call(call) for call in calls]
+    else:
+        row.pop("tool_calls", None)
+    return row
+
+
+def _fields(message: Message | Mapping[str, Any]) -> dict[str, Any]:
+    if isinstance(message, Message):
+        row = attrs.asdict(message, recurse=False)
+        row = {key: value for key, value in row.items() if value not in (None, ())}
+        if "content" not in row:
+            row["content"] = None
+        if "reasoning" in row:
+            row["reasoning_content"] = row["reasoning"]  # templates know either name
+        return row
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        raise checks.refuse("messages", message, "Message objects, or mappings with a role")
+    row = dict(message)
+    if isinstance(row.get("reasoning"), str):
+        row.setdefault("reasoning_content", row["reasoning"])
+    return row
+
+
+def _text_part(part: Any) -> dict[str, Any]:
+    if isinstance(part, str):
+        return {"type": "text", "text": checks.check_text("content", part)}
+    if not isinstance(part, Mapping) or not isinstance(part.get("type"), str):
+        raise checks.refuse("content", part, "parts: mappings with a type")
+    kind = part["type"]
+    if kind not in _TEXT_KINDS:
+        name = _KINDS.get(kind, kind)
+        raise UnsupportedFeatureError(
+            feature=f"{name} input", hint="this model reads text alone; leave the part out"
+        )
+    return {"type": "text", "text": checks.check_text("content", part.get("text"))}
+
+
+def _call(call: Any) -> dict[str, Any]:
+    if isinstance(call, ToolCall):
+        return call.as_dict()
+    function = call.get("function", call) if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise checks.refuse("tool_calls", call, "ToolCall objects, or mappings with a function")
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        arguments = _parsed(arguments)
+    elif arguments is None:
+        arguments = {}
+    elif not isinstance(arguments, Mapping):
+        raise checks.refuse("arguments", arguments, "a mapping, or its JSON text")
+    row = {**call, "type": "function", "function": {**function, "arguments": dict(arguments)}}
+    for key in ("name", "arguments") if "function" not in call else ():
+        row.pop(key, None)
+    return row
+
+
+def _parsed(text: str) -> Mapping[str, Any]:
+    try:
+        value = json.loads(text) if text.strip() else {}
+    except (ValueError, RecursionError) as error:
+        raise checks.refuse("arguments", text, "a mapping, or its JSON text") from error
+    if not isinstance(value, dict):
+        raise checks.refuse("arguments", text, "the JSON text of a mapping")
+    return value
+
+
+def joined_parts(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows whose text parts are one text each, a line break between them."""
+    return [
+        {**row, "content": "\n".join(part["text"] for part in row["content"])}
+        if isinstance(row.get("content"), list)
+        else dict(row)
+        for row in rows
+    ]
+
+
+def with_text_arguments(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows in which the arguments of calls are JSON text, as some templates want them."""
+    return [
+        {**row, "tool_calls": [_with_text(call) for call in row["tool_calls"]]}
+        if row.get("tool_calls")
+        else dict(row)
+        for row in rows
+    ]
+
+
+def _with_text(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    text = json.dumps(function["arguments"], ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": text}}

@@ -1,0 +1,167 @@
+"""How a model marks its thoughts, found in its template, and how they are told from the answer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from infercore.chat.literal import common_start
+from infercore.errors import InferCoreError
+
+if TYPE_CHECKING:
+    from infercore.chat.tool_format import Render
+
+_USER = {"role": "user", "content": "zquser"}
+_THOUGHT, _ANSWER = "zqthought", "zqanswer"
+_KEYS = ("reasoning_content", "reasoning", "thinking", "thoughts")
+_KNOWN = (
+    ("<think>", "</think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<seed:think>", "</seed:think>"),
+    ("<mm:think>", "</mm:think>"),
+    ("<thinking>", "</thinking>"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+    ("<|inner_prefix|>", "<|inner_suffix|>"),
+    ("<|channel>thought\n", "<channel|>"),
+    ("Here are my reasoning steps:\n", "[BEGIN FINAL RESPONSE]"),
+)
+_HARMONY = "<|channel|>"
+_FINAL = ("<|start|>assistant<|channel|>final<|message|>", "<|channel|>final<|message|>")
+_SWITCHES = ("enable_thinking", "thinking")
+
+
+@attrs.frozen
+class ReasoningFormat:
+    """The marks around a thought, without blanks; ``switch`` is the variable that turns it off.
+
+    ``headers`` are marks before the answer itself, which are no text either.
+    """
+
+    open: str
+    close: str
+    switch: str | None = None
+    headers: tuple[str, ...] = ()
+
+    def begins_inside(self, prompt: str) -> bool:
+        """Tell whether ``prompt`` ends in an open thought, so that the answer goes on with it."""
+        return prompt.rstrip().endswith(self.open)
+
+
+def find_reasoning_format(render: Render, template: str) -> ReasoningFormat | None:
+    """Return how thoughts are marked, None where the template knows none."""
+    if _HARMONY in template:
+        return ReasoningFormat(f"{_HARMONY}analysis<|message|>", "<|end|>", None, _FINAL)
+    known = [(a.strip(), b) for a, b in _KNOWN if a.strip() in template and b in template]
+    marks = _rendered_marks(render)
+    if marks is None or any(marks[1].startswith(close) for _, close in known):
+        marks = known[0] if known else None
+    return None if marks is None else ReasoningFormat(*marks, _switch(render))
+
+
+def _rendered_marks(render: Render) -> tuple[str, str] | None:
+    plain = _turn(render, {"role": "assistant", "content": _ANSWER})
+    if plain is None:
+        return None
+    for key in _KEYS:
+        text = _turn(render, {"role": "assistant", "content": _ANSWER, key: _THOUGHT})
+        if text is None or _THOUGHT not in text:
+            continue
+        before, _, after = text.partition(_THOUGHT)
+        opening = before[len(common_start(before, plain)) :].strip()
+        if not opening:  # the plain turn has an empty thought of its own
+            known = [a.strip() for a, _ in _KNOWN if before.rstrip().endswith(a.strip())]
+            opening = known[0] if known else ""
+        closing = after.partition(_ANSWER)[0].strip()
+        if opening and closing:
+            return _whole(before, opening), closing
+    return None
+
+
+def _whole(before: str, opening: str) -> str:
+    """The mark whole, where an equal beginning was cut off it."""
+    at = before.rfind("<", 0, len(before.rstrip()) - len(opening) + 1)
+    cut = before[at:].rstrip() if at >= 0 else opening
+    return cut if cut.endswith(opening) and ">" not in cut[: -len(opening)] else opening
+
+
+def _turn(render: Render, answer: dict[str, Any]) -> str | None:
+    try:
+        text = render([_USER, answer], tools=None, add_generation_prompt=False)
+    except InferCoreError:
+        return None
+    return text[text.rfind(_USER["content"]) + len(_USER["content"]) :]
+
+
+def _switch(render: Any) -> str | None:
+    """Return the variable by which the template leaves thoughts out, None where it has none."""
+    for name in _SWITCHES:
+        try:
+            off = render([_USER], tools=None, add_generation_prompt=True, **{name: False})
+            on = render([_USER], tools=None, add_generation_prompt=True, **{name: True})
+        except InferCoreError:
+            continue
+        if off != on:
+            return name
+    return None
+
+
+class ReasoningReader:
+    """Parts thoughts from the answer in a text that arrives in pieces.
+
+    ``push`` and ``finish`` return pairs of text and whether it is a thought. Marks are left out,
+    and blanks next to them; all other text is given out as it came.
+    """
+
+    def __init__(self, form: ReasoningFormat, *, inside: bool) -> None:
+        self._form = form
+        self.inside = inside
+        self._held = ""
+        self._trim = inside  # blanks behind a mark are no text
+
+    def push(self, text: str) -> list[tuple[str, bool]]:
+        """Return what ``text`` completes."""
+        self._held += text
+        out: list[tuple[str, bool]] = []
+        while (found := self._next_mark()) is not None:
+            at, mark = found
+            self._give(out, self._held[:at].rstrip() if self.inside else self._held[:at])
+            self._held = self._held[at + len(mark) :]
+            if mark not in self._form.headers:
+                self.inside = not self.inside
+            self._trim = True
+        keep = max(_held_back(self._held, mark, blanks=self.inside) for mark in self._marks())
+        self._give(out, self._held[: len(self._held) - keep])
+        self._held = self._held[len(self._held) - keep :]
+        return out
+
+    def _marks(self) -> tuple[str, ...]:
+        return (self._form.close,) if self.inside else (self._form.open, *self._form.headers)
+
+    def _next_mark(self) -> tuple[int, str] | None:
+        found = [(at, mark) for mark in self._marks() if (at := self._held.find(mark)) >= 0]
+        return min(found, default=None)
+
+    def finish(self) -> list[tuple[str, bool]]:
+        """Return what was held back: the text has ended."""
+        out: list[tuple[str, bool]] = []
+        self._give(out, self._held)
+        self._held = ""
+        return out
+
+    def _give(self, out: list[tuple[str, bool]], text: str) -> None:
+        if self._trim:
+            text = text.lstrip()
+        if text:
+            self._trim = False
+            out.append((text, self.inside))
+
+
+def _held_back(text: str, mark: str, *, blanks: bool) -> int:
+    """How many characters at the end may yet belong to ``mark``, with blanks before it."""
+    lengths = range(min(len(text), len(mark) - 1), 0, -1)
+    keep = next((n for n in lengths if mark.startswith(text[-n:])), 0)
+    if not blanks:
+        return keep
+    body = text[: len(text) - keep]
+    return keep + len(body) - len(body.rstrip())

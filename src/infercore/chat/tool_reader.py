@@ -1,0 +1,439 @@
+"""Reads tool calls out of a text that arrives in pieces; what is none stays text."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import string
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from infercore.chat.literal import (
+    MORE,
+    NO,
+    Literal,
+    call_end,
+    common_end,
+    common_start,
+    json_end,
+    skip_space,
+)
+from infercore.chat.tool_format import HARMONY, JSON, NAMED, PYTHON, TAGGED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from infercore.chat.tool_format import ToolFormat
+    from infercore.chat.tools import Tools
+
+_LETTERS = string.ascii_letters
+_NAME = re.compile(r"[A-Za-z0-9_.-]+")
+_HARMONY_OPEN = re.compile(
+    r"(?:<\|start\|>assistant)?"
+    r"(?:\s*to=functions\.(?P<before>[\w.-]+))?"
+    r"<\|channel\|>(?:commentary|analysis)"
+    r"(?:\s+to=functions\.(?P<after>[\w.-]+))?\s*(?:<\|constrain\|>)?\s*(?:json)?<\|message\|>"
+)
+_HARMONY_MARKS = ("<|start|>assistant", " to=functions.", "<|channel|>commentary")
+_MAX_HEADER = 200  # characters that a harmony header may take before it is text after all
+
+
+@attrs.frozen
+class ReadCall:
+    """A call as it was written: a tool's name, and arguments that its schema accepts."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+@attrs.frozen
+class _Parsed:
+    """Calls that begin at one place, and where they end; ``end`` may be `MORE` or `NO`."""
+
+    calls: tuple[ReadCall, ...]
+    end: int
+
+
+class ToolReader:
+    """Parts calls from the text around them.
+
+    ``push`` takes the next piece of text and returns text and calls in their order; ``finish``
+    returns the rest. A call is given out once it is complete and valid: its tool is one of
+    ``tools`` and the schema accepts its arguments. Otherwise its text is given out as it came,
+    marks included, so that text and calls together always account for every character.
+    """
+
+    def __init__(self, form: ToolFormat, tools: Tools) -> None:
+        self._form = form
+        self._tools = tools
+        self._held = ""
+        self._at_start = True
+        self._in_section = False
+        self._behind_call = False
+        self._openings = _openings(form)
+        self._parse: Callable[[str, int, bool], _Parsed] = (
+            self._harmony if form.kind == HARMONY else self._section
+        )
+
+    def push(self, text: str) -> list[str | ReadCall]:
+        """Return what ``text`` completes."""
+        self._held += text
+        return self._read(final=False)
+
+    def finish(self) -> list[str | ReadCall]:
+        """Return what was held back: the text has ended."""
+        out = self._read(final=True)
+        if self._held:
+            out.append(self._held)
+            self._held = ""
+        return out
+
+    def _read(self, *, final: bool) -> list[str | ReadCall]:
+        out: list[str | ReadCall] = []
+        while self._held:
+            if not self._behind_call:
+                at, certain = self._candidate(final=final)
+                if at > 0:
+                    self._give_text(out, at)
+                    continue
+                if not certain:
+                    break  # the beginning of an opening, perhaps
+            was_behind = self._behind_call
+            parsed = self._parse(self._held, 0, final)
+            if parsed.end == MORE:
+                break
+            if parsed.end == NO:
+                if not was_behind:
+                    self._give_text(out, self._refused_length())
+                self._behind_call = False
+                continue
+            out.extend(parsed.calls)
+            self._held = self._held[parsed.end :]
+            self._at_start = True  # another call may follow at once
+        return out
+
+    def _give_text(self, out: list[str | ReadCall], n: int) -> None:
+        text, self._held = self._held[:n], self._held[n:]
+        if text.strip():
+            self._at_start = False
+        if out and isinstance(out[-1], str):
+            out[-1] += text
+        else:
+            out.append(text)
+
+    def _refused_length(self) -> int:
+        """How much of what is held is text for certain: up to the next place to look at."""
+        begin = skip_space(self._held, 0) + 1
+        return min(begin, len(self._held))
+
+    def _candidate(self, *, final: bool) -> tuple[int, bool]:
+        """Where a call may begin, blanks before it included, and whether its opening is there."""
+        text = self._held
+        if not self._openings:
+            return self._at_beginning()
+        best, whole = len(text), False
+        for opening in self._openings:
+            at = text.find(opening)
+            if 0 <= at < best:
+                best, whole = at, True
+        if not whole and not final:
+            best = min(len(text) - _overlap(text, opening) for opening in self._openings)
+        start = len(text[:best].rstrip())
+        if not whole and best == len(text) and final:
+            return len(text), False
+        return start, whole
+
+    def _at_beginning(self) -> tuple[int, bool]:
+        """A call without a mark of its own is one only where the answer begins with it."""
+        if not self._at_start:
+            return len(self._held), False
+        at = skip_space(self._held, 0)
+        if at == len(self._held):
+            return 0, False
+        if self._form.kind == NAMED:
+            word = _NAME.match(self._held, at)
+            names = self._tools.names
+            begins = word is not None and any(
+                name == word[0] or (word.end() == len(self._held) and name.startswith(word[0]))
+                for name in names
+            )
+        else:
+            begins = self._held[at] in "{["
+        return (0, True) if begins else (len(self._held), False)
+
+    # -- one section ---------------------------------------------------------------------------
+
+    def _section(self, text: str, at: int, final: bool) -> _Parsed:  # noqa: FBT001
+        """Read one call, or what follows one: the next call, or the section's end."""
+        form = self._form
+        if self._behind_call:
+            at, goes_on = self._after(text, at, final)
+            if at < 0 or not goes_on:
+                self._behind_call = at == MORE
+                return _Parsed((), at)
+        else:
+            at = skip_space(text, at)
+            opened = form.section_open.match(text, at)
+            if opened == MORE:
+                return _Parsed((), MORE)
+            self._in_section = opened != NO  # models leave the outer mark out
+            at = opened if self._in_section else at
+        call, end = self._call(text, at, final)
+        if call is None:
+            self._behind_call = self._behind_call and end == MORE
+            return _Parsed((), end)
+        self._behind_call = True
+        return _Parsed((call,), end)
+
+    def _after(self, text: str, at: int, final: bool) -> tuple[int, bool]:  # noqa: FBT001
+        """Behind a call: where the next one begins, or the section ends; and which of the two."""
+        form = self._form
+        if not self._in_section:
+            return at, False
+        if not form.section_close.is_blank:
+            closed = form.section_close.match(text, at)
+            if closed == MORE and final:
+                closed = len(text)
+            if closed != NO:
+                return closed, False
+        if form.one_only or (form.between.is_blank and form.section_close.is_blank):
+            return at, False
+        onward = form.between.match(text, at)
+        return (NO if onward == MORE and final else onward), onward >= 0
+
+    def _call(self, text: str, at: int, final: bool) -> tuple[ReadCall | None, int]:  # noqa: FBT001
+        form = self._form
+        at = form.call_open.match(text, at)
+        if at < 0:
+            return None, at
+        name, arguments, at = _READERS[form.kind](form, text, skip_space(text, at), self._tools)
+        if at < 0:
+            return None, at
+        end = form.call_close.match(text, at)
+        if end == MORE and final:
+            end = len(text)
+        if end < 0:
+            return None, end
+        if not self._tools.accepts(name, arguments):
+            return None, NO
+        return ReadCall(name, arguments), end
+
+    def _harmony(self, text: str, at: int, final: bool) -> _Parsed:  # noqa: FBT001
+        header = _HARMONY_OPEN.match(text, skip_space(text, at))
+        if header is None:
+            waits = not final and len(text) < _MAX_HEADER and "<|message|>" not in text
+            return _Parsed((), MORE if waits else NO)
+        name = header["before"] or header["after"]
+        end = json_end(text, skip_space(text, header.end()))
+        if name is None or end < 0:
+            return _Parsed((), NO if name is None else end)
+        arguments = _loaded(text[header.end() : end])
+        if arguments is None or not self._tools.accepts(name, arguments):
+            return _Parsed((), NO)
+        closing = Literal.of("<|call|>").match(text, end)
+        if closing == MORE and not final and end == len(text):
+            return _Parsed((), MORE)
+        return _Parsed((ReadCall(name, arguments),), closing if closing > 0 else end)
+
+
+def _openings(form: ToolFormat) -> list[str]:
+    """The texts by one of which a call begins; none where it begins with the answer itself."""
+    if form.kind == HARMONY:
+        return list(_HARMONY_MARKS)
+    outer = form.section_open.core or form.call_open.core
+    return [core for core in dict.fromkeys((outer, form.call_open.core)) if core]
+
+
+def _overlap(text: str, opening: str) -> int:
+    for n in range(min(len(text), len(opening) - 1), 0, -1):
+        if text.endswith(opening[:n]):
+            return n
+    return 0
+
+
+# -- the calls of each kind: name, arguments, and where they end -----------------------------------
+
+
+_Read = tuple[str, dict[str, Any], int]
+_FAILED: _Read = ("", {}, NO)
+_WAITS: _Read = ("", {}, MORE)
+
+
+def _loaded(text: str) -> dict[str, Any] | None:
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _read_json(form: ToolFormat, text: str, at: int, _tools: Tools) -> _Read:
+    end = json_end(text, at)
+    if end < 0:
+        return ("", {}, end)
+    value = _loaded(text[at:end])
+    if value is None:
+        return _FAILED
+    if form.name_key is None:
+        if len(value) != 1:
+            return _FAILED
+        name, arguments = next(iter(value.items()))
+    else:
+        name = value.get(form.name_key, "")
+        arguments = value.get(str(form.arguments_key), {})
+    if isinstance(arguments, str):
+        arguments = _loaded(arguments) or arguments
+    if not isinstance(name, str) or not isinstance(arguments, dict):
+        return _FAILED
+    return name, arguments, end
+
+
+def _read_name(text: str, at: int) -> tuple[str, int]:
+    found = _NAME.match(text, at)
+    if found is None:
+        return "", MORE if at == len(text) else NO
+    return found[0], MORE if found.end() == len(text) else found.end()
+
+
+def _read_named(form: ToolFormat, text: str, at: int, _tools: Tools) -> _Read:
+    name, at = _read_name(text, at)
+    at = at if at < 0 else form.after_name.match(text, at)
+    if at < 0:
+        return ("", {}, at)
+    begin = skip_space(text, at)
+    end = json_end(text, begin)
+    if end < 0:
+        return ("", {}, end)
+    arguments = _loaded(text[begin:end])
+    return _FAILED if arguments is None else (name, arguments, end)
+
+
+def _read_tagged(form: ToolFormat, text: str, at: int, tools: Tools) -> _Read:
+    name, at = _read_name(text, at)
+    at = at if at < 0 else form.after_name.match(text, at)
+    if at < 0:
+        return ("", {}, at)
+    arguments: dict[str, Any] = {}
+    while True:
+        opened = form.arg_open.match(text, at)
+        if opened == NO:
+            return name, arguments, at
+        if opened == MORE:
+            # What may still become an argument may also be the end of the call already.
+            ended = form.call_close.match(text, at)
+            return (name, arguments, at) if ended >= 0 else _WAITS
+        key, opened = _read_name(text, opened)
+        if opened < 0:
+            return ("", {}, opened)
+        value, is_text, opened = _read_value(form, text, opened)
+        if opened < 0:
+            return ("", {}, opened)
+        arguments[key] = tools.typed(name, key, value, is_text=is_text)
+        at = opened
+
+
+def _read_value(form: ToolFormat, text: str, at: int) -> tuple[str, bool | None, int]:
+    """Return a value's text, whether its mark says that it is text (None: no word), and the end."""
+    begin, is_text = _begin_exactly(form.after_key, text, at), None
+    if form.after_key.text != form.after_key_of_other.text:
+        is_text = begin >= 0
+        if begin == NO:
+            begin = _begin_other(form, text, at)
+    if begin < 0:
+        return "", None, begin
+    close = form.arg_close.text.strip()
+    blanks = form.arg_close.text[: len(form.arg_close.text) - len(form.arg_close.text.lstrip())]
+    end = text.find(close, begin)
+    while end >= 0:
+        behind = form.arg_close.match(text, end)
+        if behind >= 0 and _ends_value(form, text, behind):
+            return (
+                text[begin:end].removesuffix(blanks) if blanks else text[begin:end],
+                is_text,
+                behind,
+            )
+        if behind == MORE or behind >= len(text):
+            return "", None, MORE
+        end = text.find(close, end + 1)
+    return "", None, MORE
+
+
+def _begin_exactly(literal: Literal, text: str, at: int) -> int:
+    """Match without taking blanks of the value itself: only those that the literal ends in."""
+    fixed = literal.text.rstrip()
+    blanks = literal.text[len(fixed) :]
+    end = Literal.of(fixed).match(text, at)
+    return end + len(blanks) if end >= 0 and blanks and text.startswith(blanks, end) else end
+
+
+def _begin_other(form: ToolFormat, text: str, at: int) -> int:
+    """Match the mark of a value that is no text: it may name other types than the one seen."""
+    text_mark, other = form.after_key.text, form.after_key_of_other.text
+    before = common_start(text_mark, other).rstrip(_LETTERS)
+    after = common_end(text_mark, other).lstrip(_LETTERS)
+    at = Literal.of(before).match(text, at)
+    if at < 0:
+        return at
+    _, at = _read_name(text, at)
+    return at if at < 0 else _begin_exactly(Literal.of(after), text, at)
+
+
+def _ends_value(form: ToolFormat, text: str, at: int) -> bool:
+    """Whether another argument or the end of the call follows: a value may hold the mark itself."""
+    follows = (form.arg_open.match(text, at), form.call_close.match(text, at))
+    return any(end != NO for end in follows)
+
+
+def _read_python(_form: ToolFormat, text: str, at: int, _tools: Tools) -> _Read:
+    name, end = _read_name(text, at)
+    if end < 0:
+        return ("", {}, end)
+    end = call_end(text, end)
+    if end < 0:
+        return ("", {}, end)
+    try:
+        # A line break within quotes is none of Python's, but templates write it.
+        parsed = ast.parse(text[at:end].replace("\n", "\\n"), mode="eval").body
+        if not isinstance(parsed, ast.Call) or parsed.args:
+            return _FAILED
+        arguments = {str(word.arg): _literal(word.value) for word in parsed.keywords}
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return _FAILED
+    return name, arguments, end
+
+
+_WORDS = {"true": True, "false": False, "null": None}
+
+
+class _JsonWords(ast.NodeTransformer):
+    """Takes JSON's words for Python's, as models mix them."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(_WORDS[node.id]) if node.id in _WORDS else node
+
+
+def _literal(node: ast.expr) -> Any:
+    return ast.literal_eval(_JsonWords().visit(node))
+
+
+_READERS: dict[str, Callable[[ToolFormat, str, int, Tools], _Read]] = {
+    JSON: _read_json,
+    NAMED: _read_named,
+    TAGGED: _read_tagged,
+    PYTHON: _read_python,
+}
+
+
+def read_all(form: ToolFormat, tools: Tools, text: str) -> list[str | ReadCall]:
+    """Return the text and the calls of a whole answer."""
+    reader = ToolReader(form, tools)
+    return [*reader.push(text), *reader.finish()]
+
+
+__all__: Sequence[str] = ("ReadCall", "ToolReader", "read_all")

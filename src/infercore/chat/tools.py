@@ -1,0 +1,103 @@
+"""The tools that a caller offers: their names, and what their schemas accept."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from infercore.errors import InvalidInputError
+from infercore.values import checks
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_EMPTY: dict[str, Any] = {"type": "object", "properties": {}}
+
+
+class Tools:
+    """Tools by name, from ``{"type": "function", "function": {...}}`` or the inner mapping alone.
+
+    Raises `InvalidInputError` for a tool without a name, two of one name, or parameters that are
+    no JSON schema.
+    """
+
+    def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
+        if isinstance(tools, (str, Mapping)):
+            raise checks.refuse("tools", tools, "a sequence of tools")
+        self.rows = [_as_api(tool) for tool in tools]
+        self._schemas: dict[str, dict[str, Any]] = {}
+        self._validators: dict[str, Any] = {}
+        for row in self.rows:
+            function = row["function"]
+            name = function["name"]
+            if name in self._schemas:
+                raise checks.refuse("tools", name, "tools of different names")
+            self._schemas[name] = function["parameters"]
+            self._validators[name] = _validator(name, self._schemas[name])
+
+    @property
+    def names(self) -> list[str]:
+        """The names, in the order given."""
+        return list(self._schemas)
+
+    def schema(self, name: str) -> Mapping[str, Any]:
+        """Return the JSON schema of a tool's arguments."""
+        return self._schemas[name]
+
+    def accepts(self, name: str, arguments: Mapping[str, Any]) -> bool:
+        """Tell whether ``name`` is a tool and its schema accepts ``arguments``."""
+        validator = self._validators.get(name)
+        return validator is not None and bool(validator.is_valid(dict(arguments)))
+
+    def typed(self, name: str, key: str, text: str, *, is_text: bool | None) -> Any:
+        """Return the value that ``text`` stands for where a form writes values without quotes.
+
+        ``is_text`` is what the form itself says of it, None where it says nothing: then the
+        schema decides, and a text stays one wherever the schema takes it.
+        """
+        text = _without_cdata(text)
+        if is_text:
+            return text
+        kinds = self._schemas.get(name, {}).get("properties", {}).get(key, {})
+        kind = kinds.get("type") if isinstance(kinds, Mapping) else None
+        if is_text is None and (kind == "string" or (isinstance(kind, list) and "string" in kind)):
+            return text
+        for read in (json.loads, ast.literal_eval):  # some templates write Python's own form
+            with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+                return read(text)
+        return text
+
+
+def _without_cdata(text: str) -> str:
+    begin, end = "<![CDATA[", "]]>"
+    whole = text.startswith(begin) and text.endswith(end)
+    return text[len(begin) : -len(end)] if whole else text
+
+
+def _as_api(tool: Any) -> dict[str, Any]:
+    inner = tool.get("function", tool) if isinstance(tool, Mapping) else None
+    if not isinstance(inner, Mapping) or not isinstance(inner.get("name"), str):
+        raise checks.refuse("tools", tool, 'mappings as {"type": "function", "function": {...}}')
+    parameters = inner.get("parameters")
+    if parameters is not None and not isinstance(parameters, Mapping):
+        raise checks.refuse("tools", parameters, "a JSON schema as parameters")
+    function = {"description": "", **inner, "parameters": dict(parameters or _EMPTY)}
+    return {"type": "function", "function": function}
+
+
+def _validator(name: str, schema: Mapping[str, Any]) -> Any:
+    from jsonschema import Draft202012Validator, SchemaError  # noqa: PLC0415  (only chats with tools)
+
+    try:
+        Draft202012Validator.check_schema(schema)
+    except SchemaError as error:
+        raise InvalidInputError(
+            f"the parameters of tool {name!r} are no JSON schema: {error.message}",
+            field="tools",
+            value=name,
+            allowed="JSON schemas of draft 2020-12",
+        ) from error
+    return Draft202012Validator(schema)
