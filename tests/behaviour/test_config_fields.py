@@ -89,10 +89,32 @@ def test_a_field_is_honoured_or_refused(
     if field == "n_ctx":
         assert in_force >= value
         assert context.n_ctx == value
+    elif field in {"offload_kqv", "op_offload"} and not context.capabilities.gpu_offload:
+        assert in_force is False  # nothing to put there, and told so
     else:
         assert in_force == value
     context.decode([5, 6, 7, 8])
     assert np.isfinite(context.logits()).all()
+
+
+# What other programs write out, and what means there: as the model has it, where there is a GPU.
+THEIR_DEFAULTS = {
+    "offload_kqv": True, "op_offload": True, "rope_freq_base": 0, "rope_freq_scale": 0,
+    "yarn_ext_factor": -1, "yarn_attn_factor": 1, "yarn_beta_fast": 32, "yarn_beta_slow": 1,
+    "yarn_orig_ctx": 0,
+}  # fmt: skip
+
+
+def test_defaults_of_others_written_out_change_nothing(
+    open_plain: Callable[..., Any], golden: Any
+) -> None:
+    tokens = list(golden.prompts[1].tokens)
+    plain, written = open_plain(), open_plain(**THEIR_DEFAULTS)
+    for context in (plain, written):
+        context.decode(tokens)
+    assert np.array_equal(plain.logits(), written.logits())
+    for field, value in THEIR_DEFAULTS.items():
+        open_plain(**{field: value})
 
 
 CHANGES_NUMBERS = ("rope_freq_base", "rope_freq_scale", "attention_type")

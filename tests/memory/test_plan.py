@@ -154,7 +154,6 @@ REFUSED: dict[str, dict[str, Any]] = {
     "ranking without a head": {"pooling_type": "rank"},
     "another attention": {"attention_type": "non-causal"},
     "flash attention": {"flash_attn": "on"},
-    "a GPU": {"offload_kqv": True},
     "a part of the window": {"swa_full": False},
     "sequences without a token": {"n_ctx": 2, "n_seq_max": 3, "kv_unified": False},
     "an uneven step": {"pooling_type": "mean", "n_seq_max": 3, "n_ubatch": 100},

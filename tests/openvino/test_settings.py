@@ -19,15 +19,13 @@ REFUSED = {
     "rope_freq_base": 5.0,
     "rope_freq_scale": 0.5,
     "yarn_ext_factor": 1.0,
-    "yarn_attn_factor": 1.0,
+    "yarn_attn_factor": 2.0,
     "yarn_beta_fast": 1.0,
-    "yarn_beta_slow": 1.0,
+    "yarn_beta_slow": 2.0,
     "yarn_orig_ctx": 10,
     "pooling_type": "rank",
     "attention_type": "non-causal",
     "flash_attn": "on",
-    "offload_kqv": True,
-    "op_offload": True,
     "swa_full": False,
 }
 IN_FORCE = {
@@ -177,9 +175,8 @@ def test_half_precision_or_a_refusal(ov_model, golden) -> None:
     ("field", "value"),
     [
         ("n_gpu_layers", 1),
-        ("n_gpu_layers", -1),
         ("split_mode", "layer"),
-        ("main_gpu", 0),
+        ("main_gpu", 1),
         ("tensor_split", [1.0]),
         ("use_mlock", True),
         ("check_tensors", True),
@@ -198,6 +195,7 @@ def test_model_fields_that_cannot_be(ov_path, field, value) -> None:
     [
         {"device": "CPU"},
         {"n_gpu_layers": 0, "split_mode": "none", "use_mlock": False, "check_tensors": False},
+        {"n_gpu_layers": -1, "main_gpu": 0},
         {"use_mmap": False},
         {"use_mmap": True},
     ],
@@ -286,3 +284,16 @@ def test_one_thread_a_stream_with_a_matrix_unit(
     found = module.settings(asked, NO_CONFIG)
     with pytest.raises(ic.UnsupportedFeatureError) if refused else contextlib.nullcontext():
         cpu.check(found)
+
+
+def test_a_cache_larger_than_the_memory_is_refused_before_it_is_made(ov_model) -> None:
+    with pytest.raises(ic.OutOfMemoryError, match="are free") as caught:
+        ov_model.new_context(n_ctx=134_217_712)
+    assert len(caught.value.attempts) == 1
+
+
+def test_a_ladder_ends_at_a_window_that_the_machine_can_hold(ov_model, monkeypatch) -> None:
+    monkeypatch.setattr("infercore_openvino.memory.free_bytes", lambda: 2**20)
+    with ov_model.new_context(n_ctx=2**20, on_oom="shrink") as context:
+        assert ov_model.plan_memory(n_ctx=context.n_ctx).kv_bytes <= 2**20
+        context.decode(list(range(5, 5 + context.n_ctx)))

@@ -69,6 +69,8 @@ def check(
     keys = _keys(descriptor, asked, files)
     if config.check_in_child is None and _is_known(keys):
         return
+    if descriptor.check_file is not None:
+        descriptor.check_file(path)
     reason = _try(path, asked, _seconds(files))
     if reason is not None:
         _no_child(path, config, reason)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 REQUIRED = ("name", "api_version", "match", "loader")
 CALLABLE = ("match", "loader")
-CALLABLE_OR_NONE = ("check", "engine_version", "devices", "plan_memory", "files")
+CALLABLE_OR_NONE = ("check", "engine_version", "devices", "plan_memory", "files", "check_file")
 NAMES = ("formats", "model_options", "context_options", "neutral_options")
 
 

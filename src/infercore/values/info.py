@@ -161,7 +161,8 @@ class BackendDescriptor:
     Optional: ``check()`` raises `BackendUnavailableError` where the engine cannot run here,
     ``engine_version()`` and ``devices()`` tell about the engine, ``plan_memory(path,
     model_config, context_config)`` answers before loading, ``files(path)`` names the files of the
-    model at a path (default: the file, or those of the folder). ``model_options`` and
+    model at a path (default: the file, or those of the folder), ``check_file(path)`` raises what is
+    wrong with them as far as that costs nothing. ``model_options`` and
     ``context_options`` name the keys of ``backend_options`` that are understood.
     ``neutral_options`` are those of ``model_options`` that change no value in a KV cache; all
     others that a model is loaded with belong to the identity of its saved state.
@@ -181,6 +182,7 @@ class BackendDescriptor:
     devices: Any = None
     plan_memory: Any = None
     files: Any = None
+    check_file: Any = None
     tries_in_child: bool = attrs.field(default=True, validator=checks.boolean(optional=False))
     model_options: tuple[str, ...] = attrs.field(default=(), converter=_names)
     context_options: tuple[str, ...] = attrs.field(default=(), converter=_names)

@@ -28,6 +28,7 @@ def infercore_backend() -> BackendDescriptor:
         devices=devices,
         plan_memory=plan_memory,
         files=gguf.parts,
+        check_file=gguf.check_file,
         model_options=MODEL_OPTIONS,
         neutral_options=("no_host",),
         priority=10,

@@ -218,12 +218,11 @@ def _check_block(field: str, name: str, head: int) -> None:
 
 
 def _offload(config: ContextConfig, traits: Traits) -> dict[str, Any]:
+    """Without a GPU there is nothing to put there: True, llama.cpp's default, asks for no more."""
     chosen = {}
     for field in ("offload_kqv", "op_offload"):
         asked = getattr(config, field)
-        if asked and not traits.has_gpu:
-            raise refuse(f"{field}=True", "the model was loaded without a GPU")
-        chosen[field] = traits.has_gpu if asked is None else asked
+        chosen[field] = traits.has_gpu and asked is not False
     return chosen
 
 

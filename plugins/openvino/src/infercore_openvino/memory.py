@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from infercore import MemoryPlan, read_regular
+from infercore import MemoryPlan, OutOfMemoryError, free_bytes, read_regular
 from infercore_openvino.facts import KvShape
 from infercore_openvino.files import MAX_GRAPH_BYTES
 
@@ -46,15 +46,12 @@ def plan(files: ModelFiles, settings: Settings) -> MemoryPlan:
     ``compute_bytes`` are the engine's layout of the weights, what it reads them with, and the
     arrays of a step; estimates, within a few percent of the whole.
     """
-    n_cells = (-(-settings.n_ctx // _BLOCK_SIZE) + settings.n_seq_max + 1) * _BLOCK_SIZE
-    shape = KvShape.of(files.config)
-    per_token = shape.numbers_per_token if files.has_cache else 0
-    kv = n_cells * per_token * _TYPE_BYTES.get(settings.kv_type, _DEFAULT_TYPE_BYTES)
+    kv = _cache_bytes(files, settings)
     weights = files.weights_bytes
     held = _weights_held(files, settings.inference)
     step = _step_bytes(files.config, settings.n_ubatch)
-    of_layer = per_token // max(1, shape.n_layer) * _FLOAT_BYTES
-    compute = max(0, held - weights) + step + n_cells * of_layer * _LIVE_CACHES
+    of_layer = _per_token(files) // max(1, KvShape.of(files.config).n_layer) * _FLOAT_BYTES
+    compute = max(0, held - weights) + step + _n_cells(settings) * of_layer * _LIVE_CACHES
     total = weights + kv + compute
     return MemoryPlan(
         weights_bytes=weights,
@@ -64,6 +61,32 @@ def plan(files: ModelFiles, settings: Settings) -> MemoryPlan:
         n_ctx=settings.n_ctx,
         kv_bytes_by_kind={"full": kv},
     )
+
+
+def check_cache_fits(files: ModelFiles, settings: Settings) -> None:
+    """Raise `OutOfMemoryError` for a cache that free memory has no room for once it is full.
+
+    The system grants it at first, and ends the process when it is filled.
+    """
+    n_bytes, free = _cache_bytes(files, settings), free_bytes()
+    if n_bytes > free:
+        raise OutOfMemoryError(
+            f"a KV cache of n_ctx={settings.n_ctx} takes {n_bytes:,} bytes and {free:,} are free; "
+            "give a smaller n_ctx or type_k and type_v"
+        )
+
+
+def _n_cells(settings: Settings) -> int:
+    return (-(-settings.n_ctx // _BLOCK_SIZE) + settings.n_seq_max + 1) * _BLOCK_SIZE
+
+
+def _per_token(files: ModelFiles) -> int:
+    return KvShape.of(files.config).numbers_per_token if files.has_cache else 0
+
+
+def _cache_bytes(files: ModelFiles, settings: Settings) -> int:
+    n_bytes = _TYPE_BYTES.get(settings.kv_type, _DEFAULT_TYPE_BYTES)
+    return _n_cells(settings) * _per_token(files) * n_bytes
 
 
 def _step_bytes(model: dict[str, Any], n_ubatch: int) -> int:

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from infercore_openvino.settings import Settings
 
 _ALLOWED = {
-    "n_gpu_layers": (None, 0),
+    "n_gpu_layers": (None, 0, -1),  # all that a device can take: it takes the whole model
     "split_mode": (None, "none"),
-    "main_gpu": (None,),
+    "main_gpu": (None, 0),
     "tensor_split": (None,),
     "use_mlock": (None, False),
     "check_tensors": (None, False),
@@ -187,6 +187,7 @@ class OpenVinoModel:
     def new_context(self, config: ContextConfig) -> BaseContext:
         """Return a new context. Raises `UnsupportedFeatureError` and `OutOfMemoryError`."""
         asked = _settings_of(self._files, config, self._device)
+        memory.check_cache_fits(self._files, asked)
         form = _form_of(asked, self._default_form, self._device)
         compiled = self._graphs.take(form, asked)
         try:

@@ -14,7 +14,7 @@ from infercore import (
     DeviceInfo,
     hookimpl,
 )
-from infercore_openvino.files import bin_of, xml_of
+from infercore_openvino.files import bin_of, find, xml_of
 from infercore_openvino.options import CONTEXT_OPTIONS, MODEL_OPTIONS
 
 if TYPE_CHECKING:
@@ -126,6 +126,7 @@ def infercore_backend() -> BackendDescriptor:
         engine_version=engine_version,
         devices=devices,
         plan_memory=plan_memory,
+        check_file=find,
         model_options=tuple(MODEL_OPTIONS),
         context_options=tuple(CONTEXT_OPTIONS),
         neutral_options=("cache_dir",),

@@ -154,7 +154,7 @@ def _fixed(model_config: Mapping[str, Any]) -> dict[str, Any]:
 def _refuse(config: ContextConfig, fixed: Mapping[str, Any]) -> None:
     for name, in_force in fixed.items():
         asked = getattr(config, name)
-        if asked is not None and asked != in_force:
+        if asked is not None and asked != in_force and not _asks_nothing(name, asked, fixed):
             raise _unsupported(name, asked)
     if config.flash_attn == "on":
         raise _unsupported("flash_attn", "on")
@@ -162,6 +162,20 @@ def _refuse(config: ContextConfig, fixed: Mapping[str, Any]) -> None:
         raise _unsupported("pooling_type", config.pooling_type)
     if config.adapters:
         raise _unsupported("adapters", config.adapters)
+
+
+# Values that leave a field to the model, and those of YaRN that matter only where it is in use.
+_FROM_MODEL = {"rope_freq_base": 0, "rope_freq_scale": 0, "yarn_orig_ctx": 0}
+_YARN_DEFAULTS = {"yarn_attn_factor": 1, "yarn_beta_fast": 32, "yarn_beta_slow": 1}
+
+
+def _asks_nothing(name: str, asked: Any, fixed: Mapping[str, Any]) -> bool:
+    """Tell whether a value asks for no more than what is in force, as llama.cpp's defaults do."""
+    if name in {"offload_kqv", "op_offload"}:  # to a GPU that has layers: the graph is not split
+        return True
+    if asked == _FROM_MODEL.get(name, ()) or (name.startswith("yarn_") and asked < 0):
+        return True
+    return fixed["rope_scaling_type"] != "yarn" and bool(asked == _YARN_DEFAULTS.get(name, ()))
 
 
 def _unsupported(name: str, asked: object, hint: str = "") -> UnsupportedFeatureError:

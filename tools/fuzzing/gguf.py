@@ -1,0 +1,98 @@
+"""GGUF files with damage, above all in their headers: a typed error, or a model that runs."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+import infercore as ic
+from fuzzing._bytes import damaged
+
+if TYPE_CHECKING:
+    from random import Random
+
+LIMIT_S = 150.0
+BATCH = 100
+KINDS = ("llama", "head16", "mrope", "sliding", "recurrent", "encoder", "rank")
+PACK = (("storyteller", "gguf-q8_0"), ("encoder", "gguf-f32"), ("recurrent", "gguf-f32"))
+_HEADER_SHARE = 0.85
+_TENSOR = re.compile(
+    rb"(?:blk\.\d+\.\w+|output\w*|token_\w+|position_embd|cls\w*)\.(?:weight|bias)"
+)
+_TYPES = (*range(45), 255, 2**31)
+
+
+class Gguf:
+    """Loads a changed file and evaluates a text with it."""
+
+    def __init__(self) -> None:
+        import infercore_models  # noqa: PLC0415
+
+        sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+        from llamacpp import random_gguf  # noqa: PLC0415
+
+        self._folder = tempfile.TemporaryDirectory()
+        folder = Path(self._folder.name)
+        self._path = folder / "model.gguf"
+        files = [random_gguf.write(folder / f"{kind}.gguf", kind) for kind in KINDS]
+        files += [infercore_models.path(*model) for model in PACK]
+        self._models = [file.read_bytes() for file in files]
+
+    def case(self, random: Random) -> str:
+        """Change a file, load it, and use what was loaded."""
+        data = random.choice(self._models)
+        self._path.write_bytes(self._changed(data, random))
+        with ic.load_model(self._path, backend="llamacpp") as model:
+            use(model)
+        return f"{len(data)} bytes, loaded"
+
+    def _changed(self, data: bytes, random: Random) -> bytes:
+        names = list(_TENSOR.finditer(data[: 1 << 20]))
+        if random.random() < 0.4:
+            found = random.choice(names)
+            return retyped(data, found.end(), random)
+        header = names[-1].end() + 60 if random.random() < _HEADER_SHARE else None
+        return damaged(data, random, 4, header)
+
+
+def retyped(data: bytes, at: int, random: Random) -> bytes:
+    """Return ``data`` with another type, size or place of the tensor whose name ends at ``at``."""
+    n_dims = int.from_bytes(data[at : at + 4], "little")
+    where = {
+        "type": (at + 4 + 8 * n_dims, 4, random.choice(_TYPES)),
+        "size": (
+            at + 4 + 8 * random.randrange(max(1, n_dims)),
+            8,
+            random.choice((0, 1, 63, 2**40)),
+        ),
+        "place": (at + 8 + 8 * n_dims, 8, 32 * random.randrange(1000)),
+    }
+    start, size, value = where[random.choice(("type", "type", "type", "size", "place"))]
+    return data[:start] + value.to_bytes(size, "little") + data[start + size :]
+
+
+def use(model: ic.Model) -> None:
+    """Evaluate some tokens, alone and together, and read what came out."""
+    with contextlib.suppress(ic.UnsupportedFeatureError):
+        model.tokenizer.decode(model.tokenizer.encode("Once upon a time \u00e9\n\t\U0001f600"))
+    with model.new_context(n_ctx=64, n_batch=16, n_threads=1, n_threads_batch=1) as context:
+        tokens = [(11 * i + 3) % model.tokenizer.n_vocab for i in range(40)]
+        if model.info.has_encoder:
+            context.encode(tokens[:16])
+            return
+        context.decode(tokens)
+        context.decode_one(tokens[0])
+        np.asarray(context.logits()).sum()
+        context.seq_remove(0)
+        context.decode(tokens[:5])
+
+
+def open_target() -> Gguf:
+    """Return the target."""
+    return Gguf()

@@ -1,0 +1,104 @@
+"""Saved states with damage and right checksums: refused or taken, and the context lives on."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import infercore as ic
+from fuzzing import Wrong
+from fuzzing._bytes import NUMBERS, damaged
+from infercore.engine import blob
+
+if TYPE_CHECKING:
+    from random import Random
+
+LIMIT_S = 30.0
+BATCH = 200
+FIELDS: dict[str, tuple[dict[str, Any], ...]] = {
+    "llamacpp": (
+        {"type_k": "f32", "type_v": "f32", "flash_attn": "off"},
+        {"n_seq_max": 3, "kv_unified": False},
+        {"n_seq_max": 3, "type_k": "q8_0"},
+    ),
+    "openvino": ({}, {"n_seq_max": 3}, {"backend_options": {"form": "stateful"}}),
+}
+MODELS = {"llamacpp": "gguf-f32", "openvino": "openvino"}
+ODD = (None, -1, True, 1.5, "x", [], [-1], [[0, 2**31]], {}, [{"seq_id": 0}], *NUMBERS[:12])
+TEXT, OTHER = list(range(20, 50)), list(range(60, 75))
+
+
+class States:
+    """Contexts of several kinds, what each saved, and the row behind a text in each."""
+
+    def __init__(self) -> None:
+        import infercore_models  # noqa: PLC0415
+
+        self._held: list[tuple[Any, bytes, bytes, Any]] = []
+        for backend, kinds in FIELDS.items():
+            path = infercore_models.path("storyteller", MODELS[backend])
+            model = ic.load_model(path, backend=backend, check_in_child=False)
+            self._held += [self._of(model.new_context(n_ctx=256, **kind)) for kind in kinds]
+
+    def _of(self, context: Any) -> tuple[Any, bytes, bytes, Any]:
+        context.decode(OTHER)
+        row = context.logits().copy()
+        context.clear()
+        context.decode(TEXT)
+        if context.n_seq_max > 1:
+            context.seq_copy(0, 1)
+        return context, context.save_state(), context.save_sequence(0), row
+
+    def case(self, random: Random) -> str:
+        """Load a changed state, go on from it, and compare what comes after a clear."""
+        context, state, sequence, row = random.choice(self._held)
+        whole = random.random() < 0.5
+        data = changed(state if whole else sequence, random)
+        try:
+            context.load_state(data) if whole else context.load_sequence(0, data)
+            for seq_id in range(context.n_seq_max):
+                if len(context.tokens(seq_id)) != context.n_resident(seq_id):
+                    raise Wrong(f"sequence {seq_id} counts other tokens than it holds")
+                if 0 < context.n_past(seq_id) < 200:
+                    context.decode([5, 6], seq_id=seq_id)
+            return "taken"
+        finally:
+            context.seq_remove(-1)
+            context.decode(OTHER)
+            gap = float(np.abs(context.logits() - row).max())
+            context.clear()
+            if not gap <= context.tolerance:
+                raise Wrong(f"logits after it differ by {gap}")
+
+
+def changed(data: bytes, random: Random) -> bytes:
+    """Return saved state with header or payload changed; its checksums are right mostly."""
+    if random.random() < 0.2:
+        return damaged(data, random)
+    header, payload, logits = blob.unpack(data)
+    kept = {k: v for k, v in header.items() if k not in {"payload_bytes", "logits_bytes"}}
+    if random.random() < 0.4:
+        kept = json.loads(json.dumps(kept))
+        put(kept, random)
+        return blob.pack(kept, payload, logits)
+    if random.random() < 0.1:
+        return blob.pack(kept, payload, damaged(bytes(logits) or b"\\0", random))
+    end = None if random.random() < 0.5 else 400
+    return blob.pack(kept, damaged(bytes(payload), random, 0, end), logits)
+
+
+def put(value: Any, random: Random) -> None:
+    """Set something inside of a JSON value to something odd."""
+    keys = list(value) if isinstance(value, dict) else list(range(len(value)))
+    key = random.choice(keys)
+    if isinstance(value[key], (dict, list)) and value[key] and random.random() < 0.7:
+        put(value[key], random)
+    else:
+        value[key] = random.choice(ODD)
+
+
+def open_target() -> States:
+    """Return the target."""
+    return States()
