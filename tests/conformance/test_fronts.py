@@ -189,3 +189,9 @@ def test_two_backends_beside_each_other(site: Path) -> None:
     done = cli("toy", "reference", "--only", "DEC-2")
     assert done.exit_code == 0, done.output
     assert "reference: passed (1 ok)" in done.output
+
+
+def test_any_rig_has_a_variant_with_the_sessions_of_a_pool() -> None:
+    rig = find_rig("reference-pool")
+    assert (rig.label, rig.in_pool, rig.child) == ("reference-pool", True, ("reference-pool", None))
+    assert not find_rig("reference").in_pool

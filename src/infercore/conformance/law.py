@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from infercore.conformance.rig import Rig
 
-RELEASES = ("1.0", "1.1")
+RELEASES = ("1.0", "1.1", "1.2")
 """The versions of the suite that there were; a rig pins one of them."""
 SUITE_VERSION = RELEASES[-1]
 
@@ -33,6 +33,7 @@ GROUPS = {
     "ENC": "encoders",
     "LORA": "adapters",
     "THREAD": "threads",
+    "POOL": "pools",
     "MEM": "memory",
     "CAP": "capabilities truth",
 }

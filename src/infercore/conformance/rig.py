@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 _THREADS = ("n_threads", "n_threads_batch")
 N_NOTED = 8
 """Draws of a law that its failure shows."""
+OF_SESSION = ("profile_id", "prompt_format", "add_bos", "overflow")
+"""Options of a session, beside the fields of its context."""
 OWNERS = ("backend", "engine", "hardware", "model")
 
 
@@ -85,7 +87,9 @@ class Rig:
     "constraints", "suite" (all of it, in today's version) or what laws need ("kv_shift", "state",
     ...), so that a capability which is lost fails the run and is not refused in silence.
     ``story`` is plain text of 300 tokens or more, ``texts`` must survive encode and decode, beside
-    the suite's own. ``variant`` names a way of running the backend that has a rig of its own.
+    the suite's own. ``variant`` names a way of running the backend that has a rig of its own. With
+    ``in_pool`` the sessions that laws open are each one of a pool (`find_rig` makes such a rig of
+    any other, as "NAME-pool").
 
     ``adapter`` is the path of a LoRA adapter for the model, in the backend's format;
     ``adapter_name`` names it in the pack, and its logits are then compared with those that the
@@ -114,6 +118,7 @@ class Rig:
     n_ctx: int = 256
     require: tuple[str, ...] = attrs.field(default=(), converter=_names)
     variant: str = ""
+    in_pool: bool = False
     child: tuple[str, str | None] | None = None
     random: random.Random = attrs.field(factory=lambda: random.Random(0), init=False)
     _model: Any = attrs.field(default=None, init=False)
@@ -170,7 +175,21 @@ class Rig:
     def session(self, **fields: Any) -> Any:
         """Return a session with the exact settings and a window of ``n_ctx``."""
         self._note(f"session({_shown(fields)})")
-        return self.opened(self.model.new_session(**self.fields(**fields)))
+        if not self.in_pool:
+            return self.opened(self.model.new_session(**self.fields(**fields)))
+        options = {name: fields.pop(name) for name in OF_SESSION if name in fields}
+        if "n_seq_max" in fields:
+            fields["n_parallel"] = fields.pop("n_seq_max")
+        return self.opened(self.pool(**fields).open_session(**options))
+
+    def pool(self, **fields: Any) -> Any:
+        """Return a pool with the exact settings, in which each session has a window of ``n_ctx``.
+
+        It batches wherever the engine can, unless ``fields`` say otherwise.
+        """
+        self._note(f"pool({_shown(fields)})")
+        given = self.fields(**{"batching": "always", "n_parallel": 4, **fields})
+        return self.opened(self.model.new_pool(**given))
 
     def sampler(self, **fields: Any) -> Any:
         """Return a sampler, the portable one unless ``fields`` say otherwise."""
@@ -324,11 +343,28 @@ class Rig:
         context = getattr(session, "context", None)
         if context is None:
             self.leave("this session does not show its context")
-        return context
+        return Placed(context) if self.in_pool else context
 
     def leave(self, reason: str) -> NoReturn:
         """Leave a law that cannot be tried here."""
         raise NotApplicable(reason)
+
+
+class Placed:
+    """The context of a session in a pool: its own tokens, and the rest of the pool's context."""
+
+    def __init__(self, paged: Any) -> None:
+        self.tokens = paged.tokens
+        self._paged = paged
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._paged.scheduler.context, name)
+
+    @property
+    def place(self) -> tuple[Any, int]:
+        """The pool's context, and the sequence of the session there; -1 where it has none."""
+        seq_id = self._paged.sequence.seq_id
+        return self._paged.scheduler.context, -1 if seq_id is None else seq_id
 
 
 def _shown(fields: Mapping[str, Any]) -> str:

@@ -8,10 +8,12 @@ from typing import Any
 import attrs
 
 import infercore
-from infercore.conformance.rig import Rig
+from infercore.conformance.rig import Observation, Placed, Rig
 from infercore.errors import BackendNotFoundError, PluginLoadError
 
 ENTRY_POINT_GROUP = "infercore.conformance"
+POOL = "-pool"
+"""Behind a rig's name: the same rig, with the sessions of a pool."""
 
 
 def rig_names() -> list[str]:
@@ -23,6 +25,7 @@ def rig_names() -> list[str]:
 def find_rig(name: str, *, model: str | None = None) -> Rig:
     """Return the rig of the backend ``name``; ``model`` is a path to use in place of its own.
 
+    "NAME-pool" is the rig NAME with sessions of a pool, unless a rig of that name is announced.
     Raises `BackendNotFoundError` where no distribution announces one, `PluginLoadError` where
     it cannot be imported or is none.
     """
@@ -31,6 +34,8 @@ def find_rig(name: str, *, model: str | None = None) -> Rig:
         for entry in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)
         if entry.name == name
     ]
+    if not entries and name.endswith(POOL):
+        return in_pool(find_rig(name.removesuffix(POOL), model=model))
     if not entries:
         raise BackendNotFoundError(
             f"no installed distribution announces a conformance rig for {name!r} (entry-point "
@@ -42,6 +47,22 @@ def find_rig(name: str, *, model: str | None = None) -> Rig:
     rig = rig if model is None else at(rig, model)
     rig.child = (name, model)
     return rig
+
+
+def in_pool(rig: Rig) -> Rig:
+    """Return ``rig`` with the sessions of a pool."""
+    variant = f"{rig.variant}{POOL}" if rig.variant else POOL.removeprefix("-")
+    observe = rig.observe
+
+    def observe_place(context: Any, seq_id: int) -> Observation:
+        assert observe is not None  # noqa: S101  (only then it is used)
+        return observe(*context.place) if isinstance(context, Placed) else observe(context, seq_id)
+
+    changed = None if observe is None else observe_place
+    pooled = attrs.evolve(rig, variant=variant, in_pool=True, observe=changed)
+    if rig.child is not None:
+        pooled.child = (rig.child[0] + POOL, rig.child[1])
+    return pooled
 
 
 def _loaded(entry: Any, name: str) -> Rig:

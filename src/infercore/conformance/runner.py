@@ -139,6 +139,8 @@ def _judged(law: Law, rig: Rig) -> Found:
 def _tried(law: Law, rig: Rig) -> Found:
     if rig.is_encoder and law.model == "generator":
         return NOT_APPLICABLE, "the model is an encoder, and the law is about generating text", None
+    if rig.in_pool and law.tier == "engine":
+        return NOT_APPLICABLE, "the law is about the engine, which is tried without a pool", None
     try:
         try:
             return (*_run(law, rig), None)

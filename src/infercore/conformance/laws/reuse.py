@@ -138,8 +138,12 @@ def check_residents_are_real(rig: Rig) -> None:
     session.prefill_suffix(suffix)
     made = greedy(session, 4)
     report = session.explain_context()
-    held = context.tokens()
-    equal(held[: report.resident_tokens], _ids(rig, text, suffix) + made, "the tokens held")
+    held, wanted = context.tokens(), _ids(rig, text, suffix) + made
+    if rig.in_pool:  # where the last token that was shown may not be evaluated yet
+        equal(held, wanted[: report.held_tokens], "the tokens held")
+        equal(report.resident_tokens, len(wanted), "the logical context")
+        return
+    equal(held[: report.resident_tokens], wanted, "the tokens held")
     equal(len(held), report.resident_tokens + report.warm_tail_tokens, "their number")
     equal(report.generated_tokens, len(made), "generated tokens")
     seen = rig.observe(context, 0).resident if rig.observe else None

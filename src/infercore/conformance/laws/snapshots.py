@@ -177,7 +177,7 @@ def _again(session: Any, suffix: str, n: int) -> list[int]:
 
 
 _CHILD = """
-with rig.model.new_session(**rig.fields()) as session:
+with rig.session() as session:
     session.load(arguments[0])
     chunks = session.decode(max_tokens=6, temperature=0, ignore_eos=True)
     print([token for chunk in chunks for token in chunk.tokens])

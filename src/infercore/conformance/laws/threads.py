@@ -122,7 +122,7 @@ def check_contexts_opened_in_threads(rig: Rig) -> None:
 _FORKED = """
 import os
 from infercore import InvalidStateError
-session = rig.model.new_session(**rig.fields())
+session = rig.session()
 session.ensure_prefix("Once upon")
 if os.fork() == 0:
     try:
@@ -144,7 +144,7 @@ def check_a_forked_child_is_refused(rig: Rig) -> None:
 
 
 _UNCLOSED = """
-session = rig.model.new_session(**rig.fields())
+session = rig.session()
 session.ensure_prefix("Once upon")
 stream = session.decode(temperature=0, ignore_eos=True)
 print(next(stream).text is not None)

@@ -144,6 +144,8 @@ def check_perf_counts(rig: Rig) -> None:
 @law("CAP-12", tier="session")
 def check_reuse_is_counted(rig: Rig) -> None:
     """A session's reuse shows in the counters of its context, and evaluation does too."""
+    if rig.in_pool:
+        rig.leave("the counters of a pool are its stats")
     session, text = rig.session(), rig.passage(12)
     context = rig.inner(session)
     n = session.ensure_prefix(text).prefix_tokens
