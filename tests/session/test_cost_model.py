@@ -116,6 +116,14 @@ def test_a_piece_has_a_token_at_least_and_a_quarter_of_a_second_at_most() -> Non
     assert 100 < 1.5 * alone.prompt_tokens(0) <= STEP_MS
 
 
+def test_a_step_that_was_asked_for_is_not_made_smaller() -> None:
+    model = CostModel(step_tokens=64)
+    for _ in range(N_FIRST):
+        model.record(2, 0, 1.0)
+        model.record(2, 62, 900.0)
+    assert (model.prompt_tokens(0), model.prompt_tokens(2), model.prompt_tokens(70)) == (64, 62, 1)
+
+
 def test_what_is_expected_of_a_call() -> None:
     model = CostModel()
     assert model.expected_ms(4, 0) is None

@@ -52,12 +52,14 @@ class _Time:
 class CostModel:
     """Milliseconds of a call with n sequences and m prompt tokens, and what follows from them.
 
-    ``batching`` is "auto", "always" or "never", as in `PoolConfig`. Not safe for threads: it
-    belongs to whoever makes the calls.
+    ``batching`` is "auto", "always" or "never", as in `PoolConfig`; with ``step_tokens`` the tokens
+    of a call are as many, whatever they cost. Not safe for threads: it belongs to whoever makes
+    the calls.
     """
 
-    def __init__(self, *, batching: str = "auto") -> None:
+    def __init__(self, *, batching: str = "auto", step_tokens: int | None = None) -> None:
         self._batching = batching
+        self._step_tokens = step_tokens
         self._step: dict[int, _Time] = {}  # by number of sequences, without a prompt
         self._prompt: dict[int, _Time] = {}  # ms a prompt token, by the magnitude of their number
         self._now = 0
@@ -137,6 +139,8 @@ class CostModel:
 
         As many as keep it near `STEP_FACTOR` times the call without them, and below `STEP_MS`.
         """
+        if self._step_tokens is not None:
+            return max(1, self._step_tokens - n_running)
         n = self._pieces.get(n_running)
         if n is None:
             n = self._pieces[n_running] = self._piece(n_running)

@@ -75,11 +75,11 @@ class SessionPool:
         multiple = None
         if config.batch_invariant:
             multiple = config.n_step_tokens or _CALL_TOKENS
-            _check_invariant(model, wanted)
+            _check_invariant(model, wanted, self.window)
         self._store = _store_of(config, model.capabilities)
         scheduler = Scheduler(
-            lambda: model.context_of(wanted),
-            costs=CostModel(batching=config.batching),
+            lambda: _open_context(model, wanted, self.window),
+            costs=CostModel(batching=config.batching, step_tokens=config.n_step_tokens),
             n_parallel=config.n_parallel,
             max_waiting=config.max_waiting,
             n_step_tokens=config.n_step_tokens,
@@ -267,9 +267,9 @@ def _end(owner: Owner, model: Any) -> None:
         model.close()
 
 
-def _check_invariant(model: Any, wanted: ContextConfig) -> None:
+def _check_invariant(model: Any, wanted: ContextConfig, n_ctx: int) -> None:
     """Raise `UnsupportedFeatureError` unless neighbours leave a sequence the bits it has alone."""
-    with model.context_of(wanted) as context:
+    with _open_context(model, wanted, n_ctx) as context:
         if context.n_seq_max == 1:
             return
         prompt, other = _probe_tokens(model, 24), _probe_tokens(model, 17, first=5)
@@ -312,6 +312,16 @@ def _store_of(config: PoolConfig, kinds: Capabilities) -> Store | None:
         folder_bytes=config.cache_dir_bytes,
         can_cut=kinds.kv_remove in ("any", "suffix"),
     )
+
+
+def _open_context(model: Any, wanted: ContextConfig, n_ctx: int) -> Any:
+    """Return the context of a pool; one of a single sequence where the options allow no more."""
+    try:
+        return model.context_of(wanted)
+    except UnsupportedFeatureError as error:
+        if "n_seq_max" not in error.feature:
+            raise
+    return model.context_of(attrs.evolve(wanted, n_ctx=n_ctx, n_seq_max=None, kv_unified=None))
 
 
 def _context_fields(config: PoolConfig, kinds: Capabilities, n_ctx: int) -> dict[str, Any]:

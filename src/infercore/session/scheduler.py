@@ -715,6 +715,9 @@ class Scheduler:
         """Free the cells of ``sequence``; ``keep`` what they hold where there is a place for it."""
         if sequence.seq_id is None:
             return
+        if self.closed:  # with its context: there is nothing left to free
+            sequence.lose()
+            return
         if keep and sequence.n_held:
             self._move_out(sequence)
         self.context.seq_remove(sequence.seq_id)

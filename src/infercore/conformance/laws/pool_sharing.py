@@ -30,6 +30,22 @@ def _goes_back(rig: Rig, pool: Any) -> None:
         rig.leave("this engine cannot drop the end of a sequence")
 
 
+@contextmanager
+def _stores(rig: Rig, **fields: Any) -> Iterator[Any]:
+    """Give a pool with few cells in which sequences are moved out; leave where they cannot be."""
+    pool = rig.pool(n_ctx=64, n_cells=72, n_parallel=2, **fields)
+    if not pool.capabilities.sequence_state:
+        rig.leave("this engine cannot save a sequence")
+    if pool.stats().n_cells >= 2 * 64:
+        rig.leave("each session has cells of its own here: none loses them to another")
+    yield pool
+
+
+def _more(session: Any) -> list[int]:
+    chunks = session.decode(max_tokens=6, temperature=0, ignore_eos=True)
+    return [token for chunk in chunks for token in chunk.tokens]
+
+
 @law("POOL-15", tier="session", since="1.2")
 def check_shared_prefixes(rig: Rig) -> None:
     """A prefix that another session holds is not evaluated again, and counted truly."""
@@ -72,6 +88,8 @@ def check_the_coldest_go_first(rig: Rig) -> None:
     pool = rig.pool(n_ctx=64, n_cells=160, n_parallel=4)
     if pool.stats().n_cells > 160:  # noqa: PLR2004
         rig.leave("each session has cells of its own here: none loses them to another")
+    if pool.effective["n_parallel"] == 1:
+        rig.leave("this engine has one sequence: only the session used last holds anything")
     texts = [rig.passage(40) for _ in range(3)]
     sessions = [pool.open_session(namespace=str(i)) for i in range(4)]
     for session, text in zip(sessions, texts, strict=False):
@@ -84,11 +102,6 @@ def check_the_coldest_go_first(rig: Rig) -> None:
     logical = [session.explain_context().resident_tokens for session in sessions]
     that(min(logical) > 30, f"the logical contexts changed: {logical}")  # noqa: PLR2004
     rig.follows(rig.tokenizer.encode(texts[1]), _more(sessions[1]), "with cells that were lost")
-
-
-def _more(session: Any) -> list[int]:
-    chunks = session.decode(max_tokens=6, temperature=0, ignore_eos=True)
-    return [token for chunk in chunks for token in chunk.tokens]
 
 
 @law("POOL-18", tier="session", since="1.2")
@@ -108,17 +121,6 @@ def check_namespaces_never_share(rig: Rig) -> None:
             equal(calls.n_tokens - before, n, "tokens that the engine evaluated")
             pool.flush_cache("b")
             pool.close()
-
-
-@contextmanager
-def _stores(rig: Rig, **fields: Any) -> Iterator[Any]:
-    """Give a pool with few cells in which sequences are moved out; leave where they cannot be."""
-    pool = rig.pool(n_ctx=64, n_cells=72, n_parallel=2, **fields)
-    if not pool.capabilities.sequence_state:
-        rig.leave("this engine cannot save a sequence")
-    if pool.stats().n_cells >= 2 * 64:
-        rig.leave("each session has cells of its own here: none loses them to another")
-    yield pool
 
 
 @law("POOL-19", tier="session", since="1.2")

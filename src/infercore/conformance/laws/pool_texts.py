@@ -30,6 +30,55 @@ def _follow(rig: Rig, prompts: Sequence[str], texts: Sequence[list[int]], what: 
         rig.follows(rig.tokenizer.encode(prompt), tokens, f"{what}, session {i}")
 
 
+def _bits(session: Any, prompt: str) -> list[float]:
+    session.ensure_prefix(prompt)
+    chunks = session.decode(max_tokens=16, temperature=0, ignore_eos=True, logprobs=0)
+    return [told.logprob for chunk in chunks for told in chunk.logprobs or ()]
+
+
+def _crowd(rig: Rig, **fields: Any) -> tuple[Any, list[str], list[list[int]]]:
+    """Run sessions in a pool whose cells do not suffice for all of them."""
+    prompts = [rig.passage(20) for _ in range(4)]
+    pool = rig.pool(n_ctx=80, n_cells=96, n_parallel=4)
+
+    def work(i: int) -> list[int]:
+        asked = {name: value[i] for name, value in fields.items()}
+        return text_of(pool.open_session(), prompts[i], 30, **asked)
+
+    return pool, prompts, together(pool, work, range(4))
+
+
+def _was_crowded(rig: Rig, pool: Any) -> None:
+    """Leave where no session loses cells to another while it runs."""
+    if pool.stats().n_cells >= 4 * 80:
+        rig.leave("each session has cells of its own here: none loses them to another")
+    if pool.effective["n_parallel"] == 1:
+        rig.leave("this engine has one sequence: sessions take turns, each to its end")
+
+
+def _rows(rig: Rig, spans: Sequence[tuple[int, Sequence[int], str]]) -> Any:
+    context = rig.context(n_seq_max=4, n_ctx=4 * rig.n_ctx)
+    context.decode_spans([(seq_id, tokens[:-1], "none") for seq_id, tokens, _ in spans])
+    context.decode_spans([(seq_id, tokens[-1:], mode) for seq_id, tokens, mode in spans])
+    return np.array([context.logits(i) for i in range(len(spans))])
+
+
+def joined_of(session: Any, prompt: str, **fields: Any) -> str:
+    """Return the greedy text after ``prompt``."""
+    return _run(session, prompt, fields)[0]
+
+
+def _run(session: Any, prompt: str, fields: dict[str, Any]) -> tuple[str, str, list[float]]:
+    session.ensure_prefix(prompt)
+    chunks = list(session.decode(temperature=0, ignore_eos=True, **fields))
+    told = [one.logprob for chunk in chunks for one in chunk.logprobs or ()]
+    return joined(chunks), chunks[-1].finish_reason, told
+
+
+def _more(session: Any) -> list[int]:
+    return generated(list(session.decode(max_tokens=6, temperature=0, ignore_eos=True)))
+
+
 @law("POOL-1", tier="process", since="1.2")
 def check_greedy_texts_together(rig: Rig) -> None:
     """Sessions of a pool, each in its thread, give the greedy texts that each gives alone."""
@@ -66,13 +115,6 @@ def check_calls_are_shared(rig: Rig) -> None:
         that(pool.stats().mean_batch > 1, f"mean_batch is {pool.stats().mean_batch}")
 
 
-def _rows(rig: Rig, spans: Sequence[tuple[int, Sequence[int], str]]) -> Any:
-    context = rig.context(n_seq_max=4, n_ctx=4 * rig.n_ctx)
-    context.decode_spans([(seq_id, tokens[:-1], "none") for seq_id, tokens, _ in spans])
-    context.decode_spans([(seq_id, tokens[-1:], mode) for seq_id, tokens, mode in spans])
-    return np.array([context.logits(i) for i in range(len(spans))])
-
-
 @law("POOL-4", needs="multi_sequence", since="1.2")
 def check_the_same_calls_twice(rig: Rig) -> None:
     """The same calls of several sequences, made twice, give the same bits."""
@@ -105,30 +147,6 @@ def check_batch_invariance(rig: Rig) -> None:
     tight = rig.pool(batch_invariant=True, batching="auto", n_cells=64, n_ctx=64, n_parallel=2)
     crowded = together(tight, lambda p: _bits(tight.open_session(), p), prompts)
     equal(crowded[0], bits[0], "log-probabilities where cells were lost")
-
-
-def _bits(session: Any, prompt: str) -> list[float]:
-    session.ensure_prefix(prompt)
-    chunks = session.decode(max_tokens=16, temperature=0, ignore_eos=True, logprobs=0)
-    return [told.logprob for chunk in chunks for told in chunk.logprobs or ()]
-
-
-def _crowd(rig: Rig, **fields: Any) -> tuple[Any, list[str], list[list[int]]]:
-    """Run sessions in a pool whose cells do not suffice for all of them."""
-    prompts = [rig.passage(20) for _ in range(4)]
-    pool = rig.pool(n_ctx=80, n_cells=96, n_parallel=4)
-
-    def work(i: int) -> list[int]:
-        asked = {name: value[i] for name, value in fields.items()}
-        return text_of(pool.open_session(), prompts[i], 30, **asked)
-
-    return pool, prompts, together(pool, work, range(4))
-
-
-def _was_crowded(rig: Rig, pool: Any) -> None:
-    """Leave where the engine gives each sequence cells of its own."""
-    if pool.stats().n_cells >= 4 * 80:
-        rig.leave("each session has cells of its own here: none loses them to another")
 
 
 @law("POOL-7", tier="process", since="1.2")
@@ -175,18 +193,6 @@ def check_options_are_each_ones_own(rig: Rig) -> None:
         for i, one in zip(order, found, strict=True):
             equal(one[:2], alone[i][:2], f"text and end with {asked[i]}")
             rig.near(one[2], alone[i][2], f"log-probabilities with {asked[i]}")
-
-
-def joined_of(session: Any, prompt: str, **fields: Any) -> str:
-    """Return the greedy text after ``prompt``."""
-    return _run(session, prompt, fields)[0]
-
-
-def _run(session: Any, prompt: str, fields: dict[str, Any]) -> tuple[str, str, list[float]]:
-    session.ensure_prefix(prompt)
-    chunks = list(session.decode(temperature=0, ignore_eos=True, **fields))
-    told = [one.logprob for chunk in chunks for one in chunk.logprobs or ()]
-    return joined(chunks), chunks[-1].finish_reason, told
 
 
 @law("POOL-10", tier="process", since="1.2")
@@ -258,10 +264,6 @@ def check_snapshots_in_and_out(rig: Rig) -> None:
     other = rig.pool().open_session()
     other.restore(single.snapshot())
     rig.follows(ids + more, _more(other), "the session of another pool")
-
-
-def _more(session: Any) -> list[int]:
-    return generated(list(session.decode(max_tokens=6, temperature=0, ignore_eos=True)))
 
 
 @law("POOL-14", tier="process", since="1.2")
