@@ -9,8 +9,6 @@ import numpy as np
 
 from conformance.mutants import around, breaks, nothing
 from infercore.conformance import pooling
-from infercore.conformance.laws import pool_ends, pool_steps
-from infercore.engine import blob
 from infercore.errors import (
     InferCoreError,
     PoolFullError,
@@ -21,6 +19,8 @@ from infercore.errors import (
 )
 from infercore.session import cache_folder
 from infercore.session import scheduler as scheduling
+from infercore.session.cache_folder import CacheFolder
+from infercore.session.cost_model import CostModel
 from infercore.session.generation import Generation
 from infercore.session.jobs import Generating
 from infercore.session.paged import PagedContext
@@ -174,8 +174,23 @@ def nothing_comes_back(m: Any) -> None:
 
 @wrong("POOL-21")
 def damaged_files_are_taken(m: Any) -> None:
-    m.setattr(cache_folder, "_digest", lambda *_: bytes(16))
-    m.setattr(blob, "_checksum", lambda *_: bytes(4))
+    whole: dict[str, bytes] = {}
+
+    def put(old: Any, self: Any, key: Any, tokens: Any, payload: bytes) -> bool:
+        whole[cache_folder.file_name(key, tokens)] = payload
+        return bool(old(self, key, tokens, payload))
+
+    around(m, CacheFolder, "put", put)
+    around(m, CacheFolder, "load", lambda _, self, key, name: whole[name])
+    m.setattr(cache_folder, "read_header", _header_unchecked)
+
+
+def _header_unchecked(data: bytes, n_bytes: int) -> Any:
+    """Take the ids as they are: they lie behind 84 bytes."""
+    n_tokens = int.from_bytes(data[8:12], "little")
+    start = 84 + 4 * n_tokens
+    ids = np.frombuffer(data[84:start], "<u4").tolist()
+    return cache_folder.Header(cache_folder.Key(data[20:52], data[52:84]), ids, start, n_bytes)
 
 
 @wrong("POOL-22")
@@ -195,6 +210,7 @@ def a_cancelled_stream_tells_no_end(m: Any) -> None:
 @wrong("POOL-24")
 def the_step_budget_is_not_kept(m: Any) -> None:
     m.setattr(Scheduler, "_n_tokens", lambda self: int(self.context.n_batch))
+    m.setattr(CostModel, "prompt_tokens", lambda *_: 64)
 
 
 def composed(m: Any, keep: Any) -> None:
@@ -215,7 +231,7 @@ def a_prompt_keeps_others_out(m: Any) -> None:
 
 @wrong("POOL-26")
 def a_prompt_has_few_turns(m: Any) -> None:
-    m.setattr(pool_steps, "PATIENCE_S", 2.0)
+    m.setattr("infercore.conformance.laws.pool_steps.PATIENCE_S", 2.0)
     turns = iter(range(10**9))
     old = scheduling.compose
 
@@ -263,7 +279,7 @@ def who_is_not_read_keeps_his_place(m: Any) -> None:
 
 @wrong("POOL-31")
 def stats_wait_for_the_step(m: Any) -> None:
-    m.setattr(pool_steps, "PATIENCE_S", 1.5)
+    m.setattr("infercore.conformance.laws.pool_steps.PATIENCE_S", 1.5)
 
     def stats(old: Any, self: Any) -> Any:
         self.owner.ask(lambda: None)
@@ -340,7 +356,7 @@ def a_closed_pool_says_it_is_open(m: Any) -> None:
 
 @wrong("POOL-40")
 def drain_does_not_wait(m: Any) -> None:
-    m.setattr(pool_ends, "PATIENCE_S", 1.0)
+    m.setattr("infercore.conformance.laws.pool_ends.PATIENCE_S", 1.0)
     nothing(m, SessionPool, "drain", value=True)
 
 

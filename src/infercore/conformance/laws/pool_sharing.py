@@ -18,10 +18,9 @@ if TYPE_CHECKING:
 
 
 def _shares(rig: Rig, pool: Any) -> None:
-    """Leave where nothing can be copied or restored from one sequence to another."""
-    kinds = pool.capabilities
-    if not (kinds.multi_sequence and kinds.kv_copy != "none") and not kinds.sequence_state:
-        rig.leave("this engine can neither copy sequences nor save one")
+    """Leave where nothing can be copied from one sequence to another."""
+    if pool.effective["n_parallel"] == 1 or pool.capabilities.kv_copy == "none":
+        rig.leave("this engine cannot copy a sequence to another")
 
 
 def _goes_back(rig: Rig, pool: Any) -> None:
@@ -36,6 +35,7 @@ def _stores(rig: Rig, **fields: Any) -> Iterator[Any]:
     pool = rig.pool(n_ctx=64, n_cells=72, n_parallel=2, **fields)
     if not pool.capabilities.sequence_state:
         rig.leave("this engine cannot save a sequence")
+    _goes_back(rig, pool)
     if pool.stats().n_cells >= 2 * 64:
         rig.leave("each session has cells of its own here: none loses them to another")
     yield pool
@@ -110,16 +110,15 @@ def check_namespaces_never_share(rig: Rig) -> None:
     with tempfile.TemporaryDirectory() as folder, Calls(rig) as calls:
         text = rig.passage(40)
         fields: dict[str, Any] = {"cache_bytes": 2**26, "cache_dir": str(Path(folder) / "c")}
-        for _ in range(2):  # the second pool finds what the first left on disk
+        for other in ("b", "c"):  # the second pool finds what the first left on disk
             pool = rig.pool(**fields)
             mine, own = pool.open_session(namespace="a"), pool.open_session(namespace="a")
             n = mine.ensure_prefix(text).prefix_tokens
             own.ensure_prefix(text)
             before = calls.n_tokens
-            status = pool.open_session(namespace="b").ensure_prefix(text)
+            status = pool.open_session(namespace=other).ensure_prefix(text)
             equal(status.reused_tokens, 0, "tokens reused in another namespace")
-            equal(calls.n_tokens - before, n, "tokens that the engine evaluated")
-            pool.flush_cache("b")
+            that(calls.n_tokens - before >= n, "the engine evaluated less than all of it")
             pool.close()
 
 
