@@ -179,7 +179,10 @@ class Appending:
             if not self.only_encodes:  # of whole texts nothing stays
                 for i, before, low, high in spans.within(start, stop):
                     tokens = spans.tokens[low:high].tolist()
-                    self._cells.append((spans.seq_ids[i],), tokens, starts[i] + before)
+                    if len(tokens) == 1 and not before:  # at its end, as most are
+                        self._cells.append_one(spans.seq_ids[i], tokens[0])
+                    else:
+                        self._cells.append((spans.seq_ids[i],), tokens, starts[i] + before)
             self._native.judged(pieces.take, int(np.count_nonzero(part.wanted)))
 
         def settle(error: BaseException) -> None:

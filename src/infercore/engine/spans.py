@@ -56,6 +56,13 @@ class Spans:
 
     def columns(self, starts: Sequence[int]) -> Columns:
         """Return the columns of an engine call, where span ``i`` begins at ``starts[i]``."""
+        if len(self) == len(self.seq_ids):  # a token each, as in most steps
+            return Columns(
+                self.tokens,
+                np.array(starts, dtype=np.int32),
+                np.array(self.seq_ids, dtype=np.int32),
+                np.array([mode != "none" for mode in self.logits]),
+            )
         lengths = np.array(self.lengths, dtype=np.int32)
         ends = np.cumsum(lengths, dtype=np.int32)
         offsets = np.array(starts, dtype=np.int32) - (ends - lengths)

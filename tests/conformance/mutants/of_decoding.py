@@ -10,7 +10,9 @@ import numpy as np
 from conformance import full_toy
 from conformance.full_toy import FullContext
 from conformance.mutants import around, breaks, instead, nothing, result, told
+from infercore.engine.appending import Appending
 from infercore.engine.context import GuardedContext
+from infercore.engine.room import Room
 from infercore.errors import (
     ContextOverflowError,
     DecodeAbortedError,
@@ -200,7 +202,7 @@ def the_last_vector_is_the_first(m: Any) -> None:
 
 @breaks("EMB-4")
 def pooling_over_several_steps(m: Any) -> None:
-    nothing(m, GuardedContext, "_whole_calls", value=False)
+    nothing(m, Appending, "_whole_calls", value=False)
 
 
 @breaks("EMB-5", "EMB-6", "EMB-8")
@@ -401,7 +403,7 @@ def eval_drops_before_it_looks(m: Any) -> None:
 
 @breaks("OVER-5")
 def a_batch_runs_over_the_window(m: Any) -> None:
-    nothing(m, GuardedContext, "_check_batch_room")
+    nothing(m, Room, "check_each")
 
 
 # -- counters and controls -------------------------------------------------------------------------

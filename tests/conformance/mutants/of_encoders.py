@@ -9,6 +9,7 @@ import numpy as np
 
 from conformance.full_toy import ENCODES, EncoderContext
 from conformance.mutants import around, breaks, instead, nothing
+from infercore.engine.appending import Appending
 from infercore.engine.context import GuardedContext
 from infercore.engine.model import GuardedModel
 from infercore.errors import InvalidInputError, InvalidTokenError, OutputNotAvailableError
@@ -100,7 +101,7 @@ def an_encoder_makes_up_logits(m: Any) -> None:
 
 @breaks("ENC-6")
 def an_encoder_decodes(m: Any) -> None:
-    nothing(m, GuardedContext, "_need_logits")
+    nothing(m, Appending, "_need_logits")
 
 
 @breaks("ENC-7")

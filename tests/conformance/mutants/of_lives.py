@@ -15,6 +15,7 @@ from conformance.mutants import around, breaks, instead, nothing, told
 from infercore.api import CoreBackend
 from infercore.engine.context import GuardedContext
 from infercore.engine.model import GuardedModel
+from infercore.engine.native import Native
 from infercore.errors import InvalidInputError, ModelNotFoundError, SessionClosedError
 from infercore.sampling.portable import PortableSampler
 from infercore.session.session import CoreSession
@@ -370,7 +371,7 @@ def what_is_declared_is_refused(m: Any) -> None:
 def what_is_not_declared_is_done(m: Any) -> None:
     declare(m, kv_shift=False, kv_divide=False, live_threads=False, sequence_state=False,
             logits_all=False, multi_sequence=False)  # fmt: skip
-    nothing(m, GuardedContext, "_need")
+    nothing(m, Native, "need")
 
 
 @breaks("KV-7", "KV-14", "KV-16", "STATE-7", "STATE-1", "CAP-18")
@@ -381,19 +382,22 @@ def a_refusal_of_the_wrong_type(m: Any) -> None:
         if not declared:
             raise ValueError(f"no {feature}")
 
-    around(m, GuardedContext, "_need", need)
+    around(m, Native, "need", need)
 
 
 @breaks("KV-14", "STATE-1")
 def a_refusal_that_clears(m: Any) -> None:
     declare(m, kv_shift=False, sequence_state=False)
 
-    def need(old: Any, self: Any, feature: str, *, declared: bool, hint: str = "") -> None:
-        if not declared:
-            self._clear()
-        old(self, feature, declared=declared, hint=hint)
+    def refuse(old: Any, self: Any, *args: Any) -> Any:
+        try:
+            return old(self, *args)
+        except UnsupportedFeatureError:
+            self.clear()
+            raise
 
-    around(m, GuardedContext, "_need", need)
+    around(m, GuardedContext, "seq_shift", refuse)
+    around(m, GuardedContext, "save_sequence", refuse)
 
 
 # -- what is refused -------------------------------------------------------------------------------

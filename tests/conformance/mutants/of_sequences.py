@@ -8,6 +8,9 @@ from conformance.full_toy import FullContext
 from conformance.mutants import around, breaks, instead, nothing, result
 from infercore.engine import blob
 from infercore.engine.context import GuardedContext
+from infercore.engine.room import Room
+from infercore.engine.saving import Saving
+from infercore.engine.sequences import Sequences
 from infercore.errors import InvalidSequenceError
 
 
@@ -99,7 +102,7 @@ def a_shift_is_off_by_one(m: Any) -> None:
 
 @breaks("KV-15")
 def a_shift_onto_others_is_done(m: Any) -> None:
-    nothing(m, GuardedContext, "_check_shift")
+    nothing(m, Sequences, "_check_shift")
 
 
 @breaks("KV-16")
@@ -215,7 +218,7 @@ def only_the_first_sequence_comes_back(m: Any) -> None:
 
 @breaks("STATE-8", "STATE-18")
 def a_restore_does_not_look_at_the_window(m: Any) -> None:
-    nothing(m, GuardedContext, "_check_fits")
+    nothing(m, Room, "check_restored")
 
 
 @breaks("STATE-9")
@@ -243,4 +246,4 @@ def saving_takes_the_last_token_away(m: Any) -> None:
 
 @breaks("STATE-11")
 def an_empty_sequence_restores_nothing(m: Any) -> None:
-    nothing(m, GuardedContext, "_load_sequence")
+    nothing(m, Saving, "_load_sequence")
