@@ -140,6 +140,18 @@ class GuardedContext:
         return self._embeddings.pooling
 
     @property
+    def native_handle(self) -> Any:
+        """What the engine's own API takes; calls past this object are the caller's to answer for.
+
+        Raises `SessionClosedError` after close, `UnsupportedFeatureError` without one.
+        """
+        with self._gate:
+            own = self._native.optional.native_handle
+            if own is None:
+                raise UnsupportedFeatureError(feature="native_handle", backend=self._native.backend)
+            return self._native.judged(own)
+
+    @property
     def closed(self) -> bool:
         """Whether `close` was called."""
         return self._gate.closed

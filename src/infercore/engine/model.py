@@ -141,6 +141,18 @@ class GuardedModel:
         own = getattr(self._inner, "digest", None)
         return own if isinstance(own, str) else digest.of_files(self._inner.files)
 
+    @property
+    def native_handle(self) -> Any:
+        """What the engine's own API takes; calls past this object are the caller's to answer for.
+
+        Raises `SessionClosedError` after close, `UnsupportedFeatureError` without one.
+        """
+        self._check_open()
+        own = getattr(self._inner, "native_handle", None)
+        if own is None:
+            raise UnsupportedFeatureError(feature="native_handle", backend=self.backend)
+        return own()
+
     def _check_open(self) -> None:
         if self.closed:
             raise SessionClosedError("this model is closed; load it again")

@@ -35,6 +35,7 @@ class OptionalCalls:
     set_abort_callback: Callable[[Callable[[], bool] | None], None] | None
     abort: Callable[[], None] | None
     clear_abort: Callable[[], None] | None
+    native_handle: Callable[[], Any] | None
     shares_cells: bool
     takes_views: bool
 

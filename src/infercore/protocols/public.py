@@ -151,6 +151,15 @@ class Model(Protocol):
     def digest(self) -> str:
         """SHA-256 hex over the model's files, cached."""
 
+    if TYPE_CHECKING:  # it raises after close, and `isinstance` would read it
+
+        @property
+        def native_handle(self) -> Any:
+            """What the engine's own API takes: an int (an address) or an object.
+
+            Raises `SessionClosedError` after close, `UnsupportedFeatureError` without one.
+            """
+
     @property
     def closed(self) -> bool:
         """Whether `close` was called."""
@@ -243,6 +252,15 @@ class Context(Protocol):
     @property
     def attempts(self) -> Sequence[Any]:
         """What was tried to fit the memory, one entry an attempt."""
+
+    if TYPE_CHECKING:  # it raises after close, and `isinstance` would read it
+
+        @property
+        def native_handle(self) -> Any:
+            """What the engine's own API takes: an int (an address) or an object.
+
+            Raises `SessionClosedError` after close, `UnsupportedFeatureError` without one.
+            """
 
     @property
     def closed(self) -> bool:

@@ -16,7 +16,12 @@ from infercore.api import CoreBackend
 from infercore.engine.context import GuardedContext
 from infercore.engine.model import GuardedModel
 from infercore.engine.native import Native
-from infercore.errors import InvalidInputError, ModelNotFoundError, SessionClosedError
+from infercore.errors import (
+    InvalidInputError,
+    ModelNotFoundError,
+    SessionClosedError,
+    UnsupportedFeatureError,
+)
 from infercore.sampling.portable import PortableSampler
 from infercore.session.session import CoreSession
 from infercore.values.info import MemoryPlan
@@ -359,8 +364,6 @@ def a_pooling_that_is_only_declared(m: Any) -> None:
 
 @breaks("CAP-18")
 def what_is_declared_is_refused(m: Any) -> None:
-    from infercore.errors import UnsupportedFeatureError
-
     def refuse(_: Any, *__: Any) -> None:
         raise UnsupportedFeatureError(feature="seq_divide")
 

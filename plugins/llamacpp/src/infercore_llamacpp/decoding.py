@@ -84,6 +84,10 @@ class Decoding:
         """Return the sequence's next position."""
         return self.seq_pos_max(seq_id) + 1
 
+    def native_handle(self) -> int:
+        """Return the address of the ``llama_context``."""
+        return self.handle
+
     # -- tokens in -----------------------------------------------------------------------------
 
     def decode(self, tokens: Ints, *, seq_id: int, logits: str) -> None:

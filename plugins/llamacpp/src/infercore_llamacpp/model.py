@@ -131,6 +131,10 @@ class LlamaModel:
             "flash_attn": settings.flash_in_force(chosen["flash_attn"], lines),
         }
 
+    def native_handle(self) -> int:
+        """Return the address of the ``llama_model``."""
+        return self.handle
+
     def new_sampler(self, config: SamplingConfig) -> LlamaSampler:
         """Return the engine's own sampler for ``config``."""
         from infercore_llamacpp.sampler import LlamaSampler  # noqa: PLC0415

@@ -82,6 +82,10 @@ class BaseContext:
     def check(settings: Settings) -> None:
         """Refuse settings that this form cannot honour, before anything is compiled."""
 
+    def native_handle(self) -> Any:
+        """Return the ``openvino.InferRequest`` that computes."""
+        return self._request
+
     # -- what a subclass has -------------------------------------------------------------------
 
     def n_past(self, seq_id: int) -> int:

@@ -160,6 +160,7 @@ class OpenVinoModel:
         )
         first = self._first_graph()
         self._default_form = first.form
+        self._default_graph = first
         self.info = model_info(found, first.shape)
         self.tokenizer = JsonTokenizer(found, self.info.n_vocab, path)
         self.files = found.existing()
@@ -175,6 +176,10 @@ class OpenVinoModel:
         except UnsupportedFeatureError as error:
             logger.warning("%s; falling back to the stateful form", error)
             return self._graphs.graph("stateful")
+
+    def native_handle(self) -> Any:
+        """Return the ``openvino.Model`` in its default form, from which contexts are compiled."""
+        return self._default_graph.model
 
     def _capabilities(self, first: Graph) -> Capabilities:
         default = _settings_of(self._files, ContextConfig(), self._device)
