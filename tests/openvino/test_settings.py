@@ -72,7 +72,8 @@ def test_every_field_has_a_value_in_force(ov_model) -> None:
     [
         ({"type_k": "q8_0"}, "type_k"),
         ({"type_v": "q4_0"}, "type_v"),
-        ({"type_k": "u8", "type_v": "u8"}, "type_k"),
+        ({"type_k": "u8", "type_v": "u8", "backend_options": {"form": "stateful"}}, "type_k"),
+        ({"type_k": "u8", "type_v": "f16"}, "type_v"),
         ({"type_k": "bf16", "type_v": "bf16"}, "type_k"),
         ({"type_k": "f16", "type_v": "f32"}, "type_v"),
     ],
@@ -81,6 +82,12 @@ def test_kv_types_that_cannot_be(ov_model, fields, refused) -> None:
     with pytest.raises(ic.UnsupportedFeatureError) as caught:
         ov_model.new_context(n_ctx=64, **fields)
     assert caught.value.feature == refused
+
+
+def test_eight_bits_have_another_name_here(ov_model) -> None:
+    with pytest.raises(ic.UnsupportedFeatureError) as caught:
+        ov_model.new_context(n_ctx=64, type_k="q8_0")
+    assert "'u8'" in caught.value.hint
 
 
 @pytest.mark.parametrize("fields", [{"type_k": "f32"}, {"type_v": "f32"}])

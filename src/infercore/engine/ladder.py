@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from infercore.values.config import ContextConfig
     from infercore.values.info import Capabilities
 
-_SMALLER = {"f32": "f16", "f16": "q8_0", "bf16": "q8_0", "q8_0": "q4_0"}
+_EIGHT_BITS = ("q8_0", "u8")  # the same size by another layout; a backend has one of them
+_SMALLER = {"f32": ("f16",), "f16": _EIGHT_BITS, "bf16": _EIGHT_BITS, "q8_0": ("q4_0",)}
 _MIN_UBATCH = 64
 
 
@@ -91,9 +92,12 @@ def _smaller_types(config: ContextConfig, kinds: Capabilities) -> dict[str, Any]
     Equal types step together or not at all: there are models that keep K and V as one.
     """
     asked = {"type_k": config.type_k or "f16", "type_v": config.type_v or "f16"}
-    smaller = {name: _SMALLER.get(kind) for name, kind in asked.items()}
+    smaller = {
+        name: next((each for each in _SMALLER.get(kind, ()) if each in kinds.kv_types), None)
+        for name, kind in asked.items()
+    }
     if config.flash_attn == "off" and smaller["type_v"] in QUANTISED_KV_TYPES:
         smaller["type_v"] = None
-    found = {name: kind for name, kind in smaller.items() if kind in kinds.kv_types and kind}
+    found = {name: kind for name, kind in smaller.items() if kind}
     together = asked["type_k"] == asked["type_v"]
     return {} if together and len(found) < len(asked) else found

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 KnownKVType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl", "u8"]
 KV_TYPES: tuple[str, ...] = get_args(KnownKVType)
-QUANTISED_KV_TYPES = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl", "u8")
+QUANTISED_KV_TYPES = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 POOLING_TYPES = ("none", "mean", "cls", "last", "rank")
 PRECISIONS = ("default", "accurate", "fast")
 ROPE_SCALING_TYPES = ("none", "linear", "yarn", "longrope")
@@ -153,11 +153,14 @@ class ContextConfig:
     stands in `Context.effective`. Sizes count tokens: ``n_ctx`` is the window (None = the smaller
     of 4096 and the trained window, 0 = the trained window), ``n_batch`` the most tokens of one
     engine call, ``n_ubatch`` of one compute step. ``flash_attn`` is "auto", "on" or "off";
-    precision: str | None = attrs.field(default=None, validator=checks.one_of(*PRECISIONS))
-    type_k: KnownKVType | KVType | None = attrs.field(default=None, validator=_kv_type)
-    type_v: KnownKVType | KVType | None = attrs.field(default=None, validator=_kv_type)
-    a failed allocation is tried again with a smaller n_ubatch, a smaller KV type and then half
-    the window, down to ``n_ctx_min``; `Context.attempts` reports each try.
+    ``type_k`` and ``type_v`` name the number format of the KV cache: a known name, or a `KVType`
+    that the backend declares. ``precision`` is that of activations, products and sums: None (or
+    "default") is the engine's default, as its own users get it, "accurate" the highest that engine
+    and processor offer for this file, "fast" one that is lower than the default where that is
+    faster (`UnsupportedFeatureError` elsewhere); it touches neither the KV types nor flash
+    attention. With ``on_oom="shrink"`` a failed allocation is tried again with a smaller n_ubatch,
+    a smaller KV type and then half the window, down to ``n_ctx_min``; `Context.attempts` reports
+    each try.
 
     Source of names and meaning: ``llama_context_params`` in llama.cpp's ``llama.h``.
     """

@@ -24,11 +24,19 @@ SCRATCH_BLOCK = 0  # never part of a sequence: warm-up and probes write there
 _ALIGNMENT_BYTES = 64
 _TOKEN_AXIS = 2
 # bfloat16 has no NumPy type: its bits are kept as they are
-_STORED_AS: dict[str, Any] = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}
+_STORED_AS: dict[str, Any] = {
+    "f32": np.float32,
+    "f16": np.float16,
+    "bf16": np.uint16,
+    "u8": np.uint8,
+}
 
 
 class KvArray:
-    """Keys or values of one layer: [n_blocks, n_head_kv, block_size, head_size]."""
+    """Keys or values of one layer: [n_blocks, n_head_kv, block_size, head_size].
+
+    In 8 bits ("u8") each token's part of a head is followed by its scale and zero point, 8 bytes.
+    """
 
     def __init__(self, port: Any, n_blocks: int) -> None:
         self.port = port

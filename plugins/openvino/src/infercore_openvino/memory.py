@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from infercore_openvino.settings import Settings
 
 _BLOCK_SIZE = 32
-_TYPE_BYTES = {"f32": 4}
+_TYPE_BYTES = {"f32": 4, "u8": 1}
 _DEFAULT_TYPE_BYTES = 2
+_ROUNDED_HEAD_BYTES = 8  # scale and zero point of each head of a token in 8 bits
 _FLOAT_BYTES = 4
 _LIVE_ACTIVATIONS = 4  # arrays [n_ubatch, width] that exist at the same time, roughly
 _LIVE_CACHES = 3  # copies of one layer's keys and values in float32 that a step makes, roughly
@@ -85,8 +86,11 @@ def _per_token(files: ModelFiles) -> int:
 
 
 def _cache_bytes(files: ModelFiles, settings: Settings) -> int:
-    n_bytes = _TYPE_BYTES.get(settings.kv_type, _DEFAULT_TYPE_BYTES)
-    return _n_cells(settings) * _per_token(files) * n_bytes
+    numbers = _per_token(files)
+    n_bytes = numbers * _TYPE_BYTES.get(settings.kv_type, _DEFAULT_TYPE_BYTES)
+    if settings.kv_type == "u8":
+        n_bytes += numbers // max(1, KvShape.of(files.config).head_size) * _ROUNDED_HEAD_BYTES
+    return _n_cells(settings) * n_bytes
 
 
 def _step_bytes(model: dict[str, Any], n_ubatch: int) -> int:

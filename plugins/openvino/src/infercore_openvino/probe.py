@@ -23,7 +23,7 @@ def keys_rotate(cache: KvCache, request: PagedRequest, inv_freq: Floats | None) 
 
     A single token attends to itself alone, so nothing but the rotation may differ, in any layer.
     """
-    if inv_freq is None:
+    if inv_freq is None or cache.arrays[0].type_name == "u8":  # turning would round once more
         return False
     near, far = _keys_at(cache, request, 0), _keys_at(cache, request, _DISTANCE)
     delta = np.array(_DISTANCE)

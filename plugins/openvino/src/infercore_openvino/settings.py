@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 DEFAULT_DEVICE = "CPU"
 DEFAULT_N_BATCH = 2048
 DEFAULT_N_UBATCH = 512
-KV_TYPES = {"f32": ("f32", "f16"), "bf16": ("bf16",), "f16": ("f16", "bf16")}
+KV_TYPES = {"f32": ("f32", "f16", "u8"), "bf16": ("bf16", "u8"), "f16": ("f16", "bf16", "u8")}
 NO_KV_TYPES = ("f32",)  # without a cache
 POOLING = ("none", "mean", "cls", "last")
 FLASH_ATTENTION = ("auto", "off")
@@ -200,7 +200,10 @@ def _kv_type(config: ContextConfig, precision: str, allowed: tuple[str, ...]) ->
     asked = {name: getattr(config, name) for name in ("type_k", "type_v")}
     for name, value in asked.items():
         if value is not None and value not in allowed:
-            raise _unsupported(name, value, f"with inference precision {precision} give {allowed}")
+            hint = f"with inference precision {precision} give {allowed}"
+            if value.startswith("q8") and "u8" in allowed:
+                hint = f"8 bits are called 'u8' here; {hint}"
+            raise _unsupported(name, value, hint)
     k, v = asked["type_k"], asked["type_v"]
     if k and v and k != v:
         raise _unsupported("type_v", v, f"keys and values have one type here; give {k!r}")
@@ -224,6 +227,10 @@ def _properties(
         **numbers.properties(),
         "KV_CACHE_PRECISION": kv_type,
     }
+    if (
+        kv_type == "u8"
+    ):  # a scale for each token, so that removing one leaves the others as they are
+        found["KEY_CACHE_QUANT_MODE"] = "BY_TOKEN"
     if n_threads is not None:
         found["INFERENCE_NUM_THREADS"] = n_threads
     for name in ("num_streams", "enable_hyper_threading", "enable_cpu_pinning"):

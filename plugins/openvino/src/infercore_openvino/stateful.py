@@ -41,7 +41,7 @@ def capabilities(settings: Settings) -> Capabilities:
         embeddings=True,
         pooling=POOLING,
         abort=True,
-        kv_types=settings.kv_types,
+        kv_types=tuple(name for name in settings.kv_types if name != "u8"),
         flash_attention=FLASH_ATTENTION,
         perf=True,
     )
@@ -60,7 +60,15 @@ class StatefulContext(BaseContext):
 
     @staticmethod
     def check(settings: Settings) -> None:
-        """Refuse more than one sequence."""
+        """Refuse more than one sequence, and a cache in 8 bits, whose saved state is not exact."""
+        if settings.kv_type == "u8":
+            hint = "the stateful form cannot save it exactly; use the paged form, or give 'f16'"
+            raise UnsupportedFeatureError(
+                f"type_k='u8' is not supported; {hint}",
+                feature="type_k",
+                backend=BACKEND,
+                hint=hint,
+            )
         if settings.n_seq_max > 1:
             hint = "the stateful form holds one sequence; use the paged form"
             raise UnsupportedFeatureError(
