@@ -106,10 +106,11 @@ def llama_first_token_ms(model: Any, ids: Sequence[int]) -> float:
 
 
 def pipeline(path: str, *, n_threads: int, kv: str | None = "f16", **more: Any) -> Any:
-    """Return an `openvino_genai.LLMPipeline` that computes as infercore does.
+    """Return an `openvino_genai.LLMPipeline` told what infercore's ``precision="accurate"`` is.
 
-    infercore's defaults are exact: float32 arithmetic, no rounding of activations, a cache in
-    float16. ``kv=None`` leaves the pipeline its own: a cache in 8 bits, and activations rounded.
+    That is float32 arithmetic without rounding of activations; the cache is in float16, which is
+    infercore's default. ``kv=None`` leaves the pipeline as it comes: a cache in 8 bits for
+    compressed weights, and activations rounded where the processor has instructions for that.
     """
     import openvino_genai  # noqa: PLC0415  (only where it is compared)
 
