@@ -26,8 +26,10 @@ POOLING = ("none", "mean", "cls", "last")
 FLASH_ATTENTION = ("auto", "off")
 
 # How far logits may move in another split, by the format of products and that of the cache. Exact
-# arithmetic differs in its order of summation only; a cache in 16 bits is read back rounded.
-_TOLERANCE = {("f32", "f32"): 1e-3, ("f32", "f16"): 3e-2}
+# arithmetic differs in its order of summation only; a cache in fewer bits is read back rounded.
+# Measured on the trained storyteller (logits span 31) and on random models of 24 layers: 2.4e-5
+# with f32, 0.016 (0.044 with tied embeddings, stateful) with f16, 0.041 with u8.
+_TOLERANCE = {("f32", "f32"): 1e-3, ("f32", "f16"): 6e-2, ("f32", "u8"): 0.15}
 _ROUGH_TOLERANCE = 0.6
 
 _HINTS = {
