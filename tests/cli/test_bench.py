@@ -183,3 +183,12 @@ def test_texts_of_a_length(model, n) -> None:
     text = text_of(model.tokenizer, n)
     assert n - 3 <= len(model.tokenizer.encode(text, add_special=False)) <= n + 3
     assert text != text_of(model.tokenizer, n, 1)
+
+
+def test_other_settings_are_tried_beside_the_defaults(run, backend_name, pack_path) -> None:
+    told = told_by(run, str(pack_path), "--backend", backend_name, "--tune")
+    assert told["tried"]
+    tried = [each["fields"] for each in told["tried"]]
+    assert all(each["prefill"]["median"] > 0 < each["decode"]["median"] for each in told["tried"])
+    assert "--precision fast" in told["refused"]
+    assert not any("n_threads" in fields for fields in tried)  # given, so not tried

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import click
 
-from infercore.cli import bench_facts
-from infercore.cli.bench_run import PARTS, Bench, Figure, Settings
+from infercore.cli import bench_facts, bench_tune
+from infercore.cli.bench_run import N_PREFILL, PARTS, Bench, Figure, Settings
 from infercore.cli.bench_stats import number, spread
 from infercore.cli.loading import context_fields, loaded, plain
 from infercore.cli.options import CONTEXT_FOR_TEXT, SectionCommand, context_options, model_options
@@ -89,23 +89,31 @@ class Tokens(ParamType[tuple[int, ...]]):
     metavar="N",
     help="Runs of each part; the median is told.",
 )
+@click.option(
+    "--tune", "tunes", is_flag=True, help="Try other settings beside the defaults instead."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @context_options(CONTEXT_FOR_TEXT)
 def bench(
     model: str,
     only: tuple[str, ...],
     as_json: bool,  # noqa: FBT001  (click passes flags)
+    tunes: bool,  # noqa: FBT001
     **options: Any,
 ) -> None:
     """Measure MODEL on this machine.
 
     Prefill and decode, the time to the first token over a cold and a warm prefix, saving,
     restoring and forking a session, memory against the plan, and what infercore itself costs a
-    token. Nothing but infercore and the engine is needed.
+    token. Nothing but infercore and the engine is needed. With --tune: threads, compute steps,
+    flash attention and KV types other than those in force, each in turns with them.
     """
     names = [field.name for field in attrs.fields(Settings)]
     settings = Settings(**{name: options[name] for name in names})
     context = context_fields(model, options)
+    if tunes:
+        _tune(model, options, context, settings, as_json=as_json)
+        return
     machine, held = bench_facts.machine(), bench_facts.resident_bytes()
     begun = perf_counter()
     with loaded(model, options, context=True) as opened:
@@ -124,6 +132,30 @@ def bench(
     click.echo(
         NOTE.format(repeats=settings.repeats, load=machine["load_average"], cpus=machine["cpus"])
     )
+
+
+def _tune(
+    path: str,
+    options: dict[str, Any],
+    context: dict[str, Any],
+    settings: Settings,
+    *,
+    as_json: bool,
+) -> None:
+    n_prefill = min(max(settings.prefix_tokens), 2 * N_PREFILL)
+    with loaded(path, options, context=True) as opened:
+        tried, refused = bench_tune.tune(
+            opened,
+            context,
+            n_prefill=n_prefill,
+            n_decode=settings.decode_tokens,
+            repeats=settings.repeats,
+        )
+    if as_json:
+        told = [{**attrs.asdict(each), "worth": each.is_worth_it} for each in tried]
+        print_json({"tried": told, "refused": refused, "machine": bench_facts.machine()})
+        return
+    bench_tune.show(tried, refused)
 
 
 def _measure(measuring: Bench, parts: Sequence[str]) -> list[Figure]:

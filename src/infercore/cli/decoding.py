@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
@@ -139,7 +139,9 @@ _MAKERS: dict[str, Callable[[Any], dict[str, Any]]] = {
 
 
 @contextmanager
-def _speculative(options: Mapping[str, Any]) -> Iterator[SpeculativeConfig | None]:
+def _speculative(
+    options: Mapping[str, Any],
+) -> Iterator[SpeculativeConfig | Literal["auto"] | None]:
     path, lookup = options["draft_model"], options["speculative"]
     fields = {name: options[name] for name in _SPECULATIVE if options[name] is not None}
     if path is None and not lookup:
@@ -147,7 +149,8 @@ def _speculative(options: Mapping[str, Any]) -> Iterator[SpeculativeConfig | Non
             raise click.UsageError("--n-draft and --n-gram need --speculative or --draft-model")
         yield None
     elif path is None:
-        yield checked(SpeculativeConfig, fields)
+        seeded = options.get("seed") is not None  # asked for by name, so not left to "auto"
+        yield checked(SpeculativeConfig, fields) if fields or seeded else "auto"
     elif lookup or "n_gram" in fields:
         raise click.UsageError("--draft-model excludes --speculative and --n-gram; give one")
     else:

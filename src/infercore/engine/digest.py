@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from infercore.values.config import AdapterSpec
 
+_FILE = "digests.json"
 _CHUNK_BYTES = 1 << 22
 _REMEMBER_FROM_BYTES = 1 << 26
 _memory: dict[str, str] = {}
@@ -71,10 +72,10 @@ def _of_file(path: Path) -> str:
     if key in _memory:
         return _memory[key]
     remember = stat.st_size >= _REMEMBER_FROM_BYTES
-    value = (_recall(key) if remember else None) or _hash(path)
+    value = (recall(_FILE, key) if remember else None) or _hash(path)
     _memory[key] = value
     if remember:
-        _store(key, value)
+        store(_FILE, key, value)
     return value
 
 
@@ -103,14 +104,15 @@ def _read_cache(path: Path) -> dict[str, str]:
     return data if isinstance(data, dict) else {}
 
 
-def _recall(key: str) -> str | None:
-    path = cache_file("digests.json")
+def recall(name: str, key: str) -> str | None:
+    """Return what the file ``name`` of the cache folder has under ``key``, None if nothing."""
+    path = cache_file(name)
     return None if path is None else _read_cache(path).get(key)
 
 
-def _store(key: str, value: str) -> None:
-    """Keep the digest; where the cache cannot be written it is only computed again."""
-    path = cache_file("digests.json")
+def store(name: str, key: str, value: str) -> None:
+    """Keep ``value``; where the cache cannot be written it is only worked out again."""
+    path = cache_file(name)
     if path is None:
         return
     try:

@@ -7,19 +7,34 @@ the model's own logits, so that what is generated does not depend on the guesses
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Protocol
 
 from infercore.errors import InvalidInputError, UnsupportedFeatureError
+from infercore.session.guess_cost import guess_cost
 from infercore.session.resident import Resident
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from infercore.values.config import SpeculativeConfig
+    from infercore.values.config import DecodeConfig, SpeculativeConfig
+
+
+_AUTO_N_GRAM = 4
+_AUTO_SHORTEST = 2  # tokens that must agree: after a single one anything may follow
+_FIRST_RATE = 0.5  # how often guesses are taken to be right before any was seen
+_RATE_STEP = 0.15
+_SUREST = 0.97
+_MARGIN = 1.2
+_FIRST_CREDIT = 1.0
+_MOST_CREDIT = 8.0
+_CREDIT_A_TOKEN = 0.015
 
 
 class Drafter(Protocol):
-    """**Protocol:** guesses what follows a list of tokens."""
+    """**Protocol:** guesses what follows a list of tokens, at most ``n_draft`` at once."""
+
+    n_draft: int
 
     def propose(self, tokens: Sequence[int], n: int) -> list[int]:
         """Return up to ``n`` tokens that may follow ``tokens``; none is a fine answer."""
@@ -31,15 +46,16 @@ class Drafter(Protocol):
 class PromptLookup:
     """Guesses that what followed the last few tokens before will follow them again."""
 
-    def __init__(self, n_gram: int) -> None:
+    def __init__(self, n_gram: int, n_draft: int) -> None:
+        self.n_draft = n_draft
         self._n_gram = n_gram
         self._seen: dict[tuple[int, ...], int] = {}
         self._n_indexed = 0
 
-    def propose(self, tokens: Sequence[int], n: int) -> list[int]:
+    def propose(self, tokens: Sequence[int], n: int, shortest: int = 1) -> list[int]:
         """Return what followed the longest n-gram at the end of ``tokens``, where it stood last."""
         self._index(tokens)
-        for size in range(min(self._n_gram, len(tokens)), 0, -1):
+        for size in range(min(self._n_gram, len(tokens)), shortest - 1, -1):
             at = self._seen.get(tuple(tokens[-size:]))
             if at is not None:
                 return list(tokens[at : at + n])
@@ -56,10 +72,68 @@ class PromptLookup:
         """Nothing is held."""
 
 
+class AutoLookup:
+    """Prompt lookup that guesses only where guesses have been right, and only on credit.
+
+    It decides from tokens and from ``cost``, the steps that a guess costs, alone. How often the
+    lookup is right is watched on every token, guessed or not. A guess is paid from a credit: a
+    fiftieth of a step for each token, and what right guesses have gained. So a text on which all
+    guesses are wrong takes a fiftieth longer at most.
+    """
+
+    n_draft = 16
+
+    def __init__(self, cost: float) -> None:
+        self._lookup = PromptLookup(_AUTO_N_GRAM, self.n_draft)
+        self._cost = cost
+        self._rate = _FIRST_RATE
+        self._credit = _FIRST_CREDIT
+        self._n_seen = 0
+        self._expected: list[int] = []
+        self._n_guessed = 0
+
+    def propose(self, tokens: Sequence[int], n: int) -> list[int]:
+        """Return guesses that are likely enough to pay; mostly none."""
+        self._settle(tokens)
+        found = self._lookup.propose(tokens, min(n, self.n_draft), _AUTO_SHORTEST)
+        self._expected = found
+        self._n_guessed = min(len(found), self._worth())
+        self._n_seen = len(tokens)
+        return found[: self._n_guessed]
+
+    def _settle(self, tokens: Sequence[int]) -> None:
+        """Compare what was expected with what came, and settle the credit."""
+        came = tokens[self._n_seen :]
+        self._credit = min(_MOST_CREDIT, self._credit + _CREDIT_A_TOKEN * len(came))
+        if not self._expected or not came:
+            return
+        n_right = 0
+        for expected, token in zip(self._expected, came, strict=False):
+            hit = expected == token
+            n_right += hit
+            self._rate += _RATE_STEP * (hit - self._rate)
+            if not hit:
+                break
+        gained = min(n_right, self._n_guessed) - self._cost * self._n_guessed
+        self._credit = min(_MOST_CREDIT, self._credit + gained)
+
+    def _worth(self) -> int:
+        """How many guesses pay: the last must be right more often than it costs."""
+        rate, cost = self._rate, self._cost
+        if rate <= cost * _MARGIN or cost >= 1:
+            return 0
+        n = int(math.log(cost * _MARGIN) / math.log(min(rate, _SUREST)))
+        return min(n, int(self._credit / cost))
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
 class DraftModel:
     """Guesses with a smaller model of the same vocabulary, greedily, in a context of its own."""
 
-    def __init__(self, model: Any, n_ctx: int, **threads: int | None) -> None:
+    def __init__(self, model: Any, n_ctx: int, n_draft: int, **threads: int | None) -> None:
+        self.n_draft = n_draft
         self._context = model.new_context(n_ctx=n_ctx, **threads)
         self._resident = Resident(self._context)
 
@@ -78,15 +152,33 @@ class DraftModel:
         self._context.close()
 
 
+def drafter_of(config: DecodeConfig, session: Any) -> Drafter | None:
+    """Return the drafter of a decode, None where nothing is guessed. Raises as `new_drafter`.
+
+    "auto" guesses nothing where a seed is given, or where the context cannot verify.
+    """
+    speculative = config.speculative
+    if not isinstance(speculative, str):
+        return None if speculative is None else new_drafter(speculative, session)
+    if config.sampling.seed is not None or not _verifies(session.context, AutoLookup.n_draft):
+        return None
+    cost = guess_cost(session.model, session.context)
+    return AutoLookup(cost) if cost < 1 else None
+
+
+def _verifies(context: Any, n_draft: int) -> bool:
+    kinds = context.capabilities
+    removes = kinds.kv_remove in {"any", "suffix"} or kinds.max_rollback > n_draft
+    return removes and bool(kinds.logits_all)
+
+
 def new_drafter(config: SpeculativeConfig, session: Any) -> Drafter:
     """Return the drafter that ``config`` asks for.
 
     Raises `UnsupportedFeatureError` where the session's context cannot verify guesses, and
     `InvalidInputError` for a draft model with another vocabulary.
     """
-    kinds = session.context.capabilities
-    removes = kinds.kv_remove in {"any", "suffix"} or kinds.max_rollback > config.n_draft
-    if not (removes and kinds.logits_all):
+    if not _verifies(session.context, config.n_draft):
         raise UnsupportedFeatureError(
             feature="speculative",
             backend=session.model.backend,
@@ -94,7 +186,7 @@ def new_drafter(config: SpeculativeConfig, session: Any) -> Drafter:
             "cannot do both",
         )
     if config.kind == "prompt_lookup":
-        return PromptLookup(config.n_gram)
+        return PromptLookup(config.n_gram, config.n_draft)
     draft = config.draft_model
     if draft.tokenizer.digest != session.model.tokenizer.digest:
         raise InvalidInputError(
@@ -107,4 +199,4 @@ def new_drafter(config: SpeculativeConfig, session: Any) -> Drafter:
     threads: dict[str, int | None] = {}
     if draft.backend == session.model.backend:
         threads = {name: getattr(asked, name) for name in ("n_threads", "n_threads_batch")}
-    return DraftModel(draft, session.context.n_ctx_seq, **threads)
+    return DraftModel(draft, session.context.n_ctx_seq, config.n_draft, **threads)

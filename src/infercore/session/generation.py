@@ -193,10 +193,9 @@ class Generation:
         return bias > -math.inf and not self.ends(token)
 
     def _drafts(self, context_tokens: Callable[[], list[int]], token: int, room: int) -> list[int]:
-        speculative = self.config.speculative
-        if self._drafter is None or speculative is None or room < 1:
+        if self._drafter is None or room < 1:
             return []
-        n = min(speculative.n_draft, room)
+        n = min(self._drafter.n_draft, room)
         try:
             return self._drafter.propose([*context_tokens(), token], n)
         except Exception as error:  # noqa: BLE001  (whatever it is, the tokens are the same)

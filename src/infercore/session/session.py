@@ -11,7 +11,7 @@ import attrs
 from infercore.errors import InvalidStateError
 from infercore.session import chatting, snapshots, tool_loop
 from infercore.session.chat_stream import ChatStream
-from infercore.session.drafting import new_drafter
+from infercore.session.drafting import drafter_of
 from infercore.session.generation import Generation
 from infercore.session.homes import OwnContext
 from infercore.session.parts import EMPTY, PREFIXED, Parts
@@ -76,8 +76,7 @@ class CoreSession(Prefilling):
         )
 
     def _generation(self, config: DecodeConfig) -> Generation:
-        speculative = config.speculative
-        drafter = None if speculative is None else new_drafter(speculative, self)
+        drafter = drafter_of(config, self)
         try:
             sampler = self._new_sampler(config)
         except BaseException:

@@ -336,8 +336,9 @@ class SpeculativeConfig:
 
 
 def _speculative(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    if value is not None and not isinstance(value, SpeculativeConfig):
-        raise checks.refuse(attribute.name, value, "a SpeculativeConfig or None")
+    named = isinstance(value, str) and value == "auto"
+    if value is not None and not named and not isinstance(value, SpeculativeConfig):
+        raise checks.refuse(attribute.name, value, "a SpeculativeConfig, 'auto' or None")
 
 
 @attrs.frozen(kw_only=True)
@@ -350,7 +351,8 @@ class DecodeConfig:
     likely tokens of each step beside the chosen one. ``processors`` are objects with
     ``apply(logits) -> logits`` (float32 [n_vocab]). ``response_format`` constrains the text to
     a JSON schema, regex, grammar or choice. ``special_text`` shows control tokens as text.
-    ``speculative`` guesses tokens ahead. ``timeout`` is in seconds from the call, waiting included:
+    ``speculative`` guesses tokens ahead: "auto" looks them up in the text so far, where that pays,
+    and not at all where a seed is given. ``timeout`` is in seconds from the call, waiting included:
     the decode then ends with finish reason "timeout", or before its first token with
     `CallTimeoutError`.
     """
@@ -363,7 +365,9 @@ class DecodeConfig:
     processors: tuple[Any, ...] = attrs.field(default=(), converter=_processors)
     response_format: Any = attrs.field(default=None)
     special_text: bool = attrs.field(default=False, validator=checks.boolean(optional=False))
-    speculative: SpeculativeConfig | None = attrs.field(default=None, validator=_speculative)
+    speculative: SpeculativeConfig | Literal["auto"] | None = attrs.field(
+        default=None, validator=_speculative
+    )
     timeout: float | None = attrs.field(default=None, validator=checks.number(1e-3, 1e9))
 
     def __attrs_post_init__(self) -> None:

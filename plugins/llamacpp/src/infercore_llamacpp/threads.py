@@ -9,6 +9,9 @@ from pathlib import Path
 MAX_THREADS = 512
 _CPUS = Path("/sys/devices/system/cpu")
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
+_OLD_QUOTA, _OLD_PERIOD = (
+    Path("/sys/fs/cgroup/cpu") / name for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+)
 
 
 def default_threads() -> tuple[int, int]:
@@ -44,6 +47,13 @@ def _quota() -> int:
     """Return how many CPUs' time the control group grants, rounded up."""
     try:
         allowed, period = _QUOTA.read_text().split()
-        return math.ceil(int(allowed) / int(period))
-    except (OSError, ValueError):  # no control groups, or "max": no limit
+    except (OSError, ValueError):
+        try:
+            allowed, period = _OLD_QUOTA.read_text(), _OLD_PERIOD.read_text()
+        except OSError:  # no control groups
+            return MAX_THREADS
+    try:
+        found = math.ceil(int(allowed) / int(period))
+    except (ValueError, ZeroDivisionError):  # "max"
         return MAX_THREADS
+    return found if found > 0 else MAX_THREADS  # -1: no limit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,11 @@ if TYPE_CHECKING:
 
 _CPU = Path("/proc/cpuinfo")
 _UNIT = "amx_bf16"
+_SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+_OLD_QUOTA, _OLD_PERIOD = (
+    Path("/sys/fs/cgroup/cpu") / name for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+)
 
 
 def check(settings: Settings) -> None:
@@ -37,6 +43,44 @@ def divides_by_zero(inference: str, n_threads: int | None, n_streams: int | None
     """Tell whether compiling for such numbers would end the process."""
     per_stream = (n_threads or _n_cpus()) // (n_streams or 1)
     return inference == "bf16" and per_stream <= 1 and _has_unit()
+
+
+def granted_threads() -> int | None:
+    """Return the threads that a container's quota of CPU time leaves, None where it limits nothing.
+
+    The engine looks at the CPUs that the process may run on, one thread a core, and not at the
+    quota: with more threads than that the system stops all of them for part of each period.
+    """
+    quota = _quota()
+    return quota if quota is not None and quota < _n_cores() else None
+
+
+def _quota() -> int | None:
+    try:
+        allowed, period = _QUOTA.read_text().split()
+    except (OSError, ValueError):
+        try:
+            allowed, period = _OLD_QUOTA.read_text(), _OLD_PERIOD.read_text()
+        except OSError:
+            return None
+    try:
+        found = math.ceil(int(allowed) / int(period))
+    except (ValueError, ZeroDivisionError):  # "max"
+        return None
+    return found if found > 0 else None  # -1: no limit
+
+
+def _n_cores() -> int:
+    if not hasattr(os, "sched_getaffinity"):
+        return _n_cpus()
+    return len({_siblings(cpu) for cpu in os.sched_getaffinity(0)})
+
+
+def _siblings(cpu: int) -> str:
+    try:
+        return Path(_SIBLINGS.format(cpu)).read_text()
+    except OSError:
+        return str(cpu)
 
 
 def _n_cpus() -> int:

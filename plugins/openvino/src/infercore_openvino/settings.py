@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from infercore import InvalidInputError, UnsupportedFeatureError
-from infercore_openvino import arithmetic, options, rope
+from infercore_openvino import arithmetic, cpu, options, rope
 from infercore_openvino.engine import BACKEND
 from infercore_openvino.facts import asked_window
 
@@ -218,7 +218,7 @@ def _n_threads(config: ContextConfig) -> int | None:
     if n and n_batch and n != n_batch:
         hint = f"one number of threads does all work here; give {n}, or leave it out"
         raise _unsupported("n_threads_batch", n_batch, hint)
-    return n or n_batch
+    return n or n_batch or cpu.granted_threads()
 
 
 def _properties(

@@ -1,0 +1,51 @@
+"""A container's quota of CPU time bounds the threads, on both engines."""
+
+from __future__ import annotations
+
+import pytest
+
+import infercore as ic
+from infercore_llamacpp import threads
+from infercore_openvino import cpu, files, settings
+
+
+@pytest.fixture(params=["one file", "two files"])
+def grant(request, monkeypatch, tmp_path):
+    """Grant CPU time, on a machine of eight cores."""
+    monkeypatch.setattr(cpu, "_n_cores", lambda: 8)
+    monkeypatch.setattr(threads, "_allowed_cpus", lambda: set(range(8)))
+    monkeypatch.setattr(threads, "_physical_cores", len)
+    one, old, period = (tmp_path / name for name in ("cpu.max", "quota", "period"))
+    for module in (cpu, threads):
+        for name, path in (("_QUOTA", one), ("_OLD_QUOTA", old), ("_OLD_PERIOD", period)):
+            monkeypatch.setattr(module, name, path)
+
+    def write(quota: int | None) -> None:
+        if request.param == "one file":
+            one.write_text(f"{'max' if quota is None else quota} 100000\n")
+        else:
+            old.write_text(f"{-1 if quota is None else quota}\n")
+            period.write_text("100000\n")
+
+    return write
+
+
+@pytest.mark.parametrize(("quota", "n"), [(100_000, 1), (250_000, 3), (700_000, 7)])
+def test_a_quota_below_the_cores_bounds_the_threads(grant, quota, n) -> None:
+    grant(quota)
+    found = settings.settings(ic.ContextConfig(n_ctx=64), files.ModelFiles("", "", ""))
+    assert found.n_threads == found.properties["INFERENCE_NUM_THREADS"] == n
+    assert threads.default_threads() == (n, n)
+
+
+@pytest.mark.parametrize("quota", [None, 800_000, 5_000_000])
+def test_without_a_bound_the_engine_chooses(grant, quota) -> None:
+    grant(quota)
+    assert cpu.granted_threads() is None
+    assert threads.default_threads() == (8, 8)
+
+
+def test_what_is_asked_for_goes_before_the_quota(grant) -> None:
+    grant(100_000)
+    config = ic.ContextConfig(n_ctx=64, n_threads=2)
+    assert settings.settings(config, files.ModelFiles("", "", "")).n_threads == 2
