@@ -70,6 +70,8 @@ def run_backend(backend: str, path: Any, draft_path: Any, options: Any) -> None:
         model.new_session(n_ctx=options.tokens + 256, **threads, **EXACT) as session,
     ):
         refrain = {"prompt": START + REFRAIN * 3, "logit_bias": refrain_bias(model, REFRAIN)}
+        measure(model, session, "auto, on a refrain", "auto", **refrain, **common)
+        measure(model, session, "auto, on a story", "auto", prompt=START, **common)
         for n_draft in (4, 8):
             config = ic.SpeculativeConfig(n_draft=n_draft)
             name = f"prompt lookup, n_draft={n_draft}"

@@ -28,7 +28,7 @@ Decode = Callable[[int], tuple[list[int], float]]
 
 N_BEFORE = 64
 ACCURATE, AS_IT_COMES = "infercore, accurate", "LLMPipeline as it comes"
-ALIKE = {ACCURATE: "LLMPipeline, accurate"}
+ALIKE = {ACCURATE: "LLMPipeline, alike"}
 """Who is compared with whom: what is told to compute accurately with what is told the same."""
 
 

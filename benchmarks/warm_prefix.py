@@ -97,8 +97,8 @@ def rival(
     path: str, n_ctx: int, options: argparse.Namespace
 ) -> tuple[str, Callable[[list[int]], float]]:
     if os.path.isdir(path):
-        pipe = rivals.pipeline(path, n_threads=options.threads)
-        return "LLMPipeline, alike", lambda ids: rivals.pipeline_first_ms(pipe, ids)
+        pipe = rivals.pipeline(path, n_threads=options.threads, kv=None)
+        return "LLMPipeline as it comes", lambda ids: rivals.pipeline_first_ms(pipe, ids)
     model = rivals.llama(
         path, n_ctx=n_ctx, n_threads=options.threads, n_gpu_layers=options.n_gpu_layers
     )

@@ -11,7 +11,7 @@ import pytest
 
 import infercore as ic
 from infercore.session import guess_cost
-from infercore.session.drafting import AutoLookup, PromptLookup
+from infercore.session.drafting import AutoLookup
 from infercore.testing import load_reference_model
 
 REFRAIN = [7, 9, 4, 12, 5, 8, 3, 11, 6, 2]
@@ -72,10 +72,11 @@ def test_no_text_takes_more_than_a_fiftieth_longer(make: Any, seed: int, cost: f
 @pytest.mark.parametrize("cost", [0.05, 0.2, 0.4, 0.7])
 def test_not_even_one_that_knows_when_it_guesses(cost: float) -> None:
     """The text goes as looked up until that is guessed, and then otherwise."""
-    drafter, lookup, took = AutoLookup(cost), PromptLookup(4, 16), 0.0
+    drafter, lookup, took = AutoLookup(cost), AutoLookup(1.0), 0.0
     held, fresh = REFRAIN * 3, itertools.count(1000)
     for _ in range(3000):
-        looked_up = lookup.propose(held, 16, 2)
+        lookup.propose(held, 16)
+        looked_up = lookup._expected
         guesses = drafter.propose(held, 16)
         took += 1 + cost * len(guesses)
         held.append(next(fresh) if guesses or not looked_up else looked_up[0])

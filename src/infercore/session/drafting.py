@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from infercore.values.config import DecodeConfig, SpeculativeConfig
 
 
-_AUTO_N_GRAM = 4
-_AUTO_SHORTEST = 2  # tokens that must agree: after a single one anything may follow
 _FIRST_RATE = 0.5  # how often guesses are taken to be right before any was seen
 _RATE_STEP = 0.15
 _SUREST = 0.97
@@ -52,10 +50,10 @@ class PromptLookup:
         self._seen: dict[tuple[int, ...], int] = {}
         self._n_indexed = 0
 
-    def propose(self, tokens: Sequence[int], n: int, shortest: int = 1) -> list[int]:
+    def propose(self, tokens: Sequence[int], n: int) -> list[int]:
         """Return what followed the longest n-gram at the end of ``tokens``, where it stood last."""
         self._index(tokens)
-        for size in range(min(self._n_gram, len(tokens)), shortest - 1, -1):
+        for size in range(min(self._n_gram, len(tokens)), 0, -1):
             at = self._seen.get(tuple(tokens[-size:]))
             if at is not None:
                 return list(tokens[at : at + n])
@@ -84,7 +82,8 @@ class AutoLookup:
     n_draft = 16
 
     def __init__(self, cost: float) -> None:
-        self._lookup = PromptLookup(_AUTO_N_GRAM, self.n_draft)
+        self._after: dict[tuple[int, ...], int] = {}
+        self._n_indexed = 2
         self._cost = cost
         self._rate = _FIRST_RATE
         self._credit = _FIRST_CREDIT
@@ -95,11 +94,22 @@ class AutoLookup:
     def propose(self, tokens: Sequence[int], n: int) -> list[int]:
         """Return guesses that are likely enough to pay; mostly none."""
         self._settle(tokens)
-        found = self._lookup.propose(tokens, min(n, self.n_draft), _AUTO_SHORTEST)
+        found = self._look_up(tokens, min(n, self.n_draft))
         self._expected = found
         self._n_guessed = min(len(found), self._worth())
         self._n_seen = len(tokens)
         return found[: self._n_guessed]
+
+    def _look_up(self, tokens: Sequence[int], n: int) -> list[int]:
+        """Return what followed the last three tokens before, or the last two. Lean: once a token."""
+        after = self._after
+        for end in range(self._n_indexed, len(tokens) - 1):
+            b, c = tokens[end - 1], tokens[end]
+            after[b, c] = end + 1
+            after[tokens[end - 2], b, c] = end + 1
+        self._n_indexed = max(self._n_indexed, len(tokens) - 1)
+        at = after.get(tuple(tokens[-3:])) or after.get(tuple(tokens[-2:]))
+        return [] if at is None else list(tokens[at : at + n])
 
     def _settle(self, tokens: Sequence[int]) -> None:
         """Compare what was expected with what came, and settle the credit."""

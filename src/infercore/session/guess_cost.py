@@ -83,10 +83,16 @@ def _measured(model: Any, context: Any) -> float:
             small.decode(tokens)
             guesses = tokens[: 1 + _N_GUESSES]
             one = _best(lambda: small.decode(tokens[:1]))
-            more = _best(lambda: small.decode(guesses, logits="all"))
+            more = _best(lambda: _guess(small, guesses))
     except InferCoreError:
         return UNKNOWN
     return min(UNKNOWN, max(0.01, (more / one - 1) / _N_GUESSES))
+
+
+def _guess(context: Any, tokens: list[int]) -> None:
+    """Evaluate tokens and take all but the first back, as where every guess is wrong."""
+    context.decode(tokens, logits="all")
+    context.seq_remove(0, context.n_past() - _N_GUESSES, -1)
 
 
 def _best(work: Callable[[], object]) -> float:
