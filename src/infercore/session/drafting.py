@@ -101,7 +101,7 @@ class AutoLookup:
         return found[: self._n_guessed]
 
     def _look_up(self, tokens: Sequence[int], n: int) -> list[int]:
-        """Return what followed the last three tokens before, or the last two. Lean: once a token."""
+        """Return what followed the last three tokens before, or the last two."""
         after = self._after
         for end in range(self._n_indexed, len(tokens) - 1):
             b, c = tokens[end - 1], tokens[end]
