@@ -168,12 +168,12 @@ def test_time_grows_with_the_tokens_and_not_with_the_holders() -> None:
         text = [*range(2000), 7]
         best = float("inf")
         for _ in range(5):
-            begin = time.perf_counter()
+            begin = time.process_time()
             for _ in range(20):
                 index.put(-1, "", text)
                 index.find("", text, but=-1)
                 index.drop(-1)
-            best = min(best, time.perf_counter() - begin)
+            best = min(best, time.process_time() - begin)
         return best
 
     assert elapsed(800) < 8 * elapsed(8)
@@ -183,12 +183,12 @@ def test_eight_of_eight_thousand_tokens_take_microseconds_each() -> None:
     index: PrefixIndex[int] = PrefixIndex()
     for holder in range(8):
         index.put(holder, "", [holder])
-    begin = time.perf_counter()
+    begin = time.process_time()
     for token in range(8000):
         for holder in range(8):
             index.extend(holder, [token])
-    assert (time.perf_counter() - begin) / 64_000 < 20e-6
-    begin = time.perf_counter()
+    assert (time.process_time() - begin) / 64_000 < 20e-6
+    begin = time.process_time()
     index.cut(3, 100)
     index.drop(4)
-    assert time.perf_counter() - begin < 1e-3
+    assert time.process_time() - begin < 1e-3
