@@ -119,6 +119,14 @@ def test_throughput_of_ir(results, ir) -> None:
     }
 
 
+def test_cpu_time(results, gguf_file, ir) -> None:
+    rows = results("cpu_time.py", gguf_file, ir, *FEW, "--tokens", "4", "--prefill", "32")
+    assert contenders(rows, "decode of 4") == {
+        "infercore", "Llama.generate", "LLMPipeline as it comes",
+    }  # fmt: skip
+    assert contenders(rows, "prefill of 32, accurate") == {"infercore", "LLMPipeline"}
+
+
 def test_first_token_of_gguf(results, gguf_file) -> None:
     rows = results("warm_prefix.py", gguf_file, *FEW, "--prefix", "32", "64", "--suffix", "8")
     for kind in ("cold", "warm"):

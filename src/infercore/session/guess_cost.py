@@ -38,7 +38,13 @@ def guess_cost(model: Any, context: Any) -> float:
     key = _key(model, context)
     with _lock:
         if key not in _memory:
-            _memory[key] = _recalled(key) or _kept(key, _measured(model, context))
+            found = _recalled(key)
+            if found is None:
+                found = _measured(model, context)
+                if found is None:  # no memory now, perhaps later
+                    return UNKNOWN
+                found = _kept(key, found)
+            _memory[key] = found
         return _memory[key]
 
 
@@ -68,7 +74,7 @@ def _kept(key: str, cost: float) -> float:
     return float(f"{cost:.4g}")
 
 
-def _measured(model: Any, context: Any) -> float:
+def _measured(model: Any, context: Any) -> float | None:
     config = context.config
     fields = {
         name: getattr(config, name)
@@ -85,7 +91,7 @@ def _measured(model: Any, context: Any) -> float:
             one = _best(lambda: small.decode(tokens[:1]))
             more = _best(lambda: _guess(small, guesses))
     except InferCoreError:
-        return UNKNOWN
+        return None
     return min(UNKNOWN, max(0.01, (more / one - 1) / _N_GUESSES))
 
 
