@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     from infercore.values.config import ModelConfig as ModelConfig
     from infercore.values.config import SamplingConfig as SamplingConfig
     from infercore.values.config import SpeculativeConfig as SpeculativeConfig
+    from infercore.values.config import refuse_unhonoured as refuse_unhonoured
     from infercore.values.files import open_regular as open_regular
     from infercore.values.files import read_regular as read_regular
     from infercore.values.info import BackendDescriptor as BackendDescriptor
@@ -128,7 +129,8 @@ _HOMES = {
     "infercore.session.observer": "set_observer",
     "infercore.session.pool": "SessionPool",
     "infercore.values.config": (
-        "AdapterSpec ContextConfig DecodeConfig KVType ModelConfig SamplingConfig SpeculativeConfig"
+        "AdapterSpec ContextConfig DecodeConfig KVType ModelConfig SamplingConfig "
+        "SpeculativeConfig refuse_unhonoured"
     ),
     "infercore.values.files": "open_regular read_regular",
     "infercore.values.info": (

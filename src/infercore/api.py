@@ -21,6 +21,7 @@ from infercore.errors import (
     UnsupportedFeatureError,
 )
 from infercore.registry import default_registry
+from infercore.registry.choice import check_score
 from infercore.session.asynchronous import AsyncSession, Opening
 from infercore.session.base import SessionOptions
 from infercore.session.session import new_session
@@ -307,6 +308,7 @@ def _existing(path: AnyPath) -> str:
 
 def _load(descriptor: BackendDescriptor, path: str, config: ModelConfig) -> GuardedModel:
     checks.check_options("backend_options", config.backend_options, descriptor.model_options)
+    check_score(descriptor, path)
     trial.check(descriptor, path, config)
     started = time.perf_counter()
     progress = _Progress(config.progress)
@@ -337,7 +339,8 @@ def _guarded(
             options=config.backend_options,
         )
     except BaseException as error:
-        inner.close()
+        if callable(close := getattr(inner, "close", None)):
+            close()
         if isinstance(error, InferCoreError) or not isinstance(error, Exception):
             raise
         raise _load_failure(descriptor.name, path, error) from error
@@ -348,7 +351,7 @@ _MISTAKES = (AttributeError, TypeError, NameError, KeyError, IndexError, Asserti
 
 def _load_failure(backend: str, path: str, error: Exception) -> InferCoreError:
     """Return the typed error for what a plugin's loader raised."""
-    message = f"backend {backend!r} could not load {path!r}: {error!r}"
+    message = f"backend {backend!r} could not load {path!r}: {calls.described(error)}"
     if isinstance(error, MemoryError):
         return OutOfMemoryError(message)
     if isinstance(error, ImportError):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from infercore.errors import InvalidInputError
+from infercore.errors import InvalidInputError, UnsupportedFeatureError
 from infercore.values import checks
 from infercore.values.config import ContextConfig
 
@@ -101,27 +101,38 @@ def _open(
 ) -> Context:
     """Return a context in which the longest of ``prompts`` fits one compute step."""
     size, n_seq = _sizes(model, prompts)
-    context = model.new_context(
-        n_ctx=size,
-        n_batch=size,
-        n_ubatch=size,
-        n_seq_max=n_seq,
-        kv_unified=True if n_seq > 1 else None,
-        pooling_type=pooling,
-        embeddings=True,
-        **fields,
-    )
+    asked: dict[str, Any] = {
+        "n_batch": size, "n_ubatch": size, "n_seq_max": n_seq, "pooling_type": pooling,
+        "embeddings": True, **fields,
+    }  # fmt: skip
+    context = _opened(model, size, n_seq, asked)
     if context.pooling_type not in POOLING:
         found = context.pooling_type
+        offered = [name for name in context.capabilities.pooling if name in POOLING]
         context.close()
         raise InvalidInputError(
             f"this model's own pooling is {found!r}, which gives no vector for a text; name one "
-            f"with pooling: {', '.join(POOLING)}",
+            f"with pooling: {', '.join(offered) or 'it offers none'}",
             field="pooling",
             value=pooling,
-            allowed=POOLING,
+            allowed=tuple(offered),
         )
     return context
+
+
+def _opened(model: Model, size: int, n_seq: int, asked: dict[str, Any]) -> Context:
+    """Return a context with a window of ``size`` for all sequences together.
+
+    Where each sequence has a cache of its own, every one gets a window of that size.
+    """
+    if n_seq == 1:
+        return model.new_context(n_ctx=size, **asked)
+    try:
+        return model.new_context(n_ctx=size, kv_unified=True, **asked)
+    except UnsupportedFeatureError as error:
+        if "kv_unified" not in error.feature:
+            raise
+        return model.new_context(n_ctx=size * n_seq, **asked)
 
 
 def _sizes(model: Model, prompts: Sequence[Tokens]) -> tuple[int, int]:

@@ -291,7 +291,7 @@ def test_sequences_without_a_token_each_are_refused(reference_model):
 
 
 def test_an_engine_that_parts_the_window_by_itself_is_closed(watched, monkeypatch):
-    parts = {"n_ctx": 3, "n_seq_max": 4, "kv_unified": False}
+    parts = {"n_ctx": 3, "n_seq_max": 4, "kv_unified": False, "n_threads": 1, "n_threads_batch": 1}
     monkeypatch.setattr("infercore.testing.toy.ToyContext.effective", parts, raising=False)
     make = watched.new_context
 

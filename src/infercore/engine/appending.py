@@ -9,9 +9,14 @@ from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
-from infercore.engine import arguments
+from infercore.engine import arguments, plugin_checks
 from infercore.engine.abort import aborted_with
-from infercore.errors import ContextOverflowError, DecodeAbortedError, InvalidPositionError
+from infercore.errors import (
+    ContextOverflowError,
+    DecodeAbortedError,
+    InvalidPositionError,
+    TransientEngineError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -117,8 +122,10 @@ class Appending:
                 mode = logits if made else "none"
                 self._append_piece(ids[start:stop], seq_id, mode)
                 self._native.judged(pieces.take, made)
-        except BaseException:
+        except BaseException as error:
             self._results.forget()
+            if isinstance(error, TransientEngineError) and self._cells.length(seq_id) != before:
+                error.state_after = "partial"
             raise
         finally:
             self._abort.end()
@@ -140,12 +147,21 @@ class Appending:
         before = self._native.position(seq_id)
         try:
             self._inner.decode(piece, seq_id=seq_id, logits=logits)
+            self._check_end(seq_id, before + len(piece))
             self._cells.append((seq_id,), piece.tolist(), before)
         except BaseException as error:  # noqa: BLE001  (raised anew, typed)
             self._cells.recount()
             self._enter_kept(seq_id, piece.tolist(), before, error)
             self._native.judge(error)
             self._fail(error, lambda: self._cells.length(seq_id))
+
+    def _check_end(self, seq_id: int, expected: int) -> None:
+        """Stop trusting an engine that took tokens and does not count them."""
+        found = self._native.position(seq_id)
+        if found != expected:
+            told = f"returned {found} after a decode that ends at {expected}"
+            call, backend = f"n_past({seq_id})", self._native.backend
+            raise self._native.lock.fail(plugin_checks.wrong(backend, call, told))
 
     def settle_one(self, token: int, seq_id: int, held: int, error: BaseException) -> NoReturn:
         """Raise what a step of one token failed with, as ``held`` cells were taken before it."""

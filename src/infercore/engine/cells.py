@@ -338,6 +338,7 @@ class CellMap:
         """Let the sequence hold ``tokens`` at the positions of ``runs`` (position, length)."""
         for run in list(self._runs[seq_id]):
             self._release(seq_id, run)
+        self._tails[seq_id] = None
         start = 0
         for pos, n in runs:
             self.append((seq_id,), tokens[start : start + n], pos)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from infercore.values.info import Capabilities, PerfCounters
 
 _clock = time.perf_counter
+_FLOAT = np.dtype(np.float32)
 
 
 class GuardedContext:
@@ -63,7 +64,9 @@ class GuardedContext:
         self._gate = Gate("context")
         self._n_vocab = n_vocab
         self._cells = CellMap(window.n_seq_max)
-        self._outputs = Outputs(inner.logits, n_vocab)
+        self._gate.backend = backend
+        self._row_shape = (n_vocab,)
+        self._outputs = Outputs(inner.logits, n_vocab, backend)
         self._native = native = Native(inner, self._gate, backend)
         self._shares_window = window.shared
         self.n_ctx_seq = window.n_ctx_seq
@@ -285,6 +288,12 @@ class GuardedContext:
                 if outputs.single < 0 or type(i) is not int or i != -1:
                     return outputs.row(i)
                 row = outputs.engine_logits(0)
+                if (
+                    row.__class__ is not np.ndarray
+                    or row.dtype is not _FLOAT
+                    or row.shape != self._row_shape
+                ):
+                    row = outputs.from_engine(0)
                 return read_only(row) if row.flags.writeable else row
             except Exception as error:
                 self._native.judge(error)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from infercore.engine import calls, digest, window
+from infercore.engine import calls, digest, plugin_checks, window
 from infercore.engine.arguments import check_token
 from infercore.engine.context import GuardedContext
 from infercore.engine.gate import fork_count
@@ -107,6 +107,7 @@ class GuardedModel:
         load_ms: float = 0.0,
         options: Mapping[str, Any] | None = None,
     ) -> None:
+        plugin_checks.check_model(inner, descriptor.name)
         self._inner = inner
         self._weights = _Weights(inner)
         self._descriptor = descriptor
@@ -120,7 +121,10 @@ class GuardedModel:
         self._closed = threading.Event()
         weights = self._weights
         self.tokenizer = GuardedTokenizer(
-            inner.tokenizer, dialect=services.dialect, is_closed=lambda: weights.freed
+            inner.tokenizer,
+            dialect=services.dialect,
+            is_closed=lambda: weights.freed,
+            backend=descriptor.name,
         )
         # Last, so that a model which could not be guarded is still its loader's to close.
         self._finalizer = weakref.finalize(self, self._weights.release)
@@ -186,6 +190,7 @@ class GuardedModel:
             raise
         try:
             with calls.typed(self.backend, "opening a context"):
+                plugin_checks.check_context(inner, self.backend)
                 _check_methods(inner, self.backend)
                 _check_precision(inner, got, self.backend)
                 return GuardedContext(
@@ -200,7 +205,7 @@ class GuardedModel:
                     load_ms=self._load_ms + (time.perf_counter() - started) * 1e3,
                 )
         except BaseException:
-            inner.close()
+            _close(inner)
             lease()
             raise
 
@@ -341,6 +346,13 @@ def _canonical(value: object) -> str:
         pairs = sorted((repr(key), _canonical(item)) for key, item in value.items())
         return "{" + ", ".join(f"{key}: {item}" for key, item in pairs) + "}"
     return repr(value)
+
+
+def _close(context: Any) -> None:
+    """Close what a plugin gave for a context, as far as it can be."""
+    close = getattr(context, "close", None)
+    if callable(close):
+        close()
 
 
 def _version(descriptor: BackendDescriptor) -> str:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from infercore.engine.plugin_checks import wrong_row
 from infercore.errors import OutputNotAvailableError
 from infercore.values import checks
 
@@ -28,6 +29,7 @@ class Outputs:
 
     __slots__ = (
         "_all_rows",
+        "_backend",
         "_ends",
         "_from_engine",
         "_gathered",
@@ -39,7 +41,10 @@ class Outputs:
         "single",
     )
 
-    def __init__(self, engine_logits: Callable[[int], FloatArray], n_vocab: int) -> None:
+    def __init__(
+        self, engine_logits: Callable[[int], FloatArray], n_vocab: int, backend: str = ""
+    ) -> None:
+        self._backend = backend
         self.engine_logits = engine_logits
         self.n_vocab = n_vocab
         self.serial = -1
@@ -146,7 +151,7 @@ class Outputs:
         row = self._restored.get(index)
         if row is None:
             gathered = self._gathered
-            row = self.engine_logits(index) if gathered is None else gathered[index]
+            row = self.from_engine(index) if gathered is None else gathered[index]
         return read_only(row) if row.flags.writeable else row
 
     def _index(self, i: int) -> int:
@@ -168,6 +173,13 @@ class Outputs:
             raise self._unavailable("a native sample")
         return index
 
+    def from_engine(self, i: int) -> FloatArray:
+        """Return row ``i`` of the engine's last call. Raises `PluginError` for what is no row."""
+        row: FloatArray = self.engine_logits(i)
+        if fault := wrong_row(row, self.n_vocab, self._backend):
+            raise fault
+        return row
+
     def rows(self) -> FloatArray:
         """Return all rows [n_outputs, n_vocab] of a call made with ``logits="all"``."""
         if not self._all_rows:
@@ -186,7 +198,7 @@ class Outputs:
     def copy_engine_rows(self, into: FloatArray) -> None:
         """Copy the first rows of the engine into all of ``into`` [n, n_vocab]."""
         for i in range(len(into)):
-            into[i] = self.engine_logits(i)
+            into[i] = self.from_engine(i)
 
     def _unavailable(self, operation: str) -> OutputNotAvailableError:
         n = self.count

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Any, Protocol
 
+from infercore.engine import calls, plugin_checks
 from infercore.engine.arguments import check_bool, check_token, check_tokens
 from infercore.errors import SessionClosedError, UnsupportedFeatureError
 from infercore.values import checks
@@ -52,8 +53,10 @@ class GuardedTokenizer:
         *,
         dialect: Callable[[str, str, str], Dialect],
         is_closed: Callable[[], bool],
+        backend: str = "",
     ) -> None:
         self._inner = inner
+        self._backend = backend
         self._dialect_of = dialect
         self._is_closed = is_closed
         self._digest: str | None = None
@@ -78,11 +81,10 @@ class GuardedTokenizer:
         return self._digest
 
     def _compute_digest(self) -> str:
-        inner = self._engine()
         digest = hashlib.sha256()
         for token in range(self.n_vocab):
-            piece = inner.token_bytes(token)
-            kind = b"c" if inner.is_control(token) else b"t"
+            piece = self._piece(token)
+            kind = b"c" if self.is_control(token) else b"t"
             digest.update(len(piece).to_bytes(4, "little") + piece + kind)
         digest.update(repr((self.bos, self.eos, self.eot, self.add_bos)).encode())
         return digest.hexdigest()
@@ -94,32 +96,46 @@ class GuardedTokenizer:
         checks.check_text("text", text)
         check_bool("add_special", add_special)
         check_bool("parse_special", parse_special)
-        ids = self._engine().encode(text, add_special=add_special, parse_special=parse_special)
-        return [int(token) for token in ids]
+        encode = self._engine().encode
+        with calls.typed(self._backend, "tokenizing"):
+            ids = encode(text, add_special=add_special, parse_special=parse_special)
+        return plugin_checks.check_ids(ids, self.n_vocab, self._backend)
 
     def decode(self, tokens: Sequence[int], *, skip_special: bool = False) -> str:
         """Return the text of ``tokens``; see `Tokenizer.decode`."""
         ids = check_tokens(tokens, self.n_vocab).tolist()
         check_bool("skip_special", skip_special)
-        inner = self._engine()
-        own = getattr(inner, "decode", None)
+        own = getattr(self._engine(), "decode", None)
         if own is not None:
-            text: str = own(ids, skip_special=skip_special)
+            with calls.typed(self._backend, "turning tokens into text"):
+                text = own(ids, skip_special=skip_special)
+            if not isinstance(text, str):
+                made = f"returned {plugin_checks.shown(text)}, not a str"
+                raise plugin_checks.wrong(self._backend, "tokenizer.decode(tokens)", made)
             return text
-        shown = [t for t in ids if not (skip_special and inner.is_control(t))]
-        return b"".join(map(inner.token_bytes, shown)).decode("utf-8", errors="replace")
+        shown = [t for t in ids if not (skip_special and self.is_control(t))]
+        return b"".join(map(self._piece, shown)).decode("utf-8", errors="replace")
 
     def token_bytes(self, token: int) -> bytes:
         """Return the exact bytes of one token."""
-        return self._engine().token_bytes(check_token(token, self.n_vocab))
+        return self._piece(check_token(token, self.n_vocab))
+
+    def _piece(self, token: int) -> bytes:
+        return plugin_checks.check_piece(self._engine().token_bytes(token), token, self._backend)
 
     def is_eog(self, token: int) -> bool:
         """Tell whether ``token`` ends a generation."""
-        return self._engine().is_eog(check_token(token, self.n_vocab))
+        token = check_token(token, self.n_vocab)
+        return plugin_checks.check_flag(
+            self._engine().is_eog(token), "is_eog", token, self._backend
+        )
 
     def is_control(self, token: int) -> bool:
         """Tell whether ``token`` is a control token."""
-        return self._engine().is_control(check_token(token, self.n_vocab))
+        token = check_token(token, self.n_vocab)
+        return plugin_checks.check_flag(
+            self._engine().is_control(token), "is_control", token, self._backend
+        )
 
     def apply_chat_template(
         self,
@@ -164,4 +180,4 @@ class GuardedTokenizer:
     def _text_of(self, token: int | None) -> str:
         if token is None:
             return ""
-        return self._engine().token_bytes(token).decode("utf-8", errors="replace")
+        return self._piece(token).decode("utf-8", errors="replace")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -13,6 +13,7 @@ from infercore.errors import (
     InferCoreError,
     InvalidInputError,
     ModelNotFoundError,
+    PluginError,
 )
 from infercore.registry.known import KNOWN, KnownBackend, known_for
 from infercore.registry.record import Record, described
@@ -21,14 +22,20 @@ from infercore.values.checks import is_number, nearest
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from infercore.values.info import BackendDescriptor
+
 
 @attrs.frozen(kw_only=True)
 class Match:
-    """How well a backend reads a path: 0 = not at all; ``reason`` where its match failed."""
+    """How well a backend reads a path: 0 = not at all; ``reason`` where its match failed.
+
+    ``is_fault`` tells that it answered with something that is no score.
+    """
 
     record: Record
     score: float
     reason: str | None = None
+    is_fault: bool = False
 
 
 def path_text(path: object) -> str:
@@ -67,11 +74,33 @@ def _match(record: Record, path: str) -> Match:
         score = record.descriptor.match(path)  # type: ignore[union-attr]
     except Exception as error:  # noqa: BLE001  (a plugin may raise anything)
         return Match(record=record, score=0.0, reason=f"match failed: {described(error)}")
-    if isinstance(score, bool):
-        score = float(score)
-    if not is_number(score) or math.isnan(score):
-        return Match(record=record, score=0.0, reason=f"match gave {score!r}, which is no number")
+    if not _is_score(score):
+        return Match(record=record, score=0.0, reason=_no_score(score), is_fault=True)
     return Match(record=record, score=max(0.0, float(score)))
+
+
+def _is_score(score: Any) -> bool:
+    return is_number(score) and not math.isnan(score)
+
+
+def _no_score(score: object) -> str:
+    return f"match gave {score!r}, which is no number"
+
+
+def check_score(descriptor: BackendDescriptor, path: str) -> None:
+    """Raise `PluginError` where ``match`` of a backend that was named gives no score.
+
+    What it raises is left: the file is read by that backend because the user says so.
+    """
+    try:
+        score = descriptor.match(path)
+    except Exception:  # noqa: BLE001  (a plugin may raise anything)
+        return
+    if not _is_score(score):
+        raise PluginError(
+            f"backend {descriptor.name!r}: {_no_score(score)}; this is a fault of the plugin",
+            plugin=descriptor.name,
+        )
 
 
 def no_name(name: str, records: Sequence[Record], asked_by: str = "") -> BackendNotFoundError:
@@ -105,6 +134,14 @@ def none_reads(path: str, records: Sequence[Record], found: Sequence[Match]) -> 
     elif not records:
         commands = "; ".join(f"{k.install}  ({k.formats})" for k in KNOWN.values())
         text = f"no backend is installed, so {path} cannot be read; run: {commands}"
+    elif fault := next((m for m in found if m.is_fault), None):
+        name = fault.record.name
+        return PluginError(
+            f"nothing else reads {path}, and backend {name!r} does not say whether it does: "
+            f"{fault.reason}; this is a fault of the plugin",
+            plugin=name,
+            distribution=fault.record.distribution,
+        )
     else:
         text = f"none of the installed backends reads {path} ({_summary(records, found)})"
         text += "; check the file, or name a backend"

@@ -39,7 +39,6 @@ CAPABILITIES = Capabilities(
     flash_attention=FLASH_ATTENTION,
     lora=True,
     native_sampler=True,
-    perf=True,
 )
 """All there is but what needs other hardware (gpu_offload) or another model (encoder)."""
 

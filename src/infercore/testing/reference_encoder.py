@@ -30,7 +30,6 @@ CAPABILITIES = Capabilities(
     kv_types=("f32",),
     flash_attention=FLASH_ATTENTION,
     lora=True,
-    perf=True,
 )
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import attrs
 
-from infercore.errors import InvalidInputError
+from infercore.errors import InvalidInputError, UnsupportedFeatureError
 from infercore.values import checks
 
 if TYPE_CHECKING:
@@ -240,6 +240,43 @@ def _strings(value: str | Sequence[str] | None) -> tuple[str, ...]:
 def _breakers(value: Sequence[str]) -> tuple[str, ...]:
     breakers = checks.items("dry_sequence_breakers", value, "a sequence of strings")
     return tuple(checks.check_text("dry_sequence_breakers", item) for item in breakers)
+
+
+_OF_THE_CORE = {
+    ModelConfig: ("backend_options",),
+    ContextConfig: ("n_ctx", "on_oom", "n_ctx_min", "no_perf", "backend_options"),
+}
+
+
+def refuse_unhonoured(
+    config: ModelConfig | ContextConfig,
+    honoured: Iterable[str] | Mapping[str, Collection[object] | None],
+    *,
+    backend: str,
+) -> None:
+    """Raise `UnsupportedFeatureError` for a field that was set and that a plugin does not honour.
+
+    For plugins: ``honoured`` names the fields that the engine honours, as a mapping with the
+    values that it takes where not all are (None = all). What the core does for every backend is
+    honoured anyway: the window, ``on_oom``, ``n_ctx_min``, ``no_perf``, and the keys of
+    ``backend_options``, which it has checked against the descriptor.
+
+    >>> config = ContextConfig(n_batch=64, n_seq_max=1)
+    >>> refuse_unhonoured(config, {"n_batch": None, "n_seq_max": (1,)}, backend="mine")
+    """
+    takes = honoured if isinstance(honoured, Mapping) else dict.fromkeys(honoured)
+    known = attrs.fields_dict(type(config))
+    checks.check_options("honoured", takes, known)
+    for name, field in known.items():
+        value = getattr(config, name)
+        unset = value is None or value in ((), field.default)
+        if unset or name in _OF_THE_CORE[type(config)]:
+            continue
+        allowed = takes.get(name, ())
+        if allowed is not None and value not in allowed:
+            hint = f"it takes {', '.join(map(repr, allowed))}" if allowed else "leave it out"
+            shown = name if callable(value) else f"{name}={value!r}"
+            raise UnsupportedFeatureError(feature=shown, backend=backend, hint=hint)
 
 
 @attrs.frozen(kw_only=True)

@@ -46,6 +46,10 @@ class BackendInfo:
     devices: tuple[DeviceInfo, ...] = ()
 
 
+def _true(_: object) -> bool:
+    return True
+
+
 @attrs.frozen(kw_only=True)
 class Capabilities:
     """What the loaded model can do in this context: probed, never assumed.
@@ -55,7 +59,8 @@ class Capabilities:
     ``kv_remove`` is "any" (any part of a sequence), "suffix" (its end), "rollback" (its last
     ``max_rollback`` tokens) or "none" (only whole sequences). ``kv_copy`` is "any", "full" (whole
     sequences) or "none". ``pooling``, ``kv_types`` and ``flash_attention`` list the accepted
-    values. ``abort`` tells that a running call can be cancelled from another thread.
+    values. ``abort`` tells that a running call can be cancelled from another thread. ``perf`` is
+    always True: the core counts, for every backend.
     """
 
     kv_remove: str = attrs.field(
@@ -79,7 +84,7 @@ class Capabilities:
     gpu_offload: bool = False
     lora: bool = False
     native_sampler: bool = False
-    perf: bool = False
+    perf: bool = attrs.field(default=True, converter=_true)
 
 
 @attrs.frozen(kw_only=True)
@@ -87,9 +92,9 @@ class ModelInfo:
     """The shape of a loaded model; ``metadata`` holds what else its files say, as text.
 
     ``n_params`` counts weights, ``size_bytes`` their bytes in the files, ``n_ctx_train`` the
-    trained window in tokens. ``sliding_window`` is the width in tokens of the sliding-window
-    layers, None where there are none. ``tolerance`` bounds how far logits of the same tokens in
-    another split may differ (the contract's t), for the default context.
+    trained window in tokens. Of these, ``n_embd``, ``n_layer``, ``n_head`` and ``n_head_kv``, 0
+    says that the engine does not know. ``sliding_window`` is the width in tokens of the
+    sliding-window layers, None where there are none.
     """
 
     architecture: str

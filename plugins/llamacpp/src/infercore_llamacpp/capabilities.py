@@ -30,7 +30,6 @@ def of_context(traits: Traits, effective: dict[str, Any], memory: int | None) ->
         kv_copy=_copying(traits, effective) if holds else "none",
         kv_shift=moves,
         kv_divide=moves,
-        perf=not effective["no_perf"],
     )
 
 
@@ -43,7 +42,6 @@ def of_model(traits: Traits) -> Capabilities:
         kv_copy=_copying(traits, {"n_seq_max": 1}) if traits.has_memory else "none",
         kv_shift=traits.moves_positions,
         kv_divide=traits.moves_positions,
-        perf=True,
     )
 
 

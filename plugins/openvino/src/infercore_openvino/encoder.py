@@ -47,7 +47,6 @@ def capabilities(settings: Settings) -> Capabilities:
         abort=True,
         kv_types=settings.kv_types,
         flash_attention=FLASH_ATTENTION,
-        perf=True,
     )
 
 

@@ -50,7 +50,6 @@ def capabilities(settings: Settings, graph: Graph, *, shift: bool) -> Capabiliti
         abort=True,
         kv_types=settings.kv_types,
         flash_attention=FLASH_ATTENTION,
-        perf=True,
     )
 
 

@@ -43,7 +43,6 @@ def capabilities(settings: Settings) -> Capabilities:
         abort=True,
         kv_types=tuple(name for name in settings.kv_types if name != "u8"),
         flash_attention=FLASH_ATTENTION,
-        perf=True,
     )
 
 

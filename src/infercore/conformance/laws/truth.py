@@ -31,13 +31,13 @@ def check_kinds_of_a_default_context(rig: Rig) -> None:
 
 @law("CAP-2")
 def check_model_info(rig: Rig) -> None:
-    """A model's shape is told, and agrees with its tokenizer."""
+    """A model's shape is told as far as it is known, and agrees with its tokenizer."""
     info = rig.model.info
     equal(info.n_vocab, rig.tokenizer.n_vocab, "n_vocab")
     that(info.architecture, "the architecture has no name")
     heads = () if info.is_recurrent and not info.is_hybrid else ("n_head", "n_head_kv")
     for name in ("n_ctx_train", "n_embd", "n_layer", *heads):
-        that(getattr(info, name) > 0, f"{name} is {getattr(info, name)}")
+        that(getattr(info, name) >= 0, f"{name} is {getattr(info, name)}")  # 0: not known
     that(isinstance(dict(info.metadata), dict), "metadata is no mapping")
 
 

@@ -1,0 +1,281 @@
+"""What a plugin gets wrong is a `PluginError` that names it, never a fault of the caller's."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import attrs
+import numpy as np
+import pytest
+
+import infercore as ic
+from infercore import api
+from infercore.errors import (
+    PluginError,
+    PluginLoadError,
+    SessionFatalError,
+    TransientEngineError,
+    UnsupportedFeatureError,
+)
+from infercore.testing import Faults, load_toy_model
+from infercore.testing.toy import ToyContext, ToyModel, ToyTokenizer
+
+
+def load(loader, match=lambda _path: 1.0):
+    descriptor = ic.BackendDescriptor(name="mine", api_version=1, match=match, loader=loader)
+    return api.CoreBackend(descriptor).load_model(".")
+
+
+def made(**fields):
+    """Return a loader of a toy with other attributes."""
+
+    def loader(_path, _config):
+        model = ToyModel()
+        for name, value in fields.items():
+            setattr(model, name, value)
+        return model
+
+    return loader
+
+
+@pytest.mark.parametrize(
+    ("loader", "told"),
+    [
+        (lambda *_: None, "returned None"),
+        (lambda *_: object(), "info"),
+        (made(capabilities={"kv_remove": "any"}), "capabilities is dict"),
+        (made(info={"n_vocab": 3}), "info is dict"),
+        (made(files="model.bin"), "model.files is str"),
+        (made(files=("/no/such/file",)), "/no/such/file"),
+        (made(files=(), digest=None), "no digest"),
+        (made(new_context=None), "new_context"),
+        (made(tokenizer=None), "without a tokenizer"),
+        (made(tokenizer=object()), "encode"),
+    ],
+)
+def test_a_model_that_is_none_is_refused(loader, told):
+    with pytest.raises(PluginError, match=told) as caught:
+        load(loader)
+    assert caught.value.plugin == "mine"
+    assert "'mine'" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("n_vocab", 263),
+        ("bos", 264),
+        ("eos", -1),
+        ("eot", "x"),
+        ("add_bos", 1),
+        ("chat_template", 3),
+    ],
+)
+def test_a_tokenizer_s_facts_are_checked(name, value):
+    tokenizer = ToyTokenizer()
+    setattr(tokenizer, name, value)
+    with pytest.raises(PluginError, match=rf"tokenizer\.{name}"):
+        load(made(tokenizer=tokenizer))
+
+
+@pytest.mark.parametrize("score", [True, "yes", None, float("nan")])
+def test_a_match_that_is_no_score_is_refused(score):
+    with pytest.raises(PluginError, match="match gave"):
+        load(made(), match=lambda _path: score)
+
+
+@pytest.mark.parametrize(
+    ("ids", "told"),
+    [
+        (np.array([1, 2]), "ndarray"),
+        ([1, 999], "999"),
+        ([-1], "-1"),
+        ([1.5], "float"),
+        (None, "None"),
+    ],
+)
+def test_what_encode_gives_is_checked(ids, told):
+    tokenizer = ToyTokenizer()
+    tokenizer.encode = lambda *_, **__: ids
+    with load(made(tokenizer=tokenizer)) as model:
+        with pytest.raises(PluginError, match=r"tokenizer\.encode") as caught:
+            model.tokenizer.encode("a")
+        assert told in str(caught.value)
+        with model.new_session(n_ctx=32) as session, pytest.raises(PluginError):
+            session.ensure_prefix("a")
+
+
+def test_pieces_and_flags_are_checked():
+    tokenizer = ToyTokenizer()
+    tokenizer.token_bytes = str
+    tokenizer.is_eog = lambda _: None
+    with load(made(tokenizer=tokenizer)) as model:
+        for call in (
+            lambda: model.tokenizer.token_bytes(1),
+            lambda: model.tokenizer.decode([1]),
+            lambda: model.tokenizer.digest,
+        ):
+            with pytest.raises(PluginError, match=r"token_bytes\(\d\) returned str"):
+                call()
+        with pytest.raises(PluginError, match="is_eog"):
+            model.tokenizer.is_eog(1)
+
+
+def test_what_encode_raises_names_plugin_and_line():
+    tokenizer = ToyTokenizer()
+
+    def encode(*_, **__):
+        raise KeyError("name")
+
+    tokenizer.encode = encode
+    with load(made(tokenizer=tokenizer)) as model, pytest.raises(PluginError) as caught:
+        model.tokenizer.encode("a")
+    assert "'mine'" in str(caught.value)
+    assert f"KeyError: 'name' ({__file__}, line " in str(caught.value)
+    assert str(caught.value).endswith("in encode)")
+
+
+class Wrong(ToyContext):
+    """A context that says of itself what the test wants."""
+
+    changes: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, config):
+        super().__init__(config)
+        for name, value in self.changes.items():
+            setattr(self, name, value)
+
+
+def opened(monkeypatch, **changes):
+    monkeypatch.setattr(Wrong, "changes", changes)
+    return load(made(new_context=Wrong))
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"capabilities": {}}, "capabilities is dict"),
+        ({"effective": None}, "effective is NoneType"),
+        ({"effective": {"n_ctx": 32, "n_threads": 1}}, "lacks n_threads_batch"),
+        ({"n_batch": 0}, "n_batch is int 0"),
+        ({"tolerance": "small"}, "tolerance is str"),
+        ({"decode": None}, "decode"),
+    ],
+)
+def test_a_context_that_is_none_is_refused(monkeypatch, changes, told):
+    with opened(monkeypatch, **changes) as model, pytest.raises(PluginError, match=told):
+        model.new_context(n_ctx=32)
+
+
+def test_missing_effective_values_are_a_load_error(monkeypatch):
+    with opened(monkeypatch, effective={}) as model, pytest.raises(PluginLoadError):
+        model.new_context(n_ctx=32)
+
+
+@pytest.mark.parametrize(
+    "row", [[0.0] * 264, np.zeros(100, np.float32), np.zeros(264), np.zeros((1, 264), np.float32)]
+)
+def test_a_row_of_logits_is_checked(monkeypatch, row):
+    changes = {"logits": lambda _i: row}
+    with opened(monkeypatch, **changes) as model, model.new_context(n_ctx=32) as context:
+        context.decode([1, 2])
+        with pytest.raises(PluginError, match=r"context\.logits"):
+            context.logits()
+        context.decode([3], logits="all")
+        with pytest.raises(PluginError, match=r"context\.logits"):
+            context.logits_all()
+    with opened(monkeypatch, **changes) as model, model.new_session(n_ctx=32) as session:
+        session.ensure_prefix("a")
+        with pytest.raises(PluginError, match=r"context\.logits"):
+            list(session.decode(max_tokens=2))
+
+
+@pytest.mark.parametrize("lie", [0, 99])
+def test_a_position_that_is_not_true_is_noticed(monkeypatch, lie):
+    with opened(monkeypatch, n_past=lambda _seq_id: lie) as model:
+        context = model.new_context(n_ctx=64)
+        with pytest.raises(SessionFatalError, match="n_past") as caught:
+            context.decode([1, 2, 3])
+        assert isinstance(caught.value.cause, PluginError)
+        context.close()
+
+
+def test_a_plugin_s_own_exception_is_named_with_its_place(monkeypatch):
+    def decode(*_, **__):
+        raise KeyError("name")
+
+    with opened(monkeypatch, decode=decode) as model, model.new_context(n_ctx=32) as context:
+        with pytest.raises(SessionFatalError) as caught:
+            context.decode([1])
+        told = str(caught.value)
+        assert "backend 'mine' raised KeyError: 'name'" in told
+        assert f"({__file__}, line " in told
+
+
+def test_another_signature_names_the_plugin(monkeypatch):
+    changes = {"decode": lambda tokens: None}
+    wrong = pytest.raises(SessionFatalError, match="backend 'mine' raised TypeError")
+    with opened(monkeypatch, **changes) as model, model.new_context() as context, wrong:
+        context.decode([1])
+
+
+def test_a_call_that_failed_and_changed_nothing_does_not_end_the_context():
+    faults = Faults()
+    with load_toy_model(faults=faults) as model:
+        with model.new_context(n_ctx=64, n_batch=4) as context:
+            context.decode([1, 2])
+            for call in ("decode", "seq_remove"):
+                faults.plan(call, TransientEngineError(backend="toy", retry_after=0.1))
+                with pytest.raises(TransientEngineError) as caught:
+                    context.decode([3]) if call == "decode" else context.seq_remove(0, 1, -1)
+                assert caught.value.state_after == "unchanged"
+                assert context.tokens() == [1, 2]
+            faults.plan("decode", TransientEngineError(backend="toy"), at=2)
+            with pytest.raises(TransientEngineError) as caught:
+                context.decode([3, 4, 5, 6, 7, 8])
+            assert caught.value.state_after == "partial"
+            assert context.tokens() == [1, 2, 3, 4, 5, 6]
+            context.decode([7])
+        with model.new_session(n_ctx=64) as session:
+            session.ensure_prefix("once upon")
+            cold = [c.tokens for c in session.decode(max_tokens=6, temperature=0)]
+            session.ensure_prefix("once upon")
+            faults.plan("decode", TransientEngineError(backend="toy"))
+            with pytest.raises(TransientEngineError):
+                session.prefill_suffix(" a time")
+            session.prefill_suffix("")
+            assert [c.tokens for c in session.decode(max_tokens=6, temperature=0)] == cold
+
+
+def test_a_helper_refuses_what_is_not_honoured():
+    config = ic.ContextConfig(n_ctx=64, n_batch=8, n_seq_max=1, no_perf=True)
+    takes = {"n_batch": None, "n_seq_max": (1,), "flash_attn": ("auto", "off")}
+    ic.refuse_unhonoured(config, takes, backend="mine")
+    for fields in (
+        {"n_seq_max": 2},
+        {"flash_attn": "on"},
+        {"kv_unified": False},
+        {"type_k": "f16"},
+    ):
+        with pytest.raises(UnsupportedFeatureError, match=next(iter(fields))) as caught:
+            ic.refuse_unhonoured(attrs.evolve(config, **fields), takes, backend="mine")
+        assert caught.value.backend == "mine"
+    with pytest.raises(UnsupportedFeatureError, match=r"^progress is"):
+        ic.refuse_unhonoured(ic.ModelConfig(progress=print), (), backend="mine")
+    with pytest.raises(ic.InvalidInputError, match="n_bach"):
+        ic.refuse_unhonoured(config, ["n_bach"], backend="mine")
+
+
+def test_perf_is_always_there():
+    assert ic.Capabilities().perf
+    assert ic.Capabilities(perf=False).perf
+
+
+def test_a_sequence_that_a_restore_emptied_takes_tokens(reference_model):
+    with reference_model.new_context(n_ctx=64) as context:
+        nothing = context.save_sequence(0)
+        context.decode([5, 6, 7])
+        context.load_sequence(0, nothing)
+        assert context.tokens() == []
+        context.decode_one(7)
+        assert (context.tokens(), context.n_past(), context.seq_pos_min(0)) == ([7], 1, 0)
