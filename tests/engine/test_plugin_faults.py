@@ -22,7 +22,9 @@ from infercore.testing.toy import ToyContext, ToyModel, ToyTokenizer
 
 
 def load(loader, match=lambda _path: 1.0):
-    descriptor = ic.BackendDescriptor(name="mine", api_version=1, match=match, loader=loader)
+    descriptor = ic.BackendDescriptor(
+        name="mine", api_version=1, match=match, loader=loader, tries_in_child=False
+    )
     return api.CoreBackend(descriptor).load_model(".")
 
 

@@ -193,5 +193,6 @@ def load_toy_model(*, faults: Faults | None = None, **capabilities: Any) -> Mode
         match=lambda _path: 0.0,
         loader=load,
         engine_version=lambda: "1",
+        tries_in_child=False,
     )
     return api.CoreBackend(descriptor).load_model(os.curdir)  # any path: no file is read
