@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import attrs
 import numpy as np
 
-from infercore import Capabilities, ContextConfig, ModelConfig, ModelInfo, UnsupportedFeatureError
+from infercore import Capabilities, ContextConfig, ModelConfig, ModelInfo, refuse_unhonoured
 from infercore_tablelm.tables import BOS, EOS, N_VOCAB, Tables
 
 BACKEND = "tablelm"
 CONTROL = {BOS: "<s>", EOS: "</s>"}
-HONOURED = ("n_ctx", "n_batch", "n_ubatch", "no_perf", "on_oom", "n_ctx_min", "backend_options")
+HONOURED = {"n_batch": None, "n_ubatch": None, "n_seq_max": (1,)}
 
 
 class Tokenizer:
@@ -102,11 +101,11 @@ class Model:
     capabilities = Context.capabilities
 
     def __init__(self, path: str, config: ModelConfig) -> None:
-        refuse_set(config, ("backend_options",))
+        refuse_unhonoured(config, (), backend=BACKEND)
         self._tables = Tables(path)
         self.files = (path,)
         self.tokenizer = Tokenizer()
-        self.runtime: dict[str, Any] = {}
+        self.runtime: dict[str, Any] = {}  # a table computes the same everywhere
         size = os.path.getsize(path)
         self.info = ModelInfo(
             architecture="table", n_vocab=N_VOCAB, n_ctx_train=self._tables.n_ctx_train,
@@ -115,22 +114,11 @@ class Model:
 
     def new_context(self, config: ContextConfig) -> Context:
         """Return a new context. What it cannot honour it refuses."""
-        if config.n_seq_max == 1:
-            config = attrs.evolve(config, n_seq_max=None)
-        refuse_set(config, HONOURED)
+        refuse_unhonoured(config, HONOURED, backend=BACKEND)
         return Context(self._tables, config)
 
     def close(self) -> None:
         """There is nothing to free."""
-
-
-def refuse_set(config: Any, honoured: tuple[str, ...]) -> None:
-    """Raise `UnsupportedFeatureError` for a field that was set and is not among ``honoured``."""
-    default = type(config)()
-    for field in attrs.fields(type(config)):
-        value = getattr(config, field.name)
-        if field.name not in honoured and value != getattr(default, field.name):
-            raise UnsupportedFeatureError(feature=f"{field.name}={value!r}", backend=BACKEND)
 
 
 def engine_version() -> str:

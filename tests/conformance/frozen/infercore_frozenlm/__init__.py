@@ -1,0 +1,1 @@
+"""Language models that are tables of counts, as a backend of infercore."""

@@ -1,0 +1,40 @@
+"""The rig that the conformance suite tries this backend with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import infercore
+from infercore.conformance import Observation, Rig
+from infercore.testing import engine_of
+
+MODEL = str(
+    Path(__file__).parents[4]
+    / "examples/third_party_backend/src/infercore_tablelm/data/story.tablelm.json"
+)
+
+
+def open_path(path: str) -> infercore.Model:
+    """Return the model at ``path``."""
+    return infercore.load_model(path, backend="frozenlm")
+
+
+def observe(context: Any, seq_id: int) -> Observation:
+    """Return what the engine holds, read past the API."""
+    del seq_id
+    cells = engine_of(context)._cells
+    return Observation(resident=len(cells), tokens=tuple(token for _, token in cells))
+
+
+def rig() -> Rig:
+    """Return the rig."""
+    return Rig(
+        backend="frozenlm",
+        open_model=lambda: open_path(MODEL),
+        open_path=open_path,
+        path=MODEL,
+        tolerance=0.0,
+        suite_version="1.1",
+        observe=observe,
+    )

@@ -1,0 +1,52 @@
+"""The model itself: how often each byte followed each few bytes."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+BOS, EOS = 256, 257
+N_VOCAB = 258
+ORDER = 3
+FLOOR = 1e-4
+
+
+def count(text: str) -> dict[str, Any]:
+    """Return the table of ``text``, as it is written to JSON."""
+    data = [BOS, *text.encode(), EOS]
+    tables: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for i in range(1, len(data)):
+        for n in range(min(ORDER, i) + 1):
+            tables[" ".join(map(str, data[i - n : i]))][str(data[i])] += 1
+    return {"format": "tablelm 1", "n_ctx_train": 4096, "tables": tables}
+
+
+class Tables:
+    """Tables read from a file; a token's logits come from up to three tokens before it."""
+
+    def __init__(self, path: str) -> None:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        if found.get("format") != "tablelm 1":
+            raise ValueError("this is no table of tablelm 1")
+        self.n_ctx_train: int = found["n_ctx_train"]
+        self._shares = {key: _shares(counts) for key, counts in found["tables"].items()}
+
+    def logits(self, tokens: list[int]) -> Any:
+        """Return float32 [n_vocab] after ``tokens``: longer matches weigh more."""
+        mixed = np.full(N_VOCAB, FLOOR, dtype=np.float64)
+        for n in range(min(ORDER, len(tokens)) + 1):
+            key = " ".join(map(str, tokens[len(tokens) - n :]))
+            if key in self._shares:
+                mixed += 10.0**n * self._shares[key]
+        return np.log(mixed / mixed.sum()).astype(np.float32)
+
+
+def _shares(counts: dict[str, int]) -> Any:
+    shares = np.zeros(N_VOCAB)
+    for token, n in counts.items():
+        shares[int(token)] = n
+    return shares / shares.sum()
