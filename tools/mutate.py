@@ -35,13 +35,15 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 # Threads of the parent would not live on in forks.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from mutation import operators, running, scoring, subjects
+
+from infercore.conformance import SUITE_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -82,6 +84,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", action="append", help="laws, as in infercore conformance")
     parser.add_argument("--goal", type=float, default=0.0, help="the least adjusted score")
     parser.add_argument("--minutes", type=float, default=None, help="stop after so long")
+    parser.add_argument(
+        "--budget", type=float, default=None, help="seconds of laws a mutant, for a lower bound"
+    )
+    parser.add_argument("--again", help="only what survived, and is in this file of --json")
     parser.add_argument("--match", default="", help="only mutants whose label holds this text")
     parser.add_argument("--json", help="write every verdict to this file")
     return parser
@@ -100,16 +106,24 @@ def _tell_baseline(baseline: Baseline) -> None:
 def _tried(
     runner: Runner, baseline: Baseline, chosen: Sequence[Mutant], asked: argparse.Namespace
 ) -> list[Verdict]:
-    popular: Counter[str] = Counter()
+    # A newer law was written against survivors: it is tried sooner, until kills say otherwise.
+    popular: Counter[str] = Counter(
+        {law.id: 5 for law in runner.laws.values() if law.since == SUITE_VERSION}
+    )
     verdicts: list[Verdict] = []
     started = time.monotonic()
+    before = _before(asked.again)
     for mutant in chosen:
         if asked.match not in mutant.label:
+            continue
+        if mutant.label in before and before[mutant.label]["outcome"] != running.SURVIVED:
+            known = {k: before[mutant.label][k] for k in ("outcome", "law", "reason", "own")}
+            verdicts.append(running.Verdict(mutant=mutant, **known))
             continue
         if asked.minutes is not None and time.monotonic() - started > 60 * asked.minutes:
             print(f"stopped after {asked.minutes} minutes", file=sys.stderr)
             break
-        verdict = running.judged(runner, mutant, baseline, popular)
+        verdict = running.judged(runner, mutant, baseline, popular, budget_s=asked.budget)
         popular[verdict.law] += verdict.outcome == running.KILLED
         verdicts.append(verdict)
         own = " (own)" if verdict.own else ""
@@ -119,6 +133,18 @@ def _tried(
             flush=True,
         )
     return verdicts
+
+
+def _before(path: str | None) -> dict[str, dict[str, Any]]:
+    """What an earlier run found, by the mutants' labels; a law that killed goes on killing."""
+    if path is None:
+        return {}
+    found = json.loads(Path(path).read_text(encoding="utf-8"))["verdicts"]
+    return {
+        f"{v['mutant']['file']}:{v['mutant']['line']} {v['mutant']['operator']}: "
+        f"{v['mutant']['before']} -> {v['mutant']['after']}": v
+        for v in found
+    }
 
 
 def _tell(score: scoring.Score) -> None:

@@ -300,10 +300,19 @@ def _in_child(work: Any) -> None:
 
 
 def judged(
-    runner: Runner, mutant: Mutant, baseline: Baseline, popular: Mapping[str, int]
+    runner: Runner,
+    mutant: Mutant,
+    baseline: Baseline,
+    popular: Mapping[str, int],
+    *,
+    budget_s: float | None = None,
 ) -> Verdict:
-    """Return what becomes of a mutant: laws of its own groups are tried first."""
-    steps = _ordered(runner, mutant, baseline, popular)
+    """Return what becomes of a mutant: laws of its own groups are tried first.
+
+    ``budget_s`` bounds the time that its laws take on the unchanged code, so that a survivor may
+    be one that a law not tried would see.
+    """
+    steps = _within(_ordered(runner, mutant, baseline, popular), baseline, budget_s)
     if not steps:
         return Verdict(mutant=mutant, outcome=SURVIVED, reason=NEVER_RUN)
     seconds = {step.label: baseline.seconds[step] for step in steps}
@@ -333,6 +342,19 @@ def judged(
     return Verdict(outcome=outcome, reason=reason, own=group in own, **told)
 
 
+def _within(steps: list[Step], baseline: Baseline, budget_s: float | None) -> list[Step]:
+    """The first of ``steps`` that take ``budget_s`` together, at least one."""
+    if budget_s is None:
+        return steps
+    kept: list[Step] = []
+    for step in steps:
+        budget_s -= baseline.seconds[step]
+        if kept and budget_s < 0:
+            continue
+        kept.append(step)
+    return kept
+
+
 def _ordered(
     runner: Runner, mutant: Mutant, baseline: Baseline, popular: Mapping[str, int]
 ) -> list[Step]:
@@ -343,6 +365,14 @@ def _ordered(
         steps = baseline.steps_for(mutant.file, *mutant.lines)
     steps = [step for step in steps if baseline.outcomes[step] not in ("FAIL", "n/a")]
     own = set(runner.subject.files[mutant.file])
+    # What starts processes, and what the first rig has tried already, costs most and kills least.
+    first = {step.law for step in steps if not step.rig}
+    steps = [
+        step
+        for step in steps
+        if step.group in own
+        or not (runner.laws[step.law].tier == "process" or (step.rig and step.law in first))
+    ]
 
     def worth(step: Step) -> tuple[Any, ...]:
         cost = (0.02 + baseline.seconds[step]) / (1 + popular.get(step.label, 0))

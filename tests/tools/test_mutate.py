@@ -1,0 +1,105 @@
+"""The mutation tool: its operators, its sample and score, and a few mutants of the example."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TOOLS = Path(__file__).parents[2] / "tools"
+pytestmark = pytest.mark.skipif(not TOOLS.exists(), reason="the tools are not beside the tests")
+
+SOURCE = '''
+"""A module."""
+
+LIMIT = 8
+
+def near(values: list[int], *, last: int = 3) -> list[int]:
+    """Return some of them."""
+    kept = []
+    for value in values[1:]:
+        if value < LIMIT and not value == last:
+            kept.append(min(value, last + 1))
+    return list(kept)
+'''
+
+
+@pytest.fixture
+def operators(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(TOOLS))
+    from mutation import operators
+
+    return operators
+
+
+@pytest.fixture
+def scoring(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(TOOLS))
+    from mutation import scoring
+
+    return scoring
+
+
+def test_each_mutant_is_one_change_that_compiles(operators: Any) -> None:
+    found = operators.mutants("m.py", SOURCE)
+    texts = {ast.unparse(operators.changed(SOURCE, mutant)) for mutant in found}
+    assert len(texts) == len(found) > 20
+    assert ast.unparse(ast.parse(SOURCE)) not in texts
+    for text in texts:
+        compile(text, "m.py", "exec")
+    kinds = {mutant.operator for mutant in found}
+    assert kinds >= {
+        operators.COMPARISON, operators.BOUND, operators.SIGN, operators.CONSTANT,
+        operators.CONDITION, operators.EXTREME, operators.SLICE, operators.EARLY, operators.CALL,
+    }  # fmt: skip
+
+
+def test_a_mutant_says_where_it_is(operators: Any) -> None:
+    found = operators.mutants("m.py", SOURCE)
+    bound = next(mutant for mutant in found if mutant.operator == operators.BOUND)
+    assert (bound.function, bound.line, bound.before) == ("near", 10, "value < LIMIT")
+    assert bound.after == "value < LIMIT - 1"
+    assert not bound.at_import
+    assert {m.before for m in found if m.at_import} == {"8", "3"}
+
+
+def test_a_sample_is_even_over_operators_and_repeatable(operators: Any, scoring: Any) -> None:
+    found = operators.mutants("a.py", SOURCE) + operators.mutants("b.py", SOURCE)
+    drawn = scoring.sampled(found, 20, 0)
+    assert drawn == scoring.sampled(found, 20, 0) != scoring.sampled(found, 20, 1)
+    kinds = Counter(mutant.operator for mutant in drawn)
+    assert max(kinds.values()) - min(kinds.values()) <= 1
+    assert sorted(map(repr, scoring.sampled(found, None, 0))) == sorted(map(repr, found))
+
+
+def test_the_interval_of_confidence(scoring: Any) -> None:
+    low, high = scoring.wilson(90, 100)
+    assert (round(low, 3), round(high, 3)) == (0.826, 0.945)
+    assert scoring.wilson(0, 0) == (0.0, 1.0)
+
+
+def test_every_equivalent_mutant_has_an_argument(scoring: Any) -> None:
+    for entry in scoring.equivalents():
+        assert len(entry.reason) > 40, entry
+
+
+def test_a_sample_of_the_example_s_mutants(tmp_path: Path) -> None:
+    found = tmp_path / "found.json"
+    command = [sys.executable, str(TOOLS / "mutate.py"), "--subject", "example", "--sample", "8"]
+    laws = ["--only", "TOK-8", "--only", "DEC-1", "--only", "DEC-3", "--only", "KV-2"]
+    done = subprocess.run(
+        [*command, *laws, "--json", str(found)],
+        capture_output=True, text=True, check=False, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    score = json.loads(found.read_text(encoding="utf-8"))
+    assert sum(score["counts"].values()) == 8
+    assert score["counts"]["killed"] >= 1
+    assert score["counts"]["survived"] >= 1  # so few laws cannot see all
+    assert "survivors:" in done.stdout
