@@ -94,3 +94,12 @@ def test_backend_that_cannot_tell(run, reference) -> None:
     result = run("plan", reference.path)
     assert (result.exit_code, result.stdout) == (1, "")
     assert "plan_memory is not supported" in result.stderr
+
+
+@engines
+def test_a_window_that_no_machine_holds(run, engine) -> None:
+    result = run("plan", engine.path, "--n-ctx", "2000000000", "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.output)
+    assert found["n_ctx"] == 2_000_000_000
+    assert not found["fits"]

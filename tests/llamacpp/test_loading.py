@@ -219,6 +219,29 @@ def test_versions_and_layouts_that_do_not_fit_are_refused():
         library.check_layout(Foreign())
 
 
+@pytest.mark.parametrize("kind", ["story", "sliding", "recurrent"])
+def test_a_huge_window_is_planned_as_smaller_ones_are(story, tiny, kind, monkeypatch):
+    model = story if kind == "story" else tiny(kind)
+    config = ic.ContextConfig(
+        n_ctx=9000, n_seq_max=2, swa_full=False if kind == "sliding" else None
+    )
+    laid_out = model.plan_memory(config)
+    monkeypatch.setattr("infercore_llamacpp.plan._CELLS_TRIED", 2048)
+    found = model.plan_memory(config)
+    assert found.n_ctx == laid_out.n_ctx
+    assert found.weights_bytes == laid_out.weights_bytes
+    assert found.kv_bytes_by_kind.keys() == laid_out.kv_bytes_by_kind.keys()
+    for name in ("kv_bytes", "compute_bytes", "peak_bytes"):
+        ours, theirs = getattr(found, name), getattr(laid_out, name)
+        assert theirs * 0.97 < ours < theirs * 1.05
+
+
+def test_the_largest_window_is_planned_by_arithmetic(story):
+    plan = story.plan_memory(ic.ContextConfig(n_ctx=2**31 - 1))
+    assert plan.n_ctx == 2**31 - 1
+    assert plan.kv_bytes == pytest.approx(2**31 * 4 * 2 * 2 * 32 * 2, rel=0.01)
+
+
 def test_planned_memory_is_what_the_engine_lays_out(story, tiny):
     one = story.plan_memory(ic.ContextConfig(n_ctx=256))
     four = story.plan_memory(ic.ContextConfig(n_ctx=1024))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from infercore.values import checks
 from infercore.values.config import MAX_THREADS, AdapterSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from typing_extensions import Buffer, Self
 
@@ -360,7 +361,8 @@ class GuardedContext:
         ``keep``: as it would be once the sequence's tokens from that position on were removed.
         """
         with self._gate:
-            return self._room.free(self._sequence(seq_id), keep)
+            kept = None if keep is None else arguments.check_position(keep, "keep")
+            return self._room.free(self._sequence(seq_id), kept)
 
     def look_free(self, seq_id: int, keep: int | None = None) -> int:
         """Return `n_free` without waiting for a call that runs: for reports."""
@@ -460,6 +462,8 @@ class GuardedContext:
         """
         with self._gate:
             self._native.need("sequence_state", declared=self.capabilities.sequence_state)
+            if note is not None and not isinstance(note, Mapping):
+                raise checks.refuse("note", note, "a mapping, or None")
             return self._saving.save_sequence(self._sequence(seq_id), note)
 
     def load_sequence(self, seq_id: int, data: Buffer) -> None:

@@ -134,7 +134,12 @@ class PortableSampler:
         """
         if self._closed:
             self._check_open()
-        logits = context.logits(i)
+        try:
+            logits = context.logits(i)
+        except AttributeError as error:
+            if hasattr(context, "logits"):
+                raise
+            raise checks.refuse("context", context, "a context") from error
         if self._not_best is None:
             return self._draw(logits)
         # In place, not in a method: this runs once a token.
@@ -203,10 +208,11 @@ class PortableSampler:
         vocabulary and `InvalidInputError` where the constraint refuses one; state unchanged.
         """
         self._check_open()
-        for token in tokens:
+        given = checks.items("tokens", tokens, "token ids")
+        for token in given:
             if not (checks.is_integer(token) and 0 <= token < self._n_vocab):
                 self._refuse_token(token)
-        self._accept(tokens, constrained=constrained)
+        self._accept(given, constrained=constrained)
 
     def _accept(self, tokens: Sequence[int], *, constrained: bool = True) -> None:
         if self._constraint is not None and constrained:

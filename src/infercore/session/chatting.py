@@ -241,9 +241,13 @@ def _checked(variables: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rows(messages: Sequence[Message | Mapping[str, Any]]) -> list[dict[str, Any]]:
-    if isinstance(messages, (str, Mapping, Message)) or not messages:
-        raise checks.refuse("messages", messages, "a sequence of messages that is not empty")
-    return [as_row(message) for message in checks.items("messages", messages, "messages")]
+    allowed = "a sequence of messages that is not empty"
+    if isinstance(messages, (Mapping, Message)):
+        raise checks.refuse("messages", messages, allowed)
+    listed = checks.items("messages", messages, allowed)
+    if not listed:
+        raise checks.refuse("messages", messages, allowed)
+    return [as_row(message) for message in listed]
 
 
 def _with_other_last_user(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

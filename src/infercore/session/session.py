@@ -238,9 +238,13 @@ class CoreSession(Prefilling):
             snapshots.put(self, snapshot)
 
     def save(self, path: str | os.PathLike[str]) -> Snapshot:
-        """Write the state to a file, whole or not at all; return what was written."""
+        """Write the state to a file, whole or not at all; return what was written.
+
+        Raises `InvalidInputError` for what is no path, OSError where it cannot be written.
+        """
+        where = checks.check_path("path", path)
         snapshot = self.snapshot()
-        snapshots.write(snapshot, path)
+        snapshots.write(snapshot, where)
         return snapshot
 
     def load(self, path: str | os.PathLike[str]) -> Snapshot:
@@ -248,8 +252,9 @@ class CoreSession(Prefilling):
 
         Raises `ModelNotFoundError` where there is no file, and what `restore` raises.
         """
+        where = checks.check_path("path", path)
         with self.entered("load"):
-            snapshot = snapshots.read(path)
+            snapshot = snapshots.read(where)
             snapshots.put(self, snapshot)
             return snapshot
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 import math
 import operator
+import os
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -193,6 +195,25 @@ def check_text(field: str, value: object) -> str:
     return value
 
 
+def check_path(field: str, value: object) -> str:
+    """Return ``value``, a str or `os.PathLike`, as a str that the system takes for a path.
+
+    Raises `InvalidInputError` for anything else, for NUL, and for characters that the file
+    system's encoding lacks.
+    """
+    path = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
+    if not isinstance(path, str) or not path:
+        raise refuse(field, value, "a path, as str or os.PathLike")
+    try:
+        encoded = os.fsencode(path)
+    except UnicodeEncodeError as error:
+        encoding = sys.getfilesystemencoding()
+        raise refuse(field, value, f"a path that {encoding} can hold (see PYTHONUTF8)") from error
+    if b"\0" in encoded:
+        raise refuse(field, value, "a path without NUL characters")
+    return path
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return a hint that names the closest of ``known``, or all of them."""
     names = sorted(known)
@@ -237,4 +258,7 @@ def frozen_mapping(value: Mapping[str, Any] | None) -> Mapping[str, Any]:
     """Return a read-only copy of ``value`` ({} for None)."""
     from types import MappingProxyType  # noqa: PLC0415  (kept off the import path)
 
-    return MappingProxyType(dict(value or {}))
+    given = {} if value is None else value
+    if not isinstance(given, Mapping):
+        raise refuse("mapping", given, "a mapping, or None")
+    return MappingProxyType(dict(given))

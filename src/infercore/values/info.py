@@ -154,7 +154,8 @@ class PerfCounters:
 
 
 def _names(value: Iterable[str]) -> tuple[str, ...]:
-    return tuple(value)
+    names = checks.items("names", value, "a sequence of names")
+    return tuple(checks.check_text("names", name) for name in names)
 
 
 @attrs.frozen(kw_only=True)

@@ -73,9 +73,15 @@ def hash_text(text: str) -> str:
 def hash_token_ids(tokens: Iterable[int]) -> str:
     """Return the SHA-256 hex digest over each id as an unsigned 64-bit little-endian integer.
 
-    Negative ids wrap (two's complement). ``[]`` gives the digest of no bytes.
+    Negative ids wrap (two's complement). ``[]`` gives the digest of no bytes. Raises
+    `InvalidInputError` for what are no integers.
     """
-    ids = array("Q", (int(token) & 0xFFFF_FFFF_FFFF_FFFF for token in tokens))
+    given = checks.items("tokens", tokens, "integers")
+    if set(map(type, given)) - {int}:  # NumPy's integers are fine, and slower to tell
+        for token in given:
+            if not checks.is_integer(token):
+                raise checks.refuse("tokens", token, "integers")
+    ids = array("Q", (int(token) & 0xFFFF_FFFF_FFFF_FFFF for token in given))
     if ids.itemsize != 8:  # noqa: PLR2004  pragma: no cover  (no such platform is supported)
         raise AssertionError("array('Q') is not 64 bits wide here")
     import sys  # noqa: PLC0415

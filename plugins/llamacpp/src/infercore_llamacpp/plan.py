@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from infercore_llamacpp.traits import Traits
 
 _MIB = 2**20
+_CELLS_TRIED = 1 << 18  # of a window; up to twice as many are laid out by the engine
 _CELLS_OF_STREAM = 256  # the engine pads to at least this
 _CACHE = re.compile(r"^(llama_kv_cache|llama_memory_recurrent)\w*: size = +([\d.]+) MiB")
 _CELLS = re.compile(r"^llama_kv_cache\w*: size = .*\( *(\d+) cells, .*?(\d+)/\d+ seqs\)")
@@ -75,6 +76,42 @@ def _share_of_matrices(path: str) -> float:
 
 
 def _plan(model: int, chosen: dict[str, Any], traits: Traits, n_weight_bytes: int) -> MemoryPlan:
+    """Return the plan of a window; of a huge one by what two smaller ones differ in.
+
+    The engine writes a table of all cells even when it only lays them out, which for 2**31 of them
+    takes more memory than most machines have.
+    """
+    n_ctx = chosen["n_ctx"]
+    if n_ctx <= 2 * _CELLS_TRIED:
+        return _laid_out(model, chosen, traits, n_weight_bytes)
+    small, large = (
+        _laid_out(model, {**chosen, "n_ctx": n}, traits, n_weight_bytes)
+        for n in (_CELLS_TRIED, 2 * _CELLS_TRIED)
+    )
+    n_steps = -(-(n_ctx - _CELLS_TRIED) // _CELLS_OF_STREAM) * _CELLS_OF_STREAM / _CELLS_TRIED
+
+    def extended(first: int, second: int) -> int:
+        return first + math.ceil((second - first) * n_steps)
+
+    kinds = {
+        kind: extended(n_bytes, large.kv_bytes_by_kind[kind])
+        for kind, n_bytes in small.kv_bytes_by_kind.items()
+    }
+    kv_bytes = sum(kinds.values())
+    compute_bytes = extended(small.compute_bytes, large.compute_bytes)
+    return MemoryPlan(
+        weights_bytes=small.weights_bytes,
+        kv_bytes=kv_bytes,
+        compute_bytes=compute_bytes,
+        peak_bytes=small.weights_bytes + kv_bytes + compute_bytes,
+        n_ctx=n_ctx,
+        kv_bytes_by_kind=kinds,
+    )
+
+
+def _laid_out(
+    model: int, chosen: dict[str, Any], traits: Traits, n_weight_bytes: int
+) -> MemoryPlan:
     with log.listening() as lines:
         n_adapter_bytes = sum(map(_adapter_bytes, chosen["adapters"]))
         context = api.llama_init_from_model(model, settings.to_params(chosen, traits))

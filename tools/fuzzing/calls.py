@@ -1,0 +1,202 @@
+"""Every public call with values of wrong types: a typed error, and the object as it was."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import itertools
+import os
+import tempfile
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import infercore as ic
+from fuzzing import Wrong
+from infercore.protocols import public, session
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from random import Random
+
+LIMIT_S = 30.0
+BATCH = 300
+ENGINES = {"llamacpp": "gguf-f32", "openvino": "openvino", "reference": "hf"}
+FUNCTIONS = (
+    "load_model", "open_session", "open_pool", "embed", "plan_memory", "get_backend", "backends",
+    "hash_token_ids", "free_bytes",
+)  # fmt: skip
+NOT_CALLED = {"native_handle", "close", "__enter__", "__exit__"}
+VALUES: dict[str, Any] = {
+    "tokens": [5, 6], "token": 5, "text": "Once", "texts": ["Once"], "prefix": "Once upon",
+    "suffix": " a time", "messages": [{"role": "user", "content": "Hi"}], "logits": "last",
+    "seq_id": 0, "src": 0, "dst": 1, "p0": -1, "p1": -1, "delta": 1, "d": 2, "n_past": 0, "i": -1,
+    "n": 1, "on": True, "entries": [(5, (0,), True)], "spans": [(0, [5, 6], "last")],
+    "adapters": [], "callback": None, "name": "llamacpp", "max_tokens": 2, "role": "user",
+    "content": "Hi", "namespace": "", "timeout": 1.0, "fields": {}, "decode": {}, "kwargs": {},
+}  # fmt: skip
+
+
+class Untyped(Exception):  # noqa: N818  (a finding)
+    """An exception that is no `InferCoreError`, and the call that it came from."""
+
+
+class Odd:
+    """A class that nothing here knows."""
+
+
+def fail(*_: object, **__: object) -> None:
+    """Raise what a caller's own function may raise."""
+    raise ZeroDivisionError
+
+
+def odd_values() -> list[Any]:
+    """Return values of many types; new ones, as some are used up."""
+    cycle: list[Any] = []
+    cycle.append(cycle)
+    return [
+        None, 0, 5, -1, -(2**70), 2**31, 2**70, 1.5, float("nan"), float("inf"), True, 1j, "", "x",
+        "\0", "\ud800", "é" * 300, b"", b"x" * 100, bytearray(b"x"), [], [None], ["x"], [[1]],
+        [2**70], {}, {"a": 1}, {1: 2}, {None: None}, (1, 2), set(), object(), Odd, Odd(), len, fail,
+        np.zeros(3), np.array("x"), np.float32(1), np.int64(3), np.zeros((2, 2), dtype=object),
+        iter([1, "x"]), range(3), Ellipsis, NotImplemented, cycle, memoryview(b"ab"), 10**400,
+        "../" * 5, "/", "/dev/null", [{"role": "user"}], [{"role": 5, "content": 5}],
+        [{"role": "user", "content": object()}], {"type": "regex", "pattern": 5},
+        {"type": ["x"]}, {"type": {}}, [(1, 2, 3)], [(5, 0, True)], [(5, (), None)],
+        ic.ContextConfig(), ic.SamplingConfig(), type, Exception("x"), lambda: None,
+    ]  # fmt: skip
+
+
+class _World:
+    """One engine's objects, made anew when they are lost."""
+
+    def __init__(self, backend: str) -> None:
+        import infercore_models  # noqa: PLC0415
+
+        self.path = str(infercore_models.path("storyteller", ENGINES[backend]))
+        if backend == "reference":
+            from infercore.testing import load_reference_model  # noqa: PLC0415
+
+            self.model: Any = load_reference_model()
+        else:
+            self.model = ic.load_model(self.path, backend=backend)
+        self.renew()
+
+    def renew(self) -> None:
+        """Make context, session and sampler."""
+        self.context = self.model.new_context(n_ctx=64, n_seq_max=2)
+        self.context.decode([5, 6, 7])
+        self.session = self.model.new_session(n_ctx=64)
+        self.session.ensure_prefix("Once upon a time")
+        self.sampler = self.model.new_sampler(seed=1)
+
+    def targets(self) -> Iterator[tuple[str, Callable[..., Any]]]:
+        """Yield the calls of the protocols."""
+        held = (
+            (public.Model, self.model), (public.Tokenizer, self.model.tokenizer),
+            (public.Context, self.context), (public.Sampler, self.sampler),
+            (session.Session, self.session),
+        )  # fmt: skip
+        for protocol, thing in held:
+            for name, member in vars(protocol).items():
+                if inspect.isfunction(member) and name not in NOT_CALLED and name[0] != "_":
+                    yield f"{protocol.__name__}.{name}", getattr(thing, name)
+
+
+class Calls:
+    """Makes one call a case."""
+
+    def __init__(self) -> None:
+        os.chdir(tempfile.mkdtemp(prefix="infercore-fuzz-"))
+        names = {"llamacpp": "infercore_llamacpp", "openvino": "infercore_openvino"}
+        self._names = [name for name, module in names.items() if find_spec(module)] + ["reference"]
+        self._worlds: dict[str, _World] = {}
+
+    def _world(self, name: str) -> _World:
+        if name not in self._worlds:
+            self._worlds[name] = _World(name)
+        return self._worlds[name]
+
+    def case(self, random: Random) -> str:
+        """Call something with one, two or three odd arguments."""
+        world = self._world(random.choice(self._names))
+        name, call = random.choice(self._all(world))
+        arguments = self._arguments(random, call, world)
+        given = ", ".join(f"{field}={value!r:.80}" for field, value in arguments.items())
+        shown = f"{world.model.backend}: {name}({given})"
+        try:
+            inspect.signature(call).bind(**arguments)
+        except TypeError:
+            return "Python's own TypeError"
+        try:
+            self._used(call(**arguments))
+        except ZeroDivisionError:
+            return f"{shown}: the caller's own error"
+        except (ic.SessionFatalError, ic.PluginError) as error:
+            world.renew()
+            raise Wrong(f"{shown}: {error!r}") from error
+        except ic.SessionClosedError:
+            world.renew()
+            raise
+        except ic.InferCoreError:
+            raise
+        except Exception as error:
+            raise Untyped(f"{shown}: {error!r}") from error
+        return shown
+
+    def _all(self, world: _World) -> list[tuple[str, Callable[..., Any]]]:
+        found = [(name, getattr(ic, name)) for name in FUNCTIONS if hasattr(ic, name)]
+        found += [
+            (name, getattr(ic, name))
+            for name in ic.__all__
+            if hasattr(getattr(ic, name), "__attrs_attrs__") and inspect.isclass(getattr(ic, name))
+        ]
+        return found + list(world.targets()) * 2
+
+    def _arguments(self, random: Random, call: Callable[..., Any], world: _World) -> dict[str, Any]:
+        odd = odd_values()
+        usual = {**VALUES, "path": world.path, "path_or_model": world.model}
+        found: dict[str, Any] = {}
+        names = []
+        for parameter in inspect.signature(call).parameters.values():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                found.update(self._fields(random, parameter.name, call, odd))
+            elif parameter.kind is not parameter.VAR_POSITIONAL:
+                names.append(parameter.name)
+                if parameter.name in usual:
+                    found[parameter.name] = usual[parameter.name]
+                elif parameter.default is parameter.empty:
+                    found[parameter.name] = random.choice(odd)
+        for name in random.sample(names, min(len(names), random.choice((1, 1, 1, 2, 3)))):
+            found[name] = random.choice(odd)
+        return found
+
+    @staticmethod
+    def _fields(
+        random: Random, name: str, call: Callable[..., Any], odd: list[Any]
+    ) -> dict[str, Any]:
+        """Fields of configs, as keywords."""
+        of_decode = name == "decode" or getattr(call, "__name__", "") in ("decode", "chat")
+        classes = (ic.DecodeConfig, ic.SamplingConfig) if of_decode else (
+            ic.ContextConfig, ic.ModelConfig, ic.SamplingConfig)  # fmt: skip
+        known = [field.name for cls in classes for field in cls.__attrs_attrs__]
+        found = {field: random.choice(odd) for field in random.sample(known, random.randrange(2))}
+        if of_decode:
+            found.setdefault("max_tokens", 2)
+        return found
+
+    @staticmethod
+    def _used(result: Any) -> None:
+        """Read a stream; close what was opened."""
+        if inspect.isgenerator(result) or hasattr(result, "__next__"):
+            with contextlib.closing(result):
+                for _ in itertools.islice(result, 8):
+                    pass
+        elif hasattr(result, "close") and not isinstance(result, type):
+            result.close()
+
+
+def open_target() -> Calls:
+    """Return the target."""
+    return Calls()
