@@ -148,14 +148,16 @@ class GuardedTokenizer:
         **kwargs: Any,
     ) -> str:
         """Return the messages as ``chat_template``, or the model's own, renders them."""
-        template = self.chat_template if chat_template is None else chat_template
+        template = self.chat_template
+        if chat_template is not None:
+            template = checks.check_text("chat_template", chat_template)
         if not template:
             raise UnsupportedFeatureError(
                 feature="chat_template",
                 hint="this model has none; give chat_template=..., or render the text yourself "
                 "and use ensure_prefix",
             )
-        return self._dialect(checks.check_text("chat_template", template)).render(
+        return self._dialect(template).render(
             checks.items("messages", messages, "a sequence of messages"),
             add_generation_prompt=add_generation_prompt,
             tools=tools,
