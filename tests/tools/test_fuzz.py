@@ -17,6 +17,7 @@ TARGETS = sorted(path.stem for path in (ROOT / "tools" / "fuzzing").glob("[a-z]*
 CASES = {"templates": 20, "grammars": 60, "schemas": 40, "calls": 150, "walks": 3}
 NEEDS = {
     "templates": (),
+    "snapshots": ("infercore_models",),
     "schemas": (),
     "walks": (),
     "calls": ("infercore_models",),

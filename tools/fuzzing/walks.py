@@ -11,7 +11,6 @@ import infercore as ic
 from fuzzing import Wrong
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from random import Random
 
 LIMIT_S = 60.0
@@ -74,30 +73,21 @@ class Walks:
             if call[0] == "load":
                 if saved:
                     ours, theirs = saved[call[1][1] % len(saved)]
-                    self._both(walk, name, lambda c, d: c.load_sequence(call[1][0], d),
-                               (engine, ours), (reference, theirs))  # fmt: skip
+                    load = ("load_sequence", (call[1][0],), {})
+                    self._both(walk, name, load, (engine, ours), (reference, theirs))
             else:
-                method, arguments, fields = call
-                self._both(walk, name, lambda c, _: getattr(c, method)(*arguments, **fields),
-                           (engine, None), (reference, None))  # fmt: skip
+                self._both(walk, name, call, (engine, None), (reference, None))
             self._compare(name, walk, engine, reference)
         return f"{name}: {walk}"
 
-    def _both(
-        self, walk: list[Call], name: str, work: Callable[[Any, Any], Any], *each: tuple[Any, Any]
-    ) -> None:
+    @staticmethod
+    def _both(walk: list[Call], name: str, call: Call, *each: tuple[Any, Any]) -> None:
         """Do it on both; what one refuses, the other refuses too, or is left alone."""
-        results = []
-        for context, data in each:
-            try:
-                results.append(("ok", work(context, data)))
-            except ic.UnsupportedFeatureError:
-                return  # the engine, which comes first: nothing changed
-            except ic.SessionFatalError as error:
-                raise Wrong(f"{name}: {walk}: {error}") from error
-            except ic.InferCoreError as error:
-                results.append((type(error).__name__, None))
-        if results[0][0] != results[1][0]:
+        results = [_outcome(context, call, data) for context, data in each[:1]]
+        if results == ["UnsupportedFeatureError"]:
+            return  # nothing changed
+        results += [_outcome(context, call, data) for context, data in each[1:]]
+        if "SessionFatalError" in results or results[0] != results[1]:
             raise Wrong(f"{name}: {walk}: {results[0]}, the reference {results[1]}")
 
     def _call(self, random: Random, engine: Any) -> Call:
@@ -143,6 +133,15 @@ class Walks:
         off = float(np.abs(rows[0] - rows[1]).max())
         if off > TOLERANCE * max(1.0, span / 20):
             raise Wrong(f"{name}: {walk}: logits off by {off:.4f} of {span:.1f}")
+
+
+def _outcome(context: Any, call: Call, data: Any) -> str:
+    method, arguments, fields = call
+    try:
+        getattr(context, method)(*arguments, *(() if data is None else (data,)), **fields)
+    except ic.InferCoreError as error:
+        return type(error).__name__
+    return "ok"
 
 
 def open_target() -> Walks:
