@@ -81,7 +81,7 @@ def _plan(model: int, chosen: dict[str, Any], traits: Traits, n_weight_bytes: in
     The engine writes a table of all cells even when it only lays them out, which for 2**31 of them
     takes more memory than most machines have.
     """
-    n_ctx = chosen["n_ctx"]
+    n_ctx: int = chosen["n_ctx"]
     if n_ctx <= 2 * _CELLS_TRIED:
         return _laid_out(model, chosen, traits, n_weight_bytes)
     small, large = (
