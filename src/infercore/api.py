@@ -46,6 +46,8 @@ def backends(*, devices: bool = False) -> list[BackendInfo]:
 
     ``devices=True`` also lists compute devices, which imports the usable engines.
     """
+    if not isinstance(devices, bool):
+        raise checks.refuse("devices", devices, "True or False")
     return default_registry().infos(devices=devices)
 
 

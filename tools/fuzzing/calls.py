@@ -141,6 +141,10 @@ class Calls:
             raise
         except ic.InferCoreError:
             raise
+        except OSError as error:  # what a disk says is the system's own error, and documented
+            if not name.endswith(".save"):
+                raise Untyped(f"{shown}: {error!r}") from error
+            return f"{shown}: {error!r}"
         except Exception as error:
             raise Untyped(f"{shown}: {error!r}") from error
         return shown

@@ -27,7 +27,9 @@ class Tools:
     def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
         if isinstance(tools, (str, Mapping)):
             raise checks.refuse("tools", tools, "a sequence of tools")
-        self.rows = [_as_api(tool) for tool in tools]
+        self.rows = [
+            _as_api(tool) for tool in checks.items("tools", tools, "a list of mappings, or None")
+        ]
         self._schemas: dict[str, dict[str, Any]] = {}
         self._validators: dict[str, Any] = {}
         for row in self.rows:
