@@ -27,6 +27,7 @@ from infercore.session.base import SessionOptions
 from infercore.session.session import new_session
 from infercore.values import checks
 from infercore.values.config import ContextConfig, DecodeConfig, ModelConfig, SamplingConfig
+from infercore.values.pool import pool_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -189,8 +190,17 @@ def open_pool(
     descriptor = _descriptor(backend, where)
     of_context = None if config is None else config.context
     of_model = _take_model_fields(fields, of_context, descriptor)
-    with _load(descriptor, where, of_model) as model:
-        return model.new_pool(config, **fields)
+    built = pool_config(config, fields)
+    if built.isolate:
+        raise UnsupportedFeatureError(
+            feature="isolate", backend=descriptor.name, hint="open the pool without isolate"
+        )
+    model = _load(descriptor, where, of_model)
+    try:
+        return _new_pool(model, built, owns_model=True)
+    except BaseException:
+        model.close()
+        raise
 
 
 def embed(
@@ -393,10 +403,22 @@ def _new_session(model: GuardedModel, context: Any, options: dict[str, Any]) -> 
     return new_session(model, context, sampler, checks.build(SessionOptions, None, options))
 
 
-def _new_pool(model: GuardedModel, config: PoolConfig) -> SessionPool:
+def _new_pool(model: GuardedModel, config: PoolConfig, *, owns_model: bool = False) -> SessionPool:
     from infercore.session.pool import SessionPool  # noqa: PLC0415  (imports NumPy)
 
-    return SessionPool(model, config, new_sampler=lambda decode: _decode_sampler(model, decode))
+    return SessionPool(
+        model,
+        config,
+        new_sampler=lambda decode: _decode_sampler(model, decode),
+        embed=_embed_for_pool,
+        owns_model=owns_model,
+    )
+
+
+def _embed_for_pool(model: Any, texts: Sequence[str], pooling: str | None) -> FloatArray:
+    from infercore.embedding import embed_texts  # noqa: PLC0415  (imports NumPy)
+
+    return embed_texts(model, texts, {}, pooling=pooling, normalize=False)
 
 
 def _decode_sampler(model: GuardedModel, config: DecodeConfig) -> Sampler:

@@ -110,6 +110,10 @@ class SessionMachine(RuleBasedStateMachine):
         session, resident = self.session, self.session.resident
         assert session.state in STATES
         assert session.state == self.state
+        if resident.is_paged:  # forked: a pool's context pages, so that held is not wanted
+            report = session.explain_context()
+            assert (report.state, report.resident_tokens) == (self.state, resident.n_wanted)
+            return
         if resident._in_doubt:  # the engine did what it said that it had not: the next call looks
             return
         tokens, context = resident.tape.tokens(), session.context
@@ -345,7 +349,7 @@ class SessionMachine(RuleBasedStateMachine):
         if not done:
             return
         self.agrees_with_cold(twin, self.base(), 2)
-        if self.session.context is twin.context and len(self.twins) < 1:
+        if self.session.resident.is_paged and len(self.twins) < 1:
             self.twins.append(twin)
         else:
             twin.close()

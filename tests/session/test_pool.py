@@ -298,3 +298,14 @@ def test_a_backend_of_one_sequence_takes_turns(toy: Any) -> None:
             lambda t=text: tokens_of(pool.open_session(), t, 8, temperature=0) for text in TEXTS
         ]
         assert in_threads(*works) == expected
+
+
+def test_texts_of_many_callers_are_embedded_together(reference: Any) -> None:
+    texts = [*TEXTS, "a", "b"]
+    expected = ic.embed(reference, texts, pooling="mean")
+    with ic.open_pool(reference, n_parallel=2, n_ctx=64) as pool:
+        found = in_threads(*(lambda t=t: pool.embed([t], pooling="mean")[0] for t in texts))
+        found.append(in_error(lambda: pool.embed(["a"], pooling="no such")))
+    assert isinstance(found.pop(), ic.InvalidInputError)
+    for vector, right in zip(found, expected, strict=True):
+        assert abs(vector - right).max() < 1e-4

@@ -32,8 +32,11 @@ _EVALUATES = frozenset({"ensure_prefix", "prefill_suffix", "generate", "chat"})
 class Group(Protocol):
     """**Protocol:** who sessions share an engine with: a pool, or a session's own forks."""
 
-    owner: Owner
     window: int
+
+    @property
+    def owner(self) -> Owner:
+        """Who owns the engine's context."""
 
     @property
     def reader_timeout(self) -> float | None:
@@ -148,11 +151,16 @@ class Forks:
             max_restarts=0,
             context=context,
         )
-        self.owner = Owner(scheduler)
+        self._owner = Owner(scheduler)
         self.window = int(context.n_ctx_seq)
         self._lock = threading.Lock()
         self._n_open = 0
-        self._finalizer = weakref.finalize(self, self.owner.stop, wait=False)
+        self._finalizer = weakref.finalize(self, self._owner.stop, wait=False)
+
+    @property
+    def owner(self) -> Owner:
+        """Who owns the context."""
+        return self._owner
 
     def check_open(self) -> None:
         """Raise `SessionClosedError` where the context is closed."""

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 import weakref
+from functools import partial
 from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from infercore.errors import SessionClosedError, UnsupportedFeatureError
 from infercore.session.asynchronous import AsyncSession
 from infercore.session.base import SessionOptions
 from infercore.session.cost_model import CostModel
+from infercore.session.embedder import Embedder, unit
 from infercore.session.homes import Share
 from infercore.session.identity import identity
 from infercore.session.runner import Owner
@@ -28,10 +30,11 @@ from infercore.values import checks
 from infercore.values.pool import PoolStats
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from typing_extensions import Self
 
+    from infercore.protocols.spi import FloatArray
     from infercore.values.config import ContextConfig, DecodeConfig
     from infercore.values.info import Capabilities, ModelInfo
     from infercore.values.pool import PoolConfig
@@ -54,25 +57,34 @@ class SessionPool:
         config: PoolConfig,
         *,
         new_sampler: Callable[[DecodeConfig], Any],
+        embed: Callable[[Any, Sequence[str], str | None], FloatArray],
         owns_model: bool = False,
     ) -> None:
-        if model.info.has_encoder and not model.capabilities.logits_all:
-            raise UnsupportedFeatureError(
-                feature="session", backend=model.backend, hint="this model encodes texts"
-            )
         self.model = model
+        self._store: Store | None = None
+        self._embedder = Embedder(partial(embed, model))
         self.config = config
-        self._owns_model = owns_model
         self._new_sampler = new_sampler
         self._lock = threading.Lock()
         self._n_open = 0
         self._draining = False
-        asked = config.context
-        self.window = window.resolve_n_ctx(asked, model.info)
+        self.window = window.resolve_n_ctx(config.context, model.info)
         config.check_window(self.window)
+        self._owner = None if model.capabilities.encoder else self._new_owner()
+        self._finalizer = weakref.finalize(self, _end, self._owner, model if owns_model else None)
+
+    def _new_owner(self) -> Owner:
+        """Open the context that the sessions share, and return who owns it."""
+        model, config = self.model, self.config
         fields = _context_fields(config, model.capabilities, self.window)
-        wanted = attrs.evolve(asked, **fields)
+        wanted = attrs.evolve(config.context, **fields)
         multiple = None
+        if config.batch_invariant and config.cache_dir is not None:
+            raise UnsupportedFeatureError(
+                feature="cache_dir with batch_invariant",
+                backend=model.backend,
+                hint="bits depend on how a sequence was evaluated; use cache_bytes",
+            )
         if config.batch_invariant:
             multiple = config.n_step_tokens or _CALL_TOKENS
             _check_invariant(model, wanted, self.window)
@@ -88,6 +100,7 @@ class SessionPool:
             max_restarts=config.max_restarts,
             restart_window=config.restart_window,
             store=self._store,
+            own_bytes=config.cache_bytes if config.batch_invariant else 0,
             keeps_at_end=config.cache_dir is not None,
         )
         if self._store is not None:
@@ -100,8 +113,18 @@ class SessionPool:
                 prompt_format=None,
                 adapters=adapter_identities(effective.get("adapters") or ()),
             ).digest
-        self.owner = Owner(scheduler)
-        self._finalizer = weakref.finalize(self, _end, self.owner, model if owns_model else None)
+        return Owner(scheduler)
+
+    @property
+    def owner(self) -> Owner:
+        """Who owns the engine's context. Raises `UnsupportedFeatureError` for an encoder."""
+        if self._owner is None:
+            raise UnsupportedFeatureError(
+                feature="session",
+                backend=self.model.backend,
+                hint="this model encodes texts and generates none; use embed",
+            )
+        return self._owner
 
     # -- facts ---------------------------------------------------------------------------------
 
@@ -119,13 +142,18 @@ class SessionPool:
     @property
     def capabilities(self) -> Capabilities:
         """Those of the context that the sessions share."""
-        kinds: Capabilities = self.owner.scheduler.context.capabilities
-        return kinds
+        if self._owner is None:
+            kinds: Capabilities = self.model.capabilities
+            return kinds
+        shared: Capabilities = self._owner.scheduler.context.capabilities
+        return shared
 
     @property
     def effective(self) -> Mapping[str, Any]:
         """The values in force: of the context, and of the pool's own fields."""
-        scheduler = self.owner.scheduler
+        if self._owner is None:
+            return {"n_ctx": self.window}
+        scheduler = self._owner.scheduler
         own = {
             "n_parallel": scheduler.n_places,
             "n_cells": scheduler.context.n_ctx,
@@ -137,12 +165,16 @@ class SessionPool:
     @property
     def closed(self) -> bool:
         """Whether `close` was called."""
-        scheduler = self.owner.scheduler
+        if self._owner is None:
+            return self._embedder.closed
+        scheduler = self._owner.scheduler
         return scheduler.closed or scheduler.stopping
 
     def stats(self) -> PoolStats:
         """Return what the pool did and does; it never waits for a step."""
-        scheduler = self.owner.scheduler
+        if self._owner is None:
+            return PoolStats(n_steps=self._embedder.n_calls)
+        scheduler = self._owner.scheduler
         count = scheduler.count
         n_cells = int(scheduler.context.n_ctx)
         held = [sequence.n_cells for sequence in list(scheduler.sequences)]
@@ -184,7 +216,8 @@ class SessionPool:
         """Raise `SessionClosedError` where no call may begin any more."""
         if self.closed or self._draining:
             raise SessionClosedError("this pool is closed; open a new one")
-        self.owner.check()
+        if self._owner is not None:
+            self._owner.check()
 
     # -- sessions ------------------------------------------------------------------------------
 
@@ -205,6 +238,26 @@ class SessionPool:
         except BaseException:
             share.give_back(0)
             raise
+
+    # -- texts ---------------------------------------------------------------------------------
+
+    def embed(
+        self, texts: Sequence[str], *, pooling: str | None = None, normalize: bool = True
+    ) -> FloatArray:
+        """Return one vector for each of ``texts``: float32 [n_texts, n_embd].
+
+        Arguments and errors as in `infercore.embed`. Callers that come at the same time share the
+        engine's calls.
+        """
+        self.check_open()
+        vectors = self._embedder.vectors(texts, pooling)
+        return vectors if not normalize or pooling == "rank" else unit(vectors)
+
+    async def aembed(
+        self, texts: Sequence[str], *, pooling: str | None = None, normalize: bool = True
+    ) -> FloatArray:
+        """See `embed`."""
+        return await asyncio.to_thread(self.embed, texts, pooling=pooling, normalize=normalize)
 
     def flush_cache(self, namespace: str | None = None) -> None:
         """Forget what is kept of sequences that lost their cells, of all or of one namespace."""
@@ -232,12 +285,14 @@ class SessionPool:
         return True
 
     def _n_busy(self) -> int:
-        return self.owner.scheduler.n_unfinished
+        return 0 if self._owner is None else self._owner.scheduler.n_unfinished
 
     def close(self) -> None:
         """End everything; idempotent. What runs is cancelled."""
         self._draining = True
-        self.owner.stop()
+        self._embedder.close()
+        if self._owner is not None:
+            self._owner.stop()
         self._finalizer()
 
     async def adrain(self, timeout: float | None = None) -> bool:
@@ -261,8 +316,10 @@ class SessionPool:
         self.close()
 
 
-def _end(owner: Owner, model: Any) -> None:
-    owner.stop(wait=False)
+def _end(owner: Owner | None, model: Any) -> None:
+    """What becomes of a pool that was dropped; of its model, where it owns that."""
+    if owner is not None:
+        owner.stop(wait=False)
     if model is not None:
         model.close()
 
@@ -305,6 +362,8 @@ def _probe_tokens(model: Any, n: int, first: int = 0) -> list[int]:
 
 def _store_of(config: PoolConfig, kinds: Capabilities) -> Store | None:
     if not kinds.sequence_state or not (config.cache_bytes or config.cache_dir):
+        return None
+    if config.batch_invariant:  # what others evaluated may have other bits: each keeps its own
         return None
     return Store(
         n_bytes=config.cache_bytes,

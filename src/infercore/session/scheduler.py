@@ -92,6 +92,7 @@ class Scheduler:
         max_restarts: int = 3,
         restart_window: float = 600.0,
         store: Store | None = None,
+        own_bytes: int = 0,
         keeps_at_end: bool = False,
         context: Any = None,
     ) -> None:
@@ -110,6 +111,7 @@ class Scheduler:
         self._restart_window = restart_window
         self._restarts: deque[float] = deque()
         self._store = store
+        self._own_bytes = own_bytes
         self._keeps_at_end = keeps_at_end
         self.identity = ""
         """What stored sequences belong to: model, engine, and options that change cells."""
@@ -433,7 +435,8 @@ class Scheduler:
             raise
         sequence.tokens = self.context.tokens(sequence.seq_id)
         sequence.n_held = sequence.n_cells = sequence.n_high = len(sequence.tokens)
-        sequence.saved, sequence.is_cut = None, False
+        sequence.save(None)
+        sequence.is_cut = False
         sequence.used = self.count.n_steps
         has_row = self.context.n_outputs
         row = np.array(self.context.logits(-1), dtype=np.float32) if has_row else None
@@ -453,9 +456,11 @@ class Scheduler:
             target.n_held = target.n_cells = source.n_held
         elif source.is_cut and source.seq_id is not None and kinds.sequence_state:
             self._trim(source)
-            target.saved = self.context.save_sequence(source.seq_id)
+            target.n_held = source.n_held
+            target.save(self.context.save_sequence(source.seq_id))
+            target.n_held = 0
         else:
-            target.saved = source.saved
+            target.saved, target.n_saved = source.saved, source.n_saved
         target.used = self.count.n_steps
 
     def _check_open(self) -> None:
@@ -540,12 +545,12 @@ class Scheduler:
         self._trim(sequence)
         n_needed = max(1, len(sequence.tokens) - n_found)
         stored = None
-        if source is None and self._store is not None and sequence.saved is None:
+        if self._store is not None and sequence.saved is None:
             stored = self._store.find(
                 sequence.namespace, self.identity, sequence.tokens[: max(0, n_most)]
             )
-            if stored is not None and stored.n_tokens > sequence.n_held:
-                n_needed = max(n_needed, stored.n_stored)
+            if stored is not None and stored.n_tokens > max(sequence.n_held, n_shared):
+                source, n_needed = None, max(n_needed, stored.n_stored)
         if not self._make_free(sequence, n_needed, spare=source) and self.running:
             return False
         if sequence.saved is not None and not sequence.n_held:
@@ -619,7 +624,8 @@ class Scheduler:
 
     def _restore_own(self, job: Job) -> None:
         sequence = job.sequence
-        data, sequence.saved = sequence.saved, None
+        data = sequence.saved
+        sequence.save(None)
         if data is not None and self._load(sequence, data) and not job.placed_once:
             job.n_restored = sequence.n_held
 
@@ -727,7 +733,8 @@ class Scheduler:
     def _move_out(self, sequence: Sequence) -> None:
         if not self.context.capabilities.sequence_state:
             return
-        if (self._store is None or self._store.is_off) and not sequence.is_cut:
+        own = sequence.is_cut or self._own_bytes > 0
+        if self._store is None and not own:
             return
         self._trim(sequence)
         if not sequence.n_held:
@@ -738,8 +745,11 @@ class Scheduler:
             raise
         except Exception:  # noqa: BLE001  (what cannot be kept is evaluated anew)
             return
-        if sequence.is_cut:
-            sequence.saved = data
+        if own:
+            kept = sum(len(s.saved) for s in self.sequences if s.saved is not None)
+            if not sequence.is_cut and kept + len(data) > self._own_bytes:
+                return
+            sequence.save(data)
         elif self._store is not None:
             held = sequence.tokens[: sequence.n_held]
             self._store.put(sequence.namespace, self.identity, held, data)

@@ -30,8 +30,8 @@ class Sequence:
     """
 
     __slots__ = (
-        "ends", "ghost", "is_cut", "job", "n_again", "n_cells", "n_held", "n_high", "namespace",
-        "row", "saved", "seq_id", "serial", "tokens", "used",
+        "ends", "ghost", "ghost_ends", "is_cut", "job", "n_again", "n_cells", "n_held", "n_high",
+        "n_saved", "namespace", "row", "saved", "seq_id", "serial", "tokens", "used",
     )  # fmt: skip
 
     def __init__(self, namespace: str = "") -> None:
@@ -45,7 +45,9 @@ class Sequence:
         self.serial = 0
         self.is_cut = False
         self.saved: bytes | None = None
+        self.n_saved = 0
         self.ghost: list[int] = []
+        self.ghost_ends: list[int] = []
         self.ends: list[int] = []
         self.used = 0
         self.n_again = 0
@@ -54,14 +56,15 @@ class Sequence:
     @property
     def n_known(self) -> int:
         """Tokens that can be had without evaluating them: held, or kept for this sequence alone."""
-        return len(self.tokens) if self.saved is not None else self.n_held
+        return max(self.n_held, self.n_saved)
 
     def extend(self, tokens: Tokens[int]) -> None:
         """Want ``tokens`` too, behind the others."""
         if self.ghost:  # the same as were lost: evaluating them is evaluating them again
             n = common_prefix(self.ghost, list(tokens))
             self.n_high = max(self.n_high, len(self.tokens) + n)
-            self.ghost = []
+            self.ends += [end for end in self.ghost_ends if end <= self.n_high]
+            self.ghost, self.ghost_ends = [], []
         self.tokens.extend(tokens)
         self.set_row(None)
 
@@ -74,7 +77,7 @@ class Sequence:
         self.n_high = min(self.n_high, n)
         while self.ends and self.ends[-1] > n:
             self.ends.pop()
-        self.saved = None
+        self.save(None)
         self.set_row(None)
 
     def forget_lost(self) -> None:
@@ -82,8 +85,9 @@ class Sequence:
         n = self.n_known
         if n < len(self.tokens):
             ghost = self.tokens[n : self.n_high]
+            ends = [end for end in self.ends if end > n]
             self.truncate(n)
-            self.ghost = ghost
+            self.ghost, self.ghost_ends = ghost, ends
 
     def hold(self, n: int) -> int:
         """Note that the first ``n`` tokens are held; return how many of them are so again."""
@@ -104,6 +108,11 @@ class Sequence:
         """Hold no part of what one call evaluated: the rest of it belongs to the same bits."""
         i = bisect_right(self.ends, self.n_held)
         self.n_held = self.ends[i - 1] if i else 0
+
+    def save(self, data: bytes | None) -> None:
+        """Keep ``data``, which has what is held now; None forgets it."""
+        self.saved = data
+        self.n_saved = 0 if data is None else self.n_held
 
     def lose(self) -> None:
         """Note that the engine holds nothing of it any more."""

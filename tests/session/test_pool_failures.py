@@ -1,0 +1,244 @@
+"""What fails in a pool, and whom it may touch."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import infercore as ic
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+TEXTS = ("Once upon a time", "The baker had a dog", "A little girl", "tick tock tick tock")
+SECONDS = 60.0
+
+
+def tokens_of(session: Any, text: str, n: int = 10, **fields: Any) -> list[int]:
+    session.ensure_prefix(text)
+    return [t for chunk in session.decode(max_tokens=n, **fields) for t in chunk.tokens]
+
+
+def in_threads(*works: Callable[[], Any]) -> list[Any]:
+    found: list[Any] = [None] * len(works)
+
+    def do(i: int) -> None:
+        try:
+            found[i] = works[i]()
+        except BaseException as error:  # noqa: BLE001  (the test looks at it)
+            found[i] = error
+
+    threads = [threading.Thread(target=do, args=(i,), daemon=True) for i in range(len(works))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SECONDS)
+        assert not thread.is_alive(), "a call of a pool hangs"
+    return found
+
+
+@pytest.fixture
+def alone(reference: Any) -> Callable[..., list[int]]:
+    def tokens(text: str, n: int = 10, **fields: Any) -> list[int]:
+        with reference.new_session(n_ctx=256) as session:
+            return tokens_of(session, text, n, **fields)
+
+    return tokens
+
+
+@pytest.mark.parametrize("work", ["nothing", "half", "all"])
+def test_a_failing_step_is_tried_alone_by_each_of_it(
+    reference: Any, faults: Any, alone: Any, work: str
+) -> None:
+    expected = [alone(text, seed=4) for text in TEXTS]
+    with reference.new_pool(n_parallel=4, n_ctx=256) as pool:
+        sessions = [pool.open_session() for _ in TEXTS]
+        faults.plan("decode_batch", MemoryError("no memory"), at=3, work=work)
+        works = [
+            lambda s=s, t=t: tokens_of(s, t, seed=4) for s, t in zip(sessions, TEXTS, strict=True)
+        ]
+        assert in_threads(*works) == expected
+
+
+def test_who_fails_alone_ends_alone(reference: Any, faults: Any, alone: Any) -> None:
+    with reference.new_pool(n_parallel=2, n_ctx=256) as pool, pool.open_session() as session:
+        faults.plan("decode", MemoryError("no memory"))
+        with pytest.raises(ic.OutOfMemoryError):
+            session.ensure_prefix(TEXTS[0])
+        assert tokens_of(session, TEXTS[0], temperature=0) == alone(TEXTS[0], temperature=0)
+
+
+def test_a_processor_that_raises_ends_its_own_stream(reference: Any, alone: Any) -> None:
+    class Failing:
+        def apply(self, logits: Any) -> Any:
+            raise ZeroDivisionError("a processor of the caller's failed")
+
+    with reference.new_pool(n_parallel=2, n_ctx=256) as pool:
+        one, other = pool.open_session(), pool.open_session()
+        found = in_threads(
+            lambda: tokens_of(one, TEXTS[0], processors=[Failing()]),
+            lambda: tokens_of(other, TEXTS[1], temperature=0),
+        )
+        assert isinstance(found[0], ZeroDivisionError)
+        assert found[1] == alone(TEXTS[1], temperature=0)
+        assert tokens_of(one, TEXTS[0], temperature=0) == alone(TEXTS[0], temperature=0)
+
+
+def test_an_engine_that_fails_for_good_is_opened_anew(
+    reference: Any, faults: Any, alone: Any
+) -> None:
+    expected = [alone(text, 12, seed=4) for text in TEXTS]
+    with reference.new_pool(n_parallel=4, n_ctx=256) as pool:
+        sessions = [pool.open_session() for _ in TEXTS]
+        faults.plan("decode_batch", RuntimeError("the engine is broken"), at=4)
+        works = [
+            lambda s=s, t=t: tokens_of(s, t, 12, seed=4)
+            for s, t in zip(sessions, TEXTS, strict=True)
+        ]
+        assert in_threads(*works) == expected
+        assert pool.stats().n_restarts == 1
+
+
+def test_too_many_failures_for_good_end_all_with_the_first_cause(
+    reference: Any, faults: Any
+) -> None:
+    with reference.new_pool(n_parallel=2, n_ctx=256, max_restarts=0) as pool:
+        sessions = [pool.open_session(), pool.open_session()]
+        sessions[0].ensure_prefix("a")
+        broken = RuntimeError("the engine is broken")
+        faults.plan("decode", broken)
+        with pytest.raises(ic.SessionFatalError) as caught:
+            sessions[0].ensure_prefix(TEXTS[0])
+        assert caught.value.cause is broken
+        for session in sessions:
+            with pytest.raises(ic.SessionFatalError) as caught:
+                session.ensure_prefix(TEXTS[1])
+            assert caught.value.cause is broken
+            session.close()
+
+
+def test_one_that_breaks_the_engine_ends_alone(reference: Any, faults: Any, alone: Any) -> None:
+    """The same session is in the step of two ends in a row; its neighbours go on."""
+    text = TEXTS[0] + " there was"
+
+    class Breaking:
+        """Lets the engine break in whatever step follows."""
+
+        def apply(self, logits: Any) -> Any:
+            faults.plan("decode_batch", RuntimeError("broken"), times=1000)
+            faults.plan("decode_one", RuntimeError("broken"), times=1000)
+            faults.plan("decode", RuntimeError("broken"), times=1000)
+            return logits
+
+    with reference.new_pool(n_parallel=2, n_ctx=256, max_restarts=50) as pool:
+        bad = pool.open_session()
+        found = in_threads(lambda: tokens_of(bad, text, 4, processors=[Breaking()]))
+        assert isinstance(found[0], ic.SessionFatalError)
+        faults.reset()
+        with pool.open_session() as good:
+            assert tokens_of(good, TEXTS[1], temperature=0) == alone(TEXTS[1], temperature=0)
+
+
+def test_a_timeout_before_the_first_token_and_after_it(pool_of_one_step: Any) -> None:
+    session = pool_of_one_step.open_session()
+    started = time.perf_counter()
+    with pytest.raises(ic.CallTimeoutError) as caught:
+        session.ensure_prefix("the little dog and the baker " * 7, timeout=0.02)
+    assert time.perf_counter() - started < SECONDS
+    assert caught.value.elapsed_ms >= 20
+    session.ensure_prefix("a")
+    chunks = list(session.decode(timeout=0.3, ignore_eos=True, temperature=0))
+    assert chunks[-1].finish_reason in ("timeout", "context")
+    assert session.generate(" b", max_tokens=2)
+
+
+@pytest.fixture
+def pool_of_one_step(reference: Any) -> Any:
+    with reference.new_pool(n_parallel=2, n_ctx=256, n_step_tokens=1) as pool:
+        yield pool
+
+
+def test_a_timeout_of_a_session_alone(reference: Any) -> None:
+    with reference.new_session(n_ctx=256, n_batch=1) as session:
+        with pytest.raises(ic.CallTimeoutError):
+            session.ensure_prefix("the little dog and the baker " * 7, timeout=0.02)
+        session.ensure_prefix("a")
+        chunks = list(session.decode(timeout=0.2, ignore_eos=True, temperature=0))
+        assert chunks[-1].finish_reason in ("timeout", "context")
+        assert session.generate(" b", max_tokens=2)
+        with pytest.raises(ic.InvalidInputError):
+            session.ensure_prefix("a", timeout=-1)
+
+
+def test_what_is_moved_out_comes_back(reference: Any, tmp_path: Any) -> None:
+    text = "the little dog and the baker " * 3
+    for fields in ({"cache_bytes": 2**26}, {"cache_dir": str(tmp_path / "cache")}):
+        with reference.new_pool(n_parallel=1, n_cells=64, n_ctx=64, **fields) as pool:
+            one, two = pool.open_session(), pool.open_session()
+            n = one.ensure_prefix(text).prefix_tokens
+            two.ensure_prefix("tick tock " * 12)
+            assert one.explain_context().held_tokens == 0
+            status = one.ensure_prefix(text)
+            assert (status.restored_tokens, status.prefilled_tokens) == (n - 1, 1)
+            assert pool.stats().n_moved_out
+    with reference.new_pool(n_parallel=1, n_cells=64, n_ctx=64, **fields) as pool:
+        assert pool.open_session().ensure_prefix(text).restored_tokens  # another program's
+        stranger = pool.open_session(namespace="other")
+        assert not stranger.ensure_prefix(text).restored_tokens
+        pool.flush_cache()
+
+
+def test_exact_bits_on_demand(reference: Any) -> None:
+    """Rows beside others are those of a session alone in such a pool, bit for bit."""
+
+    def rows(pool: Any, text: str) -> list[bytes]:
+        seen: list[bytes] = []
+
+        class Seeing:
+            def apply(self, logits: Any) -> Any:
+                seen.append(logits.tobytes())
+                return logits
+
+        with pool.open_session() as session:
+            session.ensure_prefix(text)
+            list(session.decode(max_tokens=12, temperature=0, processors=[Seeing()]))
+            session.prefill_suffix(" and a cat and a house and the garden")
+            list(session.decode(max_tokens=6, temperature=0, processors=[Seeing()]))
+        return seen
+
+    texts = [f"{text} there was a baker who had a dog" for text in TEXTS]
+    fields: dict[str, Any] = {"n_parallel": 2, "n_ctx": 64, "n_cells": 100, "n_step_tokens": 8}
+    expected = []
+    for text in texts:
+        with reference.new_pool(batch_invariant=True, **fields) as pool:
+            expected.append(rows(pool, text))
+    with reference.new_pool(batch_invariant=True, **fields) as pool:
+        assert in_threads(*(lambda t=t: rows(pool, t) for t in texts)) == expected
+
+
+def test_an_observer_hears_of_calls_and_steps(reference: Any) -> None:
+    heard: list[str] = []
+
+    class Observer:
+        def on_call_start(self, event: Any) -> None:
+            heard.append(f"start {event.operation}")
+
+        def on_step(self, event: Any) -> None:
+            heard.append("step")
+            raise ZeroDivisionError("what an observer raises disturbs nobody")
+
+        def on_call_end(self, event: Any) -> None:
+            heard.append(f"end {event.operation}")
+
+    ic.set_observer(Observer())
+    try:
+        with reference.new_pool(n_parallel=1, n_ctx=64) as pool, pool.open_session() as session:
+            session.ensure_prefix("a b c")
+    finally:
+        ic.set_observer(None)
+    assert heard == ["start ensure_prefix", "step", "end ensure_prefix"]
+    with pytest.raises(ic.InvalidInputError):
+        ic.set_observer(object())
