@@ -27,7 +27,7 @@ from infercore.session.base import SessionOptions
 from infercore.session.session import new_session
 from infercore.values import checks
 from infercore.values.config import ContextConfig, DecodeConfig, ModelConfig, SamplingConfig
-from infercore.values.pool import pool_config
+from infercore.values.pool import PoolConfig, is_for_a_pool, pool_config, shared_context
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from infercore.protocols.spi import FloatArray
     from infercore.session.pool import SessionPool
     from infercore.values.info import BackendDescriptor, BackendInfo, MemoryPlan
-    from infercore.values.pool import PoolConfig
 
     AnyPath = str | os.PathLike[str]
 
@@ -239,30 +238,44 @@ def embed(
 
 def plan_memory(
     path: AnyPath,
-    config: ContextConfig | None = None,
+    config: ContextConfig | PoolConfig | None = None,
     *,
     backend: str | None = None,
     **fields: Any,
 ) -> MemoryPlan:
-    """Return the bytes that the model at ``path`` will take with such a context.
+    """Return the bytes that the model at ``path`` will take with such a context, or such a pool.
 
-    ``fields`` are those of `ContextConfig`, and those of `ModelConfig` with which the model will
-    be loaded; of ``backend_options`` each goes where it belongs. The backend is chosen as in
-    `load_model`. Raises `UnsupportedFeatureError` where it cannot tell before loading, and what
-    loading and opening raise for a field that cannot be honoured.
+    ``fields`` are those of `ContextConfig` or `PoolConfig`, and those of `ModelConfig` with which
+    the model will be loaded; of ``backend_options`` each goes where it belongs. The backend is
+    chosen as in `load_model`. Raises `UnsupportedFeatureError` where it cannot tell before loading,
+    and what loading and opening raise for a field that cannot be honoured.
     """
     where = _existing(path)
     descriptor = _descriptor(backend, where)
     plan = getattr(descriptor, "plan_memory", None)
     if plan is None:
         raise UnsupportedFeatureError(feature="plan_memory", backend=descriptor.name)
-    of_model = _take_model_fields(fields, config, descriptor)
-    built = checks.build(ContextConfig, config, fields)
+    of_context = config.context if isinstance(config, PoolConfig) else config
+    of_model = _take_model_fields(fields, of_context, descriptor)
+    pool = pool_config(_pool(config), fields) if is_for_a_pool(config, fields) else None
+    built = checks.build(ContextConfig, of_context, fields) if pool is None else pool.context
     checks.check_options("backend_options", built.backend_options, descriptor.context_options)
     trial.check(descriptor, where, of_model, only_plan=True)
     with calls.typed(descriptor.name, "planning memory"):
         result: MemoryPlan = plan(where, of_model, built)
+        if pool is not None:  # now its window is known
+            pool.check_window(result.n_ctx)
+            result = plan(where, of_model, shared_context(pool, result.n_ctx))
     return result
+
+
+def _pool(config: object) -> PoolConfig | None:
+    """Return ``config``, or a pool's with it as the context's."""
+    if config is None or isinstance(config, PoolConfig):
+        return config
+    if not isinstance(config, ContextConfig):
+        raise checks.refuse("config", config, "a PoolConfig or a ContextConfig")
+    return PoolConfig(context=config)
 
 
 class CoreBackend:

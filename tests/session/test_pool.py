@@ -309,3 +309,14 @@ def test_texts_of_many_callers_are_embedded_together(reference: Any) -> None:
     assert isinstance(found.pop(), ic.InvalidInputError)
     for vector, right in zip(found, expected, strict=True):
         assert abs(vector - right).max() < 1e-4
+
+
+def test_plans_know_pools(reference: Any) -> None:
+    with reference.new_pool(n_parallel=3, n_ctx=64) as pool:
+        asked = pool.owner.scheduler.context.config
+    plan = reference.plan_memory(n_parallel=3, n_ctx=64)
+    assert plan == reference.plan_memory(asked)
+    assert plan == reference.plan_memory(ic.PoolConfig(n_parallel=3), n_ctx=64)
+    assert plan.kv_bytes == 3 * reference.plan_memory(n_ctx=64).kv_bytes
+    with pytest.raises(ic.InvalidInputError):
+        reference.plan_memory(n_cells=8, n_ctx=64)

@@ -26,7 +26,7 @@ from infercore.errors import (
 from infercore.values import checks
 from infercore.values.config import KV_TYPES, ContextConfig, SamplingConfig
 from infercore.values.manifest import kv_options
-from infercore.values.pool import pool_config
+from infercore.values.pool import PoolConfig, is_for_a_pool, pool_config, shared_context
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from infercore.protocols.spi import EngineModel
     from infercore.session.pool import SessionPool
     from infercore.values.info import BackendDescriptor, Capabilities, MemoryPlan
-    from infercore.values.pool import PoolConfig
 
 SESSION_FIELDS = ("profile_id", "prompt_format", "add_bos", "overflow")
 
@@ -302,6 +301,8 @@ class GuardedModel:
     def plan_memory(self, config: ContextConfig | None = None, **fields: Any) -> MemoryPlan:
         """Return the bytes that such a context will take; see `Model.plan_memory`."""
         self._check_open()
+        if is_for_a_pool(config, fields):
+            config, fields = self._context_of_pool(config, fields), {}
         config = checks.build(ContextConfig, config, fields)
         self._check_options(config)
         plan = getattr(self._inner, "plan_memory", None)
@@ -313,6 +314,15 @@ class GuardedModel:
         with calls.typed(self.backend, "planning memory"):
             result: MemoryPlan = plan(asked)
         return result
+
+    def _context_of_pool(self, config: Any, fields: Mapping[str, Any]) -> ContextConfig:
+        if isinstance(config, ContextConfig):
+            config = PoolConfig(context=config)
+        pool = pool_config(config, fields)
+        n_ctx = window.resolve_n_ctx(pool.context, self.info)
+        pool.check_window(n_ctx)
+        kinds = self._inner.capabilities
+        return shared_context(pool, n_ctx, multi_sequence=kinds.multi_sequence)
 
     def close(self) -> None:
         """Release the weights once the last context is closed; idempotent."""

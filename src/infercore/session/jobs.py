@@ -76,6 +76,7 @@ class Job:
         *,
         need_row: bool = True,
         deadline: float | None = None,
+        called_at: float | None = None,
         then: Callable[[Sequence], Any] | None = None,
     ) -> None:
         self.sequence = sequence
@@ -93,8 +94,9 @@ class Job:
         self.n_evaluated = self.n_shared = self.n_restored = 0
         self.placed_once = False
         self.failures = 0
-        self.submitted = time.perf_counter()
-        self.waiting_since: float | None = self.submitted
+        now = time.perf_counter()
+        self.called_at = now if called_at is None else called_at
+        self.waiting_since: float | None = now
         self.waited_s = 0.0
         # What `compose` reads.
         self.n_missing = self.n_held = 0
@@ -120,7 +122,7 @@ class Job:
     def late(self, now: float) -> CallTimeoutError:
         """Return the error of a call whose time is over."""
         return CallTimeoutError(
-            elapsed_ms=(now - self.submitted) * 1e3, resident_tokens=self.sequence.n_held
+            elapsed_ms=(now - self.called_at) * 1e3, resident_tokens=self.sequence.n_held
         )
 
 
@@ -163,7 +165,7 @@ class Generating(Job):
         deadline: float | None = None,
         reader_timeout: float | None = None,
     ) -> None:
-        super().__init__(sequence, deadline=deadline)
+        super().__init__(sequence, deadline=deadline, called_at=usage["started"])
         self.generation: Generation = generation
         self.is_prompt = True
         self.primed = False
@@ -190,9 +192,12 @@ class Generating(Job):
 
     def give(self, item: Item) -> None:
         """Let the reader have ``item``."""
-        item.cut, self.cut = self.cut, None
-        self.n_given += 1
         self.items.put(item)
         callback = self.on_item
         if callback is not None:
             callback()
+
+    def note(self, item: Item) -> None:
+        """Count ``item`` as given."""
+        item.cut, self.cut = self.cut, None
+        self.n_given += 1

@@ -81,6 +81,20 @@ def tell(name: str, event: Any) -> None:
             return
 
 
+def stream_begins() -> None:
+    """Tell that a stream is asked for its first chunk."""
+    if _Holder.observer is not None:
+        tell("on_call_start", CallStart(operation="stream"))
+
+
+def stream_ended(started: float, usage: Usage | None, error: BaseException | None = None) -> None:
+    """Tell that a stream came to its end: with its usage, an error, or neither (closed)."""
+    if _Holder.observer is not None:
+        elapsed_ms = (time.perf_counter() - started) * 1e3
+        end = CallEnd(operation="stream", elapsed_ms=elapsed_ms, usage=usage, error=error)
+        tell("on_call_end", end)
+
+
 @contextmanager
 def observed(operation: str) -> Iterator[None]:
     """Tell of the beginning and the end of a call."""

@@ -43,6 +43,7 @@ class PagedContext:
         self.sequence = Sequence(namespace)
         self.n_ctx = self.n_ctx_seq = n_ctx
         self.deadline: float | None = None
+        self.called_at: float | None = None
         self.found = (0, 0)
         """Tokens that the last `decode` copied from other sequences, and brought back."""
         self._job: Job | None = None
@@ -157,7 +158,13 @@ class PagedContext:
         Some may have come from elsewhere, and some may have been evaluated that were lost.
         """
         del seq_id
-        job = Job(self.sequence, list(tokens), need_row=logits != "none", deadline=self.deadline)
+        job = Job(
+            self.sequence,
+            list(tokens),
+            need_row=logits != "none",
+            deadline=self.deadline,
+            called_at=self.called_at,
+        )
         self.run(job)
         self.found = job.n_shared, job.n_restored
         return len(tokens) + job.n_before - job.n_base

@@ -27,7 +27,7 @@ from infercore.session.scheduler import Scheduler
 from infercore.session.session import CoreSession
 from infercore.session.store import Store
 from infercore.values import checks
-from infercore.values.pool import PoolStats
+from infercore.values.pool import PoolStats, shared_context
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from infercore.values.info import Capabilities, ModelInfo
     from infercore.values.pool import PoolConfig
 
-_MOST_SEQUENCES = 256
 _CALL_TOKENS = 256
 """Tokens of a call of a prompt where the bits are to be those of a session alone."""
 
@@ -76,8 +75,9 @@ class SessionPool:
     def _new_owner(self) -> Owner:
         """Open the context that the sessions share, and return who owns it."""
         model, config = self.model, self.config
-        fields = _context_fields(config, model.capabilities, self.window)
-        wanted = attrs.evolve(config.context, **fields)
+        wanted = shared_context(
+            config, self.window, multi_sequence=model.capabilities.multi_sequence
+        )
         multiple = None
         if config.batch_invariant and config.cache_dir is not None:
             raise UnsupportedFeatureError(
@@ -381,18 +381,3 @@ def _open_context(model: Any, wanted: ContextConfig, n_ctx: int) -> Any:
         if "n_seq_max" not in error.feature:
             raise
     return model.context_of(attrs.evolve(wanted, n_ctx=n_ctx, n_seq_max=None, kv_unified=None))
-
-
-def _context_fields(config: PoolConfig, kinds: Capabilities, n_ctx: int) -> dict[str, Any]:
-    """Return the fields of the context that all sessions of a pool share."""
-    if not kinds.multi_sequence:
-        return {"n_ctx": n_ctx}
-    n_cells = config.n_cells or config.n_parallel * n_ctx
-    unified = config.context.kv_unified
-    if unified is None and config.batch_invariant:
-        unified = False
-    if unified is False:
-        n_cells = max(n_cells, config.n_parallel * n_ctx)
-        return {"n_ctx": n_cells, "n_seq_max": config.n_parallel, "kv_unified": False}
-    n_seq_max = min(_MOST_SEQUENCES, 4 * config.n_parallel, n_cells)
-    return {"n_ctx": n_cells, "n_seq_max": n_seq_max, "kv_unified": True}

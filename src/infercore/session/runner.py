@@ -64,7 +64,7 @@ class Owner:
         scheduler = self.scheduler
         while scheduler.ended and not scheduler.inbox.empty():
             scheduler.do(scheduler.inbox.get())
-            scheduler.send_notices()
+            scheduler.hand_out()
 
     def run(self, job: Job) -> None:
         """Let ``job`` be worked on and wait for its end. Raises its error."""
@@ -167,7 +167,6 @@ def _work(scheduler: Scheduler) -> None:
             while not inbox.empty():
                 scheduler.do(inbox.get())
             idle = not scheduler.step()
-            scheduler.send_notices()
     except BaseException as error:  # noqa: BLE001  (nobody may be left waiting)
         scheduler.fail(SessionFatalError(f"the pool's thread failed: {error}", cause=error))
     finally:
@@ -175,7 +174,7 @@ def _work(scheduler: Scheduler) -> None:
         scheduler.ended = True
         while not inbox.empty():
             scheduler.do(inbox.get())
-        scheduler.send_notices()
+        scheduler.hand_out()
 
 
 def _wait(scheduler: Scheduler) -> None:

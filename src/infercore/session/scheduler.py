@@ -124,6 +124,7 @@ class Scheduler:
         self._free_ids = list(range(self.context.n_seq_max - 1, -1, -1))
         self._alone: deque[Job] = deque()
         self._suspects: set[Sequence] = set()
+        self._given: list[tuple[Generating, Item]] = []
         self._notices: dict[asyncio.AbstractEventLoop, list[Callable[[], object]]] = {}
         self._age = 0
         self._lock = threading.Lock()
@@ -184,7 +185,22 @@ class Scheduler:
         """Let ``loop`` call ``callback`` at the end of the step: one call of a loop a step."""
         self._notices.setdefault(loop, []).append(callback)
 
-    def send_notices(self) -> None:
+    def _give(self, job: Generating, item: Item) -> None:
+        job.note(item)
+        self._given.append((job, item))
+
+    def hand_out(self) -> None:
+        """Let the readers have what was made for them.
+
+        All at once: a reader that wakes while others are still being served takes the interpreter.
+        """
+        if self._given:
+            given, self._given = self._given, []
+            for job, item in given:
+                job.give(item)
+        self._send_notices()
+
+    def _send_notices(self) -> None:
         """Let the loops know; a loop that is closed meanwhile has nobody left to tell."""
         if self._notices:
             notices, self._notices = self._notices, {}
@@ -261,6 +277,12 @@ class Scheduler:
 
     def step(self) -> bool:
         """Take one step; False where there was nothing to do. Never raises for a job's fault."""
+        try:
+            return self._step()
+        finally:
+            self.hand_out()
+
+    def _step(self) -> bool:
         try:
             self._look_after()
             self._admit()
@@ -346,7 +368,7 @@ class Scheduler:
             job.generation.pending = None
             job.generation.close()
             if error is not None:
-                job.give(Item(error=error, final=True))
+                self._give(job, Item(error=error, final=True))
         elif error is not None:
             sequence.truncate(max(job.n_before, sequence.n_held))
         job.error = error
@@ -393,7 +415,7 @@ class Scheduler:
             self._end(job, error)
             return
         sequence.n_again = 0
-        job.give(Item(chunk, final=True))
+        self._give(job, Item(chunk, final=True))
         self._end(job)
 
     def adopt(self, sequence: Sequence, seq_id: int, *, is_cut: bool) -> None:
@@ -989,7 +1011,7 @@ class Scheduler:
         if generation.reason is None:
             self.count.generated_tokens += 1
             if chunk is not None:
-                job.give(Item(chunk))
+                self._give(job, Item(chunk))
             return
         if generation.pending is not None:
             self.count.generated_tokens += 1

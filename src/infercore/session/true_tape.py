@@ -69,11 +69,11 @@ class TrueTape:
             return
         started = time.perf_counter()
         if self.is_paged:
-            self.context.deadline = started + timeout
+            self.context.called_at, self.context.deadline = started, started + timeout
             try:
                 yield
             finally:
-                self.context.deadline = None
+                self.context.called_at = self.context.deadline = None
             return
         timer = threading.Timer(timeout, self._run_out)
         timer.daemon = True

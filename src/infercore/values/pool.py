@@ -144,6 +144,34 @@ def pool_config(config: PoolConfig | None, fields: Mapping[str, Any]) -> PoolCon
     return checks.build(PoolConfig, config, of_pool)
 
 
+def is_for_a_pool(config: object, fields: Mapping[str, Any]) -> bool:
+    """Tell whether ``config`` or ``fields`` are a pool's, and not a context's alone."""
+    return isinstance(config, PoolConfig) or any(
+        name in _OF_POOL and name != "context" for name in fields
+    )
+
+
+MOST_SEQUENCES = 256
+
+
+def shared_context(config: PoolConfig, n_ctx: int, *, multi_sequence: bool = True) -> ContextConfig:
+    """Return the context that sessions with a window of ``n_ctx`` tokens share."""
+    if not multi_sequence:
+        return attrs.evolve(config.context, n_ctx=n_ctx)
+    n_cells = config.n_cells or config.n_parallel * n_ctx
+    unified = config.context.kv_unified
+    if unified is None:
+        unified = not config.batch_invariant
+    if not unified:  # a part of the cells for each, as large as its window
+        n_cells = max(n_cells, config.n_parallel * n_ctx)
+    n_seq_max = (
+        min(MOST_SEQUENCES, 4 * config.n_parallel, n_cells) if unified else config.n_parallel
+    )
+    return attrs.evolve(
+        config.context, n_ctx=n_cells, n_seq_max=n_seq_max, kv_unified=bool(unified)
+    )
+
+
 @attrs.frozen(kw_only=True)
 class PoolStats:
     """What a pool did since it was opened, and what it does now.
