@@ -193,6 +193,7 @@ class Forks:
         row = np.array(resident.context.logits(-1), dtype=np.float32) if has_row else None
         scheduler.adopt(sequence, resident.seq_id, is_cut=resident.tape.is_cut)
         sequence.set_row(row)
+        paged.adopt()
         resident.move_to(paged, has_logits=has_row)
         return Share(self, "", paged)
 

@@ -59,7 +59,7 @@ def _nothing() -> None:
 
 
 class Job:
-    """Lets the engine hold a sequence's tokens, with ``tokens`` more behind them.
+    """Lets the engine hold the first ``n_keep`` of a sequence's tokens and ``tokens`` behind them.
 
     Where ``then`` is given it is called with the sequence once all is held, by the owner of the
     context and between two steps; ``result`` is what it returned. ``error`` is what ended the job.
@@ -74,6 +74,7 @@ class Job:
         sequence: Sequence,
         tokens: Tokens[int] = (),
         *,
+        n_keep: int | None = None,
         need_row: bool = True,
         deadline: float | None = None,
         called_at: float | None = None,
@@ -81,6 +82,7 @@ class Job:
     ) -> None:
         self.sequence = sequence
         self.tokens = tokens
+        self.n_keep = len(sequence.tokens) if n_keep is None else n_keep
         self.need_row = need_row
         self.deadline = deadline
         self.then = then
@@ -153,11 +155,12 @@ class Generating(Job):
     that is further on rests, and gives its place away.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (each is its own fact)
         self,
         sequence: Sequence,
         generation: Generation,
         *,
+        n_keep: int,
         n_ahead: int,
         window: int,
         shift_from: int | None,
@@ -165,7 +168,7 @@ class Generating(Job):
         deadline: float | None = None,
         reader_timeout: float | None = None,
     ) -> None:
-        super().__init__(sequence, deadline=deadline, called_at=usage["started"])
+        super().__init__(sequence, n_keep=n_keep, deadline=deadline, called_at=usage["started"])
         self.generation: Generation = generation
         self.is_prompt = True
         self.primed = False

@@ -46,6 +46,8 @@ class PagedContext:
         self.called_at: float | None = None
         self.found = (0, 0)
         """Tokens that the last `decode` copied from other sequences, and brought back."""
+        # Only the owner changes the sequence: what is removed here is removed with the next job.
+        self._n = 0
         self._job: Job | None = None
         self.scheduler.add(self.sequence)
 
@@ -82,12 +84,12 @@ class PagedContext:
     @property
     def held_tokens(self) -> int:
         """Tokens that lie in cells now; it waits for nothing."""
-        return self.sequence.n_held
+        return min(self.sequence.n_held, self._n)
 
     @property
     def n_outputs(self) -> int:
         """Whether the logits behind the last token are known: 1 or 0."""
-        return int(self.sequence.row is not None)
+        return int(self.sequence.row is not None and self._n == len(self.sequence.tokens))
 
     @property
     def n_engine_outputs(self) -> int:
@@ -97,7 +99,14 @@ class PagedContext:
     @property
     def output_serial(self) -> int:
         """A number that changes whenever the logits do."""
-        return self.sequence.serial
+        sequence = self.sequence
+        return sequence.serial if self._n == len(sequence.tokens) else -1 - self._n
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens that are wanted, held or not."""
+        self._settled()
+        return self._n
 
     def logits(self, i: int = -1) -> Any:
         """Return the logits behind the last token."""
@@ -112,12 +121,13 @@ class PagedContext:
         if job is not None:
             job.wait()
             self._job = None
+            self._n = len(self.sequence.tokens)
         return self.sequence
 
     def n_resident(self, seq_id: int = 0) -> int:
         """Return how many tokens can be had without evaluating them."""
         del seq_id
-        return self._settled().n_known
+        return min(self._settled().n_known, self._n)
 
     n_past = n_resident
 
@@ -125,8 +135,8 @@ class PagedContext:
         """Return the tokens that can be had without evaluating them; the others are forgotten."""
         del seq_id
         sequence = self._settled()
-        sequence.forget_lost()
-        return list(sequence.tokens)
+        self._n = min(self._n, sequence.n_known)
+        return sequence.tokens[: self._n]
 
     def n_free(self, seq_id: int = 0, *, keep: int | None = None) -> int:
         """Return how many tokens more fit, once those from ``keep`` on are removed."""
@@ -135,7 +145,7 @@ class PagedContext:
     def look_free(self, seq_id: int = 0, keep: int | None = None) -> int:
         """Return how many tokens more fit into the session's window."""
         del seq_id
-        n = len(self.sequence.tokens)
+        n = self._n
         return self.n_ctx - (n if keep is None else min(keep, n))
 
     # -- changes -------------------------------------------------------------------------------
@@ -144,13 +154,19 @@ class PagedContext:
         """Let the pool work on ``job`` and wait. Raises its error."""
         self._settled()
         self._job = job
-        self.owner.run(job)
+        try:
+            self.owner.run(job)
+        finally:
+            if job.done.is_open:
+                self._settled()
+            else:  # it was refused before it began
+                self._job = None
 
     def submit(self, job: Job) -> None:
         """Let the pool work on ``job``; the next call of this context waits for its end."""
         self._settled()
-        self._job = job
         self.owner.submit(job)
+        self._job = job
 
     def decode(self, tokens: Tokens[int], *, seq_id: int = 0, logits: str = "last") -> int:
         """Append ``tokens``; return how many tokens were evaluated for that.
@@ -161,6 +177,7 @@ class PagedContext:
         job = Job(
             self.sequence,
             list(tokens),
+            n_keep=self._n,
             need_row=logits != "none",
             deadline=self.deadline,
             called_at=self.called_at,
@@ -171,25 +188,22 @@ class PagedContext:
 
     def seq_remove(self, seq_id: int = 0, p0: int = -1, p1: int = -1) -> bool:
         """Remove the tokens from ``p0`` on; False where the engine cannot go back there."""
-        del seq_id
+        del seq_id, p1  # what lies in the middle is cut out by the generation alone
         sequence = self._settled()
         start = max(0, p0)
-        if p1 not in (-1, len(sequence.tokens)) and p1 < len(sequence.tokens):
-            raise NotImplementedError("a part in the middle is cut out by the generation alone")
-        if start >= len(sequence.tokens):
+        if start >= self._n:
             return True
         if start and start < sequence.n_held and not self.scheduler.can_truncate:
-            return bool(self.owner.ask(lambda: self._roll_back(start)))
-        sequence.truncate(start)
-        if self.scheduler.multiple is not None:
-            sequence.hold_whole_calls()
-        if start == 0:
-            sequence.is_cut = False
+            if not self.owner.ask(lambda: self._roll_back(start)):
+                return False
+            self._n = len(sequence.tokens)
+        self._n = min(self._n, start)
         return True
 
     def _roll_back(self, n: int) -> bool:
         """Remove the last tokens where the engine can only go back a little."""
         sequence = self.sequence
+        sequence.truncate(self._n)
         if sequence.seq_id is None or sequence.n_cells <= n:
             sequence.truncate(n)
             return True
@@ -205,7 +219,8 @@ class PagedContext:
 
     def _held_whole(self, work: Callable[[Sequence], T]) -> T:
         """Let the owner do ``work`` while all tokens are held."""
-        job = Job(self.sequence, need_row=self.sequence.row is not None, then=work)
+        self._settled()
+        job = Job(self.sequence, n_keep=self._n, need_row=bool(self.n_outputs), then=work)
         self.run(job)
         result: T = job.result
         return result
@@ -226,13 +241,20 @@ class PagedContext:
         """Restore what `save_sequence` returned; see `Context.load_sequence`."""
         del seq_id
         self._settled()
-        self.owner.ask(lambda: self.scheduler.restore(self.sequence, data, self.n_ctx))
+        try:
+            self.owner.ask(lambda: self.scheduler.restore(self.sequence, data, self.n_ctx))
+        except BaseException:
+            self._n = min(self._n, len(self.sequence.tokens))
+            raise
+        self._n = len(self.sequence.tokens)
 
     def copy_to(self, other: PagedContext) -> None:
         """Let ``other`` want what is wanted here; its cells are copied when it needs them."""
         source, target = self._settled(), other._settled()
+        n = self._n
 
         def copy() -> None:
+            source.keep(n)
             target.tokens = list(source.tokens)
             target.n_high = source.n_high
             target.ends = list(source.ends)
@@ -241,6 +263,11 @@ class PagedContext:
             target.set_row(None if source.row is None else np.array(source.row))
 
         self.owner.ask(copy)
+        other.adopt()
+
+    def adopt(self) -> None:
+        """Want what the sequence has, which was given to it from outside."""
+        self._n = len(self.sequence.tokens)
 
     # -- the rest ------------------------------------------------------------------------------
 

@@ -135,6 +135,7 @@ class PoolStream:
             job = Generating(
                 context.sequence,
                 self._generation,
+                n_keep=context.n_tokens,
                 n_ahead=2 if scheduler.can_truncate else 1,
                 window=context.n_ctx,
                 shift_from=session.parts.n_prefix if session.overflow == "shift" else None,

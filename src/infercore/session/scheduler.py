@@ -247,8 +247,12 @@ class Scheduler:
         sequence.job = job
         self._age += 1
         job.age = self._age
+        sequence.keep(job.n_keep)
+        if self.multiple is not None:
+            sequence.hold_whole_calls()
         job.n_before = len(sequence.tokens)
-        sequence.extend(job.tokens)
+        if job.tokens:
+            sequence.extend(job.tokens)
         if isinstance(job, Generating):
             job.n_sure = len(sequence.tokens)
         self.waiting.append(job)

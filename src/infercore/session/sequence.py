@@ -80,14 +80,16 @@ class Sequence:
         self.save(None)
         self.set_row(None)
 
-    def forget_lost(self) -> None:
-        """Want only what is known, and remember what was lost."""
-        n = self.n_known
+    def keep(self, n: int) -> None:
+        """Want only the first ``n`` tokens, and remember those of the others that were lost."""
         if n < len(self.tokens):
-            ghost = self.tokens[n : self.n_high]
-            ends = [end for end in self.ends if end > n]
+            lost = n >= self.n_known
+            ghost = self.tokens[n : self.n_high] if lost else []
+            ends = [end for end in self.ends if end > n] if lost else []
             self.truncate(n)
             self.ghost, self.ghost_ends = ghost, ends
+        if n == 0:
+            self.is_cut = False
 
     def hold(self, n: int) -> int:
         """Note that the first ``n`` tokens are held; return how many of them are so again."""
