@@ -128,6 +128,19 @@ def _llama(random: np.random.Generator, n_head: int = 2) -> tuple[dict[str, Any]
     return _metadata("llama", n_head=n_head, **rope), tensors
 
 
+def _deep(random: np.random.Generator) -> tuple[dict[str, Any], _Tensors]:
+    """A model of 32 layers whose logits span about 35, as those of trained ones do."""
+    tensors = _Tensors(random)
+    tensors.frame()
+    for i in range(32):
+        tensors.layer(i)
+    for name, tensor in tensors.items():
+        if name.startswith("blk") and tensor.ndim > 1:
+            tensor *= np.float32(1.25)
+    tensors["output.weight"] *= np.float32(4)
+    return _metadata("llama", n_layer=32, **{"rope.dimension_count": N_EMBD // 2}), tensors
+
+
 def _head16(random: np.random.Generator) -> tuple[dict[str, Any], _Tensors]:
     return _llama(random, n_head=4)
 
