@@ -134,9 +134,8 @@ def _deep(random: np.random.Generator) -> tuple[dict[str, Any], _Tensors]:
     tensors.frame()
     for i in range(32):
         tensors.layer(i)
-    for name, tensor in tensors.items():
-        if name.startswith("blk") and tensor.ndim > 1:
-            tensor *= np.float32(1.25)
+    for name in [name for name in tensors if name.startswith("blk") and tensors[name].ndim > 1]:
+        tensors[name] *= np.float32(1.25)
     tensors["output.weight"] *= np.float32(4)
     return _metadata("llama", n_layer=32, **{"rope.dimension_count": N_EMBD // 2}), tensors
 
