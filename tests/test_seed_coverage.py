@@ -19,7 +19,7 @@ SECTIONS = 4
 COLUMNS = 6
 TESTS = re.compile(r"^`(tests/[\w/]+\.py)::(test_\w+)`$")
 NAMES = re.compile(r"`([A-Za-z]\w*(?:\.\w+)?)`")
-OWN_FIELDS = {"adapters", "on_oom", "n_ctx_min", "backend_options"}
+OWN_FIELDS = {"adapters", "on_oom", "n_ctx_min", "backend_options", "precision"}
 
 if not PAGE.is_file():
     pytest.skip("the page is not beside these tests", allow_module_level=True)
