@@ -343,7 +343,11 @@ def _state(bench: Bench) -> Iterable[Figure]:
 
 def _fork(bench: Bench) -> Iterable[Figure]:
     text = text_of(bench.model.tokenizer, bench.room(N_FORKED, N_SPARE))
-    yield _forked(bench, "into a free sequence", text, n_seq_max=2, kv_unified=True)
+    try:
+        free = _forked(bench, "into a free sequence", text, n_seq_max=2, kv_unified=True)
+    except infercore.UnsupportedFeatureError:  # caches of their own, with windows of their own
+        free = _forked(bench, "into a free sequence", text, n_seq_max=2, n_ctx=2 * bench.n_ctx)
+    yield free
     yield _forked(bench, "into a new context", text)
 
 
