@@ -140,7 +140,8 @@ class FullContext:
         held = self.cells[seq_ids[0]]
         where, what = zip(*held, strict=True)
         if want:
-            self.rows.append(self.kept(toy_logits(what, where)) + self.changed(what))
+            distances = [position - where[0] for position in where]  # all that counts, as with rope
+            self.rows.append(self.kept(toy_logits(what, distances)) + self.changed(what))
         self.vectors.append(hidden(where, what))
         self.owners.append(tuple(seq_ids))
 
@@ -424,7 +425,7 @@ def toy_rig(path: Path, **fields: Any) -> Rig:
         "adapter": str(adapter),
         "encoder": str(encoder),
         "tolerance": 0.0,
-        "suite_version": "1.1",
+        "suite_version": "1.2",
         "observe": observe,
     }
     return Rig(**{**given, **fields})

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 import pack
 from infercore.cli import main
-from infercore.conformance import find_rig, rig_names
+from infercore.conformance import find_rig, rig_names, select
 from infercore.errors import BackendNotFoundError, PluginLoadError
 
 PLUGIN = """
@@ -147,7 +147,7 @@ def test_from_the_command_line(site: Path) -> None:
     assert re.search(r"DEC-1\b.*ok", done.output)
     value = json.loads(json_file.read_text())
     assert value["passed"]
-    assert value["counts"]["ok"] == 20
+    assert value["counts"]["ok"] + value["counts"]["n/a"] == len(select("DEC-*"))
     assert "| DEC-1 |" in markdown.read_text()
     for name in ("infercore", "suite", "engine", "python"):
         assert value["versions"][name] in markdown.read_text()

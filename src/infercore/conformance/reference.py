@@ -52,6 +52,6 @@ def rig() -> Rig:
         encoder_name="encoder",
         tolerance=1e-3,
         exact={"precision": "accurate", "flash_attn": "off", "type_k": "f32", "type_v": "f32"},
-        suite_version="1.1",
+        suite_version="1.2",
         observe=observe,
     )

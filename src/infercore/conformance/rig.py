@@ -12,11 +12,13 @@ import numpy as np
 import infercore
 from infercore.conformance import expect
 from infercore.conformance.law import RELEASES
+from infercore.conformance.oracle import Oracle
 from infercore.conformance.texts import STORY, TEXTS
 from infercore.values import checks
+from infercore.values.config import AdapterSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -72,6 +74,25 @@ def _names(value: Sequence[str]) -> tuple[str, ...]:
     return tuple(checks.items("require", value, "a sequence of names"))
 
 
+@attrs.frozen(eq=False)
+class Golden:
+    """Token ids, and the logits [n_tokens, n_vocab] after each of them, from elsewhere."""
+
+    tokens: tuple[int, ...]
+    logits: FloatArray
+
+
+def _golden(value: Iterable[tuple[Sequence[int], Any]]) -> tuple[Golden, ...]:
+    return tuple(_golden_of(*pair) for pair in value)
+
+
+def _golden_of(tokens: Sequence[int], logits: Any) -> Golden:
+    rows = np.asarray(logits, dtype=np.float32)
+    if rows.ndim != 2 or len(rows) != len(tokens):  # noqa: PLR2004  (rows of logits)
+        raise checks.refuse("golden", rows.shape, "logits [n_tokens, n_vocab], a row for each id")
+    return Golden(tuple(int(token) for token in tokens), rows)
+
+
 @attrs.define(kw_only=True, eq=False)
 class Rig:
     """How to try a backend.
@@ -93,7 +114,11 @@ class Rig:
 
     ``adapter`` is the path of a LoRA adapter for the model, in the backend's format;
     ``adapter_name`` names it in the pack, and its logits are then compared with those that the
-    reference backend computes. ``encoder`` is the path of an encoder that ``open_path`` reads,
+    reference backend computes. ``oracle`` is the path of a folder in Hugging Face's format with the
+    same weights, a plain llama in float32, whose logits are computed anew and compared with; a
+    model of the pack has one. ``golden`` are texts with their logits that any other implementation
+    has computed: pairs of token ids and a float32 array [n_tokens, n_vocab], row i behind token i.
+    ``encoder`` is the path of an encoder that ``open_path`` reads,
     ``encoder_name`` its name in the pack. ``is_encoder`` tells that ``open_model`` itself opens an
     encoder: laws about models that generate are then left.
     """
@@ -108,6 +133,8 @@ class Rig:
     exact: Mapping[str, Any] = attrs.field(factory=dict)
     adapter: str | None = None
     adapter_name: str | None = None
+    oracle: str | None = None
+    golden: tuple[Golden, ...] = attrs.field(factory=tuple, converter=_golden)
     encoder: str | None = None
     encoder_name: str | None = None
     is_encoder: bool = False
@@ -125,6 +152,7 @@ class Rig:
     _encoder: Any = attrs.field(default=None, init=False)
     _opened: list[Any] = attrs.field(factory=list, init=False)
     _drawn: list[str] = attrs.field(factory=list, init=False)
+    _oracle: Any = attrs.field(default=None, init=False)
     _story_ids: list[int] = attrs.field(factory=list, init=False)
 
     @property
@@ -169,12 +197,12 @@ class Rig:
 
     def context(self, **fields: Any) -> Any:
         """Return a context with the exact settings and a window of ``n_ctx``."""
-        self._note(f"context({_shown(fields)})")
+        self.note(f"context({_shown(fields)})")
         return self.opened(self.model.new_context(**self.fields(**fields)))
 
     def session(self, **fields: Any) -> Any:
         """Return a session with the exact settings and a window of ``n_ctx``."""
-        self._note(f"session({_shown(fields)})")
+        self.note(f"session({_shown(fields)})")
         if not self.in_pool:
             return self.opened(self.model.new_session(**self.fields(**fields)))
         options = {name: fields.pop(name) for name in OF_SESSION if name in fields}
@@ -187,7 +215,7 @@ class Rig:
 
         It batches wherever the engine can, unless ``fields`` say otherwise.
         """
-        self._note(f"pool({_shown(fields)})")
+        self.note(f"pool({_shown(fields)})")
         given = self.fields(**{"batching": "always", "n_parallel": 4, **fields})
         return self.opened(self.model.new_pool(**given))
 
@@ -218,7 +246,8 @@ class Rig:
         self.random = random.Random(f"{seed}/{name}")
         self._drawn = []
 
-    def _note(self, text: str) -> None:
+    def note(self, text: str) -> None:
+        """Keep what a law is made of, to be shown if it fails."""
         if len(self._drawn) < N_NOTED and text not in self._drawn:
             self._drawn.append(text)
 
@@ -246,13 +275,19 @@ class Rig:
 
     def tokens(self, n: int) -> list[int]:
         """Return ``n`` tokens of the story, from a random place."""
+        found = self.story_at(self.random.randrange(max(1, len(self._story()) - n)), n)
+        self.note(f"tokens {found}")
+        return found
+
+    def _story(self) -> list[int]:
         if not self._story_ids:
             self._story_ids = list(self.tokenizer.encode(self.story, add_special=False))
-        ids = self._story_ids
-        start = self.random.randrange(max(1, len(ids) - n))
-        found = [ids[(start + i) % len(ids)] for i in range(n)]
-        self._note(f"tokens {found}")
-        return found
+        return self._story_ids
+
+    def story_at(self, at: int, n: int) -> list[int]:
+        """Return ``n`` tokens of the story from its place ``at`` on, which may be any number."""
+        ids = self._story()
+        return [ids[(at + i) % len(ids)] for i in range(n)]
 
     def passage(self, n: int) -> str:
         """Return plain text of about ``n`` tokens from the story."""
@@ -265,9 +300,53 @@ class Rig:
             fresh.decode(tokens)
             return np.array(fresh.logits())
 
+    # -- the oracle ------------------------------------------------------------------------------
+
+    def live_oracle(self) -> Oracle | None:
+        """Return what computes the logits of the same weights apart from the backend, or None.
+
+        It is found by `oracle`, or else by `model_name` in the pack.
+        """
+        if self._oracle is None:
+            where = self.oracle_path()
+            self._oracle = (where is not None and Oracle.of_folder(where),)
+        return self._oracle[0] or None
+
+    def oracle_path(self) -> str | None:
+        """Return where the oracle's weights and files lie, None where there are none."""
+        return self.oracle or _in_pack(self.model_name)
+
     def oracle_name(self) -> str | None:
-        """Return what logits are compared with: "golden", or None for nothing."""
-        return None if self.model_name is None else "golden"
+        """Return what logits are compared with: "reference", "golden", or None for nothing."""
+        if self.live_oracle() is not None:
+            return "reference"
+        return "golden" if self.golden_texts() else None
+
+    def golden_texts(self) -> tuple[Golden, ...]:
+        """Return the rig's golden texts, or those that the pack has for `model_name`."""
+        return self.golden or _golden_in_pack(self.model_name)
+
+    def need_oracle(self) -> Oracle:
+        """Return the oracle. Raises `NotApplicable` where there is none."""
+        oracle = self.live_oracle()
+        if oracle is None:
+            self.leave("the rig has no oracle: name a folder with the same weights, a plain llama")
+        return oracle
+
+    def adapted(self, oracle: Oracle, scale: float) -> Oracle:
+        """Return the oracle with the rig's adapter at ``scale``."""
+        where = _in_pack(self.adapter_name)
+        if where is None:
+            self.leave("the adapter is none of the pack's")
+        return oracle.with_adapter(where, scale)
+
+    def adapters_at(self, scale: float) -> list[AdapterSpec]:
+        """Return the rig's adapter at ``scale``, as a context takes it; nothing for 0."""
+        if not scale:
+            return []
+        if self.adapter is None:
+            self.leave("the rig has no adapter")
+        return [AdapterSpec(path=self.adapter, scale=scale)]
 
     # -- comparisons -----------------------------------------------------------------------------
 
@@ -369,6 +448,27 @@ class Placed:
 
 def _shown(fields: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in fields.items())
+
+
+def _in_pack(name: str | None) -> str | None:
+    """Return where the pack has a model in Hugging Face's format, None where it has not."""
+    if name is None:
+        return None
+    try:
+        import infercore_models  # noqa: PLC0415  (a distribution of its own)
+    except ImportError:
+        return None
+    if "hf" not in infercore_models.names().get(name, ()):
+        return None
+    return str(infercore_models.path(name, "hf"))
+
+
+def _golden_in_pack(name: str | None) -> tuple[Golden, ...]:
+    if _in_pack(name) is None:
+        return ()
+    import infercore_models  # noqa: PLC0415  (a distribution of its own)
+
+    return _golden((p.tokens, p.logits) for p in infercore_models.golden(str(name)).prompts)
 
 
 def generated(chunks: Sequence[Any]) -> list[int]:

@@ -84,6 +84,7 @@ def load_all() -> dict[str, Mutant]:
     """Return every mutant by name."""
     from conformance.mutants import (  # noqa: F401
         of_adapters,
+        of_attention,
         of_children,
         of_contexts,
         of_decoding,
@@ -95,6 +96,7 @@ def load_all() -> dict[str, Mutant]:
         of_sessions,
         of_streams,
         of_tokenizers,
+        of_told,
     )
 
     return dict(MUTANTS)

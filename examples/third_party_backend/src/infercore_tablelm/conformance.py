@@ -32,6 +32,6 @@ def rig() -> Rig:
         open_path=open_path,
         path=MODEL,
         tolerance=0.0,
-        suite_version="1.1",
+        suite_version="1.2",
         observe=observe,
     )

@@ -87,13 +87,15 @@ def _rollback(traits: Traits, effective: dict[str, Any]) -> int:
 def _copying(traits: Traits, effective: dict[str, Any]) -> str:
     """Streams are copied whole, and so is a recurrent state; one pool of cells copies any part.
 
+    Where the sliding layers keep their window alone, a part lacks what they had before its end.
     The engine puts copies between streams off, and what makes it carry them out cannot be taken
     back from a recurrent state: a model that has both does not copy.
     """
     streams = effective["n_seq_max"] > 1 and not effective.get("kv_unified")
     if streams and traits.info.is_hybrid:
         return "none"
-    return "full" if streams or traits.is_recurrent else "any"
+    narrow = traits.info.sliding_window is not None and not effective.get("swa_full", True)
+    return "full" if streams or narrow or traits.is_recurrent else "any"
 
 
 def tolerance(traits: Traits, effective: dict[str, Any]) -> float:

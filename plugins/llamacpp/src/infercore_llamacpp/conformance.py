@@ -61,7 +61,7 @@ def _rig(name: str, **fields: Any) -> Rig:
         "open_path": lambda where: infercore.load_model(where, backend=BACKEND),
         "tolerance": TOLERANCE,
         "exact": _EXACT,
-        "suite_version": "1.1",
+        "suite_version": "1.2",
         "observe": observe,
     }
     return Rig(**{**given, **fields})

@@ -24,7 +24,9 @@ def rig() -> Rig:
 
 def stateful_rig() -> Rig:
     """Return the rig of the form that is used where a graph cannot be made paged."""
-    return _rig(observe=observe_stateful, variant="stateful", backend_options={"form": "stateful"})
+    rig = _rig(observe=observe_stateful, variant="stateful", backend_options={"form": "stateful"})
+    rig.known = {"MEM-8": "engine: OpenVINO leaves a thread behind for each model it compiles"}
+    return rig
 
 
 def _rig(*, observe: Callable[[Any, int], Observation], variant: str = "", **fields: Any) -> Rig:
@@ -46,7 +48,7 @@ def _rig(*, observe: Callable[[Any, int], Observation], variant: str = "", **fie
             "type_v": "f32",
             **fields,
         },
-        suite_version="1.1",
+        suite_version="1.2",
         observe=observe,
     )
 

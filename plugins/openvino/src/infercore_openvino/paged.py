@@ -131,6 +131,7 @@ class PagedContext(BaseContext):
 
     def decode_one(self, token: int, *, seq_id: int) -> None:
         """Append one token and make its logits."""
+        self._check_abort(seq_id)
         started = time.perf_counter()
         table = self._sequences[seq_id]
         past, position = table.n, table.next

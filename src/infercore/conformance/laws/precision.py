@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from infercore.conformance.rig import Rig
 
 
-@law("CAP-21", since="1.1")
+@law("CAP-21", since="1.2")
 def check_default_arithmetic_is_near_the_accurate(rig: Rig) -> None:
     """Logits of the default arithmetic are within its tolerance of those of "accurate"."""
     fields = {name: value for name, value in rig.fields().items() if name != "precision"}

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from infercore.conformance.rig import Rig
 
 PLAIN: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+OPEN: dict[str, Any] = {**PLAIN, "temperature": 4.0}
+"""So warm that any token may come, however sure the model is."""
 
 
 def _row(rig: Rig) -> tuple[Any, Any]:
@@ -46,10 +48,10 @@ def check_temperature_zero(rig: Rig) -> None:
 def check_seed_repeats(rig: Rig) -> None:
     """The same seed gives the same tokens; the seed drawn is told and repeats them too."""
     context, _ = _row(rig)
-    drawn = rig.sampler(**PLAIN)
+    drawn = rig.sampler(**OPEN)
     that(drawn.seed is not None and 0 <= drawn.seed < 2**32 - 1, f"the seed {drawn.seed}")
     tokens = [drawn.sample(context) for _ in range(12)]
-    again = rig.sampler(**PLAIN, seed=drawn.seed)
+    again = rig.sampler(**OPEN, seed=drawn.seed)
     equal([again.sample(context) for _ in range(12)], tokens, "tokens of the same seed")
     equal(rig.sampler(seed=7).seed, 7, "the seed asked for")
 
@@ -137,7 +139,7 @@ def check_observe(rig: Rig) -> None:
 def check_clone(rig: Rig) -> None:
     """A clone continues as its source would have, and independently of it."""
     context, _ = _row(rig)
-    sampler = rig.sampler(**PLAIN, seed=3)
+    sampler = rig.sampler(**OPEN, seed=3)
     for _ in range(3):
         sampler.sample(context)
     clone = rig.opened(sampler.clone())
@@ -149,7 +151,7 @@ def check_clone(rig: Rig) -> None:
 def check_reset(rig: Rig) -> None:
     """After a reset a sampler does again what it did at first."""
     context, _ = _row(rig)
-    sampler = rig.sampler(**PLAIN, seed=4, frequency_penalty=0.5)
+    sampler = rig.sampler(**OPEN, seed=4, frequency_penalty=0.5)
     first = [sampler.sample(context) for _ in range(8)]
     sampler.reset()
     equal([sampler.sample(context) for _ in range(8)], first, "tokens after a reset")

@@ -171,3 +171,66 @@ def check_digest_is_of_the_vocabulary(rig: Rig) -> None:
     digest = rig.tokenizer.digest
     that(len(digest) == 64 and set(digest) <= set("0123456789abcdef"), f"digest {digest!r}")  # noqa: PLR2004
     equal(rig.another_model().tokenizer.digest, digest, "the digest of the model loaded again")
+
+
+@law("TOK-15", since="1.2")
+def check_every_control_token(rig: Rig) -> None:
+    """No control token can be typed: its text stays text, unless it is asked to be parsed."""
+    tokenizer = rig.tokenizer
+    found = [t for t in range(tokenizer.n_vocab) if tokenizer.is_control(t)]
+    for token in found[:200]:
+        name = tokenizer.token_bytes(token).decode("utf-8", "replace")
+        if not name:
+            continue
+        text = f"a{name}b"
+        plain = tokenizer.encode(text, add_special=False, parse_special=False)
+        equal([t for t in plain if tokenizer.is_control(t)], [], f"control tokens of {text!r}")
+        equal(tokenizer.decode(plain), text, f"{text!r} as text")
+        equal(tokenizer.decode([token], skip_special=True), "", f"{name!r} left out")
+
+
+@law("TOK-16", since="1.2")
+def check_the_vocabulary_is_the_files(rig: Rig) -> None:
+    """Bytes, control and end tokens, ids of texts and rendered chats are those of the files."""
+    from infercore.testing import load_reference_model  # noqa: PLC0415  (an engine in itself)
+
+    rig.need_oracle()
+    with load_reference_model(rig.oracle_path()) as model:
+        files, own = model.tokenizer, rig.tokenizer
+        equal(own.n_vocab, files.n_vocab, "n_vocab")
+        for token in range(own.n_vocab):
+            told = (own.token_bytes(token), own.is_control(token), own.is_eog(token))
+            kept = (files.token_bytes(token), files.is_control(token), files.is_eog(token))
+            equal(told, kept, f"bytes, control and end of token {token}")
+        equal((own.bos, own.eos, own.eot), (files.bos, files.eos, files.eot), "bos, eos and eot")
+        long = "\n\n".join([rig.story, *rig.texts] * 3)
+        for text in (rig.story, *rig.texts, *TEXTS, long):
+            equal(own.encode(text), files.encode(text), f"ids of {text[:60]!r}")
+        messages = [{"role": "user", "content": "a \n b"}, {"role": "assistant", "content": "c"}]
+        if files.chat_template is not None:
+            rendered = files.apply_chat_template(messages)
+            equal(own.apply_chat_template(messages), rendered, "a rendered chat")
+
+
+@law("TOK-17", since="1.2")
+def check_long_and_blank_texts(rig: Rig) -> None:
+    """Blanks in runs, newlines at both ends, code, a byte-order mark and long texts survive."""
+    for text in (*TEXTS, " ".join([rig.story] * 8)):
+        ids = _plain(rig, text)
+        equal(rig.tokenizer.decode(ids), text, f"text of {text[:60]!r}")
+        data = b"".join(rig.tokenizer.token_bytes(token) for token in ids)
+        equal(data, text.encode(), f"bytes of {text[:60]!r}")
+
+
+TEXTS = (
+    "a        b",
+    "\n\n\na\n\n",
+    "    def f(x):\n        return x  # twice\n\n\n\tpass",
+    "\ufeffa mark before",
+    "\ufb01 \uff46\uff55\uff4c\uff4c ² ½ \u212b",
+    "Yes , it is . No !  ' s don 't",
+    " ",
+    "\n",
+    "\t \t",
+    "a\u00a0b\u2003c",
+)

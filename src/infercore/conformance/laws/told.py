@@ -1,0 +1,313 @@
+"""What a backend says of itself, and what it was asked for, is measured."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import threading
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import infercore
+from infercore.conformance.expect import equal, raises, that
+from infercore.conformance.law import law
+from infercore.conformance.oracle import Way
+from infercore.errors import (
+    BackendUnavailableError,
+    DecodeAbortedError,
+    InferCoreError,
+    InvalidInputError,
+    SnapshotError,
+    UnsupportedFeatureError,
+)
+from infercore.testing import load_reference_model
+from infercore.values.config import ModelConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from infercore.conformance.rig import Rig
+
+REFUSED = (UnsupportedFeatureError, InvalidInputError, BackendUnavailableError)
+_INFO = {
+    "n_vocab": "vocab_size",
+    "n_embd": "hidden_size",
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_head_kv": "num_key_value_heads",
+    "n_ctx_train": "max_position_embeddings",
+}
+
+
+def _row(rig: Rig, tokens: list[int], **fields: Any) -> Any:
+    """Return the logits with these fields, None where they are refused."""
+    try:
+        context = rig.context(**fields)
+    except REFUSED:
+        return None
+    context.decode(tokens[:-1])
+    context.decode_one(tokens[-1])  # reads the cache, in whatever type it is kept
+    for name, value in fields.items():
+        if name in context.effective:
+            equal(context.effective[name], value, f"effective[{name!r}]")
+    return np.array(context.logits())
+
+
+@law("CAP-22", since="1.2")
+def check_info_is_of_the_files(rig: Rig) -> None:
+    """The shape that a model tells is that of the files which the oracle reads."""
+    config, info = rig.need_oracle().config, rig.model.info
+    found = {name: getattr(info, name) for name in _INFO}
+    equal(found, {name: int(config[key]) for name, key in _INFO.items()}, "shape of the model")
+    equal(rig.tokenizer.bos, config.get("bos_token_id"), "bos")
+    that(info.n_params >= info.n_vocab * info.n_embd, f"{info.n_params} weights are too few")
+    if rig.path is not None and not info.is_recurrent:
+        size = _size(rig.path)
+        that(0.5 * size <= info.size_bytes <= size, f"{info.size_bytes} bytes of {size} in files")
+
+
+def _size(path: str) -> int:
+    where = Path(path)
+    return (
+        sum(f.stat().st_size for f in where.rglob("*")) if where.is_dir() else where.stat().st_size
+    )
+
+
+@law("CAP-23", since="1.2")
+def check_rope_options_are_used(rig: Rig) -> None:
+    """Another base or scale of rope gives the oracle's logits with it, or is refused."""
+    oracle = rig.need_oracle()
+    tokens = rig.tokens(24)
+    linear = {"rope_scaling_type": "linear", "rope_freq_scale": 0.5}
+    for fields, way in (
+        ({"rope_freq_base": 5000.0}, Way(rope_base=5000.0)),
+        (linear, Way(rope_scale=0.5)),
+        ({**linear, "rope_freq_base": 20_000.0}, Way(rope_base=20_000.0, rope_scale=0.5)),
+    ):
+        row = _row(rig, tokens, **fields)
+        if row is not None:
+            rig.near(row, oracle.rows(tokens, way)[-1], f"logits with {fields}")
+
+
+@law("CAP-24", since="1.2")
+def check_attention_type_is_used(rig: Rig) -> None:
+    """Without causal attention each token reads all of a call, as the oracle does; or refused."""
+    oracle = rig.need_oracle()
+    tokens = rig.tokens(12)
+    try:
+        context = rig.context(attention_type="non-causal")
+    except REFUSED:
+        return
+    equal(context.effective["attention_type"], "non-causal", "effective attention_type")
+    context.decode(tokens)
+    expected = oracle.rows(tokens, Way(causal=False))[-1]
+    rig.near(context.logits(), expected, "logits without causal attention")
+
+
+@law("CAP-25", since="1.2")
+def check_types_of_keys_and_values_are_used(rig: Rig) -> None:
+    """A narrower type of K alone, and of V alone, each changes what is computed, or is refused."""
+    if "f16" not in rig.context().capabilities.kv_types or len(rig.exact) == 0:
+        rig.leave("there is one type of KV cache only")
+    tokens = rig.tokens(40)
+    plain = _row(rig, tokens, type_k="f32", type_v="f32")
+    found = []
+    for fields in ({"type_k": "f16", "type_v": "f32"}, {"type_k": "f32", "type_v": "f16"}):
+        row = _row(rig, tokens, **fields)
+        if row is None or plain is None:
+            continue
+        that(not np.array_equal(row, plain), f"{fields} changes nothing")
+        found.append(row.tobytes())
+    equal(len(set(found)), len(found), "different logits with K or V in half precision")
+
+
+@law("CAP-26", model="any", since="1.2")
+def check_model_options_are_used_or_refused(rig: Rig) -> None:
+    """A device that is not there is always refused, and so is each option that does nothing."""
+    if rig.backend != "reference" and rig.backend not in {b.name for b in infercore.backends()}:
+        rig.leave("the backend is not announced, so users cannot load with it by name")
+    for fields in ({"device": "NO_SUCH_DEVICE:7"}, {"main_gpu": 200}, {"n_gpu_layers": 20}):
+        if "n_gpu_layers" in fields and rig.model.capabilities.gpu_offload:
+            continue
+        raises(InferCoreError, partial(_load, rig, fields), f"loading with {fields}")
+
+
+def _load(rig: Rig, fields: Mapping[str, Any]) -> None:
+    """Load the rig's model with these fields as users do, by the name of the backend."""
+    if rig.backend == "reference":
+        config = ModelConfig(**fields)
+        load_reference_model(_path(rig), config=config).close()
+    else:
+        infercore.load_model(_path(rig), backend=rig.backend, **fields).close()
+
+
+def _path(rig: Rig) -> str:
+    if rig.path is None:
+        rig.leave("the rig names no path")
+    return rig.path
+
+
+@law("CAP-27", since="1.2")
+def check_the_tolerance_holds(rig: Rig) -> None:
+    """A context's own tolerance holds for its own logits over splits; 0 means the same bits."""
+    tokens = rig.tokens(60)
+    default = {"n_ctx": rig.n_ctx, "n_batch": 64}
+    for fields in (rig.fields(), default):
+        rows = []
+        for cut in (60, 59, 30, 7):
+            context = rig.opened(rig.model.new_context(**fields))
+            context.decode(tokens[:cut])
+            for start in range(cut, 60, 17):
+                context.decode(tokens[start : start + 17])
+            rows.append(np.array(context.logits()))
+        gap = max(float(np.abs(row - rows[0]).max()) for row in rows)
+        that(gap <= context.tolerance, f"{gap:.3g} over splits, {context.tolerance:.3g} stated")
+
+
+# -- identity --------------------------------------------------------------------------------------
+
+
+@law("CAP-28", since="1.2")
+def check_a_flipped_bit_is_another_model(rig: Rig) -> None:
+    """A copy with one bit of the weights flipped has another digest; state is not exchanged."""
+    path = _path(rig)
+    with tempfile.TemporaryDirectory() as folder:
+        where = _copy(path, folder)
+        with rig.open_at(str(where)) as same:
+            equal(same.digest, rig.model.digest, "digest of a copy")
+        _flip(_largest(where))
+        with rig.open_at(str(where)) as other:
+            that(other.digest != rig.model.digest, "a flipped bit of the weights: the same digest")
+            if rig.context().capabilities.sequence_state:
+                source = rig.context()
+                source.decode(rig.tokens(5))
+                data = source.save_sequence(0)
+                with other.new_context(**rig.fields()) as context:
+                    raises(SnapshotError, lambda: context.load_sequence(0, data), "its state")
+
+
+def _copy(path: str, folder: str) -> Path:
+    target = Path(folder) / Path(path).name
+    if Path(path).is_dir():
+        shutil.copytree(path, target)
+    else:
+        shutil.copy(path, target)
+    return target
+
+
+def _largest(where: Path) -> Path:
+    files = [f for f in where.rglob("*") if f.is_file()] if where.is_dir() else [where]
+    return max(files, key=lambda file: file.stat().st_size)
+
+
+def _flip(file: Path) -> None:
+    """Flip the lowest bit of a number in the last quarter, where a file has its weights."""
+    file.chmod(0o600)
+    with file.open("r+b") as opened:
+        at = file.stat().st_size * 3 // 4 // 4 * 4
+        opened.seek(at)
+        byte = opened.read(1)[0]
+        opened.seek(at)
+        opened.write(bytes([byte ^ 1]))
+
+
+# -- memory, files, threads ------------------------------------------------------------------------
+
+
+@law("MEM-7", needs="plan_memory", since="1.2")
+def check_the_plan_is_of_the_shape(rig: Rig) -> None:
+    """The planned cache is 2 x window x layers x K/V heads x head size x bytes of its type.
+
+    Between once and twice that, as engines round up; the weights are a good part of the files.
+    """
+    config = rig.need_oracle().config
+    head = int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+    info = rig.model.info
+    n_values = 2 * info.n_layer * info.n_head_kv * head
+    kinds = [k for k in ("f32", "f16") if k in rig.context().capabilities.kv_types]
+    for kind in kinds:
+        n_bytes = {"f32": 4, "f16": 2}[kind]
+        for n_ctx in (512, 2048):
+            fields = rig.fields(n_ctx=n_ctx, type_k=kind, type_v=kind)
+            plan = rig.model.plan_memory(**fields)
+            exact = n_values * n_ctx * n_bytes
+            fits = exact <= plan.kv_bytes <= 2 * exact
+            that(fits, f"{plan.kv_bytes} bytes planned for {n_ctx} tokens of {kind}, not {exact}")
+    size = rig.model.info.size_bytes
+    weights = rig.model.plan_memory(**rig.fields()).weights_bytes
+    that(size // 2 <= weights <= 4 * size, f"{weights} bytes of weights, {size} in the files")
+
+
+def _left_open() -> tuple[int, int]:
+    """Return how many files and threads this process has."""
+    return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+
+
+def _rounds(work: Callable[[], object], n: int) -> Iterator[tuple[int, int]]:
+    for _ in range(n):
+        work()
+        yield _left_open()
+
+
+@law("MEM-8", tier="process", since="1.2")
+def check_files_and_threads_are_given_back(rig: Rig) -> None:
+    """Models and contexts opened and closed again and again leave no files and threads behind."""
+    if not Path("/proc/self/task").exists():
+        rig.leave("this platform does not tell open files through /proc")
+    tokens = rig.tokens(6)
+
+    def use_context() -> None:
+        fields = rig.fields(n_ctx=32)
+        with rig.model.new_context(**{**fields, "n_threads": 2, "n_threads_batch": 2}) as context:
+            context.decode(tokens)
+
+    def use_model() -> None:
+        with rig.open_model() as model, model.new_context(**rig.fields(n_ctx=32)) as context:
+            context.decode(tokens)
+
+    for what, work in (("contexts", use_context), ("models", use_model)):
+        counts = list(_rounds(work, 8))
+        grown = [after - before for before, after in zip(counts[2], counts[-1], strict=True)]
+        that(max(grown) < 4, f"five {what} that were closed left {grown} files and threads")  # noqa: PLR2004
+
+
+# -- ending ----------------------------------------------------------------------------------------
+
+
+@law("CANCEL-12", since="1.2")
+def check_a_callback_is_asked_in_single_tokens(rig: Rig) -> None:
+    """An abort callback is asked while single tokens are decoded, as it is in prompts."""
+    tokens, asked = rig.tokens(6), []
+    context = rig.context()
+    context.decode(tokens)
+
+    def stop() -> bool:
+        asked.append(1)
+        return True
+
+    context.set_abort_callback(stop)
+    raises(DecodeAbortedError, lambda: context.decode_one(tokens[0]), "a single token")
+    that(asked, "the callback was never asked")
+    equal((context.n_past(), context.tokens()), (6, tokens), "what is held")
+    context.set_abort_callback(None)
+    context.decode_one(tokens[0])
+    rig.near(context.logits(), rig.cold([*tokens, tokens[0]]), "after going on")
+
+
+@law("THREAD-9", tier="process", since="1.2")
+def check_closing_from_another_thread(rig: Rig) -> None:
+    """A context closed by another thread than the one that used it is closed, and others go on."""
+    tokens = rig.tokens(8)
+    context, beside = rig.context(), rig.context()
+    for used in (context, beside):
+        used.decode(tokens)
+    thread = threading.Thread(target=context.close)
+    thread.start()
+    thread.join(20)
+    that(not thread.is_alive() and context.closed, "the context is not closed")
+    beside.decode_one(tokens[0])
+    rig.near(beside.logits(), rig.cold([*tokens, tokens[0]]), "a context beside it")

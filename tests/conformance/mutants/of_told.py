@@ -1,0 +1,187 @@
+"""Wrong backends over real attention that say or accept what is not so."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+import attrs
+
+from conformance.mutants import around, breaks, result
+from infercore.engine.context import GuardedContext
+from infercore.engine.model import GuardedModel
+from infercore.testing import reference_sampler, reference_settings
+from infercore.testing.faults import FaultyModel
+from infercore.testing.reference_context import ReferenceContext
+from infercore.testing.reference_model import Loaded, ReferenceModel
+from infercore.testing.reference_sampler import ReferenceSampler
+from infercore.testing.reference_tokenizer import ReferenceTokenizer
+
+real = {"base": "reference"}
+
+
+@breaks("CAP-22", **real)
+def the_shape_is_of_another_model(m: Any) -> None:
+    result(m, Loaded, "_info", lambda info: attrs.evolve(info, n_head_kv=info.n_head))
+
+
+@breaks("CAP-23", **real)
+def the_base_of_rope_is_not_used(m: Any) -> None:
+    def rope(old: Any, self: Any, llama: Any, effective: Any) -> None:
+        old(self, llama, effective)
+        self._rope = attrs.evolve(self._rope, theta=llama.shape.rope_theta)
+
+    around(m, ReferenceContext, "__init__", rope)
+
+
+@breaks("CAP-24", **real)
+def attention_is_always_causal(m: Any) -> None:
+    def attend(old: Any, self: Any, *args: Any) -> Any:
+        kept, self._effective = self._effective, {**self._effective, "attention_type": "causal"}
+        try:
+            return old(self, *args)
+        finally:
+            self._effective = kept
+
+    around(m, ReferenceContext, "_attend", attend)
+
+
+@breaks("CAP-25", **real)
+def values_are_kept_as_keys_are(m: Any) -> None:
+    def kinds(old: Any, self: Any, llama: Any, effective: Any) -> None:
+        old(self, llama, {**effective, "type_v": effective["type_k"]})
+        self._effective["type_v"] = effective["type_v"]
+
+    around(m, ReferenceContext, "__init__", kinds)
+
+
+@breaks("CAP-26", **real)
+def options_of_models_are_not_looked_at(m: Any) -> None:
+    m.setattr(reference_settings, "check_model", lambda config: None)
+
+
+@breaks("CAP-27", **real)
+def the_tolerance_is_said_to_be_none(m: Any) -> None:
+    def told(old: Any, self: Any, llama: Any, effective: Any) -> None:
+        old(self, llama, effective)
+        self.tolerance = 0.0
+
+    around(m, ReferenceContext, "__init__", told)
+
+
+@breaks("CAP-28", **real)
+def the_digest_is_of_the_names(m: Any) -> None:
+    m.setattr(GuardedModel, "digest", property(lambda self: "ab" * 32))
+
+
+@breaks("MEM-7", **real)
+def the_plan_forgets_the_values(m: Any) -> None:
+    def half(plan: Any) -> Any:
+        return attrs.evolve(plan, kv_bytes=plan.kv_bytes // 2, kv_bytes_by_kind={})
+
+    result(m, ReferenceModel, "plan_memory", half)
+
+
+@breaks("MEM-8", **real)
+def a_model_keeps_its_file_open(m: Any) -> None:
+    kept: list[Any] = []
+
+    def opened(old: Any, self: Any, *args: Any) -> None:
+        old(self, *args)
+        kept.append(os.open(self.files[1], os.O_RDONLY))
+
+    around(m, Loaded, "__init__", opened)
+
+
+@breaks("CANCEL-12", **real)
+def single_tokens_do_not_ask(m: Any) -> None:
+    def one(old: Any, self: Any, token: int, *, seq_id: int) -> None:
+        kept, self._ask = self._ask, None
+        try:
+            old(self, token, seq_id=seq_id)
+        finally:
+            self._ask = kept
+
+    around(m, ReferenceContext, "decode_one", one)
+
+
+@breaks("THREAD-9", **real)
+def only_its_own_thread_may_close(m: Any) -> None:
+    owners: dict[int, int] = {}
+
+    def born(old: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+        old(self, *args, **kwargs)
+        owners[id(self)] = threading.get_ident()
+
+    def close(old: Any, self: Any) -> None:
+        if owners.get(id(self)) == threading.get_ident():
+            old(self)
+
+    around(m, GuardedContext, "__init__", born)
+    around(m, GuardedContext, "close", close)
+
+
+@breaks("SAMP-22", **real)
+def a_clone_shares_its_chance(m: Any) -> None:
+    m.setattr(ReferenceSampler, "clone", lambda self: self)
+
+
+@breaks("SAMP-23", **real)
+def penalties_forget_the_window(m: Any) -> None:
+    def penalise(old: Any, self: Any, row: Any) -> None:
+        kept, self.config = self.config, attrs.evolve(self.config, penalty_last_n=-1)
+        try:
+            old(self, row)
+        finally:
+            self.config = kept
+
+    around(m, ReferenceSampler, "_penalise", penalise)
+
+
+@breaks("SAMP-24", **real)
+def min_keep_is_not_used(m: Any) -> None:
+    old = reference_sampler.truncated
+    m.setattr(
+        reference_sampler,
+        "truncated",
+        lambda left, config, source: old(left, attrs.evolve(config, min_keep=0), source),
+    )
+
+
+@breaks("TOK-15", **real)
+def all_but_the_first_three_control_tokens_can_be_typed(m: Any) -> None:
+    def encode(old: Any, self: Any, text: str, *, add_special: bool, parse_special: bool) -> Any:
+        last = max(self._control)
+        if not parse_special and self._control[last] in text:
+            parse_special = True
+        return old(self, text, add_special=add_special, parse_special=parse_special)
+
+    around(m, ReferenceTokenizer, "encode", encode)
+
+
+class Endless:
+    """A tokenizer that does not know the last of the model's ends."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def is_eog(self, token: int) -> bool:
+        return token == self._inner.eos
+
+
+@breaks("TOK-16", **real)
+def one_end_is_forgotten(m: Any) -> None:
+    told = property(lambda self: Endless(self._inner.tokenizer))  # not of the oracle's model
+    m.setattr(FaultyModel, "tokenizer", told, raising=False)
+
+
+@breaks("TOK-17", **real)
+def runs_of_blanks_become_one(m: Any) -> None:
+    def encode(old: Any, self: Any, text: str, **how: Any) -> Any:
+        return old(self, text.replace("    ", " "), **how)
+
+    around(m, ReferenceTokenizer, "encode", encode)
