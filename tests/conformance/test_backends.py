@@ -5,29 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 import pack
-from infercore.conformance import SUITE_VERSION, check_backend, find_rig, laws
+from infercore.conformance import SUITE_VERSION, laws
 from infercore.engine.digest import of_path
 
 PAGE = Path(__file__).parents[2] / "docs" / "conformance.md"
 N_RIGS = 6
 ROW = re.compile(r"^\| ([A-Z]+-\d+) \| (.+)" + r" \| ([^|]+)" * N_RIGS + r" \|$", re.MULTILINE)
-VARIANTS = {
-    "llamacpp": ("llamacpp", "llamacpp-recurrent", "llamacpp-sliding"),
-    "openvino": ("openvino", "openvino-stateful"),
-}
-
-
-@pytest.mark.slow
-def test_an_engine_keeps_every_law(backend_name: str) -> None:
-    pack.need_pack()
-    for name in VARIANTS.get(backend_name, (backend_name,)):
-        report = check_backend(find_rig(name))
-        assert [(name, r.id, r.reason) for r in report.failures] == []
-        assert report.passed
-        assert report.counts["ok"] > 200
 
 
 def rows() -> dict[str, tuple[str, ...]]:
@@ -66,3 +50,7 @@ def test_every_law_is_run_by_a_backend_of_this_project() -> None:
 
 def test_no_backend_of_this_project_fails() -> None:
     assert [name for name, row in rows().items() if "FAIL" in row[1:]] == []
+
+
+def test_the_reference_can_show_every_law() -> None:
+    assert [name for name, row in rows().items() if row[1] != "ok"] == []
