@@ -214,9 +214,11 @@ def _called(choice: Any, tools: Tools | None) -> list[str]:
     """Return the names of the tools one of which must be called; none where the model decides."""
     if isinstance(choice, Mapping):
         choice = (choice.get("function") or {}).get("name")
+    names = [] if tools is None else tools.names
+    if not isinstance(choice, str):
+        raise checks.refuse("tool_choice", choice, f"'auto', 'none', 'required' or one of {names}")
     if choice in ("auto", "none"):
         return []
-    names = [] if tools is None else tools.names
     if names and choice == "required":
         return names
     if choice in names:
