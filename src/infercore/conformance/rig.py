@@ -441,9 +441,11 @@ class Placed:
 
     @property
     def place(self) -> tuple[Any, int]:
-        """The pool's context, and the sequence of the session there; -1 where it has none."""
-        seq_id = self._paged.sequence.seq_id
-        return self._paged.scheduler.context, -1 if seq_id is None else seq_id
+        """The pool's context, and the sequence of the session there; 0 where it has none.
+
+        An engine may end the process when it is asked of a sequence that there is not.
+        """
+        return self._paged.scheduler.context, self._paged.sequence.seq_id or 0
 
 
 def _shown(fields: Mapping[str, Any]) -> str:
