@@ -46,8 +46,15 @@ nitpick_ignore_regex = [
     ("py:.*", r"(Any|Callable|Generator|Iterator|Literal|Mapping|Self|Sequence|TracebackType)"),
     ("py:.*", r"(BaseException|Exception|[A-Z]\w*Error|None|True|False)"),
     ("py:.*", r"(bool|bytes|dict|float|int|list|object|str|tuple|type)"),
+    (
+        "py:class",
+        r"infercore\.(session\.(runner|homes|session)|conformance\.oracle)\..*",
+    ),  # how a pool is made inside
     ("py:class", r"(pathlib\.Path|NDArray|infercore\.testing\.faults\.FaultyModel)"),
-    ("py:class", r"(FloatArray|TokenArray|AnyPath|T|StateAfter|optional)"),  # short names of types
+    (
+        "py:class",
+        r"(FloatArray|TokenArray|AnyPath|A|T|StateAfter|Standing|optional)",
+    ),  # short names of types
 ]
 
 # -- the site ---------------------------------------------------------------------------------

@@ -87,10 +87,10 @@ class SessionPool:
             )
         if config.batch_invariant:
             multiple = config.n_step_tokens or _CALL_TOKENS
-            _check_invariant(model, wanted, self.window)
+            _check_invariant(model, wanted, config, self.window)
         self._store = _store_of(config, model.capabilities)
         scheduler = Scheduler(
-            lambda: _open_context(model, wanted, self.window),
+            lambda: _open_context(model, wanted, config, self.window),
             costs=CostModel(batching=config.batching, step_tokens=config.n_step_tokens),
             n_parallel=config.n_parallel,
             max_waiting=config.max_waiting,
@@ -324,9 +324,9 @@ def _end(owner: Owner | None, model: Any) -> None:
         model.close()
 
 
-def _check_invariant(model: Any, wanted: ContextConfig, n_ctx: int) -> None:
+def _check_invariant(model: Any, wanted: ContextConfig, config: PoolConfig, n_ctx: int) -> None:
     """Raise `UnsupportedFeatureError` unless neighbours leave a sequence the bits it has alone."""
-    with _open_context(model, wanted, n_ctx) as context:
+    with _open_context(model, wanted, config, n_ctx) as context:
         if context.n_seq_max == 1:
             return
         prompt, other = _probe_tokens(model, 24), _probe_tokens(model, 17, first=5)
@@ -373,11 +373,21 @@ def _store_of(config: PoolConfig, kinds: Capabilities) -> Store | None:
     )
 
 
-def _open_context(model: Any, wanted: ContextConfig, n_ctx: int) -> Any:
-    """Return the context of a pool; one of a single sequence where the options allow no more."""
+def _open_context(model: Any, wanted: ContextConfig, config: PoolConfig, n_ctx: int) -> Any:
+    """Return the context of a pool; one of a single sequence where the options allow no more.
+
+    Where the caller left ``kv_unified`` open and the engine's sequences have caches of their own,
+    each gets a window of them.
+    """
     try:
         return model.context_of(wanted)
     except UnsupportedFeatureError as error:
+        if "kv_unified" in error.feature and config.context.kv_unified is None:
+            n_seq_max = config.n_parallel
+            apart = attrs.evolve(
+                wanted, n_ctx=n_seq_max * n_ctx, n_seq_max=n_seq_max, kv_unified=None
+            )
+            return model.context_of(apart)
         if "n_seq_max" not in error.feature:
             raise
     return model.context_of(attrs.evolve(wanted, n_ctx=n_ctx, n_seq_max=None, kv_unified=None))
