@@ -464,8 +464,8 @@ class Scheduler:
         sequence.save(None)
         sequence.is_cut = False
         sequence.used = self.count.n_steps
-        has_row = self.context.n_outputs
-        row = np.array(self.context.logits(-1), dtype=np.float32) if has_row else None
+        index = self.context.row_of(sequence.seq_id)  # the rows of others stay beside it
+        row = None if index is None else np.array(self.context.logits(index), dtype=np.float32)
         sequence.set_row(row)
 
     def copy_cells(self, source: Sequence, target: Sequence) -> None:
