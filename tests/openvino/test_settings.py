@@ -300,7 +300,7 @@ def test_a_cache_larger_than_the_memory_is_refused_before_it_is_made(ov_model) -
 
 
 def test_a_ladder_ends_at_a_window_that_the_machine_can_hold(ov_model, monkeypatch) -> None:
-    monkeypatch.setattr("infercore_openvino.memory.free_bytes", lambda: 2**20)
+    monkeypatch.setattr("infercore_openvino.memory.free_bytes", lambda **_: 2**20)
     with ov_model.new_context(n_ctx=2**20, on_oom="shrink") as context:
         kind = context.effective["type_k"]  # the ladder goes down to 8 bits, before the window
         planned = ov_model.plan_memory(n_ctx=context.n_ctx, type_k=kind, type_v=kind)

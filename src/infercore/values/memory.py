@@ -10,9 +10,14 @@ _RESERVE = 48 * 2**20
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def free_bytes() -> int:
-    """Return the memory that this process may still take, a very large number if unknown."""
-    return min(_system_free(), _group_free(), _address_space_free())
+def free_bytes(*, address_space: bool = True) -> int:
+    """Return the memory that this process may still take, a very large number if unknown.
+
+    Without ``address_space`` its limit (``RLIMIT_AS``) does not count: for what an engine asks of
+    memory that it has reserved already.
+    """
+    free = min(_system_free(), _group_free())
+    return min(free, _address_space_free()) if address_space else free
 
 
 def _address_space_free() -> int:

@@ -69,7 +69,7 @@ def check_cache_fits(files: ModelFiles, settings: Settings) -> None:
 
     The system grants it at first, and ends the process when it is filled.
     """
-    n_bytes, free = _cache_bytes(files, settings), free_bytes()
+    n_bytes, free = _cache_bytes(files, settings), free_bytes(address_space=False)
     if n_bytes > free:
         raise OutOfMemoryError(
             f"a KV cache of n_ctx={settings.n_ctx} takes {n_bytes:,} bytes and {free:,} are free; "
