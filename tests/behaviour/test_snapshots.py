@@ -51,7 +51,6 @@ def test_fork_continues_apart(new_session: Any) -> None:
         session = new_session(n_seq_max=n_seq_max)
         session.ensure_prefix(PROMPT)
         twin = session.fork()
-        assert (twin.context is session.context) == (n_seq_max == 3)
         first = greedy(session)
         twin.prefill_suffix(" and her dog")
         other = greedy(twin)

@@ -210,7 +210,6 @@ def test_overflow_is_a_typed_error_and_can_be_shifted(run, reference) -> None:
         ("--seed", "-4", "c"),
         ("--max-tokens", "0", "c"),
         ("--n-ctx", "-1", "c"),
-        ("--type-k", "f5", "c"),
         ("--option", "key", "c"),
         ("--logit-bias", "x=1", "c"),
         ("--file", "/no/such/file"),

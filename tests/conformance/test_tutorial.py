@@ -96,7 +96,7 @@ def test_its_command_passes(installed: None) -> None:
     assert commands[0] == "infercore conformance tablelm"
     done = CliRunner().invoke(main, commands[0].split()[1:])
     assert done.exit_code == 0, done.output
-    assert re.search(r"tablelm: passed \(1\d\d ok", done.output)
+    assert re.search(r"tablelm: passed \([12]\d\d ok", done.output)
 
 
 @pytest.mark.timeout(600)
@@ -112,7 +112,7 @@ def test_its_pytest_command_passes(installed: None, tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout[-4000:]
-    assert re.search(r"1\d\d passed", done.stdout)
+    assert re.search(r"[12]\d\d passed", done.stdout)
 
 
 def test_the_backend_is_short() -> None:

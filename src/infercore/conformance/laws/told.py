@@ -261,8 +261,7 @@ def check_files_and_threads_are_given_back(rig: Rig) -> None:
     tokens = rig.tokens(6)
 
     def use_context() -> None:
-        fields = rig.fields(n_ctx=32)
-        with rig.model.new_context(**{**fields, "n_threads": 2, "n_threads_batch": 2}) as context:
+        with _with_two_threads(rig) as context:
             context.decode(tokens)
 
     def use_model() -> None:
@@ -273,6 +272,15 @@ def check_files_and_threads_are_given_back(rig: Rig) -> None:
         counts = list(_rounds(work, 8))
         grown = [after - before for before, after in zip(counts[2], counts[-1], strict=True)]
         that(max(grown) < 4, f"five {what} that were closed left {grown} files and threads")  # noqa: PLR2004
+
+
+def _with_two_threads(rig: Rig) -> Any:
+    """Open a context that has threads to leave behind, where the backend takes a number of them."""
+    fields = rig.fields(n_ctx=32)
+    try:
+        return rig.model.new_context(**{**fields, "n_threads": 2, "n_threads_batch": 2})
+    except UnsupportedFeatureError:
+        return rig.model.new_context(**fields)
 
 
 # -- ending ----------------------------------------------------------------------------------------
