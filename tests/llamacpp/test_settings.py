@@ -72,7 +72,8 @@ def test_effective_has_every_field(story):
     context = story.new_context(ic.ContextConfig(n_ctx=300))
     effective = dict(context.effective)
     context.close()
-    assert set(effective) == {f.name for f in attrs.fields(ic.ContextConfig)} - NOT_EFFECTIVE
+    fields = {f.name for f in attrs.fields(ic.ContextConfig)} - NOT_EFFECTIVE
+    assert set(effective) == fields | {"activations"}
     assert effective["n_ctx"] == 512  # padded by the engine
     assert effective["n_batch"] == effective["n_ubatch"] == 300
     assert effective["flash_attn"] == "off"

@@ -66,7 +66,10 @@ def check(
         _no_child(path, config, "its options cannot be handed over")
         return
     files = _files(descriptor, path)
-    keys = _keys(descriptor, asked, files)
+    try:
+        keys = _keys(descriptor, asked, files)
+    except OSError:  # a folder, say: the backend itself says what is wrong
+        return
     if config.check_in_child is None and _is_known(keys):
         return
     if descriptor.check_file is not None:

@@ -273,7 +273,7 @@ def a_model_that_promises_less_than_its_contexts(m: Any) -> None:
 def a_model_without_shape(m: Any) -> None:
     def init(old: Any, self: Any, path: str) -> None:
         old(self, path)
-        self.info = attrs.evolve(self.info, n_embd=0)
+        self.info = attrs.evolve(self.info, n_embd=-1)
 
     around(m, FullModel, "__init__", init)
 
