@@ -66,11 +66,8 @@ def check(
         _no_child(path, config, "its options cannot be handed over")
         return
     files = _files(descriptor, path)
-    try:
-        keys = _keys(descriptor, asked, files)
-    except OSError:  # a folder, say: the backend itself says what is wrong
-        return
-    if config.check_in_child is None and _is_known(keys):
+    keys = _keys(descriptor, asked, files)
+    if not keys or (config.check_in_child is None and _is_known(keys)):
         return
     if descriptor.check_file is not None:
         descriptor.check_file(path)
@@ -182,7 +179,8 @@ def _death(path: str, done: subprocess.CompletedProcess[str]) -> MemoryError | M
 def _keys(descriptor: BackendDescriptor, asked: str, files: Sequence[str]) -> list[str]:
     """Return what the trial is known by: files as they lie there, and small ones by content.
 
-    The engine's version and all that was asked for are part of either.
+    The engine's version and all that was asked for are part of either. Empty where they cannot
+    be read, as a folder cannot: the backend itself says what is wrong.
     """
     version = descriptor.engine_version() if descriptor.engine_version is not None else ""
     request = json.loads(asked)
@@ -195,7 +193,10 @@ def _keys(descriptor: BackendDescriptor, asked: str, files: Sequence[str]) -> li
     ]
     keys = [_hash(f"{how}|{json.dumps(place)}")]
     if keys[0] not in _known() and sum(found.st_size for _, found in stats) <= _HASH_UP_TO_BYTES:
-        keys.append(_hash(f"{how}|{digest.of_files(files)}"))
+        try:
+            keys.append(_hash(f"{how}|{digest.of_files(files)}"))
+        except OSError:
+            return []
     return keys
 
 
