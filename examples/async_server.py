@@ -1,9 +1,8 @@
 """A server of many sessions over HTTP, with nothing but asyncio.
 
-Shows: each `AsyncSession` works in a thread of its own, so that several clients are answered at
-once over one model; a client beyond the number of sessions waits for a free one. The system text is
-warm in each session. When a client hangs up, its task is cancelled: the engine stops, and the
-session serves the next one.
+Shows: several `AsyncSession`s over one model answer several clients at once; a client beyond the
+number of sessions waits for a free one. The system text is warm in each session. When a client
+hangs up, its task is cancelled: the engine stops, and the session serves the next one.
 
     python examples/async_server.py [MODEL [PORT]]
     curl -N localhost:8080 -d '{"prompt": " Mira was very", "max_tokens": 32, "temperature": 0}'
@@ -49,14 +48,14 @@ async def answer(pool: Pool, request: dict[str, Any], writer: asyncio.StreamWrit
     try:
         await session.ensure_prefix(SYSTEM)
         await session.prefill_suffix(request.pop("prompt", ""))
-        stream = session.decode(**{"max_tokens": 64, **request})
-        writer.write(HEAD.format("200 OK").encode())
-        async for chunk in stream:
-            line: dict[str, Any] = {"text": chunk.text}
-            if chunk.usage is not None:
-                line |= {"finish_reason": chunk.finish_reason, "cached": chunk.usage.cached_tokens}
-            writer.write(json.dumps(line).encode() + b"\n")
-            await writer.drain()
+        async with session.decode(**{"max_tokens": 64, **request}) as stream:
+            writer.write(HEAD.format("200 OK").encode())
+            async for chunk in stream:
+                line: dict[str, Any] = {"text": chunk.text}
+                if (usage := chunk.usage) is not None:
+                    line |= {"finish_reason": chunk.finish_reason, "cached": usage.cached_tokens}
+                writer.write(json.dumps(line).encode() + b"\n")
+                await writer.drain()
         return f"answered with {session.explain_context().generated_tokens} tokens"
     finally:
         pool.put_nowait(session)
