@@ -9,7 +9,9 @@ that grows token by token appends in place. Pure: it knows no engine and no lock
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import attrs
 
 from infercore.session.tape import common_prefix
 
@@ -19,7 +21,8 @@ if TYPE_CHECKING:
 H = TypeVar("H", bound="Hashable")
 
 
-class Match(NamedTuple, Generic[H]):
+@attrs.frozen
+class Match(Generic[H]):
     """The first ``n_tokens`` of what was asked for are held, by ``holder`` among others."""
 
     holder: H
