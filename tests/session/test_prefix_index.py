@@ -95,7 +95,7 @@ class Machine(RuleBasedStateMachine):
             if of == key and tokens[: len(held)] == held
         }
         found = self.index.inside(key, tokens)
-        assert {tuple(match) for match in found} == expected
+        assert {(match.holder, match.n_tokens) for match in found} == expected
         assert [match.n_tokens for match in found] == sorted(n for _, n in expected)
 
     @invariant()
