@@ -17,9 +17,9 @@ TARGETS = sorted(path.stem for path in (ROOT / "tools" / "fuzzing").glob("[a-z]*
 CASES = {"templates": 20, "grammars": 60, "schemas": 40, "calls": 150, "walks": 3}
 NEEDS = {
     "templates": (),
-    "snapshots": ("infercore_models",),
+    "snapshots": ("infercore_llamacpp", "infercore_openvino", "infercore_models"),
     "schemas": (),
-    "walks": (),
+    "walks": ("infercore_llamacpp", "infercore_openvino", "infercore_models"),
     "calls": ("infercore_models",),
     "gguf": ("infercore_llamacpp", "infercore_models"),
     "grammars": ("infercore_llamacpp", "infercore_models"),
