@@ -242,3 +242,10 @@ def test_an_observer_hears_of_calls_and_steps(reference: Any) -> None:
     assert heard == ["start ensure_prefix", "step", "end ensure_prefix"]
     with pytest.raises(ic.InvalidInputError):
         ic.set_observer(object())
+
+
+@pytest.mark.parametrize("field", ["step_timeout", "load_timeout"])
+def test_limits_that_nothing_would_keep_are_refused(reference: Any, field: str) -> None:
+    with pytest.raises(ic.UnsupportedFeatureError) as caught:
+        reference.new_pool(n_ctx=64, **{field: 5.0})
+    assert caught.value.feature == field

@@ -79,6 +79,7 @@ class SessionPool:
             config, self.window, multi_sequence=model.capabilities.multi_sequence
         )
         multiple = None
+        _refuse_times_of_a_child(config, model.backend)
         if config.batch_invariant and config.cache_dir is not None:
             raise UnsupportedFeatureError(
                 feature="cache_dir with batch_invariant",
@@ -322,6 +323,19 @@ def _end(owner: Owner | None, model: Any) -> None:
         owner.stop(wait=False)
     if model is not None:
         model.close()
+
+
+def _refuse_times_of_a_child(config: PoolConfig, backend: str) -> None:
+    """Raise `UnsupportedFeatureError` for limits that only a child could be held to."""
+    for field in attrs.fields(type(config)):
+        is_limit = field.name in ("step_timeout", "load_timeout")
+        if is_limit and getattr(config, field.name) != field.default:
+            raise UnsupportedFeatureError(
+                feature=field.name,
+                backend=backend,
+                hint="an engine in this process cannot be ended; leave it out, or give timeout= to "
+                "calls",
+            )
 
 
 def _check_invariant(model: Any, wanted: ContextConfig, config: PoolConfig, n_ctx: int) -> None:
