@@ -18,6 +18,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from infercore.api import aopen_context as aopen_context
     from infercore.api import aopen_pool as aopen_pool
     from infercore.api import aopen_session as aopen_session
     from infercore.api import backends as backends
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
     from infercore.protocols.spi import EngineContext as EngineContext
     from infercore.protocols.spi import EngineModel as EngineModel
     from infercore.protocols.spi import EngineTokenizer as EngineTokenizer
+    from infercore.session.async_context import AsyncContext as AsyncContext
     from infercore.session.asynchronous import AsyncSession as AsyncSession
     from infercore.session.observer import set_observer as set_observer
     from infercore.session.pool import SessionPool as SessionPool
@@ -109,8 +111,8 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "infercore.api": (
-        "aopen_pool aopen_session backends embed get_backend load_model open_pool open_session "
-        "plan_memory"
+        "aopen_context aopen_pool aopen_session backends embed get_backend load_model open_pool "
+        "open_session plan_memory"
     ),
     "infercore.errors": (
         "BackendNotFoundError BackendUnavailableError CallTimeoutError ContextOverflowError "
@@ -125,6 +127,7 @@ _HOMES = {
     "infercore.protocols.public": "Backend Context Model Sampler Tokenizer",
     "infercore.protocols.session": "Session",
     "infercore.protocols.spi": "EngineContext EngineModel EngineTokenizer",
+    "infercore.session.async_context": "AsyncContext",
     "infercore.session.asynchronous": "AsyncSession",
     "infercore.session.observer": "set_observer",
     "infercore.session.pool": "SessionPool",

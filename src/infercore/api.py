@@ -22,6 +22,7 @@ from infercore.errors import (
 )
 from infercore.registry import default_registry
 from infercore.registry.choice import check_score
+from infercore.session.async_context import AsyncContext
 from infercore.session.asynchronous import AsyncSession, Opening
 from infercore.session.base import SessionOptions
 from infercore.session.session import new_session
@@ -150,6 +151,18 @@ def aopen_session(
         return open_session(path_or_model, backend=backend, config=config, **fields)
 
     return Opening(work, AsyncSession)
+
+
+def aopen_context(
+    model: Model, *, config: ContextConfig | None = None, **fields: Any
+) -> Opening[AsyncContext]:
+    """Return what ``async with`` opens an `AsyncContext` from, and what awaiting gives one.
+
+    ``fields`` are those of `ContextConfig`. Raises what `Model.new_context` raises, and
+    `InvalidInputError` for what is no model; opening runs in a thread.
+    """
+    loaded = _loaded(model, None)
+    return Opening(lambda: loaded.new_context(config, **fields), AsyncContext)
 
 
 def aopen_pool(

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from infercore.errors import InferCoreError
 from infercore.session.pool_stream import PoolStream
+from infercore.session.turns import Turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -42,7 +42,7 @@ _lock = threading.Lock()
 _threads: ThreadPoolExecutor | None = None
 
 
-def _shared_threads() -> ThreadPoolExecutor:
+def shared_threads() -> ThreadPoolExecutor:
     """Return the threads in which the calls of sessions with a context of their own wait."""
     global _threads  # noqa: PLW0603  (one for the process; they are made when they are needed)
     with _lock:
@@ -71,7 +71,7 @@ class AsyncSession:
 
     def __init__(self, session: Any) -> None:
         self._session = session
-        self._turn: asyncio.Future[None] | None = None  # what the next call has to wait for
+        self._turns = Turns(self._executor, session.cancel)
 
     @property
     def state(self) -> str:
@@ -88,44 +88,11 @@ class AsyncSession:
         """Run ``work`` in a thread, after the calls before it; a cancelled task stops it."""
         if self.closed:
             return work()  # raises what a closed session raises
-        loop = asyncio.get_running_loop()
-        before, mine = self._turn, loop.create_future()
-        self._turn = mine
-        try:
-            if before is not None:
-                await asyncio.shield(before)
-            return await self._in_thread(work)
-        finally:
-            if before is None or before.done():
-                _settle(mine)
-            else:  # cancelled while it waited: who comes next waits for those before
-                before.add_done_callback(lambda _: _settle(mine))
-
-    async def _in_thread(self, work: Callable[[], T]) -> T:
-        job = self._executor().submit(work)
-        future = asyncio.wrap_future(job)
-        try:
-            return await asyncio.shield(future)
-        except asyncio.CancelledError:
-            if not job.cancel():
-                await self._stopped(job)
-            raise
+        return await self._turns.run(work)
 
     def _executor(self) -> ThreadPoolExecutor:
         owner = getattr(self._session.context, "owner", None)
-        return _shared_threads() if owner is None else cast("ThreadPoolExecutor", owner.waiters())
-
-    async def _stopped(self, job: Future[Any]) -> None:
-        """Cancel until ``job`` is done, however often the task is cancelled meanwhile."""
-        done = asyncio.wrap_future(job)
-        while not job.done():
-            self._session.cancel()
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait({done}, timeout=0.05)
-        with suppress(asyncio.CancelledError):
-            await asyncio.wait({done})
-        if done.done() and not done.cancelled():
-            done.exception()  # taken, so that it is not reported as lost
+        return shared_threads() if owner is None else cast("ThreadPoolExecutor", owner.waiters())
 
     async def ensure_prefix(
         self, prefix: PrefixInput | str, *, timeout: float | None = None
@@ -206,11 +173,6 @@ class AsyncSession:
         trace: TracebackType | None,
     ) -> None:
         await self.close()
-
-
-def _settle(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
 
 
 class AsyncDecodeStream:
