@@ -41,10 +41,11 @@ class Session(Protocol):
         """Whether `close` was called."""
 
     def ensure_prefix(
-        self, prefix: PrefixInput | str, *, timeout: float | None = None
+        self, prefix: PrefixInput | str | Sequence[int], *, timeout: float | None = None
     ) -> PrefixStatus:
         """Make the context equal ``prefix``, evaluating only what is not resident.
 
+        Token ids are taken as they are, and so everywhere else where a text is expected.
         Suffix and generated tokens are no longer part of it; the engine may hold them as a warm
         tail. Raises `ContextOverflowError` (stage "prefix"), `InvalidInputError` and, where that
         was asked for, `ManifestMismatchError`: state unchanged. Cancelled, it raises
@@ -53,7 +54,7 @@ class Session(Protocol):
         """
 
     def prefill_suffix(
-        self, suffix: SuffixInput | str, *, timeout: float | None = None
+        self, suffix: SuffixInput | str | Sequence[int], *, timeout: float | None = None
     ) -> SuffixStatus:
         """Put the volatile text after the prefix, evaluating only what is not resident.
 
@@ -73,10 +74,11 @@ class Session(Protocol):
         token, `GrammarError` and `InvalidInputError` for the config: state unchanged.
         """
 
-    def generate(self, text: str, **decode: Any) -> str:
+    def generate(self, text: str | Sequence[int], **decode: Any) -> str:
         """Return the text generated after ``text`` as suffix.
 
-        An empty prefix is set where there is none. Raises what `prefill_suffix` and `decode`
+        ``text`` may be token ids. An empty prefix is set where there is none: of a text what the
+        tokenizer puts in front, of token ids nothing. Raises what `prefill_suffix` and `decode`
         raise.
         """
 

@@ -18,7 +18,7 @@ from infercore.session.pool_stream import PoolStream
 from infercore.session.turns import Turns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Sequence
     from types import TracebackType
 
     from typing_extensions import Self
@@ -95,14 +95,14 @@ class AsyncSession:
         return shared_threads() if owner is None else cast("ThreadPoolExecutor", owner.waiters())
 
     async def ensure_prefix(
-        self, prefix: PrefixInput | str, *, timeout: float | None = None
+        self, prefix: PrefixInput | str | Sequence[int], *, timeout: float | None = None
     ) -> PrefixStatus:
         """See `Session.ensure_prefix`."""
         call = partial(self._session.ensure_prefix, prefix, timeout=timeout)
         return cast("PrefixStatus", await self.run(call))
 
     async def prefill_suffix(
-        self, suffix: SuffixInput | str, *, timeout: float | None = None
+        self, suffix: SuffixInput | str | Sequence[int], *, timeout: float | None = None
     ) -> SuffixStatus:
         """See `Session.prefill_suffix`."""
         call = partial(self._session.prefill_suffix, suffix, timeout=timeout)
@@ -125,7 +125,7 @@ class AsyncSession:
         """
         return AsyncDecodeStream(self, lambda: self._session.chat(*args, **fields))
 
-    async def generate(self, text: str, **decode: Any) -> str:
+    async def generate(self, text: str | Sequence[int], **decode: Any) -> str:
         """See `Session.generate`."""
         return cast("str", await self.run(lambda: self._session.generate(text, **decode)))
 

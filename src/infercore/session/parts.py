@@ -24,6 +24,7 @@ class Parts:
     a chat template's, in which messages are kept apart; they are not those of its text alone.
     ``plain``: what follows the prefix is ``suffix_text`` and then what was generated. ``merges``:
     the suffix was tokenized with the prefix as one text, so that more text may join it.
+    ``suffix_text`` is None where the suffix was given as token ids.
     """
 
     prefix: PrefixInput | None = None
@@ -32,7 +33,7 @@ class Parts:
     token_hash: str | None = None
     n_prefix: int = 0
     n_generated: int = 0
-    suffix_text: str = ""
+    suffix_text: str | None = ""
     n_evaluated: int = 0
     ended_by: int | None = None
     templated: bool = False

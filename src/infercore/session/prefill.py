@@ -6,15 +6,19 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from infercore.engine.arguments import check_token
 from infercore.errors import InvalidInputError, InvalidStateError
 from infercore.session.base import SessionBase
 from infercore.session.parts import DECODED, EMPTY, PREFIXED, READY, Parts
+from infercore.session.segments import bytes_of
 from infercore.session.tape import common_prefix
 from infercore.values import checks
-from infercore.values.manifest import hash_text, hash_token_ids
+from infercore.values.manifest import hash_bytes, hash_text, hash_token_ids
 from infercore.values.session import PrefixInput, PrefixStatus, SuffixInput, SuffixStatus
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from infercore.session.resident import Outcome
 
 
@@ -22,7 +26,7 @@ class Prefilling(SessionBase):
     """ensure_prefix and prefill_suffix."""
 
     def ensure_prefix(
-        self, prefix: PrefixInput | str, *, timeout: float | None = None
+        self, prefix: PrefixInput | str | Sequence[int], *, timeout: float | None = None
     ) -> PrefixStatus:
         """Make the context equal ``prefix``; see `Session.ensure_prefix`.
 
@@ -32,16 +36,24 @@ class Prefilling(SessionBase):
         """
         checks.check_seconds("timeout", timeout)
         with self.entered("ensure_prefix", timeout):
-            return self.put_prefix(_as_input(prefix, PrefixInput, "prefix"))
+            return self.put_prefix(as_input(prefix, PrefixInput, "prefix"))
 
     def put_prefix(self, given: PrefixInput) -> PrefixStatus:
         """Do what `ensure_prefix` does, in a session that is held."""
-        ids = self.encode(given.text, parse_special=given.parse_special)
+        if given.text is None:
+            ids = self._given_ids(given)
+        else:
+            ids = self.encode(given.text, parse_special=given.parse_special)
         reason = self._reset_reason(given)
         self.resident.check_fits(ids, stage="prefix", resident=0)
         outcome = self.prefilled(lambda: self._hold_prefix(ids, cold=reason is not None), EMPTY)
         self._enter_prefix(given, ids, outcome)
         return PrefixStatus(reset_reason=reason, **self._status_fields(outcome))
+
+    def _given_ids(self, given: PrefixInput | SuffixInput) -> list[int]:
+        """Return the token ids that were given. Raises `InvalidTokenError`."""
+        n_vocab = self._tokenizer.n_vocab
+        return [check_token(token, n_vocab, field="tokens") for token in given.tokens or ()]
 
     def _hold_prefix(self, ids: list[int], *, cold: bool) -> Outcome:
         n_cold = self.resident.clear() if cold else 0
@@ -60,7 +72,7 @@ class Prefilling(SessionBase):
         parts = Parts(
             prefix=given,
             prefix_ids=ids,
-            byte_hash=hash_text(given.text),
+            byte_hash=self._byte_hash(given, ids),
             token_hash=hash_token_ids(ids),
             n_prefix=len(ids),
             n_evaluated=outcome.prefilled,
@@ -69,8 +81,13 @@ class Prefilling(SessionBase):
         self.context.count_reused(outcome.reused)
         self.resident.checkpoint()
 
+    def _byte_hash(self, given: PrefixInput, ids: list[int]) -> str:
+        if given.text is not None:
+            return hash_text(given.text)
+        return hash_bytes(bytes_of(ids, self._tokenizer))
+
     def prefill_suffix(
-        self, suffix: SuffixInput | str, *, timeout: float | None = None
+        self, suffix: SuffixInput | str | Sequence[int], *, timeout: float | None = None
     ) -> SuffixStatus:
         """Put the volatile text after the prefix; see `Session.prefill_suffix`.
 
@@ -80,7 +97,7 @@ class Prefilling(SessionBase):
         """
         checks.check_seconds("timeout", timeout)
         with self.entered("prefill_suffix", timeout):
-            given: SuffixInput = _as_input(suffix, SuffixInput, "suffix")
+            given: SuffixInput = as_input(suffix, SuffixInput, "suffix")
             self._check_prefixed()
             return self.put_suffix(given)
 
@@ -97,7 +114,9 @@ class Prefilling(SessionBase):
         """Whether text that is added can be tokenized with prefix and suffix as one text."""
         parts, prefix = self.parts, self.parts.prefix
         written = parts.n_generated or parts.templated or parts.ended_by is not None
-        if written or self.resident.tape.is_cut or not parts.merges or prefix is None:
+        if written or self.resident.tape.is_cut or not parts.merges:
+            return False
+        if prefix is None or prefix.text is None:
             return False
         return given.boundary == "joint" and given.parse_special == prefix.parse_special
 
@@ -110,15 +129,19 @@ class Prefilling(SessionBase):
             )
 
     def _replace_suffix(self, given: SuffixInput) -> SuffixStatus:
-        text = given.text if given.mode == "replace" else self.parts.suffix_text + given.text
+        if given.text is None:
+            ids = self.parts.prefix_ids + self._given_ids(given)
+            return self.set_suffix(ids, None, merges=False)
+        text = given.text if given.mode == "replace" else f"{self.parts.suffix_text}{given.text}"
         merges = given.boundary == "joint" or not text
         return self.set_suffix(self._suffix_ids(given, text), text, merges=merges)
 
     def set_suffix(
-        self, ids: list[int], text: str, *, merges: bool, n_ahead: int = 0
+        self, ids: list[int], text: str | None, *, merges: bool, n_ahead: int = 0
     ) -> SuffixStatus:
         """Make the context equal ``ids``, which are those of the prefix and ``text`` behind it.
 
+        ``text`` is None where the caller gave ids.
         The last ``n_ahead`` of them were evaluated for it before, so they are no reuse.
         """
         parts = self.parts
@@ -153,7 +176,8 @@ class Prefilling(SessionBase):
         prefix, special = self.parts.prefix, given.parse_special
         if not text:
             return list(self.parts.prefix_ids)
-        if given.boundary == "split" or prefix is None or self.parts.templated:
+        joins = given.boundary == "joint" and not self.parts.templated
+        if prefix is None or prefix.text is None or not joins:
             tail = self.encode(text, parse_special=special, add_special=False)
             return self.parts.prefix_ids + tail
         if special != prefix.parse_special and prefix.text:
@@ -170,7 +194,10 @@ class Prefilling(SessionBase):
         """Add to the end, tokenized apart: what is there stays as it is."""
         ended_by = self.parts.ended_by
         ids = [] if ended_by is None else [ended_by]
-        ids += self.encode(given.text, parse_special=given.parse_special, add_special=False)
+        if given.text is None:
+            ids += self._given_ids(given)
+        else:
+            ids += self.encode(given.text, parse_special=given.parse_special, add_special=False)
         before = self.resident.wanted()
         self.resident.check_fits([*before, *ids], stage="suffix", resident=len(before))
         fallback = PREFIXED if self._state == PREFIXED else DECODED
@@ -212,9 +239,11 @@ class Prefilling(SessionBase):
         }
 
 
-def _as_input(value: Any, cls: Any, field: str) -> Any:
+def as_input(value: Any, cls: Any, field: str) -> Any:
     if isinstance(value, cls):
         return value
     if isinstance(value, str):
         return cls(text=value)
-    raise checks.refuse(field, value, f"a str or a {cls.__name__}")
+    if isinstance(value, (bytes, bytearray)) or not hasattr(value, "__getitem__"):
+        raise checks.refuse(field, value, f"a str, a sequence of token ids or a {cls.__name__}")
+    return cls(tokens=value)

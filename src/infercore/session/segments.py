@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from infercore.errors import InferCoreError
-from infercore.values.manifest import ContextManifest, ManifestSegment, hash_token_ids
+from infercore.values.manifest import ContextManifest, ManifestSegment, hash_bytes, hash_token_ids
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,13 +36,15 @@ def manifest_of(
     volatile = list(tokens[n_prefix:])
     manifest = attrs.evolve(manifest, volatile_token_hash=hash_token_ids(volatile))
     try:
+        text = parts.prefix.text
+        data = bytes_of(parts.prefix_ids, tokenizer) if text is None else text.encode()
+        stable = ("prefix", n_prefix, data)
         pieces = _volatile_pieces(parts, volatile, n_generated, tokenizer)
     except InferCoreError:
         return manifest
-    stable = ("prefix", n_prefix, parts.prefix.text.encode())
     return attrs.evolve(
         manifest,
-        volatile_byte_hash=_sha256(b"".join(data for _, _, data in pieces)),
+        volatile_byte_hash=hash_bytes(b"".join(data for _, _, data in pieces)),
         segments=_segments([stable, *pieces]),
     )
 
@@ -52,18 +53,21 @@ def _volatile_pieces(
     parts: Parts, volatile: list[int], n_generated: int, tokenizer: Any
 ) -> list[_Piece]:
     if not parts.plain:
-        pieces = [("volatile", len(volatile), _bytes_of(volatile, tokenizer))]
+        pieces = [("volatile", len(volatile), bytes_of(volatile, tokenizer))]
     else:
         n_suffix = len(volatile) - n_generated
-        generated = _bytes_of(volatile[n_suffix:], tokenizer)
+        generated = bytes_of(volatile[n_suffix:], tokenizer)
+        text = parts.suffix_text
+        data = bytes_of(volatile[:n_suffix], tokenizer) if text is None else text.encode()
         pieces = [
-            ("suffix", n_suffix, parts.suffix_text.encode()),
+            ("suffix", n_suffix, data),
             ("generated", n_generated, generated),
         ]
     return [piece for piece in pieces if piece[1] or piece[2]]
 
 
-def _bytes_of(tokens: Sequence[int], tokenizer: Any) -> bytes:
+def bytes_of(tokens: Sequence[int], tokenizer: Any) -> bytes:
+    """Return the bytes of tokens, control tokens as their text."""
     return b"".join(tokenizer.token_bytes(token) for token in tokens)
 
 
@@ -80,13 +84,9 @@ def _segments(pieces: Sequence[_Piece]) -> tuple[ManifestSegment, ...]:
                 byte_end=n_bytes + len(data),
                 token_start=n_tokens,
                 token_end=n_tokens + count,
-                byte_hash=_sha256(data),
+                byte_hash=hash_bytes(data),
             )
         )
         n_bytes += len(data)
         n_tokens += count
     return tuple(segments)
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()

@@ -15,7 +15,7 @@ from infercore.session.drafting import drafter_of
 from infercore.session.generation import Generation
 from infercore.session.homes import OwnContext
 from infercore.session.parts import EMPTY, PREFIXED, Parts
-from infercore.session.prefill import Prefilling
+from infercore.session.prefill import Prefilling, as_input
 from infercore.values import checks
 from infercore.values.config import DecodeConfig, SamplingConfig
 from infercore.values.manifest import hash_text, hash_token_ids
@@ -96,19 +96,20 @@ class CoreSession(Prefilling):
         self._stream = ref(stream)
         return stream
 
-    def generate(self, text: str, **decode: Any) -> str:
-        """Return the text generated after ``text`` as suffix ('' is the prefix if none is set).
+    def generate(self, text: str | Sequence[int], **decode: Any) -> str:
+        """Return the text generated after ``text`` as suffix; see `Session.generate`.
 
         Raises what `prefill_suffix` and `decode` raise; a bad option leaves the state unchanged.
         """
         started = time.perf_counter()
         built = decode_config(None, decode)
-        given = SuffixInput(text=text)
+        given: SuffixInput = as_input(text, SuffixInput, "text")
         with self.entered("generate", built.timeout):
             generation = self._generation(built)
             try:
                 if self._state == EMPTY:
-                    self.put_prefix(PrefixInput(text=""))
+                    empty = PrefixInput(text="") if given.tokens is None else PrefixInput(tokens=())
+                    self.put_prefix(empty)
                 self.put_suffix(given)
                 self._check_decodable()
             except BaseException:

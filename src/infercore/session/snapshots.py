@@ -97,7 +97,7 @@ def _parts(plain: Any, logical: int) -> Parts:
     _need(plain["n_prefix"] <= len(ids), "more of its prefix stands than there is")
     _need(plain["n_prefix"] + plain["n_generated"] <= logical, "its parts are more than the whole")
     _need(ended_by is None or _is_count(ended_by), "its end is no token")
-    _need(isinstance(plain["suffix_text"], str), "its suffix is no text")
+    _need(isinstance(plain["suffix_text"], (str, type(None))), "its suffix is no text")
     for name in ("templated", "plain", "merges"):
         _need(isinstance(plain[name], bool), f"its {name} is neither true nor false")
     for name in ("byte_hash", "token_hash"):
@@ -105,7 +105,8 @@ def _parts(plain: Any, logical: int) -> Parts:
     text = None
     if prefix is not None:
         _need(isinstance(prefix, list) and len(prefix) == _PAIR, "its prefix is no text")
-        text = PrefixInput(text=prefix[0], parse_special=prefix[1])
+        tokens = tuple(ids) if prefix[0] is None else None
+        text = PrefixInput(text=prefix[0], tokens=tokens, parse_special=prefix[1])
     return Parts(**{**plain, "prefix": text})
 
 

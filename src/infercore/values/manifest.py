@@ -67,7 +67,12 @@ def _plain(value: Any) -> Any:
 
 def hash_text(text: str) -> str:
     """Return the SHA-256 hex digest of the UTF-8 bytes of ``text``."""
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hash_bytes(text.encode())
+
+
+def hash_bytes(data: bytes) -> str:
+    """Return the SHA-256 hex digest of ``data``."""
+    return hashlib.sha256(data).hexdigest()
 
 
 def hash_token_ids(tokens: Iterable[int]) -> str:

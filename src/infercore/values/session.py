@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from infercore.errors import InvalidTokenError
 from infercore.values import checks
 from infercore.values.manifest import ContextManifest
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
 
 def _manifest(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
@@ -18,42 +21,91 @@ def _manifest(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
         raise checks.refuse(attribute.name, value, "a ContextManifest or None")
 
 
+def _token_ids(value: Any) -> tuple[int, ...] | None:
+    if value is None:
+        return None
+    value = value.tolist() if hasattr(value, "tolist") else value  # NumPy's, without importing it
+    if not isinstance(value, Sequence) or isinstance(value, (str, bytes, bytearray, memoryview)):
+        raise checks.refuse("tokens", value, "a sequence of token ids, or None")
+    return tuple(_token_id(token) for token in value)
+
+
+def _token_id(token: Any) -> int:
+    if not checks.is_integer(token):
+        raise InvalidTokenError(
+            f"tokens: {token!r} is no token id; give integers",
+            field="tokens",
+            value=token,
+            allowed="token ids",
+        )
+    return operator.index(token)
+
+
+def _check_text_or_tokens(given: PrefixInput | SuffixInput) -> None:
+    """Raise `InvalidInputError` unless there is a text or tokens, and nothing that only a text has.
+
+    A text has joints and control tokens in it; ids are taken as they are.
+    """
+    if (given.text is None) == (given.tokens is None):
+        raise checks.refuse("text", given.text, "a text, or token ids as tokens; one of the two")
+    if given.tokens is not None and not given.parse_special:
+        raise checks.refuse("parse_special", given.parse_special, "it with a text only")
+
+
+def _boundary(given: SuffixInput) -> str:
+    return "joint" if given.tokens is None else "split"
+
+
 @attrs.frozen(kw_only=True)
 class PrefixInput:
-    """The stable text, and what the caller states of its identity.
+    """The stable text, or its token ids, and what the caller states of its identity.
 
+    ``tokens`` are taken as they are: nothing is put in front of them, and text that follows is
+    tokenized apart. Their text, wherever one is hashed, is the bytes of the tokens.
     ``parse_special`` turns the text of control tokens into those tokens. With
     ``on_mismatch="cold"`` a differing identity starts cold and says so in
     `PrefixStatus.reset_reason`; with "error" it raises `ManifestMismatchError`.
     """
 
-    text: str = attrs.field(validator=checks.text())
+    text: str | None = attrs.field(default=None, validator=checks.text(optional=True))
+    tokens: tuple[int, ...] | None = attrs.field(default=None, converter=_token_ids)
     manifest: ContextManifest | None = attrs.field(default=None, validator=_manifest)
     parse_special: bool = attrs.field(default=True, validator=checks.boolean(optional=False))
     on_mismatch: str = attrs.field(
         default="cold", validator=checks.one_of("cold", "error", optional=False)
     )
 
+    def __attrs_post_init__(self) -> None:
+        _check_text_or_tokens(self)
+
 
 @attrs.frozen(kw_only=True)
 class SuffixInput:
-    """The volatile text that follows the prefix.
+    """The volatile text that follows the prefix, or its token ids, which are taken as they are.
 
     ``mode="replace"`` takes the place of an earlier suffix and of what was generated, "append"
     adds to the end. ``boundary="joint"`` tokenizes prefix and suffix as one text, "split" apart;
     text that is appended joins only a suffix that was tokenized so itself, and never what was
-    generated, which stays as the model made it.
+    generated, which stays as the model made it. ``tokens`` are always "split", and so is text that
+    follows a prefix of token ids.
     """
 
-    text: str = attrs.field(validator=checks.text())
+    text: str | None = attrs.field(default=None, validator=checks.text(optional=True))
+    tokens: tuple[int, ...] | None = attrs.field(default=None, converter=_token_ids)
     manifest: ContextManifest | None = attrs.field(default=None, validator=_manifest)
     mode: str = attrs.field(
         default="replace", validator=checks.one_of("replace", "append", optional=False)
     )
     boundary: str = attrs.field(
-        default="joint", validator=checks.one_of("joint", "split", optional=False)
+        default=attrs.Factory(_boundary, takes_self=True),
+        validator=checks.one_of("joint", "split", optional=False),
     )
     parse_special: bool = attrs.field(default=True, validator=checks.boolean(optional=False))
+
+    def __attrs_post_init__(self) -> None:
+        _check_text_or_tokens(self)
+        if self.tokens is not None and self.boundary == "joint":
+            raise checks.refuse("boundary", self.boundary, "'split' with tokens, or leave it out")
 
 
 @attrs.frozen(kw_only=True)
@@ -64,6 +116,7 @@ class PrefixStatus:
     the engine to make room for the new ones. Of those reused, ``shared_tokens`` were copied from
     another session of the pool and ``restored_tokens`` came back from memory or disk.
     ``resident_tokens`` counts the logical context, ``available_tokens`` what still fits.
+    ``stable_byte_hash`` is of the UTF-8 text; of a prefix of token ids, of the bytes of its tokens.
     ``reset_reason`` says why nothing was reused.
     """
 

@@ -9,7 +9,7 @@ import attrs
 from conformance.mutants import around, breaks, instead, nothing, told
 from infercore.errors import ContextOverflowError, InvalidInputError
 from infercore.session.session import CoreSession
-from infercore.values.session import SuffixInput
+from infercore.values.session import PrefixInput, SuffixInput
 
 
 @breaks("REUSE-1", "REUSE-3", "REUSE-4")
@@ -102,6 +102,52 @@ def texts_are_never_tokenized_apart(m: Any) -> None:
 @breaks("SEAM-7")
 def parse_special_of_a_suffix_is_ignored(m: Any) -> None:
     given_otherwise(m, parse_special=False)
+
+
+def ids_otherwise(m: Any, change: Any) -> None:
+    """Let a prefix of token ids be that of ``change(session, ids)``."""
+
+    def prefix(old: Any, self: Any, given: Any, **fields: Any) -> Any:
+        is_text = isinstance(given, (str, PrefixInput))
+        return old(self, given if is_text else change(self, given), **fields)
+
+    around(m, CoreSession, "ensure_prefix", prefix)
+
+
+@breaks("SEAM-10", base="reference")
+def ids_get_a_beginning(m: Any) -> None:
+    ids_otherwise(m, lambda session, ids: [session.model.tokenizer.bos, *ids])
+
+
+@breaks("SEAM-10", base="reference")
+def ids_become_text(m: Any) -> None:
+    ids_otherwise(m, lambda session, ids: session.model.tokenizer.decode(ids))
+
+
+@breaks("SEAM-10", base="reference")
+def text_behind_ids_gets_a_beginning(m: Any) -> None:
+    def encode(old: Any, self: Any, text: str, **fields: Any) -> Any:
+        return old(self, text, **{**fields, "add_special": True})
+
+    around(m, CoreSession, "encode", encode)
+
+
+@breaks("SEAM-11")
+def an_unknown_id_is_taken_for_another(m: Any) -> None:
+    def given(self: Any, asked: Any) -> list[int]:
+        return [token % self._tokenizer.n_vocab for token in asked.tokens or ()]
+
+    m.setattr(CoreSession, "_given_ids", given)
+
+
+@breaks("SEAM-11")
+def an_unknown_id_is_met_too_late(m: Any) -> None:
+    def prefix(old: Any, self: Any, given: Any, **fields: Any) -> Any:
+        if not isinstance(given, (str, PrefixInput)):
+            old(self, "")
+        return old(self, given, **fields)
+
+    around(m, CoreSession, "ensure_prefix", prefix)
 
 
 @breaks("SEAM-3", base="reference")

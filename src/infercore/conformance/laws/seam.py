@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from infercore.conformance.expect import equal, raises, that
 from infercore.conformance.law import law
 from infercore.conformance.rig import greedy
-from infercore.errors import InvalidInputError
+from infercore.errors import InvalidInputError, InvalidTokenError
+from infercore.values.manifest import hash_token_ids
 from infercore.values.session import PrefixInput, SuffixInput
 
 if TYPE_CHECKING:
@@ -127,3 +128,44 @@ def check_control_text_in_a_chat_is_text(rig: Rig) -> None:
         list(session.chat([{"role": "user", "content": content}], max_tokens=1, temperature=0))
         counts.append(context.tokens().count(token))
     that(counts[0] == counts[1], f"{counts[1] - counts[0]} control tokens came from a user's text")
+
+
+@law("SEAM-10", tier="session", since="1.2")
+def check_token_ids_are_taken_as_they_are(rig: Rig) -> None:
+    """Token ids as prefix and suffix are held as they are: nothing before, between or merged."""
+    encode = rig.tokenizer.encode
+    session = rig.session()
+    context = rig.inner(session)
+    for cut in (1, len(WHOLE) // 2, len(WHOLE) - 2):
+        prefix = encode(WHOLE[:cut], add_special=False)
+        suffix = encode(WHOLE[cut:], add_special=False)
+        status = session.ensure_prefix(prefix)
+        equal(status.prefix_tokens, len(prefix), "prefix tokens")
+        equal(status.stable_token_hash, hash_token_ids(prefix), "stable_token_hash")
+        for given in (suffix, SuffixInput(tokens=suffix), WHOLE[cut:]):
+            status = session.prefill_suffix(given)
+            held = context.tokens()[: status.resident_tokens]
+            equal(held, prefix + suffix, f"tokens of {type(given).__name__} cut at {cut}")
+            equal(status.seam_tokens, 0, "tokens that gave way")
+        rig.follows(prefix + suffix, greedy(session, 4), f"ids cut at {cut}")
+
+
+@law("SEAM-11", tier="session", since="1.2")
+def check_token_ids_outside_the_vocabulary(rig: Rig) -> None:
+    """A token id outside the vocabulary, in a prefix or suffix, raises and changes nothing."""
+    session = rig.session()
+    session.ensure_prefix(rig.passage(6))
+    session.prefill_suffix(" and")
+    before = session.explain_context()
+    good = rig.tokens(2)
+    for bad in (-1, rig.tokenizer.n_vocab, 2**40, 1.5, "1", None):
+        for name, call in {
+            "ensure_prefix": lambda t=bad: session.ensure_prefix([*good, t]),
+            "prefill_suffix": lambda t=bad: session.prefill_suffix([*good, t]),
+            "append": lambda t=bad: session.prefill_suffix(
+                SuffixInput(tokens=[*good, t], mode="append")
+            ),
+            "generate": lambda t=bad: session.generate([*good, t], max_tokens=1),
+        }.items():
+            raises(InvalidTokenError, call, f"{name} of token {bad!r}")
+            equal(session.explain_context(), before, f"the report after {name} of {bad!r}")
