@@ -61,7 +61,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folder = Path(tempfile.mkdtemp(prefix="infercore-mutate-"))
     try:
         runner = running.Runner(subject, folder=folder, seed=asked.seed)
-        baseline = runner.baseline(asked.only)
+        baseline = runner.baseline(
+            asked.only, Path(asked.baseline).absolute() if asked.baseline else None
+        )
         _tell_baseline(baseline)
         verdicts = _tried(runner, baseline, chosen, asked)
     finally:
@@ -87,6 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--budget", type=float, default=None, help="seconds of laws a mutant, for a lower bound"
     )
+    parser.add_argument("--baseline", help="keep what the unchanged subject does in this file")
     parser.add_argument("--again", help="only what survived, and is in this file of --json")
     parser.add_argument("--match", default="", help="only mutants whose label holds this text")
     parser.add_argument("--json", help="write every verdict to this file")

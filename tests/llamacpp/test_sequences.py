@@ -157,6 +157,23 @@ def test_a_sliding_window_goes_back_as_far_as_declared_and_no_further(tiny, open
     assert context.n_past(0) == 0
 
 
+def test_a_sliding_window_goes_back_to_the_last_place_whose_window_is_held(tiny, open_context):
+    model = tiny("sliding")
+    window = model.traits.info.sliding_window
+    context = open_context(model, n_ctx=2048, n_batch=64, n_ubatch=32, swa_full=False)
+    tokens = np.random.default_rng(5).integers(0, 128, 1500).astype(np.int32)
+    for start in range(0, 1500, 50):
+        context.decode(tokens[start : start + 50], seq_id=0, logits="none")
+    # The token at p0 reads the window that ends with it, so that p0 + 1 - window must be held.
+    last = context.seq_pos_min(0) + window - 1
+    assert not context.seq_remove(0, last - 1, -1)
+    assert context.seq_remove(0, last, -1)
+    full = open_context(model, n_ctx=2048, n_batch=64, n_ubatch=32, swa_full=True)
+    for start in range(0, last, 64):
+        full.decode(tokens[start : min(start + 64, last)], seq_id=0, logits="none")
+    assert near(next_row(context), next_row(full), 1e-3)
+
+
 @pytest.mark.parametrize("unified", [True, False])
 @pytest.mark.parametrize("name", ["storyteller", "recurrent"])
 def test_columns_are_entries(story, tiny, open_context, prompt, unified, name):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import hashlib
 import importlib
+import inspect
 import json
 import os
 import pickle
@@ -52,6 +54,16 @@ class Step:
     def group(self) -> str:
         """The id of the law's group."""
         return self.law.split("-", maxsplit=1)[0]
+
+
+@attrs.frozen(kw_only=True)
+class Row:
+    """What the unchanged subject does on one step; ``seconds`` are of the processor."""
+
+    key: str
+    outcome: str
+    seconds: float
+    lines: frozenset[tuple[str, int]]
 
 
 @attrs.frozen(kw_only=True)
@@ -108,43 +120,76 @@ class Runner:
         from infercore.conformance import laws  # noqa: PLC0415  (after the path is set)
 
         self.laws = {law.id: law for law in laws()}
+        self._texts = ""
 
     # -- the unchanged subject ----------------------------------------------------------------
 
-    def baseline(self, only: Sequence[str] | None = None) -> Baseline:
-        """Return what the unchanged subject does on every law, and which lines each runs."""
-        place = self._folder / "baseline"
+    def baseline(self, only: Sequence[str] | None = None, kept: Path | None = None) -> Baseline:
+        """Return what the unchanged subject does on every law, and which lines each runs.
+
+        What ``kept`` has of an earlier run is not measured again, where neither the subject nor
+        the law's own file has changed since; what is measured is kept there.
+        """
+        place = kept or self._folder / "baseline"
         pid = os.fork()
         if not pid:
-            _in_child(lambda: place.write_bytes(pickle.dumps(self._measured(only))))
+            _in_child(lambda: self._measure(only, place))
         _, status = os.waitpid(pid, 0)
         if status:
             raise SystemExit(f"the unchanged {self.subject.name} ended with status {status}")
-        found: Baseline = pickle.loads(place.read_bytes())  # noqa: S301  (our own child's)
-        return found
+        found = _read(place)
+        wanted = {(i, law.id) for i in range(len(self.subject.rigs)) for law in _chosen(only)}
+        steps = {step: row for step, row in found.items() if (step.rig, step.law) in wanted}
+        return Baseline(
+            outcomes={step: row.outcome for step, row in steps.items()},
+            seconds={step: row.seconds for step, row in steps.items()},
+            lines={step: row.lines for step, row in steps.items()},
+        )
 
-    def _measured(self, only: Sequence[str] | None) -> Baseline:
-        from infercore.conformance import run_law, select  # noqa: PLC0415
-
+    def _measure(self, only: Sequence[str] | None, place: Path) -> None:
         self._importer.install()
         for_children(self._folder, self._modules)
-        names = {name + _MARK: file for file, name in self._names().items()}
-        outcomes, seconds, lines = {}, {}, {}
-        chosen = select(list(only) if only else None)
+        found = _read(place) if place.exists() else {}
         for i in range(len(self.subject.rigs)):
-            with _traced(names) as loading:  # what it runs shows in every law
-                rig = self._rig(i)
-                _ = rig.model
-            for law in chosen:
-                step = Step(i, law.id)
-                with _traced(names) as seen:
-                    result = run_law(law, rig, seed=self._seed)
-                outcomes[step], lines[step] = result.outcome, frozenset(seen | loading)
-                seconds[step] = result.elapsed_ms / 1e3
-                if result.outcome == "FAIL":
-                    print(f"unchanged {step.label} FAIL: {result.reason}", file=sys.stderr)
-            rig.close()
-        return Baseline(outcomes=outcomes, seconds=seconds, lines=lines)
+            left = [
+                law
+                for law in _chosen(only)
+                if (row := found.get(Step(i, law.id))) is None or row.key != self._key(law)
+            ]
+            if left:
+                self._measure_on(i, left, found, place)
+        place.write_bytes(pickle.dumps(found))
+
+    def _measure_on(self, i: int, left: Sequence[Any], found: dict[Step, Row], place: Path) -> None:
+        from infercore.conformance import run_law  # noqa: PLC0415
+
+        names = {name + _MARK: file for file, name in self._names().items()}
+        with _traced(names) as loading:  # what it runs shows in every law
+            rig = self._rig(i)
+            _ = rig.model
+        for n, law in enumerate(left):
+            step, started = Step(i, law.id), time.process_time()
+            with _traced(names) as seen:
+                result = run_law(law, rig, seed=self._seed)
+            if result.outcome == "FAIL":
+                print(f"unchanged {step.label} FAIL: {result.reason}", file=sys.stderr)
+            found[step] = Row(
+                key=self._key(law),
+                outcome=result.outcome,
+                seconds=time.process_time() - started,
+                lines=frozenset(seen | loading),
+            )
+            if n % 40 == 39:  # noqa: PLR2004  (it is large)
+                place.write_bytes(pickle.dumps(found))
+        rig.close()
+
+    def _key(self, law: Any) -> str:
+        """What a law's row of the baseline was made with: the subject, and the law's file."""
+        if not self._texts:
+            texts = sorted((name, module.text) for name, module in self._modules.items())
+            self._texts = hashlib.sha256(repr(texts).encode()).hexdigest()
+        file = Path(inspect.getfile(law.check)).read_bytes()
+        return self._texts + hashlib.sha256(file).hexdigest()
 
     def _names(self) -> dict[str, str]:
         folder = self.subject.folder
@@ -231,6 +276,17 @@ class Runner:
         for_children(self._folder, {**self._modules, name: module})
 
 
+def _read(place: Path) -> dict[Step, Row]:
+    found: dict[Step, Row] = pickle.loads(place.read_bytes())  # noqa: S301  (our own file)
+    return found
+
+
+def _chosen(only: Sequence[str] | None) -> Sequence[Any]:
+    from infercore.conformance import select  # noqa: PLC0415  (after the path is set)
+
+    return select(list(only) if only else None)
+
+
 def _rig_name(i: int) -> str:
     return f"infercore-mutant-{i}"
 
@@ -244,12 +300,15 @@ class Child:
         self._text = b""
         self.law = ""
         self.said: list[str] = []
-        self.started = self.law_started = time.monotonic()
-        self._cpu_at_law = 0.0
+        self.started = self._seen = time.monotonic()
+        self._cpu_at_law = self._waited = 0.0
 
     def read(self, timeout: float) -> bool:
         """Take in what it says within ``timeout`` seconds; False when it has ended."""
         ready, _, _ = select.select([self._pipe], [], [], timeout)
+        # A pause of the whole machine, or of this process and its child, is not waited for.
+        before, self._seen = self._seen, time.monotonic()
+        self._waited += min(self._seen - before, 2 * timeout)
         if not ready:
             return True
         data = os.read(self._pipe, 65536)
@@ -258,7 +317,7 @@ class Child:
         for line in lines:
             said = json.loads(line)
             if said[0] == "law":
-                self.law, self.law_started = said[1], time.monotonic()
+                self.law, self._waited = said[1], 0.0
                 self._cpu_at_law = self.cpu()
             else:
                 self.said = said
@@ -275,9 +334,8 @@ class Child:
 
     def too_long(self, base_s: float) -> bool:
         """Whether the law takes far longer than on the unchanged subject."""
-        waited = time.monotonic() - self.law_started
         used = self.cpu() - self._cpu_at_law
-        return used > 8 * base_s + 10 or waited > 40 * base_s + 90
+        return used > 8 * base_s + 5 or self._waited > 40 * base_s + 90
 
     def end(self) -> int:
         """End it and what it started; return its wait status."""
@@ -385,16 +443,26 @@ def _ordered(
 def _traced(names: Mapping[str, str]) -> Iterator[set[tuple[str, int]]]:
     """Collect the lines of the subject's files that run in the block, in every thread."""
     seen: set[tuple[str, int]] = set()
+    # Lines of each function that did not run yet; None for code of others. Where none is left,
+    # nothing is traced any more.
+    left: dict[Any, set[int] | None] = {}
 
     def line(frame: Any, event: str, _: Any) -> Any:
         if event == "line":
             seen.add((names[frame.f_code.co_filename], frame.f_lineno))
+            (left[frame.f_code] or set()).discard(frame.f_lineno)
         return line
 
     def call(frame: Any, event: str, arg: Any) -> Any:
         del event, arg
-        name = frame.f_code.co_filename
-        return line if name.endswith(_MARK) and name in names else None
+        code = frame.f_code
+        if code not in left:
+            name = code.co_filename
+            is_subject = name.endswith(_MARK) and name in names
+            left[code] = {row[2] for row in code.co_lines() if row[2]} if is_subject else None
+            if is_subject:  # the line of "def" is none that runs
+                left[code].discard(code.co_firstlineno)
+        return line if left[code] else None
 
     threading.settrace(call)
     sys.settrace(call)

@@ -8,6 +8,13 @@ from infercore.conformance.rig import Observation, Rig
 from infercore.testing import Faults, engine_of, load_reference_model
 from infercore.testing.reference import pack_path, storyteller
 
+REQUIRED = (
+    "oracle", "observe", "adapter", "encoder", "kv_remove_any", "kv_copy_any", "kv_shift",
+    "kv_divide", "multi_sequence", "state", "sequence_state", "logits_all", "embeddings",
+    "live_threads", "lora", "native_sampler", "chat_template", "plan_memory",
+)  # fmt: skip
+"""All that there is: what the reference lost would be refused by it in silence."""
+
 
 class Counted(Faults):
     """Lets nothing fail, and counts the tokens that the engine is given to evaluate."""
@@ -54,4 +61,5 @@ def rig() -> Rig:
         exact={"precision": "accurate", "flash_attn": "off", "type_k": "f32", "type_v": "f32"},
         suite_version="1.2",
         observe=observe,
+        require=REQUIRED,
     )

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from infercore.errors import InvalidInputError, UnsupportedFeatureError
+import attrs
+
+from infercore.errors import InvalidInputError
 from infercore.testing.kv_formats import KV_FORMATS
+from infercore.values.config import refuse_unhonoured
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from infercore.testing import bert
     from infercore.testing.llama import Shape
     from infercore.values.config import ContextConfig, ModelConfig
@@ -58,12 +63,10 @@ def check_model(config: ModelConfig) -> None:
     _check(config, _MODEL_VALUES)
 
 
-def _check(config: Any, values: dict[str, tuple[Any, ...]]) -> None:
-    for name, possible in values.items():
-        value = getattr(config, name)
-        if value is not None and value not in possible:
-            hint = f"it takes {', '.join(map(repr, possible))}" if possible else "leave it out"
-            raise UnsupportedFeatureError(feature=f"{name}={value!r}", backend=BACKEND, hint=hint)
+def _check(config: ModelConfig | ContextConfig, values: Mapping[str, tuple[Any, ...]]) -> None:
+    """Refuse other ``values`` of the fields that are named; the rest is honoured."""
+    honoured = dict.fromkeys(attrs.fields_dict(type(config)))
+    refuse_unhonoured(config, {**honoured, **values}, backend=BACKEND)
 
 
 def resolve(config: ContextConfig, shape: Shape) -> dict[str, Any]:

@@ -21,6 +21,12 @@ _ONE_THREAD = {
     "n_threads": 1,  # the engine's threads wait in a loop: more are slower on a busy machine
     "n_threads_batch": 1,
 }
+# What a rig must bring and declare: lost, it fails the run and is not refused in silence.
+_REQUIRED = (
+    "observe", "kv_copy", "multi_sequence", "state", "sequence_state", "logits_all", "embeddings",
+    "live_threads", "lora", "native_sampler", "chat_template", "plan_memory",
+)  # fmt: skip
+_REMOVES = ("kv_remove", "kv_shift", "kv_divide")
 _EXACT = {
     "precision": "accurate",
     "flash_attn": "off",
@@ -39,7 +45,10 @@ def rig() -> Rig:
         adapter_name="storyteller-lora",
         encoder=pack_path("encoder"),
         encoder_name="encoder",
-    )
+        require=(
+            *_REQUIRED, *_REMOVES, "oracle", "adapter", "encoder", "kv_remove_any", "kv_copy_any",
+        ),
+    )  # fmt: skip
 
 
 def recurrent_rig() -> Rig:
@@ -49,7 +58,12 @@ def recurrent_rig() -> Rig:
 
 def sliding_rig() -> Rig:
     """Return the rig of a model that forgets what its sliding window has passed."""
-    return _rig("sliding", variant="sliding", exact={**_EXACT, "swa_full": False})
+    return _rig(
+        "sliding",
+        variant="sliding",
+        exact={**_EXACT, "swa_full": False},
+        require=(*_REQUIRED, *_REMOVES),
+    )
 
 
 def _rig(name: str, **fields: Any) -> Rig:
@@ -63,6 +77,7 @@ def _rig(name: str, **fields: Any) -> Rig:
         "exact": _EXACT,
         "suite_version": "1.2",
         "observe": observe,
+        "require": _REQUIRED,
     }
     return Rig(**{**given, **fields})
 

@@ -64,7 +64,7 @@ class Memory:
         """Refuse what the engine says it did, but does not or wrongly.
 
         A recurrent state has no parts. Cells that a sliding window has passed are gone; going back
-        needs those of the window before the new end, and the engine computes without them.
+        needs those that the next token there reads, and the engine computes without them.
         """
         end = self.pos_max(seq_id)
         is_tail = p1 < 0 or p1 > end
@@ -73,7 +73,7 @@ class Memory:
         first = self._first_complete(seq_id)
         if self._window is None or first <= 0:
             return not self._whole_only
-        return is_tail and first <= max(0, p0 - self._window)
+        return is_tail and first <= max(0, p0 + 1 - self._window)
 
     def _first_complete(self, seq_id: int) -> int:
         """Return the first position that is there in all layers."""

@@ -16,10 +16,19 @@ MODEL, FORMAT = "storyteller", "openvino"
 TOLERANCE = 5e-3
 """Float32 weights and cache."""
 
+# What the rigs must bring and declare: lost, it fails the run and is not refused in silence.
+_REQUIRED = (
+    "oracle", "observe", "encoder", "kv_remove_any", "state", "sequence_state", "logits_all",
+    "embeddings", "chat_template", "plan_memory",
+)  # fmt: skip
+_OF_BLOCKS = ("kv_copy_any", "kv_shift", "kv_divide", "multi_sequence")
+
 
 def rig() -> Rig:
     """Return the rig. Raises `ModelNotFoundError` without the model pack."""
-    return _rig(observe=observe)
+    rig = _rig(observe=observe)
+    rig.require = (*_REQUIRED, *_OF_BLOCKS)
+    return rig
 
 
 def stateful_rig() -> Rig:
@@ -50,6 +59,7 @@ def _rig(*, observe: Callable[[Any, int], Observation], variant: str = "", **fie
         },
         suite_version="1.2",
         observe=observe,
+        require=_REQUIRED,
     )
 
 
