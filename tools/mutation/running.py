@@ -444,25 +444,27 @@ def _traced(names: Mapping[str, str]) -> Iterator[set[tuple[str, int]]]:
     """Collect the lines of the subject's files that run in the block, in every thread."""
     seen: set[tuple[str, int]] = set()
     # Lines of each function that did not run yet; None for code of others. Where none is left,
-    # nothing is traced any more.
-    left: dict[Any, set[int] | None] = {}
+    # nothing is traced any more. By id, as code is equal to that of the same text elsewhere.
+    left: dict[int, set[int] | None] = {}
+    known = []
 
     def line(frame: Any, event: str, _: Any) -> Any:
         if event == "line":
             seen.add((names[frame.f_code.co_filename], frame.f_lineno))
-            (left[frame.f_code] or set()).discard(frame.f_lineno)
+            (left[id(frame.f_code)] or set()).discard(frame.f_lineno)
         return line
 
     def call(frame: Any, event: str, arg: Any) -> Any:
         del event, arg
         code = frame.f_code
-        if code not in left:
+        at = id(code)
+        if at not in left:
+            known.append(code)
             name = code.co_filename
             is_subject = name.endswith(_MARK) and name in names
-            left[code] = {row[2] for row in code.co_lines() if row[2]} if is_subject else None
-            if is_subject:  # the line of "def" is none that runs
-                left[code].discard(code.co_firstlineno)
-        return line if left[code] else None
+            rows = {row[2] for row in code.co_lines() if row[2]} - {code.co_firstlineno}
+            left[at] = rows if is_subject else None
+        return line if left[at] else None
 
     threading.settrace(call)
     sys.settrace(call)

@@ -32,7 +32,8 @@ infercore conformance {names} --markdown docs/conformance.md
 `UnsupportedFeatureError`, changed nothing, and the context went on working. **known**: broken, for
 the reason given below; it fails the run once it is kept. **FAIL**: broken. **n/a**: cannot be tried
 here, for the reason given below. How to run the suite on a backend of your own:
-[Write a backend](tutorial/write-a-backend.md).
+[Write a backend](tutorial/write-a-backend.md). How much wrong code the laws see in each backend:
+[What the laws see](reference/bite.md).
 """
 
 
