@@ -27,7 +27,13 @@ from infercore.session.asynchronous import AsyncSession, Opening
 from infercore.session.base import SessionOptions
 from infercore.session.session import new_session
 from infercore.values import checks
-from infercore.values.config import ContextConfig, DecodeConfig, ModelConfig, SamplingConfig
+from infercore.values.config import (
+    ContextConfig,
+    DecodeConfig,
+    ModelConfig,
+    SamplingConfig,
+    sampling_of,
+)
 from infercore.values.pool import PoolConfig, is_for_a_pool, pool_config, shared_context
 
 if TYPE_CHECKING:
@@ -450,7 +456,8 @@ def _embed_for_pool(model: Any, texts: Sequence[str], pooling: str | None) -> Fl
 def _decode_sampler(model: GuardedModel, config: DecodeConfig) -> Sampler:
     from infercore.sampling.factory import new_portable_sampler  # noqa: PLC0415
 
-    if config.sampling.implementation == "native":
+    sampling = sampling_of(config)
+    if sampling.implementation == "native":
         for field in ("response_format", "processors", "logprobs"):
             if getattr(config, field) not in (None, ()):
                 raise UnsupportedFeatureError(
@@ -458,9 +465,9 @@ def _decode_sampler(model: GuardedModel, config: DecodeConfig) -> Sampler:
                     backend=model.backend,
                     hint="the engine's own sampler has none; use implementation='portable'",
                 )
-        return model.new_native_sampler(config.sampling)
+        return model.new_native_sampler(sampling)
     return new_portable_sampler(
-        config.sampling,
+        sampling,
         model.tokenizer,
         model.tokenizer.n_vocab,
         response_format=config.response_format,

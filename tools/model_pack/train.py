@@ -79,7 +79,7 @@ def new_model(tokenizer: Tokenizer) -> LlamaForCausalLM:
     )
     model = LlamaForCausalLM(config)
     model.generation_config = GenerationConfig(
-        bos_token_id=bos, eos_token_id=[eos, eot], pad_token_id=eos, do_sample=False
+        bos_token_id=bos, eos_token_id=[eos, eot], pad_token_id=eos
     )
     return model
 

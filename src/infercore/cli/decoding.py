@@ -85,10 +85,13 @@ def chat_options(command: T) -> T:
 
 @contextmanager
 def decode_fields(options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Give the fields of a decode that ``options`` name; a draft model is open meanwhile."""
+    """Give the fields of a decode that ``options`` name; a draft model is open meanwhile.
+
+    The others of `SamplingConfig` are what the model's files recommend.
+    """
     if options["logprobs"] is not None and not options["as_json"]:
         raise click.UsageError("--logprobs needs --json: text has no place for them")
-    fields: dict[str, Any] = given(SamplingConfig, options)
+    fields: dict[str, Any] = {"sampling": "model", **given(SamplingConfig, options)}
     for name in ("max_tokens", "stop", "stop_tokens", "special_text", "logprobs"):
         if options[name] not in (None, ()):
             fields[name] = options[name]

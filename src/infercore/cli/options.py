@@ -18,6 +18,7 @@ from infercore.values.config import (
     ModelConfig,
     SamplingConfig,
 )
+from infercore.values.recommended import RECOMMENDED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -132,7 +133,8 @@ def config_option(cls: type, name: str, row: Row, section: str) -> Decorator:
     field = attrs.fields_dict(cls)[name]
     flag = "--" + name.replace("_", "-")
     kind = str(field.type).removesuffix(" | None")
-    text = row.help + _default_of(field)
+    recommended = cls is SamplingConfig and name in RECOMMENDED
+    text = row.help + _default_of(field, " or the model's" if recommended else "")
     if kind == "bool":
         named = (f"{flag}/--no-{flag[2:]}",)
         return option(*named, section=section, default=None, help=text)
@@ -147,12 +149,12 @@ def config_option(cls: type, name: str, row: Row, section: str) -> Decorator:
     )  # fmt: skip
 
 
-def _default_of(field: attrs.Attribute[Any]) -> str:
+def _default_of(field: attrs.Attribute[Any], more: str) -> str:
     default = field.default
     if not isinstance(default, (bool, int, float, str)):
         return ""
     shown = {True: "on", False: "off"}[default] if isinstance(default, bool) else default
-    return f" [default: {shown}]"
+    return f" [default: {shown}{more}]"
 
 
 def model_options(command: T) -> T:

@@ -27,6 +27,7 @@ from infercore.values import checks
 from infercore.values.config import KV_TYPES, ContextConfig, SamplingConfig
 from infercore.values.manifest import kv_options
 from infercore.values.pool import PoolConfig, is_for_a_pool, pool_config, shared_context
+from infercore.values.recommended import recommended_sampling
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from infercore.protocols.session import Session
     from infercore.protocols.spi import EngineModel
     from infercore.session.pool import SessionPool
-    from infercore.values.info import BackendDescriptor, Capabilities, MemoryPlan
+    from infercore.values.info import BackendDescriptor, Capabilities, MemoryPlan, ModelInfo
 
 SESSION_FIELDS = ("profile_id", "prompt_format", "add_bos", "overflow")
 
@@ -115,7 +116,7 @@ class GuardedModel:
         self._born = fork_count()
         self.backend = descriptor.name
         self.backend_version = _version(descriptor)
-        self.info = inner.info
+        self.info = _with_sampling(inner.info)
         self.runtime = _runtime(inner, descriptor, options or {})
         self._closed = threading.Event()
         weights = self._weights
@@ -363,6 +364,12 @@ def _close(context: Any) -> None:
     close = getattr(context, "close", None)
     if callable(close):
         close()
+
+
+def _with_sampling(info: ModelInfo) -> ModelInfo:
+    """Return ``info`` with the sampling that its metadata recommends, where it says none itself."""
+    found = {} if info.sampling else recommended_sampling(info.metadata)
+    return attrs.evolve(info, sampling=found) if found else info
 
 
 def _version(descriptor: BackendDescriptor) -> str:

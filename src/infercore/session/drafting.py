@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from infercore.errors import InvalidInputError, UnsupportedFeatureError
 from infercore.session.guess_cost import guess_cost
 from infercore.session.resident import Resident
+from infercore.values.config import sampling_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -170,7 +171,7 @@ def drafter_of(config: DecodeConfig, session: Any) -> Drafter | None:
     speculative = config.speculative
     if not isinstance(speculative, str):
         return None if speculative is None else new_drafter(speculative, session)
-    if config.sampling.seed is not None or not _verifies(session.context, AutoLookup.n_draft):
+    if sampling_of(config).seed is not None or not _verifies(session.context, AutoLookup.n_draft):
         return None
     cost = guess_cost(session.model, session.context)
     return AutoLookup(cost) if cost < 1 else None

@@ -14,7 +14,10 @@ from contextlib import suppress
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import attrs
+
 from infercore.session.text import TextAssembler
+from infercore.values.config import sampling_of
 from infercore.values.session import StreamChunk, Usage
 
 if TYPE_CHECKING:
@@ -64,7 +67,8 @@ class Generation:
         self._text = TextAssembler(config.stop)
         self._queue: deque[Chosen] = deque()
         self.looks_ahead = drafter is not None or getattr(sampler, "constraint", None) is not None
-        self.is_native = config.sampling.implementation == "native"
+        self._sampling = sampling_of(config)
+        self.is_native = self._sampling.implementation == "native"
         self.pending: Chosen | None = None
         self.reason: str | None = None
         self.ended_by: int | None = None
@@ -189,7 +193,7 @@ class Generation:
         return list(takewhile(self._may_be_forced, constraint.forced_tokens()[:room]))
 
     def _may_be_forced(self, token: int) -> bool:
-        bias = self.config.sampling.logit_bias.get(token, 0.0)
+        bias = self._sampling.logit_bias.get(token, 0.0)
         return bias > -math.inf and not self.ends(token)
 
     def _drafts(self, context_tokens: Callable[[], list[int]], token: int, room: int) -> list[int]:
@@ -233,6 +237,7 @@ class Generation:
             time_to_first_token_ms=None if first is None else (first - started) * 1e3,
             tokens_per_second=self._rate(),
             seed=self._sampler.seed,
+            sampling=attrs.evolve(self._sampling, seed=self._sampler.seed),
             drafted_tokens=self.n_drafted,
             accepted_tokens=self.n_accepted,
             **counts,

@@ -17,7 +17,7 @@ from infercore.session.homes import OwnContext
 from infercore.session.parts import EMPTY, PREFIXED, Parts
 from infercore.session.prefill import Prefilling, as_input
 from infercore.values import checks
-from infercore.values.config import DecodeConfig, SamplingConfig
+from infercore.values.config import DecodeConfig, SamplingConfig, sampling_of
 from infercore.values.manifest import hash_text, hash_token_ids
 from infercore.values.session import PrefixInput, SuffixInput
 
@@ -42,7 +42,7 @@ class CoreSession(Prefilling):
         ends, is closed or dropped. Raises `InvalidStateError` on nothing, `ContextOverflowError`
         (stage "decode") without room for one token; both *unchanged*.
         """
-        built = decode_config(config, fields)
+        built = self._decode_config(config, fields)
         with self.entered("decode"):
             self._check_decodable()
             return self._stream_of(self._generation(built))
@@ -52,10 +52,15 @@ class CoreSession(Prefilling):
 
         Quick: what takes its time (a grammar, a draft model) is left to `decode`.
         """
-        built = decode_config(config, fields)
+        built = self._decode_config(config, fields)
         with self.entered("decode"):
             self._check_decodable()
         return built
+
+    def _decode_config(
+        self, config: DecodeConfig | None, fields: Mapping[str, Any]
+    ) -> DecodeConfig:
+        return decode_config(config, fields, self.model.info.sampling)
 
     def _check_decodable(self) -> None:
         prefixed = self._state == PREFIXED
@@ -102,7 +107,7 @@ class CoreSession(Prefilling):
         Raises what `prefill_suffix` and `decode` raise; a bad option leaves the state unchanged.
         """
         started = time.perf_counter()
-        built = decode_config(None, decode)
+        built = self._decode_config(None, decode)
         given: SuffixInput = as_input(text, SuffixInput, "text")
         with self.entered("generate", built.timeout):
             generation = self._generation(built)
@@ -140,7 +145,7 @@ class CoreSession(Prefilling):
         refuses, and what `prefill_suffix` and `decode` raise.
         """
         started = time.perf_counter()
-        config = decode_config(None, decode)
+        config = self._decode_config(None, {"sampling": "model", **decode})
         request = chatting.ChatRequest(
             messages=messages,
             tools=tools,
@@ -312,14 +317,19 @@ def new_session(
     )
 
 
-def decode_config(config: DecodeConfig | None, fields: Mapping[str, Any]) -> DecodeConfig:
-    """Return the config, with fields of the sampling config taken as its own."""
+def decode_config(
+    config: DecodeConfig | None, fields: Mapping[str, Any], recommended: Mapping[str, Any]
+) -> DecodeConfig:
+    """Return the config, with fields of the sampling config taken as its own.
+
+    ``recommended`` is the sampling that the model's files do.
+    """
     names = {attribute.name for attribute in attrs.fields(SamplingConfig)}
     known = names | {attribute.name for attribute in attrs.fields(DecodeConfig)}
     checks.check_options("DecodeConfig", fields, known)
     own = {name: value for name, value in fields.items() if name not in names}
     built = checks.build(DecodeConfig, config, own)
     sampling = {name: value for name, value in fields.items() if name in names}
-    if not sampling:
+    if not sampling and built.sampling != "model":
         return built
-    return attrs.evolve(built, sampling=attrs.evolve(built.sampling, **sampling))
+    return attrs.evolve(built, sampling=attrs.evolve(sampling_of(built, recommended), **sampling))

@@ -68,6 +68,8 @@ class Loaded:
             self.runtime = {**self.runtime, "merged": [attrs.astuple(spec) for spec in adapters]}
 
     def _info(self, settings: Mapping[str, Any], shape: Any, **kind: Any) -> ModelInfo:
+        generation = self.tokenizer.generation
+        said = {**settings, **{f"generation_config.{name}": v for name, v in generation.items()}}
         return ModelInfo(
             architecture=str(settings["model_type"]),
             n_vocab=shape.n_vocab,
@@ -78,7 +80,7 @@ class Loaded:
             n_params=sum(tensor.size for tensor in self.tensors.values()),
             size_bytes=os.path.getsize(self.files[1]),
             description=f"{settings['model_type']} in float32, computed by NumPy",
-            metadata={name: json.dumps(value) for name, value in settings.items()},
+            metadata={name: json.dumps(value) for name, value in said.items()},
             **kind,
         )
 

@@ -25,8 +25,10 @@ class ReferenceTokenizer:
         self._plain.encode_special_tokens = True
         self._vocabulary = json.loads(text)
         self._control = self._control_tokens()
-        generation = json.loads(_read(folder, "generation_config.json", "{}"))
-        eos = generation.get("eos_token_id", config.get("eos_token_id"))
+        self.generation: Mapping[str, Any] = json.loads(
+            _read(folder, "generation_config.json", "{}")
+        )
+        eos = self.generation.get("eos_token_id", config.get("eos_token_id"))
         eog = eos if isinstance(eos, list) else [eos]
         self.n_vocab = n_vocab
         self.bos: int | None = config.get("bos_token_id")

@@ -384,9 +384,10 @@ class DecodeConfig:
 
     ``max_tokens`` bounds the generated tokens (None = until the window is full); ``stop`` holds
     strings that end the text and never appear in it; ``stop_tokens`` are ids that end it as an
-    end-of-generation token does. ``sampling`` chooses tokens; ``logprobs=n`` reports the n most
-    likely tokens of each step beside the chosen one. ``processors`` are objects with
-    ``apply(logits) -> logits`` (float32 [n_vocab]). ``response_format`` constrains the text to
+    end-of-generation token does. ``sampling`` chooses tokens: a `SamplingConfig`, or "model" for
+    what the model's files recommend (`ModelInfo.sampling`) over the defaults. ``logprobs=n``
+    reports the n most likely tokens of each step beside the chosen one. ``processors`` are objects
+    with ``apply(logits) -> logits`` (float32 [n_vocab]). ``response_format`` constrains the text to
     a JSON schema, regex, grammar or choice. ``special_text`` shows control tokens as text.
     ``speculative`` guesses tokens ahead: "auto" looks them up in the text so far, where that pays,
     and not at all where a seed is given. ``timeout`` is in seconds from the call, waiting included:
@@ -397,7 +398,7 @@ class DecodeConfig:
     max_tokens: int | None = attrs.field(default=None, validator=checks.integer(1))
     stop: tuple[str, ...] = attrs.field(default=(), converter=_strings)
     stop_tokens: tuple[int, ...] = attrs.field(default=(), converter=_stop_tokens)
-    sampling: SamplingConfig = attrs.field(factory=SamplingConfig)
+    sampling: SamplingConfig | Literal["model"] = attrs.field(factory=SamplingConfig)
     logprobs: int | None = attrs.field(default=None, validator=checks.integer(0, 1000))
     processors: tuple[Any, ...] = attrs.field(default=(), converter=_processors)
     response_format: Any = attrs.field(default=None)
@@ -408,5 +409,15 @@ class DecodeConfig:
     timeout: float | None = attrs.field(default=None, validator=checks.number(1e-3, 1e9))
 
     def __attrs_post_init__(self) -> None:
-        if not isinstance(self.sampling, SamplingConfig):
-            raise checks.refuse("sampling", self.sampling, "a SamplingConfig")
+        named = isinstance(self.sampling, str) and self.sampling == "model"
+        if not named and not isinstance(self.sampling, SamplingConfig):
+            raise checks.refuse("sampling", self.sampling, "a SamplingConfig, or 'model'")
+
+
+def sampling_of(
+    config: DecodeConfig, recommended: Mapping[str, Any] | None = None
+) -> SamplingConfig:
+    """Return the sampling of ``config``; "model" is ``recommended``, laid over the defaults."""
+    if isinstance(config.sampling, SamplingConfig):
+        return config.sampling
+    return SamplingConfig(**(recommended or {}))

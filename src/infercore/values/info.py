@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 
 from infercore.values import checks
+from infercore.values.config import SamplingConfig
 
 
 @attrs.frozen(kw_only=True)
@@ -87,6 +88,10 @@ class Capabilities:
     perf: bool = attrs.field(default=True, converter=_true)
 
 
+def _sampling(_: Any, __: attrs.Attribute[Any], value: Mapping[str, Any]) -> None:
+    checks.build(SamplingConfig, None, value)
+
+
 @attrs.frozen(kw_only=True)
 class ModelInfo:
     """The shape of a loaded model; ``metadata`` holds what else its files say, as text.
@@ -94,7 +99,9 @@ class ModelInfo:
     ``n_params`` counts weights, ``size_bytes`` their bytes in the files, ``n_ctx_train`` the
     trained window in tokens. Of these, ``n_embd``, ``n_layer``, ``n_head`` and ``n_head_kv``, 0
     says that the engine does not know. ``sliding_window`` is the width in tokens of the
-    sliding-window layers, None where there are none.
+    sliding-window layers, None where there are none. ``sampling`` are the fields of
+    `SamplingConfig` that the files recommend, with their values; a plugin may leave it to the
+    core, which reads it from ``metadata`` (``general.sampling.*``, ``generation_config.*``).
     """
 
     architecture: str
@@ -112,6 +119,9 @@ class ModelInfo:
     has_encoder: bool = False
     description: str = ""
     metadata: Mapping[str, str] = attrs.field(factory=dict, converter=checks.frozen_mapping)
+    sampling: Mapping[str, Any] = attrs.field(
+        factory=dict, converter=checks.frozen_mapping, validator=_sampling
+    )
 
 
 @attrs.frozen(kw_only=True)

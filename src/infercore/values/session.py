@@ -15,6 +15,8 @@ from infercore.values.manifest import ContextManifest
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from infercore.values.config import SamplingConfig
+
 
 def _manifest(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
     if value is not None and not isinstance(value, ContextManifest):
@@ -177,7 +179,8 @@ class Usage:
     after it. Of ``drafted_tokens`` guessed ahead (speculative decoding), ``accepted_tokens`` were
     right. ``waited_ms`` is the time without a place in the pool, ``mean_batch`` how many sessions
     shared an engine call on average, and ``reevaluated_tokens`` had to be evaluated again because
-    the session had lost their cells to others.
+    the session had lost their cells to others. ``sampling`` is what was in force, with the seed
+    that was used: given again, it draws the same.
     """
 
     prompt_tokens: int
@@ -191,6 +194,7 @@ class Usage:
     waited_ms: float = 0.0
     mean_batch: float = 1.0
     reevaluated_tokens: int = 0
+    sampling: SamplingConfig | None = attrs.field(default=None, repr=False)
 
 
 @attrs.frozen(kw_only=True)

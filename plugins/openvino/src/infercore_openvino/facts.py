@@ -99,6 +99,8 @@ def model_info(files: ModelFiles, shape: Shape) -> ModelInfo:
     kv = KvShape.of(config)
     architecture = str(config.get("model_type") or "unknown")
     simple = (str, int, float, bool)
+    generation = {f"generation_config.{name}": v for name, v in files.generation.items()}
+    said = {**config, **generation}
     return ModelInfo(
         architecture=architecture,
         n_vocab=shape.n_vocab,
@@ -112,5 +114,5 @@ def model_info(files: ModelFiles, shape: Shape) -> ModelInfo:
         sliding_window=sliding_window(config),
         has_encoder=not files.has_cache,
         description=f"{architecture}, {shape.n_params / 1e6:.1f} M parameters, OpenVINO IR",
-        metadata={name: str(v) for name, v in config.items() if isinstance(v, simple)},
+        metadata={name: str(v) for name, v in said.items() if isinstance(v, simple)},
     )
