@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pathlib
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -56,12 +58,31 @@ OWN = {
     "{% for k, v in c.function.arguments.items() %}{{ k }}={{ v | tojson }}"
     "{{ ', ' if not loop.last }}{% endfor %}){{ ', ' if not loop.last }}{% endfor %}]<|/calls|>"
     "{% endif -%}",
+    "braced": "{%- macro v(x) -%}{%- if x is string -%}<|q|>{{ x }}<|q|>"
+    "{%- elif x is boolean -%}{{ 'true' if x else 'false' }}{%- elif x is mapping -%}"
+    "{{ '{' }}{%- for k, w in x.items() -%}{{ ',' if not loop.first }}{{ k }}:{{ v(w) }}"
+    "{%- endfor -%}{{ '}' }}"
+    "{%- elif x is iterable -%}[{%- for w in x -%}{{ ',' if not loop.first }}{{ v(w) }}"
+    "{%- endfor -%}]{%- else -%}{{ x }}{%- endif -%}{%- endmacro -%}" + LOOP + "<|call>call:"
+    "{{ c.function.name }}{{ v(c.function.arguments) }}<call|>{%- endfor -%}",
+    "nested": "{%- macro v(x) -%}{%- if x is mapping -%}{%- for k, w in x.items() -%}"
+    "]![<{{ k }}>{{ v(w) }}]![</{{ k }}>{%- endfor -%}"
+    "{%- elif x is iterable and x is not string -%}{%- for w in x -%}"
+    "]![<item>{{ v(w) }}]![</item>{%- endfor -%}{%- else -%}{{ x }}{%- endif -%}"
+    "{%- endmacro -%}{%- if m.tool_calls %}]![<tools>\n" + LOOP + ']![<invoke name="'
+    '{{ c.function.name }}">{{ v(c.function.arguments) }}]![</invoke>\n{%- endfor -%}]![</tools>'
+    "{%- endif -%}",
     "bare": "{%- if m.tool_calls %}{{ raise_exception('one') if m.tool_calls | length > 1 }}"
     "{{ {'name': m.tool_calls[0].function.name, 'parameters': m.tool_calls[0].function.arguments}"
     " | tojson }}{% endif -%}",
 }
 CALLS: list[list[tuple[str, dict[str, Any]]]] = [
-    [("get_weather", {"city": 'Zürich "x" </tool_call> {a}', "days": 3, "opts": {"u": [1, {}]}})],
+    [
+        (
+            "get_weather",
+            {"city": 'Zürich "x" </tool_call> {a}', "days": 3, "opts": {"u": [1, {"v": 2}]}},
+        )
+    ],
     [("add", {"a": 1, "b": 2.5}), ("get_weather", {"city": "Rome", "days": 2})],
     [("add", {"a": 1, "b": 2})] * 3,
 ]
@@ -191,11 +212,8 @@ def templates() -> list[Any]:
     return [pytest.param(path, id=path.stem) for path in found]
 
 
-UNREAD = {  # their templates write no calls, or in a way that is not read (yet): calls stay text
-    "HuggingFaceTB-SmolLM3-3B", "Kimi-K2-Instruct", "Kimi-K2-Thinking", "LFM2-8B-A1B",
-    "LFM2.5-Instruct", "MiniMax-M3", "fireworks-ai-llama-3-firefunction-v2",
-    "google-gemma-2-2b-it", "google-gemma-4-31B-it-interleaved", "google-gemma-4-31B-it",
-    "ibm-granite-granite-3.3-2B-Instruct", "llama-cpp-rwkv-world",
+UNREAD = {  # their templates offer no tools
+    "HuggingFaceTB-SmolLM3-3B", "google-gemma-2-2b-it", "llama-cpp-rwkv-world",
     "microsoft-Phi-3.5-mini-instruct",
 }  # fmt: skip
 
@@ -210,13 +228,32 @@ def test_templates_of_models(path: pathlib.Path) -> None:
     for calls in (CALLS[0], CALLS[1]):
         wanted = calls[:1] if form.one_only else calls
         body = written(found, wanted)
-        for step in (1, len(body)):
+        body = body[_start(body, form) :]
+        pieces = [[body], list(body), *([body[:at], body[at:]] for at in range(1, len(body)))]
+        for parts in pieces:
             reader, out = ToolReader(form, tools), list[Any]()
-            start = _start(body, form)
-            for at in range(start, len(body), step):
-                out += reader.push(body[at : at + step])
+            for part in parts:
+                out += reader.push(part)
             out += reader.finish()
             assert calls_of(out) == wanted
+
+
+@pytest.mark.parametrize("path", templates())
+def test_text_around_calls_of_models_and_calls_cut_off(path: pathlib.Path) -> None:
+    found = dialect(path.read_text(encoding="utf-8"))
+    form, tools = found.tool_format, Tools(TOOLS)
+    if form is None:
+        return
+    body = written(found, CALLS[1][:1] if form.one_only else CALLS[1])
+    body = body[_start(body, form) :]
+    for end in range(0, len(body), 3):  # cut by the budget
+        out = read_all(form, tools, body[:end])
+        assert calls_of(out) or text_of(out) == body[:end]
+    if form.is_marked:
+        out = read_all(form, tools, f"One <moment> [please] {{now}}: {body} Done.")
+        assert calls_of(out) == (CALLS[1][:1] if form.one_only else CALLS[1])
+        assert text_of(out).startswith("One <moment> [please] {now}:")
+        assert text_of(out).rstrip().endswith("Done.")
 
 
 def _start(body: str, form: Any) -> int:
@@ -224,3 +261,61 @@ def _start(body: str, form: Any) -> int:
     if form.is_marked or form.kind == "harmony":
         return 0
     return min(at for word in ("{", "get_weather\n", "add\n") if (at := body.find(word)) >= 0)
+
+
+@pytest.mark.skipif(FOLDER not in os.environ, reason=f"set {FOLDER} to a folder of .jinja files")
+def test_the_page_of_forms_is_up_to_date() -> None:
+    script = pathlib.Path(__file__).parents[2] / "tools" / "tool_formats.py"
+    command = [sys.executable, str(script), os.environ[FOLDER], "--check"]
+    assert subprocess.run(command, check=False).returncode == 0
+
+
+# -- forms that a template only describes ---------------------------------------------------------
+
+DESCRIBED = {
+    "lfm": "{%- if tools %}List: <|tool_list_start|>{{ tools | tojson }}<|tool_list_end|>"
+    "{% endif -%}{%- for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}",
+    "granite": "{%- if tools %}Respond only with <|tool_call|> followed by a JSON list of tools."
+    "{{ tools | tojson }}{% endif -%}"
+    "{%- for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("kind", sorted(DESCRIBED))
+def test_a_form_that_is_only_described_is_read_and_written(kind: str) -> None:
+    found = dialect(DESCRIBED[kind])
+    form, tools = found.tool_format, Tools(TOOLS)
+    assert form.is_described
+    for calls in CALLS:
+        body = written(found, calls).removeprefix("<|end|><|assistant|>").removesuffix("<|end|>")
+        for at in range(len(body)):
+            reader = ToolReader(form, tools)
+            out = [*reader.push(body[:at]), *reader.push(body[at:]), *reader.finish()]
+            assert calls_of(out) == calls
+            assert not text_of(out)
+
+
+def test_calls_that_a_template_would_drop_are_refused() -> None:
+    silent = dialect("{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}")
+    with pytest.raises(ic.UnsupportedFeatureError, match="tool calls"):
+        written(silent, CALLS[0])
+
+
+def test_tools_go_in_as_text_where_the_template_wants_them_so() -> None:
+    text = "{{ 'Tools: ' + functions + datetime }}" + HEAD.partition("-%}")[2]
+    found = dialect(text + OWN["list"] + TAIL)
+    assert found.renders_tools
+    assert found.tool_format.kind == "json"
+    user = {"role": "user", "content": "Hi"}
+    assert "get_weather" in found.render([user], add_generation_prompt=True, tools=TOOLS_AS_API)
+    assert found.render([user], add_generation_prompt=True).startswith("Tools: ")
+
+
+def test_lists_of_a_template_may_grow() -> None:
+    found = dialect(
+        "{%- set seen = namespace(ids=[]) %}{% for m in messages %}"
+        "{%- set _ = seen.ids.append(m.content) %}{% endfor %}{{ seen.ids.pop(0) }}"
+    )
+    user = {"role": "user", "content": "Hi"}
+    assert found.render([user], add_generation_prompt=True) == "Hi"
+    assert user == {"role": "user", "content": "Hi"}

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import re
+from datetime import datetime
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from infercore.chat import template as templates
+from infercore.chat.described import described_format, written
 from infercore.chat.messages import as_row, joined_parts, with_text_arguments
 from infercore.chat.reasoning import ReasoningFormat, find_reasoning_format
 from infercore.chat.tool_format import (
     ToolFormat,
     empty_content,
     find_tool_format,
+    renders_calls,
     renders_tools,
 )
 from infercore.errors import InvalidInputError, UnsupportedFeatureError
@@ -22,6 +27,7 @@ if TYPE_CHECKING:
     from infercore.values.session import Message
 
 _PROBE = "zqpart"
+_TOOLS_AS_TEXT = re.compile(r"[+{]-?\s*functions\b")
 
 
 class Dialect:
@@ -39,18 +45,29 @@ class Dialect:
         add_generation_prompt: bool,
         **variables: Any,
     ) -> str:
+        known = {**self._tokens, **self._tools_as_text(tools), **variables}
         return templates.render(
-            self._template,
-            rows,
-            add_generation_prompt=add_generation_prompt,
-            tools=tools,
-            **{**self._tokens, **variables},
+            self._template, rows, add_generation_prompt=add_generation_prompt, tools=tools, **known
         )
+
+    def _tools_as_text(self, tools: Sequence[Mapping[str, Any]] | None) -> dict[str, str]:
+        """What templates want that take the tools as a text, and the day, by names of their own."""
+        if not _TOOLS_AS_TEXT.search(self._template):
+            return {}
+        text = json.dumps(tools, indent=2, ensure_ascii=False) if tools else ""
+        return {"functions": text, "datetime": datetime.now().astimezone().strftime("%b %d %Y")}
 
     @cached_property
     def tool_format(self) -> ToolFormat | None:
         """How calls are written; None where none could be read back."""
-        return find_tool_format(self._render)
+        found = find_tool_format(self._render)
+        if found is None and self.renders_tools and not self._renders_calls:
+            return described_format(self._template)
+        return found
+
+    @cached_property
+    def _renders_calls(self) -> bool:
+        return renders_calls(self._render)
 
     @cached_property
     def renders_tools(self) -> bool:
@@ -68,6 +85,8 @@ class Dialect:
         rows = [{"role": "user", "content": [{"type": "text", "text": _PROBE}]}]
         try:
             text = self._render(rows, tools=None, add_generation_prompt=True)
+        except templates.TemplateTimeoutError:
+            raise
         except InvalidInputError:
             return False
         return _PROBE in text and "'text'" not in text and '"text"' not in text
@@ -81,13 +100,32 @@ class Dialect:
         """Return the messages as this template takes them; nothing of them is dropped.
 
         Raises `InvalidInputError` for malformed ones, `UnsupportedFeatureError` for parts other
-        than text.
+        than text, and for calls where the template neither writes nor describes them.
         """
         rows = [as_row(message) for message in messages]
         for row in rows:
             if row["content"] in (None, "") and row.get("tool_calls"):
                 row["content"] = self.beside_calls
-        return rows if self.takes_parts else joined_parts(rows)
+        rows = rows if self.takes_parts else joined_parts(rows)
+        return [self._with_calls_written(row) if row.get("tool_calls") else row for row in rows]
+
+    def _with_calls_written(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Put calls into the text where the template would leave them out."""
+        if self._renders_calls:
+            return row
+        form = self.tool_format
+        if form is None:
+            raise UnsupportedFeatureError(
+                feature="tool calls",
+                hint="this model's chat template leaves the calls of a message out; write them "
+                "into its content",
+            )
+        content, text = row["content"], written(form, row["tool_calls"])
+        if isinstance(content, list):
+            content = [*content, {"type": "text", "text": text}]
+        else:
+            content = f"{content or ''}{text}"
+        return {**{k: v for k, v in row.items() if k != "tool_calls"}, "content": content}
 
     def render(
         self,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from infercore.chat.literal import common_start
+from infercore.chat.template import TemplateTimeoutError
 from infercore.errors import InferCoreError
 
 if TYPE_CHECKING:
@@ -88,6 +89,8 @@ def _whole(before: str, opening: str) -> str:
 def _turn(render: Render, answer: dict[str, Any]) -> str | None:
     try:
         text = render([_USER, answer], tools=None, add_generation_prompt=False)
+    except TemplateTimeoutError:
+        raise
     except InferCoreError:
         return None
     return text[text.rfind(_USER["content"]) + len(_USER["content"]) :]
@@ -99,6 +102,8 @@ def _switch(render: Any) -> str | None:
         try:
             off = render([_USER], tools=None, add_generation_prompt=True, **{name: False})
             on = render([_USER], tools=None, add_generation_prompt=True, **{name: True})
+        except TemplateTimeoutError:
+            raise
         except InferCoreError:
             continue
         if off != on:

@@ -68,6 +68,11 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         source = _Bounds().visit(source)
         return super()._generate(source, name, filename, defer_init)
 
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Let lists grow and shrink too: some templates count calls so, and all data are copies."""
+        is_list_call = isinstance(obj, list) and attr in {"append", "pop"}
+        return is_list_call or super().is_safe_attribute(obj, attr, value)
+
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Call ``function``, counted; sizes in its arguments are bounded."""
         step()

@@ -17,6 +17,11 @@ from infercore.values.session import Message
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+
+class TemplateTimeoutError(InvalidInputError):
+    """The template took too long, which says nothing about what it can do."""
+
+
 _WORK = "infercore.chat.worker:answer"
 _PLAIN = "plain data: None, booleans, numbers, texts, and lists and mappings of these"
 
@@ -65,8 +70,10 @@ def _now() -> tuple[float, float, str]:
 def _checked(kind: bytes, text: str, rows: list[dict[str, Any]]) -> str:
     if kind == wire.TEXT:
         return text
+    too_slow = kind == wire.STOPPED and text.endswith("seconds")
+    refusal = TemplateTimeoutError if too_slow else InvalidInputError
     what = {wire.UNREADABLE: "cannot be read", wire.STOPPED: "was stopped"}
-    raise InvalidInputError(
+    raise refusal(
         f"the model's chat template {what.get(kind, 'refuses these messages')}: {text}; change "
         "the messages, or render the text yourself and use ensure_prefix",
         field="messages",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from infercore.chat.tool_format import HARMONY, JSON, NAMED, PYTHON, TAGGED
+from infercore.chat.notation import ITEM
+from infercore.chat.tool_format import BRACED, HARMONY, JSON, NAMED, NESTED, PYTHON, TAGGED
 from infercore.errors import UnsupportedFeatureError
 
 if TYPE_CHECKING:
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
 
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _DEFINITIONS = ("$defs", "definitions")
+_WRITTEN = {  # what is honoured where arguments are written one by one, or says nothing
+    *_DEFINITIONS, "type", "properties", "required", "additionalProperties", "title",
+    "description", "examples", "default", "deprecated", "$schema", "$id", "$comment",
+}  # fmt: skip
 
 
 def call_grammar(
@@ -53,6 +58,8 @@ class _Writer:
             JSON: self._json,
             NAMED: self._named,
             TAGGED: self._tagged,
+            NESTED: self._nested,
+            BRACED: self._braced,
             PYTHON: self._python,
             HARMONY: self._harmony,
         }[form.kind]
@@ -105,24 +112,93 @@ class _Writer:
         form = self._form
         is_text = kind.get("type") == "string"
         mark = form.after_key if is_text else form.after_key_of_other
-        value = self._text_value(key, kind) if is_text else _json_term(kind)
+        end = form.arg_close.text
+        value = self._text_value(key, kind, end) if is_text else _json_term(kind)
         before = self.literal(form.arg_open.text + key + mark.text)
-        return f"{before} {value} {self.literal(form.arg_close.text)}"
+        return f"{before} {value} {self.literal(end)}"
 
-    def _text_value(self, key: str, kind: Mapping[str, Any]) -> str:
+    def _text_value(self, key: str, kind: Mapping[str, Any], end: str) -> str:
+        """A text of ``kind`` that ``end`` follows and that does not hold its first character."""
+        first = end.strip()[:1] or "<"
         if "enum" in kind or "const" in kind:
-            values = kind.get("enum", [kind.get("const")])
-            return "(" + " | ".join(self.literal(str(value)) for value in values) + ")"
-        bad = sorted(kind.keys() & {"pattern", "format", "minLength"})
+            values = kind["enum"] if "enum" in kind else [kind["const"]]
+            texts = [value for value in values if isinstance(value, str) and first not in value]
+            if not texts:
+                raise _cannot(key, "enum")
+            return "(" + " | ".join(_quoted(text.encode()) for text in texts) + ")"
+        bad = sorted(kind.keys() - _WRITTEN - {"maxLength", "minLength"})
         if bad:
-            raise UnsupportedFeatureError(
-                feature=f"tool_choice with {bad[0]!r}",
-                hint=f"argument {key!r} is written without quotes here; use 'auto'",
-            )
-        first = self._form.arg_close.text.strip()[:1] or "<"
-        length = f"{{0,{int(kind['maxLength'])}}}" if "maxLength" in kind else "*"
+            raise _cannot(key, bad[0])
+        least, most = int(kind.get("minLength", 0)), kind.get("maxLength")
+        length = (
+            "*" if not least and most is None else f"{{{least},{'' if most is None else most}}}"
+        )
         escaped = f"\\{first}" if first in "]^\\-[/" else first
         return f"/[^{escaped}]{length}/"
+
+    # -- values within values: each kind by its own rules --------------------------------------
+
+    def _nested(self, name: str, schema: Mapping[str, Any]) -> str:
+        terms = [self.literal(name + self._form.after_name.text)]
+        return " ".join([*terms, *self._elements(schema)])
+
+    def _elements(self, schema: Mapping[str, Any]) -> list[str]:
+        rows = [(self._element(key, kind), needed) for key, kind, needed in _properties(schema)]
+        return [term if needed else f"({term})?" for term, needed in rows]
+
+    def _element(self, key: str, kind: Mapping[str, Any]) -> str:
+        form = self._form
+        opening = self.literal(form.arg_open.text + key + form.after_key.text)
+        closing = self.literal(form.arg_close.text + key + form.after_key.text)
+        what = _single_type(key, kind)
+        if what == "object":
+            value = " ".join(self._elements(kind))
+        elif what == "array":
+            item = self._element(ITEM, _items(key, kind))
+            value = f"({item}){_repeated(kind)}"
+        elif what == "string":
+            value = self._text_value(key, kind, form.arg_close.text)
+        else:
+            value = _json_term(kind)
+        return " ".join(filter(None, (opening, value, closing)))
+
+    def _braced(self, name: str, schema: Mapping[str, Any]) -> str:
+        return f"{self.literal(name)} {self._braces(schema)}"
+
+    def _braces(self, schema: Mapping[str, Any]) -> str:
+        rows = sorted(
+            _properties(schema), key=lambda row: not row[2]
+        )  # those that are needed first
+        needed = [
+            f"{self.literal(f'{k}:')} {self._braced_value(k, v)}" for k, v, must in rows if must
+        ]
+        others = [
+            f"{self.literal(f'{k}:')} {self._braced_value(k, v)}" for k, v, must in rows if not must
+        ]
+        terms = [term for i, one in enumerate(needed) for term in ([_COMMA] if i else []) + [one]]
+        terms += (
+            [f"({_COMMA} {one})?" for one in others]
+            if needed
+            else [f"({one})?" for one in others[:1]]
+        )
+        return " ".join(['"{"', *terms, '"}"'])
+
+    def _braced_value(self, key: str, kind: Mapping[str, Any]) -> str:
+        what, quote = _single_type(key, kind), self._form.quote
+        if what == "object":
+            return self._braces(kind)
+        if what == "array":
+            item = self._braced_value(key, _items(key, kind))
+            least, most = _limits(kind)
+            if most == 0:
+                return '"[" "]"'
+            more = _repetition(max(0, least - 1), None if most is None else most - 1)
+            inside = f"{item} ({_COMMA} {item}){more}"
+            return f'"[" {inside if least else f"({inside})?"} "]"'
+        if what != "string":
+            return _json_term(kind)
+        marks = self.literal(quote)
+        return f"{marks} {self._text_value(key, kind, quote)} {marks}"
 
     def _python(self, name: str, schema: Mapping[str, Any]) -> str:
         needed = [(key, kind) for key, kind, is_needed in _properties(schema) if is_needed]
@@ -136,6 +212,47 @@ class _Writer:
         return " ".join([*terms, self.literal(")")])
 
 
+_COMMA = '","'
+
+
+def _cannot(key: str, what: str) -> UnsupportedFeatureError:
+    return UnsupportedFeatureError(
+        feature=f"tool_choice with {what!r}",
+        hint=f"{key!r} is written without quotes here; use tool_choice='auto'",
+    )
+
+
+def _single_type(key: str, kind: Mapping[str, Any]) -> str:
+    """The one type that a value has. Raises `UnsupportedFeatureError` where there are several."""
+    what = kind.get("type")
+    if not isinstance(what, str):
+        raise _cannot(key, "several types")
+    return what
+
+
+def _items(key: str, kind: Mapping[str, Any]) -> Mapping[str, Any]:
+    bad = sorted(kind.keys() - _WRITTEN - {"items", "minItems", "maxItems"})
+    if bad or not isinstance(kind.get("items"), dict):
+        raise _cannot(key, bad[0] if bad else "items of any kind")
+    items: Mapping[str, Any] = kind["items"]
+    return items
+
+
+def _limits(kind: Mapping[str, Any]) -> tuple[int, int | None]:
+    most = kind.get("maxItems")
+    return int(kind.get("minItems", 0)), None if most is None else int(most)
+
+
+def _repetition(least: int, most: int | None) -> str:
+    if most is None:
+        return "*" if not least else f"{{{least},}}"
+    return f"{{{least},{most}}}"
+
+
+def _repeated(kind: Mapping[str, Any]) -> str:
+    return _repetition(*_limits(kind))
+
+
 def _quoted(data: bytes) -> str:
     return json.dumps(data.decode("utf-8", errors="replace"), ensure_ascii=False)
 
@@ -145,8 +262,15 @@ def _json_term(schema: Mapping[str, Any]) -> str:
 
 
 def _properties(schema: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any], bool]]:
-    """Return each argument's name, schema (with the definitions it may refer to), and need."""
+    """Return each argument's name, schema (with the definitions it may refer to), and need.
+
+    Raises `UnsupportedFeatureError` where more is asked of them than their own schemas say.
+    """
     shared = {key: schema[key] for key in _DEFINITIONS if key in schema}
     needed = set(schema.get("required", ()))
-    rows = schema.get("properties", {}).items()
-    return [(key, {**shared, **kind}, key in needed) for key, kind in rows]
+    rows = schema.get("properties", {})
+    bad = sorted(schema.keys() - _WRITTEN) or sorted(needed - rows.keys())
+    if bad:
+        raise _cannot("the arguments", bad[0])
+    given = [(key, {} if kind is True else kind) for key, kind in rows.items() if kind is not False]
+    return [(key, {**shared, **kind}, key in needed) for key, kind in given]

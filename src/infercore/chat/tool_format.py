@@ -20,6 +20,7 @@ from infercore.chat.literal import (
     common_start,
     json_end,
 )
+from infercore.chat.template import TemplateTimeoutError
 from infercore.errors import InferCoreError
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ NAMED: Final = "named"
 TAGGED: Final = "tagged"
 PYTHON: Final = "python"
 HARMONY: Final = "harmony"
+BRACED: Final = "braced"
+NESTED: Final = "nested"
 
 _NAMES = ("zqtoolone", "zqtooltwo")
 _KEYS = ("zqkeyone", "zqkeytwo")
@@ -56,9 +59,12 @@ class ToolFormat:
     """The written form of calls.
 
     ``kind`` is "json" (an object with name and arguments), "named" (a name, then the arguments as
-    JSON), "tagged" (a name, then each argument between marks), "python" (a call as Python writes
-    it) or "harmony". ``name_key`` and ``arguments_key`` are the keys of a "json" call; None where
-    the name itself is the key. ``one_only``: the template refuses several calls in a turn.
+    JSON), "tagged" (a name, then each argument between marks), "nested" (elements within elements,
+    each closed by its name), "braced" (a name, then a mapping whose texts stand between ``quote``),
+    "python" (a call as Python writes it) or "harmony". ``name_key`` and ``arguments_key`` are the
+    keys of a "json" call; None where the name itself is the key. ``one_only``: the template refuses
+    several calls in a turn. ``is_described``: the template says in words how calls are written, and
+    writes none itself.
     """
 
     kind: str
@@ -74,7 +80,9 @@ class ToolFormat:
     after_key: Literal = attrs.field(factory=Literal.none)
     after_key_of_other: Literal = attrs.field(factory=Literal.none)
     arg_close: Literal = attrs.field(factory=Literal.none)
+    quote: str = ""
     one_only: bool = False
+    is_described: bool = False
 
     @property
     def is_marked(self) -> bool:
@@ -115,6 +123,8 @@ def renders_tools(render: Render) -> bool:
     """Tell whether the template puts tools into its text at all."""
     try:
         return _NAMES[0] in render([_USER], tools=_TOOLS, add_generation_prompt=True)
+    except TemplateTimeoutError:
+        raise
     except InferCoreError:
         return False
 
@@ -131,6 +141,12 @@ def find_tool_format(render: Render) -> ToolFormat | None:
         if shown:
             return None  # in JSON text these templates would write something else than models do
     return None
+
+
+def renders_calls(render: Render) -> bool:
+    """Tell whether the template puts an assistant's calls into its text at all."""
+    shown = (_Shown(render, content=c, as_text=t) for t in (False, True) for c in ("", None))
+    return any(each.body([_ONE]) is not None for each in shown)
 
 
 def empty_content(render: Render) -> str | None:
@@ -173,6 +189,8 @@ class _Shown:
     def _turn(self, answer: Mapping[str, Any]) -> str | None:
         try:
             text = self.render([_USER, answer], tools=_TOOLS, add_generation_prompt=False)
+        except TemplateTimeoutError:
+            raise
         except InferCoreError:
             return None
         at = text.rfind(_USER["content"])
@@ -189,7 +207,7 @@ def _whole_mark(text: str, at: int) -> int:
 
 
 def _format_of(one: str, two: str | None) -> ToolFormat | None:
-    for read in (_harmony, _json_form, _named_form, _tagged_form, _python_form):
+    for read in _READERS:
         found = read(one, two)
         if found is not None:
             return found
@@ -381,6 +399,57 @@ def _tagged_form(one: str, two: str | None) -> ToolFormat | None:
     )
 
 
+def _nested_form(one: str, two: str | None) -> ToolFormat | None:
+    """Arguments as ``<key>value</key>``, whatever stands before the angle brackets."""
+    single = _tagged_call(one, _ONE)
+    if single is None:
+        return None
+    _, name_end, key, key_end, value, value_end, key2, _, _, value2_end = single
+    behind = one[key_end:value]
+    closing, found, opening = one[value_end:key2].partition(f"{_KEYS[0]}{behind}")
+    to_first = one[name_end:key]
+    if not found or not opening.strip() or not to_first.endswith(opening):
+        return None
+    close = f"{closing}{_KEYS[1]}{behind}"
+    if not behind.strip() or not one.startswith(close, value2_end):
+        return None
+    first = None if two is None else _tagged_call(two, _ONE)
+    second = None if two is None else _tagged_call(two, _TWO)
+    places = [single] if first is None or second is None else [first, second]
+    return ToolFormat(
+        kind=NESTED,
+        after_name=Literal.of(to_first[: len(to_first) - len(opening)]),
+        arg_open=Literal.of(opening),
+        after_key=Literal.of(behind),
+        arg_close=Literal.of(closing),
+        **_frame(one, [(place[0], place[9] + len(close)) for place in places], two).parts(),
+    )
+
+
+def _braced_call(text: str, call: _Call) -> tuple[int, int, str] | None:
+    """Return where ``name{key:"text",key:1}`` begins and ends, and what stands for the quotes."""
+    begin = text.find(f"{call.name}{{{_KEYS[0]}:")
+    if begin < 0:
+        return None
+    before = begin + len(f"{call.name}{{{_KEYS[0]}:")
+    word = str(call.arguments[_KEYS[0]])
+    at = text.find(word, before)
+    quote = text[before:at]
+    tail = f"{word}{quote},{_KEYS[1]}:{call.arguments[_KEYS[1]]}}}"
+    return (begin, at + len(tail), quote) if quote and text.startswith(tail, at) else None
+
+
+def _braced_form(one: str, two: str | None) -> ToolFormat | None:
+    single = _braced_call(one, _ONE)
+    if single is None:
+        return None
+    first = None if two is None else _braced_call(two, _ONE)
+    second = None if two is None else _braced_call(two, _TWO)
+    places = [single] if first is None or second is None else [first, second]
+    spans = [place[:2] for place in places]
+    return ToolFormat(kind=BRACED, quote=single[2], **_frame(one, spans, two).parts())
+
+
 def _python_form(one: str, two: str | None) -> ToolFormat | None:
     single = _python_call(one, _ONE)
     if single is None:
@@ -397,3 +466,14 @@ def _python_call(text: str, call: _Call) -> tuple[int, int] | None:
         return None
     end = call_end(text, start + len(call.name))
     return (start, end) if end > 0 else None
+
+
+_READERS = (
+    _harmony,
+    _json_form,
+    _named_form,
+    _braced_form,
+    _tagged_form,
+    _nested_form,
+    _python_form,
+)

@@ -20,10 +20,12 @@ from infercore.chat.literal import (
     json_end,
     skip_space,
 )
-from infercore.chat.tool_format import HARMONY, JSON, NAMED, PYTHON, TAGGED
+from infercore.chat.notation import ITEM, Marks, braced, element, inner
+from infercore.chat.tool_format import BRACED, HARMONY, JSON, NAMED, NESTED, PYTHON, TAGGED
+from infercore.chat.tools import typed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from infercore.chat.tool_format import ToolFormat
     from infercore.chat.tools import Tools
@@ -390,6 +392,50 @@ def _ends_value(form: ToolFormat, text: str, at: int) -> bool:
     return any(end != NO for end in follows)
 
 
+def _read_nested(form: ToolFormat, text: str, at: int, tools: Tools) -> _Read:
+    name, at = _read_name(text, at)
+    at = at if at < 0 else form.after_name.match(text, at)
+    if at < 0:
+        return ("", {}, at)
+    marks = Marks(form.arg_open.text, form.arg_close.text, form.after_key.text)
+    schema = tools.schema_of(name)
+    arguments: dict[str, Any] = {}
+    while True:
+        ended = form.call_close.match(text, at)
+        if ended >= 0 or at == len(text):
+            return (name, arguments, at) if ended >= 0 else _WAITS
+        key, begin = marks.tag(text, skip_space(text, at))
+        if begin < 0:
+            return ("", {}, MORE if ended == MORE else begin)
+        value, at = element(text, begin, marks, key, inner(schema, key))
+        if at < 0:
+            return ("", {}, at)
+        if key in arguments:
+            return _FAILED
+        arguments[key] = _of_leaves(value, inner(schema, key))
+
+
+def _of_leaves(value: Any, schema: Mapping[str, Any]) -> Any:
+    """Return values in place of the texts of elements, by their schemas."""
+    if isinstance(value, list):
+        return [_of_leaves(item, inner(schema, ITEM)) for item in value]
+    if isinstance(value, dict):
+        return {key: _of_leaves(item, inner(schema, key)) for key, item in value.items()}
+    if not value.text.strip() and schema.get("type") in {"object", "array"}:
+        return {} if schema["type"] == "object" else []
+    return typed(value.text, schema)
+
+
+def _read_braced(form: ToolFormat, text: str, at: int, _tools: Tools) -> _Read:
+    name, at = _read_name(text, at)
+    if at < 0:
+        return ("", {}, at)
+    if not text.startswith("{", at):
+        return _FAILED
+    arguments, at = braced(text, at, form.quote)
+    return ("", {}, at) if at < 0 else (name, arguments, at)
+
+
 def _read_python(_form: ToolFormat, text: str, at: int, _tools: Tools) -> _Read:
     name, end = _read_name(text, at)
     if end < 0:
@@ -426,6 +472,8 @@ _READERS: dict[str, Callable[[ToolFormat, str, int, Tools], _Read]] = {
     JSON: _read_json,
     NAMED: _read_named,
     TAGGED: _read_tagged,
+    NESTED: _read_nested,
+    BRACED: _read_braced,
     PYTHON: _read_python,
 }
 

@@ -49,6 +49,10 @@ class Tools:
         """Return the JSON schema of a tool's arguments."""
         return self._schemas[name]
 
+    def schema_of(self, name: str) -> Mapping[str, Any]:
+        """Return the JSON schema of a tool's arguments; an empty one where none has this name."""
+        return self._schemas.get(name, {})
+
     def accepts(self, name: str, arguments: Mapping[str, Any]) -> bool:
         """Tell whether ``name`` is a tool and its schema accepts ``arguments``."""
         validator = self._validators.get(name)
@@ -60,17 +64,22 @@ class Tools:
         ``is_text`` is what the form itself says of it, None where it says nothing: then the
         schema decides, and a text stays one wherever the schema takes it.
         """
-        text = _without_cdata(text)
         if is_text:
-            return text
+            return _without_cdata(text)
         kinds = self._schemas.get(name, {}).get("properties", {}).get(key, {})
-        kind = kinds.get("type") if isinstance(kinds, Mapping) else None
-        if is_text is None and (kind == "string" or (isinstance(kind, list) and "string" in kind)):
-            return text
-        for read in (json.loads, ast.literal_eval):  # some templates write Python's own form
-            with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
-                return read(text)
+        kinds = {} if is_text is False or not isinstance(kinds, Mapping) else kinds
+        return typed(_without_cdata(text), kinds)
+
+
+def typed(text: str, schema: Mapping[str, Any]) -> Any:
+    """Return the value that ``text`` stands for, by its schema where that takes texts."""
+    kind = schema.get("type")
+    if kind == "string" or (isinstance(kind, list) and "string" in kind):
         return text
+    for read in (json.loads, ast.literal_eval):  # some templates write Python's own form
+        with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+            return read(text)
+    return text
 
 
 def _without_cdata(text: str) -> str:

@@ -168,8 +168,8 @@ class GuardedTokenizer:
     def tool_format(self) -> str | None:
         """The form in which the model's own template writes tool calls.
 
-        "json", "named", "tagged", "python" or "harmony"; None where there is no template, or it
-        writes no calls that could be read back: calls then stay text.
+        "json", "named", "tagged", "nested", "braced", "python" or "harmony"; None where there is no
+        template, or it writes no calls that could be read back: calls then stay text.
         """
         if not self.chat_template:
             return None

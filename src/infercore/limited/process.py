@@ -51,11 +51,11 @@ class LimitedProcess:
         started. A program that cannot start a Python does the work itself, without these limits.
         """
         limit = MAX_SECONDS if seconds is None else seconds
+        data = marshal.dumps((limit, work, *arguments))
         if not can_start():
             from infercore.limited import worker  # noqa: PLC0415  (seldom needed)
 
-            return worker.find(work)(*arguments)
-        data = marshal.dumps((limit, work, *arguments))
+            return worker.find(work)(*marshal.loads(data)[2:])  # noqa: S302  (written above)
         with self._lock:
             for _ in range(2):  # it may have died of something else since the last request
                 child, self._kept = self._kept or self._started(), None
