@@ -95,6 +95,8 @@ if TYPE_CHECKING:
     from infercore.values.memory import free_bytes as free_bytes
     from infercore.values.pool import PoolConfig as PoolConfig
     from infercore.values.pool import PoolStats as PoolStats
+    from infercore.values.session import Beam as Beam
+    from infercore.values.session import Completion as Completion
     from infercore.values.session import ContextReport as ContextReport
     from infercore.values.session import Message as Message
     from infercore.values.session import PrefixInput as PrefixInput
@@ -143,8 +145,8 @@ _HOMES = {
     "infercore.values.memory": "free_bytes",
     "infercore.values.pool": "PoolConfig PoolStats",
     "infercore.values.session": (
-        "ContextReport Message PrefixInput PrefixStatus Snapshot StreamChunk SuffixInput "
-        "SuffixStatus TokenLogprob ToolCall Usage"
+        "Beam Completion ContextReport Message PrefixInput PrefixStatus Snapshot StreamChunk "
+        "SuffixInput SuffixStatus TokenLogprob ToolCall Usage"
     ),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from infercore_models._catalogue import STORYTELLERS, UnknownModelError, folder
 
@@ -58,3 +59,47 @@ def _prompt(arrays: np.lib.npyio.NpzFile, number: int, text: str, limit: int) ->
     greedy = tuple(arrays[f"greedy_{number}"].tolist())
     tokens = tuple(arrays[f"tokens_{number}"].tolist())
     return GoldenPrompt(text, tokens, logits, greedy, ended=len(greedy) < limit)
+
+
+@dataclass(frozen=True)
+class GoldenBeam:
+    """One beam: its ids without the end token, whether one came, and its score.
+
+    The score is the sum of log-probabilities, the end token's included, over the number of ids
+    (with the end) to the power of the length penalty; None of a search with one beam.
+    """
+
+    tokens: tuple[int, ...]
+    ended: bool
+    score: float | None
+
+
+@dataclass(frozen=True)
+class GoldenBeams:
+    """A beam search over one prompt, and all its beams, best first."""
+
+    text: str
+    tokens: tuple[int, ...]
+    n_beams: int
+    max_tokens: int
+    length_penalty: float
+    early_stopping: bool
+    beams: tuple[GoldenBeam, ...]
+
+
+def golden_beams(name: str) -> tuple[GoldenBeams, ...]:
+    """Beam searches of that model, as transformers does them.
+
+    Raises `UnknownModelError`, a `LookupError`.
+    """
+    if name != "storyteller":
+        raise UnknownModelError(name, ("storyteller",))
+    text = (folder(name) / "beams.json").read_text(encoding="utf-8")
+    return tuple(map(_search, json.loads(text)))
+
+
+def _search(plain: dict[str, Any]) -> GoldenBeams:
+    beams = tuple(
+        GoldenBeam(tuple(beam["tokens"]), beam["ended"], beam["score"]) for beam in plain["beams"]
+    )
+    return GoldenBeams(**{**plain, "tokens": tuple(plain["tokens"]), "beams": beams})

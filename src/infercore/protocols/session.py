@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     from infercore.values.config import DecodeConfig
     from infercore.values.session import (
+        Beam,
+        Completion,
         ContextReport,
         Message,
         PrefixInput,
@@ -72,6 +74,31 @@ class Session(Protocol):
         dropping the iterator ends it, and leaves the session usable. Raises `InvalidStateError`
         with nothing to decode from, `ContextOverflowError` (stage "decode") without room for one
         token, `GrammarError` and `InvalidInputError` for the config: state unchanged.
+        """
+
+    def beam_search(
+        self,
+        n_beams: int,
+        *,
+        max_tokens: int,
+        length_penalty: float = 1.0,
+        n_return: int = 1,
+        early_stopping: bool = True,
+    ) -> list[Beam]:
+        """Return the ``n_return`` best of ``n_beams`` likeliest continuations, best first.
+
+        The session is as it was: none of them is part of its context. ``early_stopping`` ends the
+        search once ``n_beams`` have ended, else it goes on while a better one is to be expected.
+        Beams are evaluated together where the context has several sequences, else in turns. A
+        cancel raises `DecodeAbortedError`. Raises what `decode` raises: state unchanged.
+        """
+
+    def sample_many(self, n: int, **decode: Any) -> list[Completion]:
+        """Return ``n`` continuations: with the seed, the one after it, and so on.
+
+        ``decode`` are the fields of `decode`. The session is as it was: none of them is part of
+        its context. They are evaluated together where the context has several sequences, else in
+        turns. A cancel raises `DecodeAbortedError`. Raises what `decode` raises: state unchanged.
         """
 
     def generate(self, text: str | Sequence[int], **decode: Any) -> str:

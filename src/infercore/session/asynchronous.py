@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     from infercore.values.config import DecodeConfig
     from infercore.values.session import (
+        Beam,
+        Completion,
         ContextReport,
         PrefixInput,
         PrefixStatus,
@@ -128,6 +130,16 @@ class AsyncSession:
     async def generate(self, text: str | Sequence[int], **decode: Any) -> str:
         """See `Session.generate`."""
         return cast("str", await self.run(lambda: self._session.generate(text, **decode)))
+
+    async def beam_search(self, n_beams: int, **options: Any) -> list[Beam]:
+        """See `Session.beam_search`."""
+        call = partial(self._session.beam_search, n_beams, **options)
+        return cast("list[Beam]", await self.run(call))
+
+    async def sample_many(self, n: int, **decode: Any) -> list[Completion]:
+        """See `Session.sample_many`."""
+        call = partial(self._session.sample_many, n, **decode)
+        return cast("list[Completion]", await self.run(call))
 
     async def snapshot(self) -> Snapshot:
         """See `Session.snapshot`."""

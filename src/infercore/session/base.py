@@ -64,6 +64,9 @@ class Home(Protocol):
     def for_twin(self, session: Any) -> tuple[Home, int]:
         """Return where a fork lives, and the id of its sequence there."""
 
+    def sharing(self, session: Any) -> Any:
+        """Return what continuations of ``session`` share with it (a `Share`), None for nothing."""
+
     def copy(self, source: Resident, target: Resident) -> bool:
         """Give ``target`` the tokens of ``source``; True where they were evaluated anew."""
 

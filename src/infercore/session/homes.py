@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from infercore.session.resident import Resident
     from infercore.session.session import CoreSession
 
-_EVALUATES = frozenset({"ensure_prefix", "prefill_suffix", "generate", "chat"})
+_EVALUATES = frozenset(
+    {"ensure_prefix", "prefill_suffix", "generate", "chat", "beam_search", "sample_many"}
+)
 
 
 class Group(Protocol):
@@ -84,6 +86,25 @@ class Share:
         """Return where a fork lives."""
         del session
         return self.group.share_for_fork(self.namespace), 0
+
+    def sharing(self, session: CoreSession) -> Share:
+        """Return what continuations of ``session`` share with it."""
+        del session
+        return self
+
+    @property
+    def n_places(self) -> int:
+        """How many are evaluated in one call at most."""
+        return self.group.owner.scheduler.n_places
+
+    def sibling(self) -> Share:
+        """Return where a short-lived session beside this one lives, in the same engine."""
+        return Share(self.group, self.namespace)
+
+    def new_context(self) -> PagedContext:
+        """Return a sequence beside this one; whoever asked releases it."""
+        group = self.group
+        return PagedContext(group.owner, n_ctx=group.window, namespace=self.namespace)
 
     @staticmethod
     def copy(source: Resident, target: Resident) -> bool:
@@ -210,12 +231,19 @@ class OwnContext:
 
     def for_twin(self, session: CoreSession) -> tuple[Home, int]:
         """Return where a fork lives: in a free sequence here, else in a new context."""
-        context = self.context
-        if context.n_seq_max > 1 and context.capabilities.kv_copy != "none":
-            forks = Forks(self._model, context)
-            session.shared = share = forks.take_in(session)
+        share = self.sharing(session)
+        if share is not None:
             return share.for_twin(session)
-        return OwnContext(self._model, self._model.context_of(context.config)), 0
+        return OwnContext(self._model, self._model.context_of(self.context.config)), 0
+
+    def sharing(self, session: CoreSession) -> Share | None:
+        """Let ``session`` share its context from now on; None where it has one sequence."""
+        context = self.context
+        if context.n_seq_max == 1 or context.capabilities.kv_copy == "none":
+            return None
+        forks = Forks(self._model, context)
+        session.shared = share = forks.take_in(session)
+        return share
 
     @staticmethod
     def copy(source: Resident, target: Resident) -> bool:

@@ -220,6 +220,11 @@ class Resident(TrueTape):
                 self._lost(wanted)
                 raise
 
+    def put_back(self, tokens: list[int]) -> None:
+        """Let ``tokens`` be the logical context again, without calling the engine."""
+        self.tape.logical = self.tape.held_of(tokens)
+        self.owed = tokens[self.tape.logical :]
+
     def forget_logits(self) -> None:
         """Let the logits be made anew."""
         self._outputs_of = None

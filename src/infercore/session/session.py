@@ -9,7 +9,7 @@ from weakref import ref
 import attrs
 
 from infercore.errors import InvalidStateError
-from infercore.session import chatting, snapshots, tool_loop
+from infercore.session import branches, chatting, snapshots, tool_loop
 from infercore.session.chat_stream import ChatStream
 from infercore.session.drafting import drafter_of
 from infercore.session.generation import Generation
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from infercore.session.base import Home, SessionOptions
     from infercore.session.stream import DecodeStream
-    from infercore.values.session import Message, Snapshot
+    from infercore.values.session import Beam, Completion, Message, Snapshot
 
 
 class CoreSession(Prefilling):
@@ -45,7 +45,7 @@ class CoreSession(Prefilling):
         built = self._decode_config(config, fields)
         with self.entered("decode"):
             self._check_decodable()
-            return self._stream_of(self._generation(built))
+            return self._stream_of(self.generation(built))
 
     def check_decode(self, config: DecodeConfig | None, fields: Mapping[str, Any]) -> DecodeConfig:
         """Return the config of a decode that could begin now; raises what `decode` raises.
@@ -62,7 +62,7 @@ class CoreSession(Prefilling):
     ) -> DecodeConfig:
         return decode_config(config, fields, self.model.info.sampling)
 
-    def _check_decodable(self) -> None:
+    def _check_decodable(self, *, may_shift: bool = True) -> None:
         prefixed = self._state == PREFIXED
         target = self.parts.prefix_ids if prefixed else self.resident.wanted()
         if self._state == EMPTY or not target:
@@ -71,16 +71,18 @@ class CoreSession(Prefilling):
                 operation="decode",
                 state=self._state,
             )
-        self._check_room(target, len(target) if prefixed else self.parts.n_prefix)
+        n_prefix = len(target) if prefixed else self.parts.n_prefix
+        self._check_room(target, n_prefix, may_shift=may_shift)
 
-    def _check_room(self, target: list[int], n_prefix: int) -> None:
+    def _check_room(self, target: list[int], n_prefix: int, *, may_shift: bool = True) -> None:
         """Raise `ContextOverflowError` unless a token fits behind ``target``, or can be made to."""
-        shifts = self.overflow == "shift" and len(target) - n_prefix > 1
+        shifts = may_shift and self.overflow == "shift" and len(target) - n_prefix > 1
         self.resident.check_fits(
             target, more=0 if shifts else 1, stage="decode", resident=len(target)
         )
 
-    def _generation(self, config: DecodeConfig) -> Generation:
+    def generation(self, config: DecodeConfig) -> Generation:
+        """Return what makes tokens and text as ``config`` says."""
         drafter = drafter_of(config, self)
         try:
             sampler = self._new_sampler(config)
@@ -101,6 +103,46 @@ class CoreSession(Prefilling):
         self._stream = ref(stream)
         return stream
 
+    def stream_of(self, generation: Generation, started: float) -> DecodeStream:
+        """Return the iterator over what ``generation`` makes, for a call that began earlier."""
+        return self._stream_of(generation, started=started)
+
+    def beam_search(
+        self,
+        n_beams: int,
+        *,
+        max_tokens: int,
+        length_penalty: float = 1.0,
+        n_return: int = 1,
+        early_stopping: bool = True,
+    ) -> list[Beam]:
+        """Return the likeliest continuations, best first; see `Session.beam_search`.
+
+        Raises `InvalidInputError` for an option, and what `decode` raises; *unchanged*.
+        """
+        options = branches.BeamOptions(
+            n_beams=n_beams,
+            max_tokens=max_tokens,
+            length_penalty=length_penalty,
+            n_return=n_return,
+            early_stopping=early_stopping,
+        )
+        with self.entered("beam_search"):
+            self._check_decodable(may_shift=False)
+            return branches.beam_search(self, options)
+
+    def sample_many(self, n: int, **decode: Any) -> list[Completion]:
+        """Return ``n`` continuations, each with its own seed; see `Session.sample_many`.
+
+        Raises `InvalidInputError` for an option, and what `decode` raises; *unchanged*.
+        """
+        if not checks.is_integer(n) or not 1 <= n <= branches.MOST:
+            raise checks.refuse("n", n, f"an integer from 1 to {branches.MOST}")
+        configs = branches.seeded(self._decode_config(None, decode), n)
+        with self.entered("sample_many"):
+            self._check_decodable()
+            return branches.sample_many(self, configs)
+
     def generate(self, text: str | Sequence[int], **decode: Any) -> str:
         """Return the text generated after ``text`` as suffix; see `Session.generate`.
 
@@ -110,7 +152,7 @@ class CoreSession(Prefilling):
         built = self._decode_config(None, decode)
         given: SuffixInput = as_input(text, SuffixInput, "text")
         with self.entered("generate", built.timeout):
-            generation = self._generation(built)
+            generation = self.generation(built)
             try:
                 if self._state == EMPTY:
                     empty = PrefixInput(text="") if given.tokens is None else PrefixInput(tokens=())
@@ -162,7 +204,7 @@ class CoreSession(Prefilling):
             self.resident.check_fits(turn.tokens, stage="suffix", resident=self.resident.n_wanted)
             self._check_room(turn.tokens, turn.n_stable)
             built = chat.decode_config(config, turn)
-            generation = self._generation(built)
+            generation = self.generation(built)
             try:
                 self._hold_turn(turn)
             except BaseException:
@@ -280,7 +322,10 @@ class CoreSession(Prefilling):
             self.resident.go_on()
 
     def _fork(self) -> CoreSession:
-        shared, seq_id = self.shared.for_twin(self)
+        return self.twin_at(*self.shared.for_twin(self))
+
+    def twin_at(self, shared: Home, seq_id: int = 0) -> CoreSession:
+        """Return a session in the same state that lives in ``shared``."""
         twin = self._twin(shared, seq_id)
         try:
             anew = self.shared.copy(self.resident, twin.resident)

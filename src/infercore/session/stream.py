@@ -66,6 +66,17 @@ class DecodeStream:
             finally:
                 session.in_call = False
 
+    def drain(self) -> list[StreamChunk]:
+        """Return all chunks; for a call that holds the session itself."""
+        chunks = []
+        try:
+            while not self.finished:
+                chunks.append(self._next_chunk())
+        except BaseException:
+            self._release()
+            raise
+        return chunks
+
     def _next_chunk(self) -> StreamChunk:
         session = self._session
         try:  # not fatal_for_good: this runs once a token

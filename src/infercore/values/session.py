@@ -230,6 +230,32 @@ class StreamChunk:
 
 
 @attrs.frozen(kw_only=True)
+class Completion:
+    """One whole continuation: its text, token ids, why it ended, and what it took.
+
+    ``logprobs`` has one entry a token where they were asked for, else it is None. Fields mean what
+    those of `StreamChunk` mean.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: str
+    usage: Usage
+    logprobs: tuple[TokenLogprob, ...] | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Beam(Completion):
+    """A continuation that `Session.beam_search` found, with its ``score``.
+
+    The score is the sum of log-probabilities, that of the end token included, over the number of
+    generated tokens to the power of ``length_penalty``. ``logprobs`` are always there.
+    """
+
+    score: float
+
+
+@attrs.frozen(kw_only=True)
 class ContextReport:
     """What a session holds, at any time and from any thread; also when closed or failed.
 

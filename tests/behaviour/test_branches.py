@@ -1,0 +1,188 @@
+"""Beams and samples: what one search gives, alone, together with others, and in a pool."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import infercore as ic
+import infercore_models
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SEARCHES = infercore_models.golden_beams("storyteller")
+PROMPT = "Once upon a time"
+
+
+def assert_equal(found: list[ic.Beam], wanted: infercore_models.GoldenBeams, t: float) -> None:
+    """Compare with transformers: the same beams; those of near ties in any order."""
+    assert len(found) == len(wanted.beams)
+    scores = {beam.tokens: beam for beam in wanted.beams}
+    for place, beam in enumerate(found):
+        golden = wanted.beams[place]
+        if beam.tokens != golden.tokens:
+            golden = scores[beam.tokens]
+        assert (beam.finish_reason == "eos") is golden.ended
+        if golden.score is not None:
+            assert beam.score == pytest.approx(golden.score, abs=2 * t)
+
+
+def of(search: infercore_models.GoldenBeams, **options: Any) -> dict[str, Any]:
+    return {
+        "n_beams": search.n_beams,
+        "max_tokens": search.max_tokens,
+        "length_penalty": search.length_penalty,
+        "early_stopping": search.early_stopping,
+        **options,
+    }
+
+
+@pytest.mark.parametrize("n_seq_max", [1, 8])
+def test_beams_are_those_of_transformers(new_session: Callable[..., Any], n_seq_max: int) -> None:
+    session = new_session(
+        n_ctx=512, n_seq_max=n_seq_max, kv_unified=True if n_seq_max > 1 else None
+    )
+    for search in SEARCHES[:: 3 if n_seq_max > 1 else 9]:
+        session.ensure_prefix(search.text)
+        assert session.explain_context().resident_tokens == len(search.tokens)
+        found = session.beam_search(**of(search, n_return=search.n_beams))
+        assert_equal(found, search, session.context.tolerance)
+
+
+def test_a_pool_gives_the_same_beams(model: Any, exact: dict[str, Any]) -> None:
+    with model.new_pool(n_ctx=256, n_parallel=4, **exact) as pool, pool.open_session() as session:
+        for search in SEARCHES[3::9]:
+            session.ensure_prefix(search.text)
+            found = session.beam_search(**of(search, n_return=search.n_beams))
+            assert_equal(found, search, session.context.tolerance)
+
+
+@pytest.mark.parametrize("n_seq_max", [1, 3])
+def test_the_session_is_as_it_was(new_session: Callable[..., Any], n_seq_max: int) -> None:
+    session = new_session(n_seq_max=n_seq_max)
+    session.ensure_prefix(PROMPT)
+    session.prefill_suffix(" there was a")
+    wanted = "".join(chunk.text for chunk in session.decode(max_tokens=8, temperature=0))
+    session.prefill_suffix(" there was a")
+    before = session.explain_context()
+    beams = session.beam_search(3, max_tokens=12, n_return=2)
+    samples = session.sample_many(3, max_tokens=6, seed=1, temperature=2.0)
+    after = session.explain_context()
+    assert (after.state, after.manifest) == (before.state, before.manifest)
+    assert after.resident_tokens == before.resident_tokens
+    assert "".join(c.text for c in session.decode(max_tokens=8, temperature=0)) == wanted
+    assert len(beams) == 2
+    assert beams[0].score >= beams[1].score
+    assert len(samples) == 3
+
+
+def test_a_beam_says_what_it_is(new_session: Callable[..., Any]) -> None:
+    session = new_session()
+    session.ensure_prefix(PROMPT)
+    (beam,) = session.beam_search(3, max_tokens=5)
+    assert isinstance(beam, ic.Completion)
+    assert len(beam.tokens) == 5
+    assert beam.finish_reason == "length"
+    assert beam.text == session.model.tokenizer.decode(beam.tokens)
+    assert [one.token for one in beam.logprobs] == list(beam.tokens)
+    assert beam.score == pytest.approx(sum(one.logprob for one in beam.logprobs) / 5)
+    assert beam.usage.completion_tokens == 5
+    assert beam.usage.prompt_tokens == session.explain_context().resident_tokens
+
+
+def test_a_full_window_ends_beams(new_session: Callable[..., Any]) -> None:
+    session = new_session(n_ctx=24)
+    n = session.ensure_prefix(PROMPT).prefix_tokens
+    (beam,) = session.beam_search(2, max_tokens=100, early_stopping=False)
+    assert beam.finish_reason in ("context", "eos")
+    assert len(beam.tokens) <= 24 - n
+
+
+@pytest.mark.parametrize("n_seq_max", [1, 4])
+def test_samples_are_what_each_seed_gives_alone(
+    new_session: Callable[..., Any], n_seq_max: int
+) -> None:
+    session = new_session(n_seq_max=n_seq_max)
+    session.ensure_prefix("A short")
+    options = {"max_tokens": 16, "temperature": 1.5, "top_k": 0, "logprobs": 1}
+    found = session.sample_many(6, seed=2**32 - 4, **options)
+    assert [one.usage.seed for one in found] == [2**32 - 4, 2**32 - 3, 2**32 - 2, 0, 1, 2]
+    for one in found[1:4]:
+        alone = new_session()
+        alone.ensure_prefix("A short")
+        chunks = list(alone.decode(seed=one.usage.seed, **options))
+        assert "".join(chunk.text for chunk in chunks) == one.text
+        assert sum((chunk.tokens for chunk in chunks), ()) == one.tokens
+        assert chunks[-1].finish_reason == one.finish_reason
+        assert len(one.logprobs) == len(one.tokens)
+    assert len({one.text for one in found}) > 1
+
+
+def test_a_pool_samples_more_than_it_has_places(model: Any, exact: dict[str, Any]) -> None:
+    with model.new_pool(n_ctx=256, n_parallel=2, **exact) as pool, pool.open_session() as session:
+        session.ensure_prefix("A short")
+        found = session.sample_many(5, seed=3, max_tokens=8, temperature=1.5)
+        assert [one.usage.seed for one in found] == [3, 4, 5, 6, 7]
+        assert pool.stats().n_open == 1
+        assert session.state == "PREFIXED"
+
+
+@pytest.mark.parametrize("n_seq_max", [1, 3])
+def test_a_cancel_ends_them(new_session: Callable[..., Any], n_seq_max: int) -> None:
+    session = new_session(n_seq_max=n_seq_max)
+    session.ensure_prefix(PROMPT)
+    n = session.explain_context().resident_tokens
+    timer = threading.Timer(0.3, session.cancel)
+    timer.start()
+    with pytest.raises(ic.DecodeAbortedError):
+        session.sample_many(40, max_tokens=400, ignore_eos=True)
+    timer.join()
+    assert session.explain_context().resident_tokens == n
+    timer = threading.Timer(0.2, session.cancel)
+    timer.start()
+    with pytest.raises(ic.DecodeAbortedError):
+        session.beam_search(32, max_tokens=900, length_penalty=9.0, early_stopping=False)
+    timer.join()
+    assert session.explain_context().resident_tokens == n
+    assert session.generate(" there was", max_tokens=4)
+
+
+def test_in_tasks(model: Any, exact: dict[str, Any]) -> None:
+    async def main() -> None:
+        async with ic.aopen_session(model, n_ctx=256, **exact) as session:
+            await session.ensure_prefix(PROMPT)
+            (beam,) = await session.beam_search(2, max_tokens=4)
+            assert len(beam.tokens) == 4
+            assert len(await session.sample_many(2, max_tokens=3)) == 2
+
+    asyncio.run(main())
+
+
+def test_bad_options_change_nothing(new_session: Callable[..., Any]) -> None:
+    session = new_session()
+    with pytest.raises(ic.InvalidStateError):
+        session.beam_search(2, max_tokens=3)
+    with pytest.raises(ic.InvalidStateError):
+        session.sample_many(2)
+    session.ensure_prefix(PROMPT)
+    for options in (
+        {"n_beams": 0},
+        {"n_beams": True},
+        {"n_return": 3},
+        {"n_return": 0},
+        {"max_tokens": 0},
+        {"length_penalty": float("nan")},
+        {"early_stopping": "never"},
+    ):
+        with pytest.raises(ic.InvalidInputError):
+            session.beam_search(**{"n_beams": 2, "max_tokens": 3, **options})
+    for n in (0, -1, 1.5, "2", 10**6):
+        with pytest.raises(ic.InvalidInputError):
+            session.sample_many(n)
+    with pytest.raises(ic.InvalidInputError):
+        session.sample_many(2, tempreature=0)
+    assert session.state == "PREFIXED"
