@@ -22,7 +22,7 @@ from infercore.session.parts import PREFIXED
 from infercore.session.stream import DecodeStream, begin
 from infercore.session.text import TextAssembler
 from infercore.values import checks
-from infercore.values.config import MAX_SEED
+from infercore.values.config import MAX_SEED, sampling_of
 from infercore.values.session import Beam, Completion, TokenLogprob, Usage
 
 if TYPE_CHECKING:
@@ -223,12 +223,11 @@ def sample_many(session: CoreSession, configs: Sequence[DecodeConfig]) -> list[C
 def seeded(config: DecodeConfig, n: int) -> list[DecodeConfig]:
     """Return ``n`` configs with the seeds from that of ``config`` on; drawn where it has none."""
     n_seeds = MAX_SEED + 1
-    first = config.sampling.seed
+    sampling = sampling_of(config)
+    first = sampling.seed
     first = secrets.randbelow(n_seeds) if first is None else first
     seeds = [(first + i) % n_seeds for i in range(n)]
-    return [
-        attrs.evolve(config, sampling=attrs.evolve(config.sampling, seed=seed)) for seed in seeds
-    ]
+    return [attrs.evolve(config, sampling=attrs.evolve(sampling, seed=seed)) for seed in seeds]
 
 
 def _samples_in_turns(
