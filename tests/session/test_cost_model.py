@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -124,16 +125,39 @@ def test_a_step_that_was_asked_for_is_not_made_smaller() -> None:
     assert (model.prompt_tokens(0), model.prompt_tokens(2), model.prompt_tokens(70)) == (64, 62, 1)
 
 
-def test_what_is_expected_of_a_call() -> None:
-    model = CostModel()
-    assert model.expected_ms(4, 0) is None
+def amx(n_tokens: int) -> float:
+    """ms a call where more than four tokens are a jump, and more than that cost little."""
+    points = [(1, 36.0), (4, 43.0), (6, 66.0), (16, 73.0), (32, 87.0), (128, 122.0), (512, 425.0)]
+    for (low, low_ms), (high, high_ms) in itertools.pairwise(points):
+        if n_tokens <= high:
+            return low_ms + (n_tokens - low) / (high - low) * (high_ms - low_ms)
+    return 0.83 * n_tokens
+
+
+@pytest.mark.parametrize(("n_running", "n_least", "n_most"), [(1, 15, 23), (8, 88, 184)])
+def test_a_jump_in_the_cost_is_no_end(n_running: int, n_least: int, n_most: int) -> None:
+    """Few tokens beside one that generates cost much each: many more are hardly more."""
+    model = CostModel(batching="always")
     for _ in range(N_FIRST):
-        model.record(4, 0, 20.0)
-        model.record(4, 16, 36.0)
-    assert model.expected_ms(4, 0) == 20.0
-    assert model.expected_ms(4, 32) == pytest.approx(52.0)
-    assert model.expected_ms(8, 0) == 40.0
+        model.record(n_running, 0, amx(n_running))
+    steps = []
+    for _ in range(60):
+        n = model.prompt_tokens(n_running)
+        steps.append(amx(n_running + n))
+        model.record(n_running, n, steps[-1])
+    assert n_least <= n <= n_most
+    assert max(steps) <= 3.0 * amx(n_running)
+    assert max(steps[-20:]) <= 2.5 * amx(n_running)
+    assert sum(step > 2.5 * amx(n_running) for step in steps) <= 2
 
 
-def test_probes_cover_one_to_all() -> None:
-    assert {n for n, _ in CostModel().probes(6)} == {1, 2, 4, 6}
+def test_a_length_that_was_slow_once_is_tried_again() -> None:
+    model = CostModel(batching="always")
+    for _ in range(2 * STALE):
+        n = model.prompt_tokens(8)
+        model.record(8, 0, 20.0)
+        model.record(8, n, 20.0 + 4.0 * n)
+    for _ in range(2 * STALE):
+        n = model.prompt_tokens(8)
+        model.record(8, n, 20.0 + 0.5 * n)
+    assert 20.0 + 0.5 * n >= 1.8 * 20.0

@@ -193,12 +193,7 @@ class Appending:
                 ids = [(seq_id,) for seq_id in part.seq_ids.tolist()]
                 self._inner.decode_batch(part.tokens, part.positions, ids, part.wanted)
             if not self.only_encodes:  # of whole texts nothing stays
-                for i, before, low, high in spans.within(start, stop):
-                    tokens = spans.tokens[low:high].tolist()
-                    if len(tokens) == 1 and not before:  # at its end, as most are
-                        self._cells.append_one(spans.seq_ids[i], tokens[0])
-                    else:
-                        self._cells.append((spans.seq_ids[i],), tokens, starts[i] + before)
+                self._enter_spans(spans, starts, start, stop)
             self._native.judged(pieces.take, int(np.count_nonzero(part.wanted)))
 
         def settle(error: BaseException) -> None:
@@ -211,6 +206,18 @@ class Appending:
         all_rows = len(owners) == n_tokens
         self._outputs.set_rows(owners, ends, all_rows=all_rows, gathered=pieces.rows)
         self._embeddings.note(spans.seq_ids, n_tokens, pieces.vectors)
+
+    def _enter_spans(self, spans: Spans, starts: list[int], start: int, stop: int) -> None:
+        if len(spans) == len(spans.seq_ids) == stop - start:  # a token each, as in most steps
+            for seq_id, token in zip(spans.seq_ids, spans.tokens.tolist(), strict=True):
+                self._cells.append_one(seq_id, token)
+            return
+        for i, before, low, high in spans.within(start, stop):
+            tokens = spans.tokens[low:high].tolist()
+            if len(tokens) == 1 and not before:  # at its end, as most are
+                self._cells.append_one(spans.seq_ids[i], tokens[0])
+            else:
+                self._cells.append((spans.seq_ids[i],), tokens, starts[i] + before)
 
     def append_entries(
         self,

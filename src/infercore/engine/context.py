@@ -286,15 +286,17 @@ class GuardedContext:
         with self._gate:
             try:
                 outputs = self._outputs
-                if outputs.single < 0 or type(i) is not int or i != -1:
+                n = outputs.n_plain
+                if type(i) is not int or not -n <= i < n:
                     return outputs.row(i)
-                row = outputs.engine_logits(0)
+                index = i if i >= 0 else i + n
+                row = outputs.engine_logits(index)
                 if (
                     row.__class__ is not np.ndarray
                     or row.dtype is not _FLOAT
                     or row.shape != self._row_shape
                 ):
-                    row = outputs.from_engine(0)
+                    row = outputs.from_engine(index)
                 return read_only(row) if row.flags.writeable else row
             except Exception as error:
                 self._native.judge(error)

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     Owners = tuple[int, ...]
 
 
+_FLOAT = np.dtype(np.float32)
+
+
 class Outputs:
     """The output rows of the last call, counted over all its chunks.
 
@@ -36,6 +39,7 @@ class Outputs:
         "_owners",
         "_restored",
         "engine_logits",
+        "n_plain",
         "n_vocab",
         "serial",
         "single",
@@ -58,6 +62,8 @@ class Outputs:
         self.serial += 1
         self.single = -1
         """The sequence whose one row, in the engine's buffer, is all there is; else -1."""
+        self.n_plain = 0
+        """How many rows there are, if all are in the engine's buffer and none was taken away."""
         self._owners = owners
         self._ends = ends
         self._all_rows = False
@@ -69,6 +75,7 @@ class Outputs:
         """Say that the engine's last call made one row, behind the last token of ``seq_id``."""
         self._set([(seq_id,)], {seq_id: 0})
         self.single = seq_id
+        self.n_plain = 1
 
     def set_rows(
         self,
@@ -84,7 +91,9 @@ class Outputs:
         """
         self._set(list(owners), ends)
         self._all_rows = all_rows
-        if gathered is not None:
+        if gathered is None:
+            self.n_plain = len(self._owners)
+        else:
             gathered.flags.writeable = False
             self._gathered = gathered
             self._from_engine = False
@@ -94,6 +103,7 @@ class Outputs:
         index = len(self._owners)
         self.serial += 1
         self.single = -1
+        self.n_plain = 0
         self._all_rows = False
         row.flags.writeable = False
         self._restored[index] = row
@@ -109,6 +119,7 @@ class Outputs:
             self.invalidate()
             return
         self.serial += 1
+        self.n_plain = 0
         self._all_rows = False
         self._owners = owners
         self._ends = {s: row for s, row in self._ends.items() if s != seq_id}
@@ -176,6 +187,8 @@ class Outputs:
     def from_engine(self, i: int) -> FloatArray:
         """Return row ``i`` of the engine's last call. Raises `PluginError` for what is no row."""
         row: FloatArray = self.engine_logits(i)
+        if type(row) is np.ndarray and row.dtype is _FLOAT and row.shape == (self.n_vocab,):
+            return row
         if fault := wrong_row(row, self.n_vocab, self._backend):
             raise fault
         return row

@@ -116,7 +116,8 @@ def check_spans(spans: Any, n_vocab: int, n_seq_max: int) -> Spans:
             seq_id, tokens, logits = span
         except (TypeError, ValueError) as error:
             raise checks.refuse("spans", span, _SHAPE) from error
-        seq_id = arguments.check_sequence(seq_id, n_seq_max)
+        if type(seq_id) is not int or not 0 <= seq_id < n_seq_max:
+            seq_id = arguments.check_sequence(seq_id, n_seq_max)
         mode = arguments.check_logits_mode(logits)
         if type(tokens) is not list:
             tokens = arguments.check_tokens(tokens, n_vocab).tolist()

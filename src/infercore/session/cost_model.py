@@ -7,7 +7,9 @@ the choices follow the measurements. Pure: it is told times and reads no clock.
 
 from __future__ import annotations
 
-from infercore.session.compose import LENGTHS
+import math
+
+from infercore.session.compose import LENGTHS, round_down
 
 SIZES = (128, 64, 32, 16, 8, 4, 2, 1)
 """Numbers of sequences that are tried, beside all that run."""
@@ -23,12 +25,20 @@ REFRESH = 16
 """Choices are made anew after so many calls."""
 STALE = 1024
 """What was not tried for so many calls is tried once again."""
-STEP_FACTOR = 2.2
-"""A step with a piece of prompt takes so many times the step without (the aim is below 2.5)."""
+STEP_FACTOR = 2.15
+"""A step with a piece of prompt takes so many times the step without (the aim is below 2.5 at worst)."""
 STEP_MS = 250.0
 """And at most so long."""
 FIRST_PIECE = 16
 """Prompt tokens of a step before anything is known of their cost."""
+GROWTH = 0.25
+"""A call that was never made, with twice the tokens, is hoped to take so much more: then tried."""
+LEAP = 2.0
+"""And it has at most so many times more tokens than one that is known."""
+N_TRIES = 2
+"""So often a length is tried before its time is believed: the first may prepare things."""
+FORGOTTEN = 256
+"""A length that was not made in so many calls is tried again where it may fit by now."""
 
 
 class _Time:
@@ -61,7 +71,7 @@ class CostModel:
         self._batching = batching
         self._step_tokens = step_tokens
         self._step: dict[int, _Time] = {}  # by number of sequences, without a prompt
-        self._prompt: dict[int, _Time] = {}  # ms a prompt token, by the magnitude of their number
+        self._mixed: dict[int, _Time] = {}  # with a prompt, by all tokens of the call
         self._now = 0
         self._per_call: dict[int, int] = {}
         self._pieces: dict[int, int] = {}
@@ -75,9 +85,14 @@ class CostModel:
         if not n_prompt:
             self._step.setdefault(n_running, _Time()).add(elapsed_ms, self._now)
         else:
-            beside = self.step_ms(n_running) or 0.0
-            a_token = max(elapsed_ms - beside, 0.05 * elapsed_ms) / n_prompt
-            self._prompt.setdefault(n_prompt.bit_length(), _Time()).add(a_token, self._now)
+            n_tokens = n_running + n_prompt
+            if n_tokens == round_down(n_tokens):  # others, as at a prompt's end, come but once
+                known = self._mixed.get(n_tokens)
+                if known is None or self._now - known.last > FORGOTTEN:
+                    known = self._mixed[n_tokens] = _Time()
+                known.add(elapsed_ms, self._now)
+                if known.n <= N_TRIES:
+                    self._pieces.clear()
         if self._now % REFRESH == 0 or self._now < REFRESH:
             self._per_call.clear()
             self._pieces.clear()
@@ -99,13 +114,6 @@ class CostModel:
         low, low_ms = (0, 0.0) if below is None else (below, self._step[below].value)
         share = (n_running - low) / (above - low)
         return low_ms + share * (self._step[above].value - low_ms)
-
-    def expected_ms(self, n_running: int, n_prompt: int) -> float | None:
-        """Return the time that such a call is expected to take, None = not known."""
-        step, a_token = self.step_ms(n_running), self._prompt_ms(n_prompt)
-        if step is None or (n_prompt and a_token is None):
-            return None
-        return step + n_prompt * (a_token or 0.0)
 
     def per_call(self, n_running: int) -> int:
         """Return how many of ``n_running`` sequences a call should take; 1 = take turns.
@@ -147,30 +155,26 @@ class CostModel:
         return n
 
     def _piece(self, n_running: int) -> int:
+        """Return the longest piece whose call is expected to be short enough.
+
+        A length that was not made yet, or long ago, is hoped to cost little more than the longest
+        known below it. One that is known never costs more than that in proportion.
+        """
         step = self.step_ms(n_running)
-        if step is None or not self._prompt:
+        if step is None or not (n_running or self._mixed):
             return FIRST_PIECE
-        most = STEP_MS if n_running == 0 else min(STEP_FACTOR * step, STEP_MS)
-        fitting = 1
+        most = min(STEP_FACTOR * step, STEP_MS) if n_running else STEP_MS
+        fitting, below, below_ms = n_running + 1, max(n_running, 1), step
         for n in LENGTHS:
-            if step + n * (self._prompt_ms(n) or 0.0) > most:
-                break
-            fitting = n
-        return min(fitting, 4 * self._n_most_seen())
-
-    def _n_most_seen(self) -> int:
-        """Return the most prompt tokens of a call so far, about: no leap beyond what is known."""
-        return 1 << max(self._prompt)
-
-    def _prompt_ms(self, n_prompt: int) -> float | None:
-        """Return the time of one prompt token in a call with ``n_prompt`` of them."""
-        if not self._prompt:
-            return None
-        size = n_prompt.bit_length()
-        nearest = min(self._prompt, key=lambda known: (abs(known - size), -known))
-        return self._prompt[nearest].value
-
-    def probes(self, n_parallel: int) -> list[tuple[int, int]]:
-        """Return the calls (sequences, prompt tokens) to time at opening, shortest first."""
-        sizes = [*(n for n in reversed(SIZES) if n < n_parallel), n_parallel]
-        return [(n, 0) for n in sizes for _ in range(N_FIRST)] + [(1, FIRST_PIECE)]
+            if n <= n_running:
+                continue
+            more = n / below - 1.0
+            known = self._mixed.get(n)
+            if known is None or known.n < N_TRIES or self._now - known.last > FORGOTTEN:
+                expected = below_ms * (1.0 + GROWTH * more) if more <= LEAP else math.inf
+            else:
+                expected = min(known.value, below_ms * (1.0 + more) or known.value)
+                below, below_ms = n, expected
+            if expected <= most:
+                fitting = n
+        return fitting - n_running

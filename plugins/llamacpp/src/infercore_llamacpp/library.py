@@ -89,6 +89,11 @@ def bind(name: str, result: Any, *arguments: Any) -> Any:
     return function
 
 
+def bind_quick(name: str, result: Any, *arguments: Any) -> Any:
+    """Return such a function that keeps the interpreter's lock: for one that only looks."""
+    return ctypes.PYFUNCTYPE(result, *arguments)((name, api._lib))  # noqa: SLF001  (as above)
+
+
 def text_of(fill: Any, *arguments: Any) -> str | None:
     """Return the text that ``fill(*arguments, buffer, size)`` writes, None if there is none.
 

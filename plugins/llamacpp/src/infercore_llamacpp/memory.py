@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import TYPE_CHECKING, Any
 
-from infercore_llamacpp.library import api
+from infercore_llamacpp.library import api, bind_quick
 
 if TYPE_CHECKING:
     from infercore_llamacpp.traits import Traits
 
 SHIFTS, COPIES = 1, 2
+
+# A look into a table, once a sequence and step: to give up the interpreter for it takes far longer.
+_pos_max = bind_quick("llama_memory_seq_pos_max", ctypes.c_int32, ctypes.c_void_p, ctypes.c_int32)
 
 
 class Memory:
@@ -30,7 +34,7 @@ class Memory:
         self.pending = 0
         # Cells keep their bits when they are given free, and a masked NaN still poisons sums.
         self.may_hold_nan = False
-        self._pos_max = api.llama_memory_seq_pos_max
+        self._pos_max = _pos_max
 
     def pos_min(self, seq_id: int) -> int:
         """Return the first position held, -1 when empty."""
