@@ -1,139 +1,364 @@
-"""Sessions of a pool: tokens a second of all together over one alone, A B A B.
+"""Sessions of a pool, against one session, by-hand batches and themselves without a pool.
 
-``python benchmarks/pool.py MODEL...`` prints for each model: the ratio with a batch, "auto" for a
-few sessions over taking turns, the first token of a second session on a resident prefix over a
-cold one, and moved out and back over evaluating. Each is the median of ratios of neighbouring
-measurements, in one process.
+    python benchmarks/pool.py PART MODEL [--json benchmarks/results/pool-PART.json]
+
+Parts: ``together`` (N sessions at once over one alone, over batches and turns by hand, and over
+`ContinuousBatchingPipeline` for an IR), ``few`` ("auto" over taking turns), ``resident`` (the first
+token of a second session on a prefix that another holds), ``moved`` (lost cells brought back),
+``gap`` (what a long prompt does to those that generate), ``python`` (CPU time outside of the
+engine), ``books`` (removals and counts among interleaved tokens). Each prints its goals, met or
+missed. What is compared with other processes is in ``pool_rivals.py``.
 """
 
 from __future__ import annotations
 
-import argparse
+import os
 import statistics
 import time
-from concurrent.futures import ThreadPoolExecutor
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+import goals
+import pairs
+import pooled
+import rivals
+from goals import ALONE, BETTER, OWNER, PIPELINE, POOL
+
 import infercore as ic
+from infercore.cli import bench_run
+from infercore.cli.bench_stats import in_turns, spread
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable
 
-WORDS = "the baker near the stone bridge sells bread to everyone who walks by in the morning "
+    from typing_extensions import Self
+
+BATCHED, TURNS = "batched by hand", "in turns by hand"
 
 
-def texts(n: int) -> list[str]:
-    """Return ``n`` prompts that begin differently."""
-    return [f"{i} {WORDS}" for i in range(n)]
+def together(path: str, options: argparse.Namespace) -> list[pairs.Row]:
+    """N sessions at once, beside one alone and what one would do by hand."""
+    n, width, threads = options.tokens, options.sessions, options.threads
+    n_ctx = pooled.N_BEFORE + 2 * n + 64
+    with (
+        ic.load_model(path) as model,
+        model.new_pool(n_ctx=n_ctx, n_parallel=width, n_threads=threads) as pool,
+        model.new_session(n_ctx=n_ctx, n_threads=threads) as session,
+        model.new_context(n_ctx=n_ctx * width, n_seq_max=width, n_threads=threads) as context,
+    ):
+        crowd = pooled.Crowd(pool, width)
+        ids = [model.tokenizer.encode(text) for text in crowd.texts]
+        runs: dict[str, Callable[[], float]] = {
+            POOL: lambda: crowd.rate(n),
+            ALONE: lambda: pooled.alone(session, crowd.texts[0], n),
+            BATCHED: lambda: pooled.batched(context, ids, n),
+        }
+        if not os.path.isdir(path):
+            runs[TURNS] = lambda: pooled.in_turns(context, ids, n // 2)
+        if os.path.isdir(path):
+            batching = rivals.Batching(path, n_threads=threads)
+            runs[PIPELINE] = lambda: batching.rate(ids, n)
+        in_turns(runs, 1)
+        found = in_turns(runs, options.rounds)
+        crowd.close()
+    if TURNS in found:
+        both = zip(found[BATCHED], found[TURNS], strict=True)
+        found[BETTER] = [max(pair) for pair in both]
+    figure = f"{width} sessions, {n} tokens each"
+    return pairs.rows_of(found, model=pairs.name_of(path), figure=figure, unit="tokens/s")
 
 
-def rate(pool: ic.SessionPool, n_sessions: int, n_tokens: int) -> float:
-    """Return tokens a second of ``n_sessions`` that generate at once, prompts evaluated before."""
-    sessions = [pool.open_session() for _ in range(n_sessions)]
-    for session, text in zip(sessions, texts(n_sessions), strict=True):
-        session.ensure_prefix(text)
-
-    def work(session: Any) -> None:
-        for _ in session.decode(max_tokens=n_tokens, temperature=0, ignore_eos=True):
-            pass
-
-    with ThreadPoolExecutor(n_sessions) as threads:
-        begun = time.perf_counter()
-        list(threads.map(work, sessions))
-        elapsed = time.perf_counter() - begun
-    for session in sessions:
-        session.close()
-    return n_sessions * n_tokens / elapsed
-
-
-def ratio(n_pairs: int, a: Callable[[], float], b: Callable[[], float]) -> tuple[float, str]:
-    """Return the median of ``a() / b()`` over neighbouring calls, and the span of the ratios."""
-    a(), b()
-    found = [a() / b() for _ in range(n_pairs)]
-    return statistics.median(found), f"{min(found):.2f} to {max(found):.2f}"
+def few(path: str, options: argparse.Namespace) -> list[pairs.Row]:
+    """2 to 6 sessions with "auto", beside taking turns."""
+    n, threads, found = options.tokens, options.threads, []
+    fields: dict[str, Any] = {"n_ctx": pooled.N_BEFORE + 2 * n + 64, "n_threads": threads}
+    with ic.load_model(path) as model:
+        for width in options.widths:
+            with (
+                model.new_pool(n_parallel=width, batching="auto", **fields) as auto,
+                model.new_pool(n_parallel=width, batching="never", **fields) as never,
+            ):
+                crowds = {"auto": pooled.Crowd(auto, width), "turns": pooled.Crowd(never, width)}
+                runs = {name: lambda c=crowd: c.rate(n) for name, crowd in crowds.items()}
+                found += pairs.compare(
+                    runs,
+                    model=pairs.name_of(path),
+                    figure=f"{width} sessions, {n} tokens each",
+                    unit="tokens/s",
+                    rounds=options.rounds,
+                )
+                for crowd in crowds.values():
+                    crowd.close()
+    return found
 
 
-def first_token(pool: ic.SessionPool, text: str, namespace: str) -> float:
-    """Return the seconds to a session's first token after ``text``."""
+def first_token_s(pool: ic.SessionPool, text: str, namespace: str) -> float:
+    """Return the seconds to a new session's first token after ``text``."""
     with pool.open_session(namespace=namespace) as session:
-        begun = time.perf_counter()
+        begun = perf_counter()
         session.ensure_prefix(text)
         next(session.decode(max_tokens=1, temperature=0, ignore_eos=True))
-        return time.perf_counter() - begun
+        return perf_counter() - begun
 
 
-def warm(model: ic.Model, n_prefix: int, n_pairs: int) -> tuple[float, str]:
-    """Return first token on a resident prefix over a cold one."""
-    text = WORDS * (n_prefix // 16)
-    with model.new_pool(n_ctx=n_prefix + 256, n_cells=2 * n_prefix + 512, n_parallel=2) as pool:
-        holder = pool.open_session(namespace="shared")
+def resident(path: str, options: argparse.Namespace) -> list[pairs.Row]:
+    """A second session's first token on a prefix that another holds, beside a cold one's."""
+    n = options.prefix
+    fields = {"n_ctx": n + 256, "n_cells": 2 * n + 512, "n_parallel": 2}
+    with (
+        ic.load_model(path) as model,
+        model.new_pool(n_threads=options.threads, **fields) as pool,
+        pool.open_session(namespace="shared") as holder,
+    ):
+        text = bench_run.text_of(model.tokenizer, n)
         holder.ensure_prefix(text)
-        colds = iter(range(10**6))
-        return ratio(
-            n_pairs,
-            lambda: first_token(pool, text, "shared"),
-            lambda: first_token(pool, text, f"cold {next(colds)}"),
+        names = iter(range(10**6))
+        runs = {
+            "resident": lambda: first_token_s(pool, text, "shared"),
+            "cold": lambda: first_token_s(pool, text, f"cold {next(names)}"),
+        }
+        return pairs.compare(
+            runs,
+            model=pairs.name_of(path),
+            figure=f"first token after a prefix of {n}",
+            unit="s",
+            rounds=options.rounds,
         )
 
 
-def moved(model: ic.Model, n_prefix: int, n_pairs: int) -> tuple[float, str]:
-    """Return moved out to memory and back over evaluating."""
-    text = WORDS * (n_prefix // 16)
-    fields = {"n_ctx": n_prefix + 256, "n_cells": n_prefix + 320, "n_parallel": 2}
-    with model.new_pool(cache_bytes=2**31, **fields) as pool:
-        sessions = [pool.open_session(namespace=str(i)) for i in range(2)]
-        for session in sessions:
+def moved(path: str, options: argparse.Namespace) -> list[pairs.Row]:
+    """A session that lost its cells to another goes on, from host memory or evaluated anew."""
+    n = options.prefix
+    fields = {"n_ctx": n + 256, "n_cells": n + 320, "n_parallel": 2, "n_threads": options.threads}
+    with (
+        ic.load_model(path) as model,
+        model.new_pool(cache_bytes=2**31, **fields) as keeping,
+        model.new_pool(**fields) as plain,
+    ):
+        text = bench_run.text_of(model.tokenizer, n)
+        sessions = [keeping.open_session(namespace=str(i)) for i in range(2)]
+        others = [plain.open_session(namespace=str(i)) for i in range(2)]
+        for session in (*sessions, *others):
             session.ensure_prefix(text)
         turn = iter(range(10**6))
 
-        def back() -> float:
-            session = sessions[next(turn) % 2]  # the other one has the cells
-            begun = time.perf_counter()
+        def back(both: list[Any]) -> float:
+            session = both[next(turn) // 2 % 2]  # the other one has the cells
+            begun = perf_counter()
             session.prefill_suffix(" now")
-            return time.perf_counter() - begun
+            return perf_counter() - begun
 
-        colds = iter(range(10**6))
-        with model.new_pool(**fields) as plain:
-            return ratio(n_pairs, back, lambda: first_token(plain, text, f"cold {next(colds)}"))
+        runs = {
+            "moved out and back": lambda: back(sessions),
+            "evaluated again": lambda: back(others),
+        }
+        in_turns(runs, 1)
+        found: dict[str, list[float]] = {name: [] for name in runs}
+        for _ in range(options.rounds):
+            for name, run in runs.items():
+                found[name].append(run())
+        figure = f"going on after {n} tokens whose cells were lost"
+        return pairs.rows_of(found, model=pairs.name_of(path), figure=figure, unit="s")
+
+
+def gap(path: str, options: argparse.Namespace) -> list[pairs.Row]:
+    """The gaps between tokens of sessions that generate, while a long prompt arrives."""
+    n, made = options.prefix, []
+    with ic.load_model(path) as model:
+        for width in options.widths:
+            with model.new_pool(
+                n_ctx=n + 256,
+                n_cells=2 * n + 1024 + width * 1024,
+                n_parallel=width + 1,
+                n_threads=options.threads,
+            ) as pool:
+                values = gaps(pool, width, bench_run.text_of(model.tokenizer, n), options)
+            figure = f"{width} running, a prompt of {n} arrives"
+            made += [
+                pairs.Row(
+                    model=pairs.name_of(path),
+                    figure=figure,
+                    by=by,
+                    unit="" if "/" in by else "s",
+                    value=spread(found),
+                )
+                for by, found in values.items()
+            ]
+    return made
+
+
+def gaps(
+    pool: ic.SessionPool, width: int, text: str, options: argparse.Namespace
+) -> dict[str, list[float]]:
+    """Let ``text`` arrive beside ``width`` that generate, and alone, in turns."""
+    bias = rivals.steady_bias(pool.tokenizer)
+    names = iter(range(10**6))
+
+    def cold() -> float:
+        return first_token_s(pool, text, f"cold {next(names)}")
+
+    alone, first, quiet, busy = [cold(), cold()][1:], [], [], []
+    for _ in range(options.rounds):
+        crowd = pooled.Background(pool, width, bias)
+        time.sleep(options.before)
+        quiet += crowd.gaps(lambda: time.sleep(options.before))
+        busy.append(crowd.gaps(lambda: first.append(cold())))
+        crowd.stop()
+        alone.append(cold())
+    usual = statistics.median(quiet)
+    return {
+        "p99 gap / median gap before": [quantile([x for g in busy for x in g], 0.99) / usual],
+        "median gap / median gap before": [statistics.median(g) / usual for g in busy],
+        "longest gap / median gap before": [max(g) / usual for g in busy],
+        "its first token / alone": [f / statistics.median(alone) for f in first],
+        "gap before": quiet,
+        "first token": first,
+        "first token, alone": alone,
+    }
+
+
+def quantile(values: list[float], share: float) -> float:
+    """Return the value below which ``share`` of ``values`` lie."""
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+class EngineClock:
+    """CPU seconds within ``llama_decode``, which with one thread works in its caller's."""
+
+    def __init__(self) -> None:
+        from infercore_llamacpp.library import api  # noqa: PLC0415  (needs the plugin)
+
+        self.seconds, self.n_calls, self._api, self._own = 0.0, 0, api, api.llama_decode
+
+    def __enter__(self) -> Self:
+        self._api.llama_decode = self._decode
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._api.llama_decode = self._own
+
+    def _decode(self, *arguments: Any) -> int:
+        begun = time.thread_time()
+        code: int = self._own(*arguments)
+        self.seconds += time.thread_time() - begun
+        self.n_calls += 1
+        return code
+
+
+def python(path: str, options: argparse.Namespace) -> list[pairs.Row]:
+    """CPU time outside of the engine, a generated token and a token of a prompt."""
+    n, width = options.tokens, options.sessions
+    figures: dict[tuple[str, str], list[float]] = {}
+    with (
+        EngineClock() as engine,
+        ic.load_model(path, backend="llamacpp") as model,
+        model.new_pool(n_ctx=2048, n_parallel=width, n_threads=1, batching="always") as pool,
+    ):
+        crowd = pooled.Crowd(pool, width)
+        crowd.run(n)
+        owner = pool_clock(pool)
+
+        def outside(figure: str, n_tokens: int, work: Callable[[], object]) -> None:
+            whole, own, inside = time.process_time(), owner(), engine.seconds
+            work()
+            spent = engine.seconds - inside
+            all_threads = time.process_time() - whole - spent
+            in_owner = owner() - own - spent
+            for by, seconds in ((OWNER, in_owner), ("all threads", all_threads)):
+                figures.setdefault((figure, by), []).append(seconds / n_tokens * 1e6)
+
+        words = pool.tokenizer.encode(crowd.texts[0], add_special=False)
+        long = words * (1024 // len(words))
+        generated = f"a generated token, {width} sessions"
+        for turn in range(options.rounds):
+            outside(generated, n * width, lambda: crowd.run(n))
+            outside("a prompt token", len(long), lambda t=turn: prefill(pool, long, t))
+        crowd.close()
+    return [
+        pairs.Row(model=pairs.name_of(path), figure=figure, by=by, unit="us", value=spread(values))
+        for (figure, by), values in figures.items()
+    ]
+
+
+def prefill(pool: ic.SessionPool, ids: list[int], turn: int) -> None:
+    """Let a session of its own namespace evaluate ``ids``, which are tokenized before."""
+    with pool.open_session(namespace=f"prompt {turn}") as session:
+        session.resident.context.decode(ids)
+
+
+def pool_clock(pool: ic.SessionPool) -> Callable[[], float]:
+    """Return a clock of the CPU seconds of the thread that owns the pool's context."""
+    return lambda: pool.owner.ask(time.thread_time)
+
+
+def books(path: str, options: argparse.Namespace) -> list[pairs.Row]:
+    """What changes and counts cost where the tokens of many sequences lie between each other."""
+    n, width = options.each, options.sessions
+    made: dict[str, list[float]] = {}
+
+    def timed(name: str, work: Callable[[], object]) -> None:
+        begun = perf_counter()
+        work()
+        made.setdefault(name, []).append((perf_counter() - begun) * 1e3)
+
+    with (
+        ic.load_model(path) as model,
+        model.new_context(n_ctx=(n + 64) * (width + 2), n_seq_max=width + 2, kv_unified=True) as c,
+    ):
+        for i in range(n):
+            c.decode_spans([(s, [5 + (s + i) % 50], "none") for s in range(width)])
+        for turn in range(options.rounds):
+            s = turn % width
+            timed("n_free", c.n_free)
+            timed("n_free(keep=)", lambda s=s: c.n_free(s, keep=n // 2))
+            timed("seq_copy", lambda s=s: c.seq_copy(s, width))
+            timed("seq_copy, a part", lambda s=s: c.seq_copy(s, width + 1, 0, n // 2))
+            timed("seq_remove, a copy", lambda: c.seq_remove(width))
+            timed("seq_remove, a copy of a part", lambda: c.seq_remove(width + 1))
+            timed("seq_remove, the last", lambda s=s: c.seq_remove(s, c.n_past(s) - 1, -1))
+        for s in range(width // 2):
+            timed("seq_remove, a whole sequence", lambda s=s: c.seq_remove(s))
+        timed("seq_keep", lambda: c.seq_keep(width - 1))
+    made["the slowest"] = [max(statistics.median(values) for values in made.values())]
+    return [
+        pairs.Row(
+            model=pairs.name_of(path),
+            figure=f"{width} x {n} tokens between each other",
+            by=by,
+            unit="ms",
+            value=spread(values),
+        )
+        for by, values in made.items()
+    ]
+
+
+PARTS: dict[str, Callable[[str, argparse.Namespace], list[pairs.Row]]] = {
+    "together": together,
+    "few": few,
+    "resident": resident,
+    "moved": moved,
+    "gap": gap,
+    "python": python,
+    "books": books,
+}
 
 
 def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("models", nargs="+")
+    parser = pairs.parser(__doc__, rounds=5)
+    parser.add_argument("part", choices=PARTS)
+    parser.add_argument("models", nargs="+", help="GGUF files and OpenVINO folders")
     parser.add_argument("--sessions", type=int, default=8)
-    parser.add_argument("--few", type=int, default=4)
-    parser.add_argument("--tokens", type=int, default=24)
-    parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--prefix", type=int, default=512)
-    parser.add_argument("--threads", type=int, default=2)
-    asked = parser.parse_args()
-    for path in asked.models:
-        with ic.load_model(path) as model:
-            print(path)
-            fields = {"n_ctx": 512, "n_parallel": asked.sessions, "n_threads": asked.threads}
-            with model.new_pool(batching="always", **fields) as pool:
-                found = ratio(
-                    asked.pairs,
-                    lambda p=pool: rate(p, asked.sessions, asked.tokens),
-                    lambda p=pool: rate(p, 1, asked.tokens),
-                )
-                print(f"  {asked.sessions} sessions over one: {found[0]:.2f} ({found[1]})")
-            with (
-                model.new_pool(batching="auto", **fields) as auto,
-                model.new_pool(batching="never", **fields) as turns,
-            ):
-                found = ratio(
-                    asked.pairs,
-                    lambda p=auto: rate(p, asked.few, asked.tokens),
-                    lambda p=turns: rate(p, asked.few, asked.tokens),
-                )
-                print(f"  {asked.few} sessions, auto over turns: {found[0]:.2f} ({found[1]})")
-            n_pairs = max(2, asked.pairs // 2)
-            found = warm(model, asked.prefix, n_pairs)
-            print(f"  a prefix of {asked.prefix} resident over cold: {found[0]:.3f} ({found[1]})")
-            found = moved(model, asked.prefix, n_pairs)
-            print(f"  moved out and back over evaluating: {found[0]:.3f} ({found[1]})", flush=True)
+    parser.add_argument("--widths", type=int, nargs="+", default=None, help="of few and gap")
+    parser.add_argument("--tokens", type=int, default=32)
+    parser.add_argument("--prefix", type=int, default=2048)
+    parser.add_argument("--each", type=int, default=8000, help="tokens a sequence, of books")
+    parser.add_argument("--before", type=float, default=2.0, help="seconds without a prompt")
+    options = parser.parse_args()
+    options.widths = options.widths or ([1, 8] if options.part == "gap" else [2, 3, 4, 6])
+    rows = [row for path in options.models for row in PARTS[options.part](path, options)]
+    pairs.finish("pool", rows, options)
+    goals.tell(f"pool-{options.part}", rows)
 
 
 if __name__ == "__main__":

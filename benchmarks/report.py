@@ -13,8 +13,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import attrs
 import matplotlib as mpl
+from goals import GOALS, SPREAD, rows_of
 
 from infercore.cli.bench_stats import number
 
@@ -46,10 +46,6 @@ def read(results: Path) -> dict[str, dict[str, Any]]:
     """Return what the files of ``results`` hold, by their names without the ending."""
     files = sorted(results.glob("*.json"))
     return {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in files}
-
-
-def rows_of(told: dict[str, dict[str, Any]], *names: str) -> list[dict[str, Any]]:
-    return [row for name in names if name in told for row in told[name]["rows"]]
 
 
 def plain(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -187,77 +183,6 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         cells = (row["model"], row["figure"], row["by"], number(value["median"]), between, what)
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
-
-
-@attrs.frozen
-class Goal:
-    """A bound on one figure: which file, model, figure and contender, and what it has to keep."""
-
-    says: str
-    part: str
-    figure: str
-    by: str
-    bound: float
-    at_least: bool = False
-
-    def line(self, told: dict[str, dict[str, Any]]) -> str:
-        """A line of the table of goals, for each row that matches."""
-        found = [
-            row
-            for row in rows_of(told, self.part)
-            if re.fullmatch(self.figure, row["figure"]) and row["by"] == self.by
-        ]
-        return "\n".join(self._cells(row) for row in found)
-
-    def _cells(self, row: dict[str, Any]) -> str:
-        value = row["value"]
-        kept = value["median"] >= self.bound if self.at_least else value["median"] <= self.bound
-        sign = ">=" if self.at_least else "<="
-        between = f" ({number(value['low'])} to {number(value['high'])})" if value["n"] > 1 else ""
-        unit = f" {row['unit']}" if row["unit"] else ""
-        measured = f"{number(value['median'])}{between}{unit}"
-        verdict = "met" if kept else "**missed**"
-        bound = f"{sign} {number(self.bound)}{unit}"
-        return f"| {self.says} | {row['model']} | `{self.by}` | {bound} | {measured} | {verdict} |"
-
-
-SPREAD = "warm-prefix-ir-spread"
-DECODE, WARM = r"decode .*, ratio", r"warm, 2048 .*, ratio"
-MORE = r"a token, more than by hand"
-ALIKE, CHAT = "infercore / LLMPipeline, alike", "infercore / create_chat_completion"
-GOALS = (
-    Goal("decode", "throughput-gguf", DECODE, "infercore / ctypes loop", 0.97, True),
-    Goal("decode", "throughput-gguf", DECODE, "infercore / Llama.generate", 1.0, True),
-    Goal("decode", "throughput-gguf", DECODE, "infercore / Llama.create_completion", 1.0, True),
-    Goal(
-        "decode, a session",
-        "throughput-gguf",
-        DECODE,
-        "infercore session / ctypes loop",
-        0.97,
-        True,
-    ),
-    Goal("decode, 1B", "throughput-1b", DECODE, "infercore / ctypes loop", 0.97, True),
-    Goal("decode, 1B", "throughput-1b", DECODE, "infercore / Llama.generate", 1.0, True),
-    Goal("a token's time over the ctypes loop's", "layer", MORE, "infercore", 15.0),
-    Goal("decode", "throughput-ir", DECODE, ALIKE, 0.98, True),
-    Goal(
-        "decode, a session",
-        "throughput-ir",
-        DECODE,
-        "infercore session / LLMPipeline, alike",
-        0.98,
-        True,
-    ),
-    Goal("decode, 1B", "throughput-1b", DECODE, ALIKE, 0.98, True),
-    Goal("a warm turn, 2,048 + 32 tokens", "warm-prefix-ir", WARM, ALIKE, 1 / 1.5),
-    Goal("a warm turn, other lengths", SPREAD, WARM, ALIKE, 1 / 1.5),
-    Goal("agent loop, hybrid", "agent-loop-hybrid", r"edited .* all, ratio", CHAT, 1 / 5),
-    Goal("agent loop, dense", "agent-loop", r"edited .* all, ratio", CHAT, 1 / 5),
-    Goal("fork of 2,000 tokens", "state", r"fork .*", "into a free sequence", 20.0),
-    Goal("fork of 2,000 tokens", "state", r"fork .*", "into a new context", 20.0),
-    Goal("import", "import-time", r"import time", "infercore", 150.0),
-)
 
 
 def goals(told: dict[str, dict[str, Any]]) -> str:
