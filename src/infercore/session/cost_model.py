@@ -26,7 +26,7 @@ REFRESH = 16
 STALE = 1024
 """What was not tried for so many calls is tried once again."""
 STEP_FACTOR = 2.15
-"""A step with a piece of prompt takes so many times the step without (the aim is below 2.5 at worst)."""
+"""A step with a piece of prompt takes so many times the step without (at worst below 2.5)."""
 STEP_MS = 250.0
 """And at most so long."""
 FIRST_PIECE = 16
