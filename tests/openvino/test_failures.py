@@ -32,7 +32,13 @@ def break_next(context, error: BaseException) -> None:
     inner = context._inner
     inner._request = Failing(inner._request, error)
     if hasattr(inner, "_paged"):
-        inner._paged._request = inner._request
+        paged, run = inner._paged, inner._paged._run
+
+        def fail() -> None:
+            paged._run = run
+            raise error
+
+        paged._run = fail
 
 
 CALLS = {

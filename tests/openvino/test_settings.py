@@ -74,7 +74,7 @@ def test_every_field_has_a_value_in_force(ov_model) -> None:
         ({"type_v": "q4_0"}, "type_v"),
         ({"type_k": "u8", "type_v": "u8", "backend_options": {"form": "stateful"}}, "type_k"),
         ({"type_k": "u8", "type_v": "f16"}, "type_v"),
-        ({"type_k": "bf16", "type_v": "bf16"}, "type_k"),
+        ({"type_k": "bf16", "type_v": "bf16", "precision": "accurate"}, "type_k"),
         ({"type_k": "f16", "type_v": "f32"}, "type_v"),
     ],
 )
@@ -279,13 +279,21 @@ with ic.load_model(path, backend="openvino") as model:
 
 
 @pytest.mark.parametrize(
-    ("threads", "streams", "unit", "refused"),
-    [(1, 1, True, True), (2, 2, True, True), (2, 1, True, False), (1, 1, False, False)],
+    ("cores", "threads", "streams", "unit", "refused"),
+    [
+        (2, 1, 1, True, True),
+        (2, 2, 2, True, True),
+        (2, 2, 1, True, False),
+        (2, 1, 1, False, False),
+        (1, 512, 1, True, True),
+        (1, None, 1, True, True),
+    ],
 )
 def test_one_thread_a_stream_with_a_matrix_unit(
-    monkeypatch, threads, streams, unit, refused
+    monkeypatch, cores, threads, streams, unit, refused
 ) -> None:
     monkeypatch.setattr(cpu, "_has_unit", lambda: unit)
+    monkeypatch.setattr(cpu, "_n_cores", lambda: cores)
     options = {"inference_precision": "bf16", "num_streams": streams}
     asked = ic.ContextConfig(n_ctx=64, n_threads=threads, backend_options=options)
     found = module.settings(asked, NO_CONFIG)

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from infercore import ContextConfig
 
+KV_TYPES = {"f32": ("f32", "f16", "u8"), "bf16": ("bf16", "u8"), "f16": ("f16", "bf16", "u8")}
+"""The types of keys and values that go with each number format of products and sums."""
 _CAPABILITIES = {"f32": "FP32", "bf16": "BF16", "f16": "FP16"}
 GROUP_SIZE = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
 _HINT = "INFERENCE_PRECISION_HINT"
@@ -72,9 +74,28 @@ def asked(config: ContextConfig, device: str, *, n_threads: int | None) -> Arith
         return Arithmetic("f32", 0)
     if inference is None:
         inference = default_inference(device)
-        if cpu.divides_by_zero(inference, n_threads, chosen.get("num_streams")):
+        unable = cpu.divides_by_zero(inference, n_threads, chosen.get("num_streams"))
+        if unable or _needs_f32(config, inference):
             inference = "f32"
     return Arithmetic(inference, group_size)
+
+
+def kv_types(config: ContextConfig, inference: str) -> tuple[str, ...]:
+    """Return the types of keys and values that ``config`` may ask for, with its other fields.
+
+    Where the number format is the engine's to choose, a type that does not go with its choice
+    makes it float32.
+    """
+    own = KV_TYPES[inference]
+    if config.precision or config.backend_options.get("inference_precision"):
+        return own
+    return tuple(dict.fromkeys((*own, *KV_TYPES["f32"])))
+
+
+def _needs_f32(config: ContextConfig, inference: str) -> bool:
+    """Tell whether a type of keys or values was asked for that goes with float32 alone."""
+    asked_types = {config.type_k, config.type_v} - {None, *KV_TYPES[inference]}
+    return bool(asked_types) and asked_types <= {*KV_TYPES["f32"]}
 
 
 def check_offered(inference: str, device: str) -> None:

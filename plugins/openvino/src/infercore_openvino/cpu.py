@@ -40,8 +40,12 @@ def check(settings: Settings) -> None:
 
 
 def divides_by_zero(inference: str, n_threads: int | None, n_streams: int | None) -> bool:
-    """Tell whether compiling for such numbers would end the process."""
-    per_stream = (n_threads or _n_cpus()) // (n_streams or 1)
+    """Tell whether compiling for such numbers would end the process.
+
+    More threads than there are cores for the process are not made, whatever was asked.
+    """
+    n_made = min(n_threads or _n_cores(), _n_cores())
+    per_stream = n_made // (n_streams or 1)
     return inference == "bf16" and per_stream <= 1 and _has_unit()
 
 

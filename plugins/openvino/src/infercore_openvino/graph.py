@@ -179,11 +179,23 @@ def _add_row_inputs(model: Any, head: Any, axis: int) -> None:
     out_rows, rows = (_row_input(name) for name in ("out_rows", "hidden_rows"))
     at = op.constant(axis, dtype=np.int64)
     head.input(0).replace_source_output(op.gather(hidden, out_rows, at).output(0))
-    taken = op.gather(hidden, rows, at)
+    taken = _times_one(op.gather(hidden, rows, at))
     taken.output(0).set_names({"hidden"})
     model.add_parameters([out_rows, rows])
     model.add_results([op.result(taken.output(0))])
     model.validate_nodes_and_infer_types()
+
+
+def _times_one(values: Any) -> Any:
+    """Return ``values`` as a product of theirs, exactly what they are.
+
+    In 16-bit arithmetic the engine keeps all that leads to an output in float32 back to the last
+    product. With hidden states as an output that were the sums of all layers.
+    """
+    last = op.constant([-1], dtype=np.int64)
+    column = op.unsqueeze(values, last)
+    one = op.constant(np.ones((1, 1), dtype=np.float32))
+    return op.squeeze(op.matmul(column, one, False, False), last)
 
 
 def _row_input(name: str) -> Any:

@@ -85,7 +85,7 @@ class PagedContext(BaseContext):
         )
         self._tables = self._cache.tables
         self._sequences = self._tables.tables
-        self._paged = PagedRequest(compiled.engine, self._request)
+        self._paged = PagedRequest(compiled.engine, self._request, compiled.n_threads)
         self._cache.on_grown = self._bind_cache
         self._bind_cache()
         size = self._tables.block_size

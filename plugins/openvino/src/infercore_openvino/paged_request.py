@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import openvino as ov
 
-from infercore_openvino.engine import raise_memory_error
+from infercore_openvino.engine import Runner, raise_memory_error
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,8 +36,9 @@ _INPUTS = {
 class PagedRequest:
     """Runs steps over the blocks of a cache."""
 
-    def __init__(self, engine: Any, request: Any) -> None:
+    def __init__(self, engine: Any, request: Any, n_threads: int) -> None:
         self._request = request
+        self._run: Any = Runner(request, n_threads).run
         self._ports = {name: engine.input(name) for name in _INPUTS}
         self._bound: dict[str, Any] = {}
         self._single = {name: self._single_array(name) for name in _INPUTS}
@@ -126,11 +127,11 @@ class PagedRequest:
 
     def _infer(self) -> None:
         try:  # not ``with memory_errors``: this runs once a token
-            self._request.infer(share_inputs=True, share_outputs=True)
+            self._run()
         except (MemoryError, RuntimeError) as error:
             raise_memory_error(error, "a compute step")
             raise
 
     def drop(self) -> None:
         """Let go of the request."""
-        self._request = None
+        self._request = self._run = None

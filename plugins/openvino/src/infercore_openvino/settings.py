@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 DEFAULT_DEVICE = "CPU"
 DEFAULT_N_BATCH = 2048
 DEFAULT_N_UBATCH = 512
-KV_TYPES = {"f32": ("f32", "f16", "u8"), "bf16": ("bf16", "u8"), "f16": ("f16", "bf16", "u8")}
 NO_KV_TYPES = ("f32",)  # without a cache
 POOLING = ("none", "mean", "cls", "last")
 FLASH_ATTENTION = ("auto", "off")
@@ -95,8 +94,9 @@ def settings(
     _refuse(config, fixed)
     n_threads = _n_threads(config)
     numbers = arithmetic.asked(config, device, n_threads=n_threads)
-    kv_types = KV_TYPES[numbers.inference] if files.has_cache else NO_KV_TYPES
-    kv_type = _kv_type(config, numbers.inference, kv_types)
+    inference = numbers.inference
+    kv_types = arithmetic.kv_types(config, inference) if files.has_cache else NO_KV_TYPES
+    kv_type = _kv_type(config, inference, kv_types)
     n_batch = config.n_batch or max(DEFAULT_N_BATCH, config.n_ubatch or 0)
     pools = config.pooling_type not in {None, "none"}
     embeddings = pools if config.embeddings is None else config.embeddings
@@ -209,8 +209,8 @@ def _kv_type(config: ContextConfig, precision: str, allowed: tuple[str, ...]) ->
     k, v = asked["type_k"], asked["type_v"]
     if k and v and k != v:
         raise _unsupported("type_v", v, f"keys and values have one type here; give {k!r}")
-    default = "f16" if "f16" in allowed else allowed[0]
-    return str(k or v or default)
+    usual = [kind for kind in arithmetic.KV_TYPES[precision] if kind in allowed]
+    return str(k or v or ("f16" if "f16" in usual else (usual or allowed)[0]))
 
 
 def _n_threads(config: ContextConfig) -> int | None:

@@ -301,7 +301,7 @@ def _possible(field: str) -> tuple[str, ...]:
 
 
 def _refused(rig: Rig, field: str, value: str) -> None:
-    own = {name: rig.exact[name] for name in ("backend_options",) if name in rig.exact}
+    own = {name: rig.exact[name] for name in ("backend_options", "precision") if name in rig.exact}
     try:
         with rig.model.new_context(n_ctx=64, **own, **{field: value}):
             raise LawError(f"{field}={value!r} is not declared, and was not refused")

@@ -88,8 +88,9 @@ def check_tolerance_is_kept(rig: Rig) -> None:
 @law("CAP-8")
 def check_kv_types(rig: Rig) -> None:
     """Every declared type of KV cache opens, decodes, and is told."""
+    own = {name: rig.exact[name] for name in ("backend_options", "precision") if name in rig.exact}
     for kind in rig.context().capabilities.kv_types:
-        fields = {"type_k": kind, "n_ctx": 64}
+        fields = {**own, "type_k": kind, "n_ctx": 64}
         if kind in ("f32", "f16", "bf16"):
             fields["type_v"] = kind
         context = _opened(rig, fields, f"type_k={kind!r}")
