@@ -110,3 +110,74 @@ def test_errors_reach_the_task(reference: Any) -> None:
 class Failing:
     def apply(self, logits: Any) -> Any:
         raise ZeroDivisionError("a processor of the caller's failed")
+
+
+@pytest.mark.parametrize("between", [False, True])
+@pytest.mark.parametrize("chats", [False, True])
+def test_a_task_cancelled_at_any_chunk_leaves_the_session_free(
+    reference: Any, between: bool, chats: bool
+) -> None:
+    """Though the task is kept, and with it the stream that it read."""
+    kept: list[Any] = []
+
+    async def main() -> None:
+        async with (
+            ic.aopen_pool(reference, n_parallel=2, n_ctx=128) as pool,
+            await pool.aopen_session() as session,
+        ):
+            for n in range(6):
+                shown: list[int] = []
+                text = [{"role": "user", "content": "hi"}]
+                if not chats:
+                    await session.ensure_prefix(TEXTS[0])
+
+                async def read(n: int = n, shown: list[int] = shown) -> None:
+                    options = {"temperature": 0, "ignore_eos": True, "max_tokens": 40}
+                    stream = (
+                        session.chat(text, chat_template=TEMPLATE, **options)
+                        if chats
+                        else session.decode(**options)
+                    )
+                    kept.append(stream)
+                    async for chunk in stream:
+                        shown.extend(chunk.tokens)
+                        if len(shown) >= n and between:
+                            await asyncio.sleep(60)
+
+                task = asyncio.create_task(read())
+                while len(shown) < n:  # noqa: ASYNC110  (any n-th token will do)
+                    await asyncio.sleep(0)
+                if between:
+                    await asyncio.sleep(0.01)
+                task.cancel()
+                await asyncio.wait([task])
+                kept.append(task)
+                report = session.explain_context()
+                assert report.generated_tokens == len(shown)
+                await session.ensure_prefix(TEXTS[1])
+                assert pool.stats().n_running == pool.stats().n_waiting == 0
+
+    asyncio.run(main())
+
+
+def test_a_task_that_fails_between_two_chunks_leaves_the_session_free(reference: Any) -> None:
+    async def main() -> None:
+        async with ic.aopen_pool(reference, n_parallel=2, n_ctx=128) as pool:
+            session = await pool.aopen_session()
+            await session.ensure_prefix(TEXTS[0])
+
+            async def read() -> None:
+                async for _ in session.decode(max_tokens=40, ignore_eos=True):
+                    raise ConnectionResetError
+
+            task = asyncio.create_task(read())
+            await asyncio.wait([task])
+            await session.ensure_prefix(TEXTS[1])
+            with pytest.raises(ConnectionResetError):
+                await task
+            await session.close()
+
+    asyncio.run(main())
+
+
+TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"

@@ -12,8 +12,10 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from weakref import ref
 
 from infercore.errors import InferCoreError
+from infercore.session.chat_stream import ChatStream
 from infercore.session.pool_stream import PoolStream
 from infercore.session.turns import Turns
 
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 A = TypeVar("A")
-_END = object()
+_END, _BEGUN = object(), object()
 _N_THREADS = 64
 _lock = threading.Lock()
 _threads: ThreadPoolExecutor | None = None
@@ -194,45 +196,79 @@ class AsyncDecodeStream:
         self._session = session
         self._start: Callable[[], Any] | None = start
         self._stream: Any = None
+        self._pooled: PoolStream | None = None
+        self._reader: asyncio.Task[Any] | None = None
 
     def __aiter__(self) -> AsyncDecodeStream:
         return self
 
     async def __anext__(self) -> StreamChunk:
+        self._watch()
         try:
             return await self._next()
         except asyncio.CancelledError:
             await self.aclose()
             raise
 
+    def _watch(self) -> None:
+        """Close with the task that reads, where that is cancelled or fails between two chunks.
+
+        Who keeps such a task would keep the stream open, and with it the session busy.
+        """
+        task = asyncio.current_task()
+        if task is not None and task is not self._reader:
+            self._reader = task
+            task.add_done_callback(partial(_close_with, ref(self)))
+
+    def reader_ended(self, task: asyncio.Task[Any]) -> None:
+        """Let go of the session if ``task``, which did not end well, was the one that read."""
+        if task is not self._reader:
+            return
+        self._start = None
+        if self._pooled is not None:
+            self._pooled.let_go()
+        elif self._stream is not None:  # it evaluates what was shown last: not in the loop's thread
+            _shared_threads().submit(self._stream.close)
+
     async def _next(self) -> StreamChunk:
-        if self._stream is None or not isinstance(self._stream, PoolStream):
+        if self._pooled is None:
             chunk = await self._session.run(self._step)
             if chunk is _END:
                 raise StopAsyncIteration
-            return cast("StreamChunk", chunk)
-        stream = self._stream
-        if stream.finished and not stream.is_abandoned:
-            raise StopAsyncIteration
-        if not stream.has_begun:
-            await self._session.run(stream.start)
-        return await stream.read(asyncio.get_running_loop())
+            if chunk is not _BEGUN:
+                return cast("StreamChunk", chunk)
+        return await self._read(cast("PoolStream", self._pooled))
+
+    async def _read(self, stream: PoolStream) -> StreamChunk:
+        loop = asyncio.get_running_loop()
+        while True:
+            if stream.finished and not stream.is_abandoned:
+                raise StopAsyncIteration
+            chunk = await stream.read(loop)
+            shown = self._stream.shown(chunk) if isinstance(self._stream, ChatStream) else chunk
+            if shown is not None:
+                return cast("StreamChunk", shown)
 
     def _step(self) -> Any:
+        """Begin, in a thread; of a stream that does not come from a pool, take each step there."""
         if self._start is not None:
             start, self._start = self._start, None
             self._stream = start()
+            source = self._stream.source if isinstance(self._stream, ChatStream) else self._stream
+            if isinstance(source, PoolStream):
+                source.start()
+                self._pooled = source
+                return _BEGUN
         return _END if self._stream is None else next(self._stream, _END)
 
     async def aclose(self) -> None:
         """End the decode; what was shown is resident, the session is free. Idempotent."""
-        start, self._start = self._start, None
-        del start  # a decode that was never asked is dropped, which ends it
+        self._start = None  # a decode that was never asked is dropped, which ends it
         stream = self._stream
         if stream is None or stream.finished:
             return
-        if isinstance(stream, PoolStream):
-            stream.close()
+        if self._pooled is not None:
+            await self._pooled.aclose()
             return
         try:
             await self._session.run(stream.close)
@@ -245,6 +281,15 @@ class AsyncDecodeStream:
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
+
+
+def _close_with(stream: ref[AsyncDecodeStream], task: asyncio.Task[Any]) -> None:
+    """Close what a task read that was cancelled or failed."""
+    # Not exception(): asyncio would take that for somebody's having seen it, and not report it.
+    failed = task.cancelled() or getattr(task, "_exception", None) is not None
+    left = stream() if failed else None
+    if left is not None:
+        left.reader_ended(task)
 
 
 def _close_opened(opening: asyncio.Future[Any]) -> None:

@@ -65,11 +65,17 @@ class ChatStream:
 
     def __next__(self) -> StreamChunk:
         while True:
-            chunk = self._shown(next(self._stream))
+            chunk = self.shown(next(self._stream))
             if chunk is not None:
                 return chunk
 
-    def _shown(self, chunk: StreamChunk) -> StreamChunk | None:
+    @property
+    def source(self) -> Chunks:
+        """The decode whose text is read."""
+        return self._stream
+
+    def shown(self, chunk: StreamChunk) -> StreamChunk | None:
+        """Return what of ``chunk``, the next one of the source, is to be shown; None = nothing."""
         chunk = self._joined(chunk)
         if self._reader is not None:
             chunk = self._read(chunk, self._reader)

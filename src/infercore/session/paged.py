@@ -84,7 +84,8 @@ class PagedContext:
     @property
     def held_tokens(self) -> int:
         """Tokens that lie in cells now; it waits for nothing."""
-        return min(self.sequence.n_held, self._n)
+        n_held = self.sequence.n_held
+        return n_held if self._job is not None else min(n_held, self._n)
 
     @property
     def n_outputs(self) -> int:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,6 @@ from infercore.session.jobs import Generating, Item
 from infercore.session.stream import begin
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Iterator, Sequence
 
     from typing_extensions import Self
@@ -86,11 +86,6 @@ class PoolStream:
             self._context.scheduler.wake()
 
     # -- for a task ----------------------------------------------------------------------------
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether the pool was asked to generate."""
-        return self._job is not None
 
     @property
     def is_abandoned(self) -> bool:
@@ -196,9 +191,27 @@ class PoolStream:
 
         While another thread is taking a step, that step ends the decode as `cancel` does.
         """
+        job = self.let_go()
+        if job is not None and not self._context.owner.is_here:
+            job.wait()
+
+    async def aclose(self) -> None:
+        """End the decode as `close` does, and let the loop go on until it has ended."""
+        job = self.let_go()
+        if job is None or job.done.is_open or self._context.owner.is_here:
+            return
+        loop = asyncio.get_running_loop()
+        ended = loop.create_future()
+        job.done.when_open(partial(_tell, loop, ended))
+        await ended
+
+    def let_go(self) -> Generating | None:
+        """End the decode and wait for nothing; return what the pool works on until its next step."""
         self.cancel()
-        if not (self.finished or self._session.in_call):
-            self._release()
+        if self.finished or self._session.in_call:
+            return None
+        self._release()
+        return self._job
 
     def _release(self) -> None:
         """Let go; safe in a finalizer, so it takes no lock."""
@@ -219,6 +232,11 @@ class PoolStream:
         if getattr(self, "finished", True) or sys.is_finalizing():
             return
         self._release()
+
+
+def _tell(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> None:
+    with suppress(RuntimeError):  # the loop is closed: nobody is left to be told
+        loop.call_soon_threadsafe(_set, future)
 
 
 def _set(future: asyncio.Future[None]) -> None:
