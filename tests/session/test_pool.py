@@ -320,3 +320,46 @@ def test_plans_know_pools(reference: Any) -> None:
     assert plan.kv_bytes == 3 * reference.plan_memory(n_ctx=64).kv_bytes
     with pytest.raises(ic.InvalidInputError):
         reference.plan_memory(n_cells=8, n_ctx=64)
+
+
+def test_a_restored_session_that_loses_its_cells_at_once_has_its_tokens(
+    pool: Any, alone: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler = pool.owner.scheduler
+    with pool.open_session() as session:
+        session.ensure_prefix(TEXTS[0])
+        snapshot = session.snapshot()
+        restore = scheduler.restore
+
+        def restore_and_lose(sequence: Any, *args: Any) -> None:
+            restore(sequence, *args)
+            scheduler._let_go(sequence, keep=False)
+
+        monkeypatch.setattr(scheduler, "restore", restore_and_lose)
+        session.restore(snapshot)
+        assert session.explain_context().resident_tokens == snapshot.resident_tokens
+        found = [t for c in session.decode(max_tokens=10, temperature=0) for t in c.tokens]
+    assert found == alone(TEXTS[0], temperature=0)
+
+
+def test_decodes_of_one_token_each_give_the_text_of_one_decode(pool: Any, alone: Any) -> None:
+    """The token that was shown last is wanted and not evaluated: it must not be added twice."""
+    expected = alone(TEXTS[1], 12, seed=5, ignore_eos=True)
+    with pool.open_session() as session:
+        found = tokens_of(session, TEXTS[1], 1, seed=5, ignore_eos=True)
+        assert found == expected[:1]
+        for _ in range(3):
+            session.restore(session.snapshot())
+        report = session.explain_context()
+        assert report.resident_tokens == report.prefix_tokens + 1
+        for text in TEXTS:
+            first = tokens_of(session, text, 1, temperature=0, ignore_eos=True)
+            more = [
+                token
+                for n in (1, 1, 2, 1)
+                for chunk in session.decode(max_tokens=n, temperature=0, ignore_eos=True)
+                for token in chunk.tokens
+            ]
+            assert first + more == alone(text, 6, temperature=0, ignore_eos=True)
+            logical = session.explain_context().resident_tokens
+            assert len(session.context.wanted()) == logical

@@ -127,14 +127,13 @@ def test_a_task_cancelled_at_any_chunk_leaves_the_session_free(
         ):
             for n in range(6):
                 shown: list[int] = []
-                text = [{"role": "user", "content": "hi"}]
                 if not chats:
                     await session.ensure_prefix(TEXTS[0])
 
                 async def read(n: int = n, shown: list[int] = shown) -> None:
                     options = {"temperature": 0, "ignore_eos": True, "max_tokens": 40}
                     stream = (
-                        session.chat(text, chat_template=TEMPLATE, **options)
+                        session.chat(MESSAGES, chat_template=TEMPLATE, **options)
                         if chats
                         else session.decode(**options)
                     )
@@ -167,7 +166,8 @@ def test_a_task_that_fails_between_two_chunks_leaves_the_session_free(reference:
             await session.ensure_prefix(TEXTS[0])
 
             async def read() -> None:
-                async for _ in session.decode(max_tokens=40, ignore_eos=True):
+                stream = session.decode(max_tokens=40, ignore_eos=True)
+                async for _ in stream:
                     raise ConnectionResetError
 
             task = asyncio.create_task(read())
@@ -180,4 +180,5 @@ def test_a_task_that_fails_between_two_chunks_leaves_the_session_free(reference:
     asyncio.run(main())
 
 
+MESSAGES = [{"role": "user", "content": "hi"}]
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"

@@ -14,5 +14,9 @@ import pool_cases
 
 
 @pytest.mark.parametrize("seed", [3, 6, 20])
-def test_lives_in_a_pool_are_lives_alone(reference: Any, faults: Any, seed: int) -> None:
-    pool_cases.check(reference, seed, faults)
+def test_lives_in_a_pool_are_lives_alone(reference: Any, seed: int) -> None:
+    pool_cases.check(reference, seed)
+
+
+def test_batch_invariant_lives_are_bit_for_bit_those_alone(reference: Any) -> None:
+    pool_cases.check(reference, 3, invariant=True)

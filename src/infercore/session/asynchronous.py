@@ -247,7 +247,7 @@ class AsyncDecodeStream:
             chunk = await stream.read(loop)
             shown = self._stream.shown(chunk) if isinstance(self._stream, ChatStream) else chunk
             if shown is not None:
-                return cast("StreamChunk", shown)
+                return shown
 
     def _step(self) -> Any:
         """Begin, in a thread; of a stream that does not come from a pool, take each step there."""

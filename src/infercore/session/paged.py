@@ -126,18 +126,22 @@ class PagedContext:
         return self.sequence
 
     def n_resident(self, seq_id: int = 0) -> int:
-        """Return how many tokens can be had without evaluating them."""
+        """Return how many tokens can be had without evaluating them; the others are forgotten."""
         del seq_id
-        return min(self._settled().n_known, self._n)
+        self._n = min(self._n, self._settled().n_known)
+        return self._n
 
     n_past = n_resident
 
     def tokens(self, seq_id: int = 0) -> list[int]:
         """Return the tokens that can be had without evaluating them; the others are forgotten."""
         del seq_id
-        sequence = self._settled()
-        self._n = min(self._n, sequence.n_known)
-        return sequence.tokens[: self._n]
+        return self.sequence.tokens[: self.n_resident()]
+
+    def wanted(self, seq_id: int = 0) -> list[int]:
+        """Return all tokens that are wanted, held or not."""
+        del seq_id
+        return self._settled().tokens[: self._n]
 
     def n_free(self, seq_id: int = 0, *, keep: int | None = None) -> int:
         """Return how many tokens more fit, once those from ``keep`` on are removed."""

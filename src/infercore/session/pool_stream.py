@@ -206,7 +206,7 @@ class PoolStream:
         await ended
 
     def let_go(self) -> Generating | None:
-        """End the decode and wait for nothing; return what the pool works on until its next step."""
+        """End the decode; return what the pool works on until its next step, if anything."""
         self.cancel()
         if self.finished or self._session.in_call:
             return None

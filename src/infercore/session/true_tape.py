@@ -148,7 +148,9 @@ class TrueTape:
         """
         try:
             self.context.load_sequence(self.seq_id, data)
-            self.tape.replace(self.context.tokens(self.seq_id), logical, cut)
+            # What is paged may have lost its cells again.
+            held = self.context.wanted if self.is_paged else self.context.tokens
+            self.tape.replace(held(self.seq_id), logical, cut)
         except BaseException:
             self._recover()
             raise
