@@ -228,7 +228,7 @@ class AsyncDecodeStream:
         if self._pooled is not None:
             self._pooled.let_go()
         elif self._stream is not None:  # it evaluates what was shown last: not in the loop's thread
-            _shared_threads().submit(self._stream.close)
+            shared_threads().submit(self._stream.close)
 
     async def _next(self) -> StreamChunk:
         if self._pooled is None:
