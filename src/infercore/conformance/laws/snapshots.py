@@ -143,7 +143,7 @@ def check_fork(rig: Rig) -> None:
     reports = [twin.explain_context(), session.explain_context()]
     if rig.in_pool:  # where the cells of both may be had one after the other
         reports = [attrs.evolve(report, held_tokens=0) for report in reports]
-    equal(*reports, "the reports of both")
+    equal(reports[0], reports[1], "the reports of both")
     prompt = rig.tokenizer.encode(text)
     first = greedy(session, 5)
     rig.follows(prompt, first, "the source")
