@@ -21,6 +21,7 @@ from infercore.cli.generate import generate
 from infercore.cli.inspect_model import inspect
 from infercore.cli.plan import plan
 from infercore.cli.running import EXIT_INTERRUPTED
+from infercore.cli.serve import serve
 from infercore.cli.terminal import harmless, of_the_system, speak_utf8
 from infercore.cli.tokenize_text import tokenize
 
@@ -108,6 +109,6 @@ def main() -> None:
 
 
 for _command in (
-    backends, inspect, plan, generate, chat, embed, tokenize, bench, demo, conformance,
+    backends, inspect, plan, generate, chat, serve, embed, tokenize, bench, demo, conformance,
 ):  # fmt: skip
     main.add_command(_command)

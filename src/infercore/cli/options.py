@@ -158,15 +158,21 @@ def _default_of(field: attrs.Attribute[Any], more: str) -> str:
 
 
 def model_options(command: T) -> T:
-    """Add MODEL, ``--backend``, the fields of `ModelConfig` and ``--option``."""
+    """Add MODEL and `load_options`."""
+    add_model: Decorator = click.argument("model", metavar="MODEL", type=click.Path())
+    decorated: T = add_model(load_options(command))
+    return decorated
+
+
+def load_options(command: T) -> T:
+    """Add ``--backend``, the fields of `ModelConfig` and ``--option``."""
     for name, row in reversed(tuple(MODEL.items())):
         command = config_option(ModelConfig, name, row, "Model")(command)
     command = option(
         "backend_options", "--option", section="Model", type=KeyValue(), multiple=True,
         help="An option of one engine, for model or context; repeatable.",
     )(command)  # fmt: skip
-    add_model: Decorator = click.argument("model", metavar="MODEL", type=click.Path())
-    decorated: T = add_model(backend_option(command))
+    decorated: T = backend_option(command)
     return decorated
 
 

@@ -1,0 +1,267 @@
+"""``infercore serve``: models behind an HTTP front."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import os
+import signal
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import click
+
+import infercore
+from infercore.cli.loading import plan_fields
+from infercore.cli.option_rows import CONTEXT
+from infercore.cli.options import SectionCommand, checked, context_options, load_options
+from infercore.cli.terminal import tell
+from infercore.cli.texts import read_file
+from infercore.values.pool import PoolConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from infercore.session.pool import SessionPool
+
+CONTEXT_OF_A_POOL = tuple(name for name in CONTEXT if name not in {"n_seq_max", "pooling_type"})
+_OF_POOL = ("n_parallel", "n_cells", "max_waiting", "cache_bytes", "cache_dir")
+_OF_SERVER = ("max_tokens", "request_timeout", "max_body_bytes", "max_requests_per_key")
+_GRACE_S = 30.0
+
+
+@click.command(cls=SectionCommand)
+@click.argument("models", metavar="[NAME=]MODEL...", nargs=-1, required=True)
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
+@click.option(
+    "--port", default=8000, show_default=True, type=click.IntRange(0, 65535),
+    help="The port; 0 takes a free one.",
+)  # fmt: skip
+@click.option(
+    "--api-key-file", metavar="FILE",
+    help="Keys, one a line; each request must bring one. Callers of one key share prefixes.",
+)  # fmt: skip
+@click.option("--insecure", is_flag=True, help="Allow another address than loopback without keys.")
+@click.option(
+    "n_parallel", "-np", "--n-parallel", type=int, metavar="N",
+    help="Sessions decoded in one engine call. [default: 8]",
+)  # fmt: skip
+@click.option("--n-cells", type=int, metavar="N", help="Tokens that all sessions hold together.")
+@click.option(
+    "--max-waiting", type=int, metavar="N", help="Requests that may wait. [default: 1024]"
+)
+@click.option("--cache-bytes", type=int, metavar="N", help="Host memory for idle conversations.")
+@click.option("--cache-dir", metavar="DIR", help="A folder that keeps them over a restart.")
+@click.option("--lazy", is_flag=True, help="Load each model when it is first asked for.")
+@click.option(
+    "--idle-timeout", type=float, metavar="S", help="Unload a model that nobody used for S seconds."
+)
+@click.option("--max-tokens", type=int, metavar="N", help="Most tokens of an answer.")
+@click.option("--request-timeout", type=float, metavar="S", help="Most seconds of a request.")
+@click.option("--max-body-bytes", type=int, metavar="N", help="Most bytes of a request.")
+@click.option(
+    "--max-requests-per-key", type=int, metavar="N", help="Requests of one key at the same time."
+)
+@click.option(
+    "cors_origins", "--cors-origin", multiple=True, metavar="ORIGIN",
+    help="A web page's origin that may call; repeatable. [default: none]",
+)  # fmt: skip
+@click.option(
+    "--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True,
+    help="How a line of the log looks; prompts are in none.",
+)  # fmt: skip
+@load_options
+@context_options(CONTEXT_OF_A_POOL)
+def serve(models: tuple[str, ...], **options: Any) -> None:
+    """Answer the OpenAI protocol over HTTP, with one pool of sessions for each MODEL.
+
+    A model goes by NAME, or by its file's name. Chats, completions, embeddings, responses,
+    reranking, a page to chat at / and metrics at /metrics. Ctrl-C or SIGTERM lets the answers that
+    have begun end, for at most 30 seconds.
+
+    Needs the extra: pip install 'infercore[serve]'
+    """
+    paths = _named(models)
+    keys = _keys(options["api_key_file"])
+    _check_address(options["host"], keys, insecure=options["insecure"])
+    server = _server_extra()
+    fields = {"api_keys": keys, "cors_origins": options["cors_origins"]}
+    fields |= {name: options[name] for name in _OF_SERVER if options[name] is not None}
+    config = checked(server.ServeConfig, fields)
+    opens = {
+        name: partial(_open, path, _pool_fields(path, options)) for name, path in paths.items()
+    }
+    idle = options["idle_timeout"]
+    if idle is not None and idle <= 0:
+        raise click.BadParameter("must be more than 0", param_hint="'--idle-timeout'")
+    _log(options["log_format"])
+    app = server.App(server.Models(opens, n_warm=config.n_warm), config, idle_timeout=idle)
+    asyncio.run(_run(app, options))
+
+
+def _server_extra() -> Any:
+    """Return the modules that serve. A usage error where the extra is not installed."""
+    try:
+        import uvicorn  # noqa: F401, PLC0415  (the extra)
+
+        from infercore.serve import app  # noqa: PLC0415
+    except ImportError as error:
+        raise click.UsageError(
+            f"serving needs the package {error.name}: pip install 'infercore[serve]'"
+        ) from error
+    return app
+
+
+def _named(models: Sequence[str]) -> dict[str, str]:
+    """Return the paths of models by name."""
+    named: dict[str, str] = {}
+    for given in models:
+        name, equals, path = given.partition("=")
+        if not equals or os.path.exists(given):
+            name, path = os.path.splitext(os.path.basename(os.path.normpath(given)))[0], given
+        if not name or not path:
+            raise click.UsageError(f"{given!r} is not NAME=MODEL")
+        if name in named:
+            raise click.UsageError(f"two models are called {name!r}; give NAME=MODEL")
+        if not os.path.exists(path):
+            raise click.UsageError(f"there is no model at {path}")
+        named[name] = path
+    return named
+
+
+def _keys(path: str | None) -> tuple[str, ...]:
+    if path is None:
+        return ()
+    lines = (line.strip() for line in read_file(path).splitlines())
+    keys = tuple(line for line in lines if line and not line.startswith("#"))
+    if not keys:
+        raise click.UsageError(f"{path} holds no key; write one a line")
+    return keys
+
+
+def _check_address(host: str, keys: Sequence[str], *, insecure: bool) -> None:
+    """Refuse to listen for other machines where everybody could call."""
+    if keys or insecure or host == "localhost":
+        return
+    with contextlib.suppress(ValueError):
+        if ipaddress.ip_address(host).is_loopback:
+            return
+    raise click.UsageError(
+        f"{host} can be reached from other machines: give --api-key-file FILE, or --insecure"
+    )
+
+
+def _pool_fields(path: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    of_pool = {name: options[name] for name in _OF_POOL if options[name] is not None}
+    of_context = plan_fields(path, options)
+    names = {name: of_pool[name] for name in of_pool}
+    checked(PoolConfig, names)
+    return {"backend": options["backend"], **of_context, **of_pool}
+
+
+def _open(path: str, fields: Mapping[str, Any]) -> SessionPool:
+    return infercore.open_pool(path, **fields)
+
+
+class _JsonLines(logging.Formatter):
+    """A line of JSON for each record."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record as JSON."""
+        import json  # noqa: PLC0415  (only where asked for)
+
+        row: dict[str, Any] = {
+            "time": self.formatTime(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if hasattr(record, "elapsed_ms"):
+            row["elapsed_ms"] = record.elapsed_ms
+        if record.exc_info:
+            row["error"] = self.formatException(record.exc_info)
+        return json.dumps(row, ensure_ascii=False)
+
+
+def _log(form: str) -> None:
+    handler = logging.StreamHandler()
+    plain = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    handler.setFormatter(_JsonLines() if form == "json" else plain)
+    for name in ("infercore.serve", "infercore.serve.access"):
+        logger = logging.getLogger(name)
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
+        logger.handlers = [handler]
+
+
+async def _run(app: Any, options: Mapping[str, Any]) -> None:
+    """Load, listen, serve until told to end, and let what runs end."""
+    import uvicorn  # noqa: PLC0415  (the extra)
+
+    if not options["lazy"]:
+        for served in app.models.by_name.values():
+            tell(f"loading {served.name}")
+            async with served.used():
+                pass
+    config = uvicorn.Config(
+        app,
+        host=options["host"],
+        port=options["port"],
+        log_config=None,
+        access_log=False,
+        lifespan="on",
+        timeout_graceful_shutdown=int(_GRACE_S),
+        server_header=False,
+    )
+    server = _server(uvicorn.Server)(config)
+    with _told_to_end(lambda: _end(server, app)):
+        await server.serve()
+    for served in app.models.by_name.values():
+        await served.close()
+
+
+def _end(server: Any, app: Any) -> None:
+    if app.draining:  # told twice: at once
+        server.force_exit = True
+    app.draining = server.should_exit = True
+
+
+def _server(base: Any) -> Any:
+    """Return a server that leaves signals to us, and tells where it listens."""
+
+    class Server(base):  # type: ignore[misc]  (the extra's class)
+        """Ends with exit status 0 when it was told to end."""
+
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            yield
+
+        async def startup(self, sockets: Any = None) -> None:
+            await super().startup(sockets=sockets)
+            for server in self.servers:
+                for socket in server.sockets:
+                    host, port = socket.getsockname()[:2]
+                    where = f"[{host}]" if ":" in host else host
+                    tell(f"serving at http://{where}:{port}")
+
+    return Server
+
+
+@contextlib.contextmanager
+def _told_to_end(end: Callable[[], None]) -> Iterator[None]:
+    """Call ``end`` on Ctrl-C, and on what service managers send."""
+    loop = asyncio.get_running_loop()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    try:
+        for number in numbers:
+            loop.add_signal_handler(number, end)
+    except NotImplementedError:  # Windows: KeyboardInterrupt ends the loop instead
+        yield
+        return
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)

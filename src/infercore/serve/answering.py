@@ -1,0 +1,196 @@
+"""From a request that generates to chunks: a session, its options, and several answers at once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from contextlib import aclosing, asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from infercore.errors import InvalidInputError
+from infercore.values.config import MAX_SEED
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+
+    from infercore.serve.config import ServeConfig
+    from infercore.serve.metrics import Metrics
+    from infercore.serve.models import History, Served
+    from infercore.serve.wire import Sampled
+    from infercore.session.asynchronous import AsyncDecodeStream, AsyncSession
+    from infercore.values.session import StreamChunk
+
+MAX_ANSWERS = 128
+FINISHED = {
+    "eos": "stop",
+    "stop": "stop",
+    "cancelled": "stop",
+    "length": "length",
+    "context": "length",
+    "timeout": "length",
+    "tool_calls": "tool_calls",
+}
+"""What the protocol calls our finish reasons."""
+
+_SAME_NAME = (
+    "temperature", "top_p", "seed", "presence_penalty", "frequency_penalty", "top_k", "min_p",
+    "typical_p", "repeat_penalty", "ignore_eos",
+)  # fmt: skip
+
+
+@attrs.frozen(kw_only=True)
+class Asked:
+    """One request that generates: by whom, of which model, and how each answer is begun."""
+
+    served: Served
+    namespace: str
+    history: History
+    begin: Callable[[AsyncSession, dict[str, Any]], AsyncDecodeStream]
+    fields: dict[str, Any]
+    n: int
+    prompt: Any = None
+    began: float = attrs.field(factory=time.perf_counter)
+
+
+def sampling_fields(request: Sampled, config: ServeConfig, n_tokens: int | None) -> dict[str, Any]:
+    """Return what ``request`` says of sampling, length and form, as fields of `DecodeConfig`."""
+    fields = {name: value for name in _SAME_NAME if (value := getattr(request, name)) is not None}
+    limits = [limit for limit in (n_tokens, config.max_tokens) if limit is not None]
+    if limits:
+        fields["max_tokens"] = min(limits)
+    if request.stop is not None:
+        fields["stop"] = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop)
+    if request.logit_bias:
+        fields["logit_bias"] = _bias(request.logit_bias)
+    if config.request_timeout is not None:
+        fields["timeout"] = config.request_timeout
+    forms = {"gbnf": ("grammar", request.grammar), "regex": ("pattern", request.regex)}
+    given = {kind: form for kind, form in forms.items() if form[1] is not None}
+    if len(given) > 1:
+        raise InvalidInputError(
+            "give grammar or regex, not both", field="regex", value=request.regex, allowed="null"
+        )
+    for kind, (key, text) in given.items():
+        fields["response_format"] = {"type": kind, key: text}
+    return fields
+
+
+def _bias(bias: dict[str, float]) -> dict[int, float]:
+    if not all(key.isascii() and key.isdigit() for key in bias):
+        raise InvalidInputError(
+            "logit_bias maps token ids to numbers",
+            field="logit_bias",
+            value=bias,
+            allowed="ids as strings of digits",
+        )
+    return {int(key): value for key, value in bias.items()}
+
+
+def n_answers(request: Sampled) -> int:
+    """Return how many answers are wanted. Raises `InvalidInputError`."""
+    n = 1 if request.n is None else request.n
+    if not 1 <= n <= MAX_ANSWERS:
+        raise InvalidInputError(
+            f"n={n} is not allowed", field="n", value=n, allowed=f"1 to {MAX_ANSWERS}"
+        )
+    return n
+
+
+def history_of(messages: Sequence[Any]) -> History:
+    """Return a conversation as what its next turn begins with."""
+    return tuple(json.dumps(message, sort_keys=True, default=str) for message in messages)
+
+
+@asynccontextmanager
+async def _session(asked: Asked, *, first: bool) -> AsyncIterator[AsyncSession]:
+    """Give a session: the one that holds the conversation's earlier turns, or a new one."""
+    served = asked.served
+    async with served.used() as pool:
+        session = served.warm.take(asked.namespace, asked.history) if first else None
+        if session is None or session.closed:
+            session = await pool.aopen_session(namespace=asked.namespace, overflow="error")
+        try:
+            yield session
+        finally:  # what a client left in the middle is as warm as what it read to the end
+            if first and asked.history and not pool.closed:
+                await served.warm.put(asked.namespace, asked.history, session)
+            else:
+                await session.close()
+
+
+async def answers(asked: Asked, metrics: Metrics) -> AsyncGenerator[tuple[int, StreamChunk], None]:
+    """Give the chunks of all answers as they come, each with its answer's number.
+
+    Closing this iterator, or cancelling its task, ends what runs within one step.
+    """
+    if asked.n == 1:
+        async with aclosing(_answer(asked, 0, metrics)) as only:
+            async for chunk in only:
+                yield 0, chunk
+        return
+    chunks: asyncio.Queue[Any] = asyncio.Queue()
+
+    async def work(number: int) -> None:
+        try:
+            async with aclosing(_answer(asked, number, metrics)) as answer:
+                async for chunk in answer:
+                    chunks.put_nowait((number, chunk))
+        except Exception as error:  # noqa: BLE001  (raised to who reads)
+            chunks.put_nowait(error)
+        else:
+            chunks.put_nowait(None)
+
+    tasks = [asyncio.create_task(work(number)) for number in range(asked.n)]
+    try:
+        n_left = asked.n
+        while n_left:
+            item = await chunks.get()
+            if isinstance(item, BaseException):
+                raise item
+            if item is None:
+                n_left -= 1
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _answer(asked: Asked, number: int, metrics: Metrics) -> AsyncGenerator[StreamChunk, None]:
+    fields = dict(asked.fields)
+    if number and fields.get("seed") is not None:
+        fields["seed"] = (fields["seed"] + number) % (MAX_SEED + 1)
+    name = asked.served.name
+    async with _session(asked, first=number == 0) as session:
+        stream = asked.begin(session, fields)
+        last: float | None = None
+        try:
+            async for chunk in stream:
+                now = time.perf_counter()
+                if last is None:
+                    metrics.first_token.labels(name).observe(now - asked.began)
+                else:
+                    metrics.between.labels(name).observe(now - last)
+                last = now
+                if chunk.usage is not None:
+                    metrics.count_usage(name, chunk.usage)
+                yield chunk
+        finally:
+            await stream.aclose()
+
+
+def usage_of(usages: Sequence[Any]) -> dict[str, Any]:
+    """Return the protocol's usage of all answers; their prompt counts once."""
+    prompt = max((usage.prompt_tokens for usage in usages), default=0)
+    completion = sum(usage.completion_tokens for usage in usages)
+    cached = max((min(usage.cached_tokens, usage.prompt_tokens) for usage in usages), default=0)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }

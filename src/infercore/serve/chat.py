@@ -1,0 +1,280 @@
+"""``/v1/chat/completions``."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from infercore.errors import InvalidInputError
+from infercore.serve.answering import (
+    FINISHED,
+    Asked,
+    answers,
+    history_of,
+    n_answers,
+    sampling_fields,
+    usage_of,
+)
+from infercore.serve.responding import DONE, event
+from infercore.serve.wire import check_settled
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Mapping, Sequence
+
+    from infercore.serve.config import ServeConfig
+    from infercore.serve.metrics import Metrics
+    from infercore.serve.models import Served
+    from infercore.serve.wire import ChatRequest
+    from infercore.session.asynchronous import AsyncDecodeStream, AsyncSession
+    from infercore.values.session import StreamChunk, TokenLogprob, ToolCall
+
+MAX_TOP_LOGPROBS = 20
+_FORMS = ("text", "json_object", "json_schema")
+
+
+def asked_of(request: ChatRequest, served: Served, namespace: str, config: ServeConfig) -> Asked:
+    """Return what ``request`` asks for. Raises `InvalidInputError` for what it may not."""
+    check_settled(request)
+    messages = [plain_message(message) for message in request.messages]
+    n_tokens = request.max_completion_tokens or request.max_tokens
+    fields = sampling_fields(request, config, n_tokens)
+    form = response_form(request.response_format)
+    if form is not None:
+        if "response_format" in fields:
+            raise _refused("response_format", request.response_format, "null beside a grammar")
+        fields["response_format"] = form
+    if request.top_logprobs is not None and not request.logprobs:
+        raise _refused("top_logprobs", request.top_logprobs, "null without logprobs")
+    if request.logprobs:
+        n_top = request.top_logprobs or 0
+        if not 0 <= n_top <= MAX_TOP_LOGPROBS:
+            raise _refused("top_logprobs", n_top, f"0 to {MAX_TOP_LOGPROBS}")
+        fields["logprobs"] = n_top
+    chat: dict[str, Any] = {"reasoning": reasoning_of(request.reasoning_effort)}
+    if request.tools:
+        chat |= {"tools": request.tools, "tool_choice": request.tool_choice or "auto"}
+    elif request.tool_choice not in (None, "none", "auto"):
+        raise _refused("tool_choice", request.tool_choice, "null, 'none' or 'auto' without tools")
+    if request.chat_template_kwargs:
+        chat["template_variables"] = request.chat_template_kwargs
+
+    def begin(session: AsyncSession, decode: dict[str, Any]) -> AsyncDecodeStream:
+        return session.chat(messages, **chat, **decode)
+
+    return Asked(
+        served=served,
+        namespace=namespace,
+        history=history_of(messages),
+        begin=begin,
+        fields=fields,
+        n=n_answers(request),
+    )
+
+
+def plain_message(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message without the fields that clients send back empty."""
+    row = {key: value for key, value in message.items() if value is not None or key == "content"}
+    for key in ("annotations", "audio", "refusal", "function_call"):
+        if key in row and not row[key]:
+            del row[key]
+    if row.get("role") == "developer":  # what newer clients call the system's message
+        row["role"] = "system"
+    if "reasoning_content" in row:
+        row["reasoning"] = row.pop("reasoning_content")
+    if not row.get("tool_calls"):
+        row.pop("tool_calls", None)
+        if row.get("content") is None:
+            row["content"] = ""
+    unknown = sorted(set(row) - _MESSAGE)
+    if unknown:
+        raise _refused(f"messages.{unknown[0]}", row[unknown[0]], f"one of {sorted(_MESSAGE)}")
+    return row
+
+
+_MESSAGE = {"role", "content", "name", "tool_calls", "tool_call_id", "reasoning"}
+
+
+def response_form(form: Mapping[str, Any] | None) -> Any:
+    """Return the protocol's ``response_format`` as `DecodeConfig` has it; None for free text."""
+    if form is None or form.get("type") == "text":
+        return None
+    if form.get("type") == "json_object":
+        return {"type": "json_object"}
+    if form.get("type") == "json_schema":
+        named = form.get("json_schema", form)
+        schema = named.get("schema") if isinstance(named, dict) else None
+        if isinstance(schema, dict):
+            return {"type": "json_schema", "schema": schema}
+        raise _refused("response_format", form, "json_schema with a schema")
+    raise _refused("response_format", form, f"a type of {', '.join(_FORMS)}")
+
+
+def reasoning_of(effort: str | None) -> str:
+    """Return how thoughts are treated: "none" switches them off, "medium" is what models do."""
+    if effort in (None, "medium"):
+        return "parsed"
+    if effort == "none":
+        return "off"
+    raise _refused("reasoning_effort", effort, "null, 'none' or 'medium'")
+
+
+def _refused(field: str, value: Any, allowed: str) -> InvalidInputError:
+    return InvalidInputError(
+        f"{field} is not allowed here; send {allowed}", field=field, value=value, allowed=allowed
+    )
+
+
+def call_row(call: ToolCall, index: int | None = None) -> dict[str, Any]:
+    """Return a tool call as the protocol has it: arguments are JSON text."""
+    arguments = msgspec.json.encode(dict(call.arguments)).decode()
+    function = {"name": call.name, "arguments": arguments}
+    row = {"id": call.id, "type": "function", "function": function}
+    return row if index is None else {"index": index, **row}
+
+
+def logprob_rows(found: Sequence[TokenLogprob] | None, tokenizer: Any) -> dict[str, Any] | None:
+    """Return the probabilities of an answer's tokens, each with its text and bytes."""
+    if found is None:
+        return None
+
+    def row(token: int, logprob: float) -> dict[str, Any]:
+        data = tokenizer.token_bytes(token)
+        text = data.decode("utf-8", errors="replace")
+        return {"token": text, "logprob": logprob, "bytes": list(data)}
+
+    return {
+        "content": [
+            {
+                **row(each.token, each.logprob),
+                "top_logprobs": [row(token, value) for token, value in each.top],
+            }
+            for each in found
+        ],
+        "refusal": None,
+    }
+
+
+class _Choice:
+    """One answer as it grows."""
+
+    def __init__(self) -> None:
+        self.text: list[str] = []
+        self.reasoning: list[str] = []
+        self.calls: list[dict[str, Any]] = []
+        self.logprobs: list[TokenLogprob] | None = None
+        self.finish_reason: str | None = None
+
+    def add(self, chunk: StreamChunk) -> None:
+        self.text.append(chunk.text)
+        self.reasoning.append(chunk.reasoning)
+        self.calls += [call_row(call) for call in chunk.tool_calls]
+        if chunk.logprobs is not None:
+            self.logprobs = [*(self.logprobs or ()), *chunk.logprobs]
+        if chunk.finish_reason is not None:
+            self.finish_reason = FINISHED[chunk.finish_reason]
+
+    @property
+    def message(self) -> dict[str, Any]:
+        text = "".join(self.text)
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": text if text or not self.calls else None,
+            "refusal": None,
+        }
+        if reasoning := "".join(self.reasoning):
+            message["reasoning_content"] = reasoning
+        if self.calls:
+            message["tool_calls"] = self.calls
+        return message
+
+
+def _head(model: str, kind: str) -> dict[str, Any]:
+    return {
+        "id": f"chatcmpl-{uuid.uuid4().hex}",
+        "object": kind,
+        "created": int(time.time()),
+        "model": model,
+    }
+
+
+async def whole(request: ChatRequest, asked: Asked, metrics: Metrics) -> dict[str, Any]:
+    """Return the answers as one document."""
+    choices = [_Choice() for _ in range(asked.n)]
+    usages: list[Any] = []
+    async with aclosing(answers(asked, metrics)) as chunks:
+        async for number, chunk in chunks:
+            choices[number].add(chunk)
+            if chunk.usage is not None:
+                usages.append(chunk.usage)
+    pool = asked.served.pool
+    tokenizer = None if pool is None else pool.tokenizer
+    return {
+        **_head(request.model, "chat.completion"),
+        "choices": [
+            {
+                "index": number,
+                "message": choice.message,
+                "logprobs": logprob_rows(choice.logprobs, tokenizer),
+                "finish_reason": choice.finish_reason,
+            }
+            for number, choice in enumerate(choices)
+        ],
+        "usage": usage_of(usages),
+    }
+
+
+async def streamed(
+    request: ChatRequest, asked: Asked, metrics: Metrics
+) -> AsyncGenerator[bytes, None]:
+    """Give the answers as events, piece by piece."""
+    head = _head(request.model, "chat.completion.chunk")
+    wants_usage = request.stream_options is not None and request.stream_options.include_usage
+    if wants_usage:
+        head["usage"] = None
+    usages: list[Any] = []
+    n_calls = [0] * asked.n
+    begun = [False] * asked.n
+    async with aclosing(answers(asked, metrics)) as chunks:
+        async for number, chunk in chunks:
+            if not begun[number]:
+                begun[number] = True
+                yield event(
+                    {**head, "choices": [_delta(number, {"role": "assistant", "content": ""})]}
+                )
+            if chunk.usage is not None:
+                usages.append(chunk.usage)
+            delta = _piece(chunk, n_calls[number])
+            n_calls[number] += len(chunk.tool_calls)
+            if delta or chunk.logprobs:
+                pool = asked.served.pool
+                rows = logprob_rows(chunk.logprobs, None if pool is None else pool.tokenizer)
+                yield event({**head, "choices": [_delta(number, delta, rows)]})
+            if chunk.finish_reason is not None:
+                reason = FINISHED[chunk.finish_reason]
+                yield event({**head, "choices": [_delta(number, {}, reason=reason)]})
+    if wants_usage:
+        yield event({**head, "choices": [], "usage": usage_of(usages)})
+    yield DONE
+
+
+def _piece(chunk: StreamChunk, n_calls: int) -> dict[str, Any]:
+    delta: dict[str, Any] = {}
+    if chunk.text:
+        delta["content"] = chunk.text
+    if chunk.reasoning:
+        delta["reasoning_content"] = chunk.reasoning
+    if chunk.tool_calls:
+        delta["tool_calls"] = [
+            call_row(call, n_calls + i) for i, call in enumerate(chunk.tool_calls)
+        ]
+    return delta
+
+
+def _delta(
+    number: int, delta: dict[str, Any], logprobs: Any = None, reason: str | None = None
+) -> dict[str, Any]:
+    return {"index": number, "delta": delta, "logprobs": logprobs, "finish_reason": reason}

@@ -1,0 +1,225 @@
+"""``/v1/completions``: text that goes on."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+from infercore.errors import InvalidInputError
+from infercore.serve.answering import (
+    FINISHED,
+    Asked,
+    answers,
+    n_answers,
+    sampling_fields,
+    usage_of,
+)
+from infercore.serve.responding import DONE, event
+from infercore.serve.wire import check_settled
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Sequence
+
+    from infercore.serve.config import ServeConfig
+    from infercore.serve.metrics import Metrics
+    from infercore.serve.models import Served
+    from infercore.serve.wire import CompletionRequest
+    from infercore.session.asynchronous import AsyncDecodeStream, AsyncSession
+    from infercore.values.session import TokenLogprob
+
+MAX_LOGPROBS = 5
+DEFAULT_TOKENS = 16
+"""Tokens of an answer where the request names no number, as the protocol has it."""
+
+
+class _AfterPrompt:
+    """A stream that evaluates its prompt first, when it is first asked."""
+
+    def __init__(self, session: AsyncSession, prompt: Any, decode: dict[str, Any]) -> None:
+        self._session = session
+        self._prompt = prompt
+        self._decode = decode
+        self._stream: AsyncDecodeStream | None = None
+
+    def __aiter__(self) -> _AfterPrompt:
+        return self
+
+    async def __anext__(self) -> Any:
+        if self._stream is None:
+            timeout = self._decode.get("timeout")
+            await self._session.ensure_prefix(self._prompt, timeout=timeout)
+            self._stream = self._session.decode(**self._decode)
+        return await self._stream.__anext__()
+
+    async def aclose(self) -> None:
+        if self._stream is not None:
+            await self._stream.aclose()
+
+
+def prompts_of(request: CompletionRequest) -> list[Any]:
+    """Return the prompts: texts, or lists of token ids."""
+    prompt: Any = request.prompt
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        raise InvalidInputError(
+            "the prompt is empty", field="prompt", value=prompt, allowed="a text or token ids"
+        )
+    return [prompt] if isinstance(prompt[0], int) else list(prompt)
+
+
+def asked_of(
+    request: CompletionRequest, prompt: Any, served: Served, namespace: str, config: ServeConfig
+) -> Asked:
+    """Return what is asked for one of the prompts. Raises `InvalidInputError`."""
+    check_settled(request)
+    n_tokens = DEFAULT_TOKENS if request.max_tokens is None else request.max_tokens
+    fields = sampling_fields(request, config, n_tokens)
+    if request.logprobs is not None:
+        if not 0 <= request.logprobs <= MAX_LOGPROBS:
+            raise InvalidInputError(
+                f"logprobs={request.logprobs} is not allowed",
+                field="logprobs",
+                value=request.logprobs,
+                allowed=f"0 to {MAX_LOGPROBS}",
+            )
+        fields["logprobs"] = request.logprobs
+
+    def begin(session: AsyncSession, decode: dict[str, Any]) -> Any:
+        return _AfterPrompt(session, prompt, decode)
+
+    return Asked(
+        served=served,
+        namespace=namespace,
+        history=("completion", prompt if isinstance(prompt, str) else repr(prompt)),
+        begin=begin,
+        fields=fields,
+        n=n_answers(request),
+        prompt=prompt,
+    )
+
+
+class _Logprobs:
+    """The parallel lists in which this route tells of probabilities."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._offset = 0
+
+    def rows(self, found: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:
+        if found is None:
+            return None
+        texts = [self._text(each.token) for each in found]
+        offsets = []
+        for text in texts:
+            offsets.append(self._offset)
+            self._offset += len(text)
+        return {
+            "tokens": texts,
+            "token_logprobs": [each.logprob for each in found],
+            "top_logprobs": [
+                {self._text(token): value for token, value in each.top} for each in found
+            ],
+            "text_offset": offsets,
+        }
+
+    def _text(self, token: int) -> str:
+        text: str = self._tokenizer.token_bytes(token).decode("utf-8", errors="replace")
+        return text
+
+
+def _head(model: str) -> dict[str, Any]:
+    return {
+        "id": f"cmpl-{uuid.uuid4().hex}",
+        "object": "text_completion",
+        "created": int(time.time()),
+        "model": model,
+    }
+
+
+async def streamed(
+    request: CompletionRequest, asked: Sequence[Asked], metrics: Metrics
+) -> AsyncGenerator[bytes, None]:
+    """Give the answers as events, prompt after prompt."""
+    head = _head(request.model)
+    usages: list[Any] = []
+    async with aclosing(_choices(request, asked, metrics, usages)) as choices:
+        async for choice in choices:
+            yield event({**head, "choices": [choice]})
+    if request.stream_options is not None and request.stream_options.include_usage:
+        yield event({**head, "choices": [], "usage": _sum(usages)})
+    yield DONE
+
+
+async def whole(
+    request: CompletionRequest, asked: Sequence[Asked], metrics: Metrics
+) -> dict[str, Any]:
+    """Return the answers as one document."""
+    usages: list[Any] = []
+    rows: dict[int, dict[str, Any]] = {}
+    async with aclosing(_choices(request, asked, metrics, usages)) as choices:
+        async for choice in choices:
+            row = rows.setdefault(choice["index"], choice)
+            if row is not choice:
+                row["text"] += choice["text"]
+                row["finish_reason"] = choice["finish_reason"]
+                if choice["logprobs"] is not None:
+                    for key, values in choice["logprobs"].items():
+                        row["logprobs"] = row["logprobs"] or {}
+                        row["logprobs"].setdefault(key, []).extend(values)
+    return {
+        **_head(request.model),
+        "choices": [rows[index] for index in sorted(rows)],
+        "usage": _sum(usages),
+    }
+
+
+async def _choices(
+    request: CompletionRequest, asked: Sequence[Asked], metrics: Metrics, usages: list[Any]
+) -> AsyncGenerator[dict[str, Any], None]:
+    """Give pieces of all choices; usages of each prompt are appended as a list."""
+    for place, one in enumerate(asked):
+        pool = one.served.pool
+        of_prompt: list[Any] = []
+        usages.append(of_prompt)
+        logprobs: dict[int, _Logprobs] = {}
+        echoed: set[int] = set()
+        async with aclosing(answers(one, metrics)) as chunks:
+            async for number, chunk in chunks:
+                pool = one.served.pool
+                if chunk.usage is not None:
+                    of_prompt.append(chunk.usage)
+                text = chunk.text
+                if request.echo and number not in echoed:
+                    echoed.add(number)
+                    text = _echo(one, pool) + text
+                tokenizer = None if pool is None else pool.tokenizer
+                told = logprobs.setdefault(number, _Logprobs(tokenizer))
+                reason = None if chunk.finish_reason is None else FINISHED[chunk.finish_reason]
+                yield {
+                    "index": place * one.n + number,
+                    "text": text,
+                    "logprobs": told.rows(chunk.logprobs),
+                    "finish_reason": reason,
+                }
+
+
+def _echo(asked: Asked, pool: Any) -> str:
+    prompt = asked.prompt
+    if isinstance(prompt, str):
+        return prompt
+    text: str = pool.tokenizer.decode(prompt)
+    return text
+
+
+def _sum(usages: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    """Return the usage of all prompts together."""
+    rows = [usage_of(of_prompt) for of_prompt in usages]
+    total = {
+        key: sum(row[key] for row in rows)
+        for key in ("prompt_tokens", "completion_tokens", "total_tokens")
+    }
+    cached = sum(row["prompt_tokens_details"]["cached_tokens"] for row in rows)
+    return {**total, "prompt_tokens_details": {"cached_tokens": cached}}

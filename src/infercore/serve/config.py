@@ -1,0 +1,57 @@
+"""What an operator decides about a server."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from infercore.values import checks
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MIB = 2**20
+
+
+def _names(field: str) -> Any:
+    def convert(value: Sequence[str]) -> tuple[str, ...]:
+        names = tuple(checks.items(field, value, "a sequence of strings"))
+        for name in names:
+            if not isinstance(name, str) or not name.strip():
+                raise checks.refuse(field, name, "strings that are not empty")
+        return names
+
+    return convert
+
+
+@attrs.frozen(kw_only=True)
+class ServeConfig:
+    """Keys, limits and habits of a server.
+
+    With ``api_keys`` every request but ``/health`` must bring one of them as
+    ``Authorization: Bearer KEY``; each key has a namespace of its own, so that callers never
+    share prefixes. ``max_body_bytes`` bounds a request's body, ``max_tokens`` the answer of one
+    that asks for more or for no limit (None = until the window is full), and
+    ``max_requests_per_key`` how many of one key are answered or wait at the same time. A request
+    ends after ``request_timeout`` seconds, waiting included (None = never). While a stream waits,
+    a comment goes out every ``keep_alive`` seconds. ``n_warm`` conversations of each model stay
+    open after their answer, for their next turn. ``cors_origins`` are the origins of web pages
+    that may call ("*" = any). ``log_prompts`` writes prompts to the log, which else has none.
+
+    Raises `InvalidInputError` for a value that is not allowed.
+    """
+
+    api_keys: tuple[str, ...] = attrs.field(default=(), converter=_names("api_keys"), repr=False)
+    max_body_bytes: int = attrs.field(default=MIB, validator=checks.integer(1, optional=False))
+    max_tokens: int | None = attrs.field(default=None, validator=checks.integer(1))
+    max_requests_per_key: int = attrs.field(
+        default=256, validator=checks.integer(1, optional=False)
+    )
+    request_timeout: float | None = attrs.field(default=None, validator=checks.number(1e-3, 1e9))
+    keep_alive: float = attrs.field(
+        default=15.0, validator=checks.number(1e-3, 1e9, optional=False)
+    )
+    n_warm: int = attrs.field(default=64, validator=checks.integer(0, optional=False))
+    cors_origins: tuple[str, ...] = attrs.field(default=(), converter=_names("cors_origins"))
+    log_prompts: bool = attrs.field(default=False, validator=checks.boolean(optional=False))

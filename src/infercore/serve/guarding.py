@@ -1,0 +1,179 @@
+"""What stands before every route: who calls, how much is sent, and from which page."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from infercore.serve.errors import ApiError
+from infercore.serve.responding import failure
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from infercore.serve.config import ServeConfig
+    from infercore.serve.metrics import Metrics
+
+log = logging.getLogger("infercore.serve.access")
+OPEN_PATHS = ("/health", "/")
+
+
+class Guard:
+    """An ASGI middleware: keys, limits of size and number, CORS, a line of log and a count.
+
+    The key is compared before the body is read. ``scope["namespace"]`` is what callers of one key
+    share.
+    """
+
+    def __init__(self, app: ASGIApp, *, config: ServeConfig, metrics: Metrics) -> None:
+        self._app = app
+        self._config = config
+        self._metrics = metrics
+        self._keys = [(key.encode(), namespace_of(key)) for key in config.api_keys]
+        self._n_active: Counter[str] = Counter()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, or refuse."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began = time.perf_counter()
+        status = 0
+        origin = self._origin(scope)
+
+        async def counted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message = {**message, "headers": [*message["headers"], *_cors(origin)]}
+            await send(message)
+
+        try:
+            await self._admit(scope, receive, counted, origin)
+        finally:
+            self._metrics.count_request(status or 499)
+            log.info(
+                "%s %s %d",
+                scope["method"],
+                scope["path"],
+                status or 499,
+                extra={"elapsed_ms": round(1000 * (time.perf_counter() - began), 1)},
+            )
+
+    async def _admit(
+        self, scope: Scope, receive: Receive, send: Send, origin: bytes | None
+    ) -> None:
+        if origin is not None and scope["method"] == "OPTIONS":
+            await send({"type": "http.response.start", "status": 204, "headers": _PREFLIGHT})
+            await send({"type": "http.response.body", "body": b""})
+            return
+        try:
+            namespace = self._namespace(scope)
+            if scope["method"] == "POST" and self._n_active[namespace] >= self._n_most:
+                raise _too_many(self._n_most)
+            self._check_length(scope)
+        except ApiError as error:
+            await failure(error)(scope, receive, send)
+            return
+        scope["namespace"] = namespace
+        self._n_active[namespace] += 1
+        try:
+            await self._app(scope, _Limited(receive, self._config.max_body_bytes), send)
+        finally:
+            self._n_active[namespace] -= 1
+            if not self._n_active[namespace]:
+                del self._n_active[namespace]
+
+    @property
+    def _n_most(self) -> int:
+        return self._config.max_requests_per_key
+
+    def _namespace(self, scope: Scope) -> str:
+        if not self._keys or scope["path"] in OPEN_PATHS:
+            return ""
+        given = _header(scope, b"authorization")
+        kind, _, key = given.partition(b" ")
+        found = None
+        for known, namespace in self._keys:  # all of them, so that the time tells nothing
+            if hmac.compare_digest(known, key.strip()):
+                found = namespace
+        if kind.lower() != b"bearer" or found is None:
+            raise ApiError(
+                401,
+                "this server asks for a key: send it as 'Authorization: Bearer KEY'",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        return found
+
+    def _check_length(self, scope: Scope) -> None:
+        length = _header(scope, b"content-length")
+        if length.isdigit() and int(length) > self._config.max_body_bytes:
+            raise too_large(self._config.max_body_bytes)
+
+    def _origin(self, scope: Scope) -> bytes | None:
+        """Return the origin to be allowed, if the request comes from a page that may call."""
+        origin, allowed = _header(scope, b"origin"), self._config.cors_origins
+        if not origin or not ("*" in allowed or origin.decode("latin-1") in allowed):
+            return None
+        return origin
+
+
+_PREFLIGHT = [
+    (b"access-control-allow-methods", b"GET, POST, OPTIONS"),
+    (b"access-control-allow-headers", b"authorization, content-type"),
+    (b"access-control-max-age", b"600"),
+]
+
+
+def _cors(origin: bytes | None) -> list[tuple[bytes, bytes]]:
+    return (
+        [] if origin is None else [(b"access-control-allow-origin", origin), (b"vary", b"Origin")]
+    )
+
+
+def _header(scope: Scope, name: bytes) -> bytes:
+    headers: Sequence[tuple[bytes, bytes]] = scope["headers"]
+    return next((value for key, value in headers if key == name), b"")
+
+
+def namespace_of(key: str) -> str:
+    """Return the namespace of a key: its hash, since names of namespaces reach files."""
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def too_large(n_most: int) -> ApiError:
+    """Return the refusal of a body beyond the limit."""
+    return ApiError(413, f"the body is larger than {n_most} bytes", code="request_too_large")
+
+
+def _too_many(n_most: int) -> ApiError:
+    return ApiError(
+        429,
+        f"{n_most} requests of this key are being answered; ask again later",
+        "rate_limit_error",
+        code="too_many_requests",
+        headers={"Retry-After": "1"},
+    )
+
+
+class _Limited:
+    """``receive`` that refuses to read more than ``n_most`` bytes of a body."""
+
+    def __init__(self, receive: Receive, n_most: int) -> None:
+        self._receive = receive
+        self._n_most = n_most
+        self._n_read = 0
+
+    async def __call__(self) -> Any:
+        message = await self._receive()
+        self._n_read += len(message.get("body", b""))
+        if self._n_read > self._n_most:
+            raise too_large(self._n_most)
+        return message

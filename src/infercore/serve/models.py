@@ -1,0 +1,165 @@
+"""The models that a server answers for, by name: their pools, and the conversations kept warm."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from infercore.errors import InvalidInputError
+from infercore.serve.errors import ApiError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping
+
+    from infercore.session.asynchronous import AsyncSession
+    from infercore.session.pool import SessionPool
+
+History = tuple[str, ...]
+
+
+class Warm:
+    """Sessions whose answer has been given, for their next turn; the oldest go first."""
+
+    def __init__(self, n_most: int) -> None:
+        self._n_most = n_most
+        self._idle: deque[tuple[str, History, AsyncSession]] = deque()
+
+    def take(self, namespace: str, history: History) -> AsyncSession | None:
+        """Return the session with the longest part of ``history``, and forget it."""
+        best, n_best = None, 0
+        for place in self._idle:
+            owner, held, _ = place
+            if owner == namespace and len(held) > n_best and history[: len(held)] == held:
+                best, n_best = place, len(held)
+        if best is None:
+            return None
+        self._idle.remove(best)
+        return best[2]
+
+    async def put(self, namespace: str, history: History, session: AsyncSession) -> None:
+        """Keep ``session``, which holds ``history``, and close those beyond the limit."""
+        self._idle.append((namespace, history, session))
+        while len(self._idle) > self._n_most:
+            await self._idle.popleft()[2].close()
+
+    async def close(self) -> None:
+        """Close all."""
+        while self._idle:
+            await self._idle.popleft()[2].close()
+
+
+class Served:
+    """One model of a server: a pool that is there, or is opened by the first request for it."""
+
+    def __init__(
+        self, name: str, *, pool: SessionPool | None, opens: Callable[[], SessionPool] | None
+    ) -> None:
+        self.name = name
+        self.pool = pool
+        self.n_active = 0
+        self.created = int(time.time())
+        self._opens = opens
+        self._last_use = time.monotonic()
+        self._opening = asyncio.Lock()
+        self.warm = Warm(0)
+
+    @asynccontextmanager
+    async def used(self) -> AsyncIterator[SessionPool]:
+        """Give the pool, opened if need be, and keep it from being unloaded meanwhile."""
+        self.n_active += 1
+        try:
+            async with self._opening:
+                if self.pool is None or self.pool.closed:
+                    self.pool = await asyncio.to_thread(self._reopen)
+            yield self.pool
+        finally:
+            self.n_active -= 1
+            self._last_use = time.monotonic()
+
+    def _reopen(self) -> SessionPool:
+        if self._opens is None:
+            raise ApiError(503, f"model {self.name!r} is closed", "server_error", code="closed")
+        return self._opens()
+
+    async def unload_when_idle(self, seconds: float) -> None:
+        """Close a pool that nobody has used for ``seconds`` and that can be opened again."""
+        async with self._opening:
+            idle = time.monotonic() - self._last_use
+            if self._opens is None or self.pool is None or self.n_active or idle < seconds:
+                return
+            await self._close_pool()
+
+    async def _close_pool(self) -> None:
+        await self.warm.close()
+        pool, self.pool = self.pool, None
+        if pool is not None:
+            await pool.aclose()
+
+    async def close(self) -> None:
+        """Close the sessions, and the pool where this server opened it."""
+        await self.warm.close()
+        if self._opens is not None:
+            await self._close_pool()
+
+
+class Models:
+    """All models of a server, by the names that requests use.
+
+    ``pools`` maps names to pools, which stay the caller's, or to callables that open one when it
+    is first asked for. Raises `InvalidInputError` for anything else.
+    """
+
+    def __init__(self, pools: Any, *, n_warm: int) -> None:
+        named: Mapping[str, Any] = pools if hasattr(pools, "items") else {_name_of(pools): pools}
+        if not named:
+            raise InvalidInputError(
+                "a server needs at least one pool", field="pools", value=pools, allowed="pools"
+            )
+        self.by_name: dict[str, Served] = {}
+        for name, pool in named.items():
+            served = _served(name, pool)
+            served.warm = Warm(n_warm)
+            self.by_name[name] = served
+
+    def get(self, name: str) -> Served:
+        """Return the model that a request names. Raises an `ApiError` of status 404."""
+        if name not in self.by_name:
+            known = ", ".join(self.by_name)
+            raise ApiError(
+                404,
+                f"model {name!r} does not exist here; there is {known}",
+                param="model",
+                code="model_not_found",
+            )
+        return self.by_name[name]
+
+
+def _served(name: object, pool: Any) -> Served:
+    if not isinstance(name, str) or not name:
+        raise InvalidInputError(
+            "names of models are strings that are not empty",
+            field="pools",
+            value=name,
+            allowed="a str",
+        )
+    if hasattr(pool, "aopen_session"):
+        return Served(name, pool=pool, opens=None)
+    if callable(pool):
+        return Served(name, pool=None, opens=pool)
+    raise InvalidInputError(
+        f"{name!r} is no SessionPool, nor a callable that opens one",
+        field="pools",
+        value=pool,
+        allowed="a SessionPool",
+    )
+
+
+def _name_of(pool: Any) -> str:
+    """Return the name of a pool that comes without one: what its files call the model."""
+    info = getattr(pool, "info", None)
+    metadata = getattr(info, "metadata", None) or {}
+    name = metadata.get("general.name") or getattr(info, "architecture", None)
+    return str(name) if name else "model"

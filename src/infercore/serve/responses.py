@@ -1,0 +1,326 @@
+"""``/v1/responses``: text and tools, and the events of their stream. Nothing is stored."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from infercore.errors import InvalidInputError
+from infercore.serve.answering import Asked, answers, history_of
+from infercore.serve.chat import call_row, plain_message, reasoning_of, response_form
+from infercore.serve.responding import event
+from infercore.serve.wire import SETTLED, check_settled
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Mapping
+
+    from infercore.serve.config import ServeConfig
+    from infercore.serve.metrics import Metrics
+    from infercore.serve.models import Served
+    from infercore.serve.wire import ResponsesRequest
+    from infercore.session.asynchronous import AsyncDecodeStream, AsyncSession
+    from infercore.values.session import StreamChunk, ToolCall, Usage
+
+_TEXT_PARTS = ("input_text", "output_text", "text")
+
+
+def _refused(field: str, value: Any, allowed: str) -> InvalidInputError:
+    return InvalidInputError(
+        f"{field} is not supported here; send {allowed}", field=field, value=value, allowed=allowed
+    )
+
+
+def asked_of(
+    request: ResponsesRequest, served: Served, namespace: str, config: ServeConfig
+) -> Asked:
+    """Return what ``request`` asks for. Raises `InvalidInputError` for what it may not."""
+    check_settled(msgspec.structs.replace(request, metadata=None))  # the answer repeats those
+    if request.truncation not in (None, "disabled"):
+        raise _refused("truncation", request.truncation, "null or 'disabled'")
+    messages = _messages(request)
+    fields: dict[str, Any] = {
+        name: value
+        for name in ("temperature", "top_p")
+        if (value := getattr(request, name)) is not None
+    }
+    limits = [n for n in (request.max_output_tokens, config.max_tokens) if n is not None]
+    if limits:
+        fields["max_tokens"] = min(limits)
+    if config.request_timeout is not None:
+        fields["timeout"] = config.request_timeout
+    form = response_form((request.text or {}).get("format"))
+    if form is not None:
+        fields["response_format"] = form
+    effort = (request.reasoning or {}).get("effort")
+    chat: dict[str, Any] = {"reasoning": reasoning_of(effort)}
+    if request.tools:
+        choice = request.tool_choice or "auto"
+        chat |= {
+            "tools": [_tool(tool) for tool in request.tools],
+            "tool_choice": choice["name"] if isinstance(choice, dict) else choice,
+        }
+
+    def begin(session: AsyncSession, decode: dict[str, Any]) -> AsyncDecodeStream:
+        return session.chat(messages, **chat, **decode)
+
+    return Asked(
+        served=served,
+        namespace=namespace,
+        history=history_of(messages),
+        begin=begin,
+        fields=fields,
+        n=1,
+    )
+
+
+def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    if tool.get("type") != "function":
+        raise _refused("tools", tool.get("type"), "tools of type 'function'")
+    function = {key: value for key, value in tool.items() if key not in ("type", "strict")}
+    return {"type": "function", "function": function}
+
+
+def _messages(request: ResponsesRequest) -> list[dict[str, Any]]:
+    messages: list[dict[str, Any]] = []
+    if request.instructions:
+        messages.append({"role": "system", "content": request.instructions})
+    if isinstance(request.input, str):
+        return [*messages, {"role": "user", "content": request.input}]
+    for item in request.input:
+        _add_item(messages, item)
+    return messages
+
+
+def _add_item(messages: list[dict[str, Any]], item: Mapping[str, Any]) -> None:
+    kind = item.get("type", "message")
+    if kind == "message":
+        content = item.get("content")
+        if isinstance(content, list):
+            content = [_part(part) for part in content]
+        messages.append(plain_message({"role": item.get("role"), "content": content}))
+    elif kind == "function_call":
+        call = {
+            "id": item.get("call_id"),
+            "type": "function",
+            "function": {"name": item.get("name"), "arguments": item.get("arguments")},
+        }
+        if messages and messages[-1]["role"] == "assistant":
+            messages[-1].setdefault("tool_calls", []).append(call)
+        else:
+            messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
+    elif kind == "function_call_output":
+        output = item.get("output")
+        if not isinstance(output, str):
+            raise _refused("input.output", output, "text")
+        messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": output})
+    elif kind != "reasoning":  # a thought of an earlier turn: templates leave it out as well
+        raise _refused("input", kind, "message, function_call or function_call_output items")
+
+
+def _part(part: Any) -> Any:
+    if isinstance(part, dict) and part.get("type") in _TEXT_PARTS:
+        return {"type": "text", "text": part.get("text")}
+    return part
+
+
+class _Output:
+    """The items of a response as they grow, and the events that tell of it."""
+
+    def __init__(self, request: ResponsesRequest) -> None:
+        self.items: list[dict[str, Any]] = []
+        self._n_events = 0
+        self._response: dict[str, Any] = {
+            "id": f"resp_{uuid.uuid4().hex}",
+            "object": "response",
+            "created_at": int(time.time()),
+            "status": "in_progress",
+            "error": None,
+            "incomplete_details": None,
+            "instructions": request.instructions,
+            "max_output_tokens": request.max_output_tokens,
+            "model": request.model,
+            "output": self.items,
+            "parallel_tool_calls": SETTLED["parallel_tool_calls"][0],
+            "previous_response_id": None,
+            "reasoning": {"effort": None, "summary": None},
+            "store": False,
+            "temperature": request.temperature,
+            "text": request.text or {"format": {"type": "text"}},
+            "tool_choice": request.tool_choice or "auto",
+            "tools": request.tools or [],
+            "top_p": request.top_p,
+            "truncation": "disabled",
+            "usage": None,
+            "metadata": request.metadata or {},
+        }
+
+    def event(self, kind: str, **fields: Any) -> bytes:
+        number, self._n_events = self._n_events, self._n_events + 1
+        return event({"type": kind, "sequence_number": number, **fields}, kind)
+
+    def begun(self) -> list[bytes]:
+        return [
+            self.event(f"response.{kind}", response=self._response)
+            for kind in ("created", "in_progress")
+        ]
+
+    def add(self, chunk: StreamChunk) -> list[bytes]:
+        events = []
+        if chunk.reasoning:
+            events += self._thought(chunk.reasoning)
+        if chunk.text:
+            events += self._text(chunk.text)
+        for call in chunk.tool_calls:
+            events += [*self._end_item(), *self._call(call)]
+        return events
+
+    def _open(self, kind: str) -> dict[str, Any] | None:
+        last = self.items[-1] if self.items else None
+        is_open = last is not None and last["type"] == kind and last["status"] == "in_progress"
+        return last if is_open else None
+
+    def _begin_item(self, item: dict[str, Any]) -> list[bytes]:
+        events = self._end_item()
+        self.items.append(item)
+        place = len(self.items) - 1
+        return [*events, self.event("response.output_item.added", output_index=place, item=item)]
+
+    def _thought(self, text: str) -> list[bytes]:
+        events: list[bytes] = []
+        item = self._open("reasoning")
+        if item is None:
+            item = {
+                "id": f"rs_{uuid.uuid4().hex}",
+                "type": "reasoning",
+                "status": "in_progress",
+                "summary": [],
+                "content": [{"type": "reasoning_text", "text": ""}],
+            }
+            events = self._begin_item(item)
+        item["content"][0]["text"] += text
+        where = self._where(item)
+        return [*events, self.event("response.reasoning_text.delta", **where, delta=text)]
+
+    def _text(self, text: str) -> list[bytes]:
+        events: list[bytes] = []
+        item = self._open("message")
+        if item is None:
+            part = {"type": "output_text", "text": "", "annotations": []}
+            item = {
+                "id": f"msg_{uuid.uuid4().hex}",
+                "type": "message",
+                "role": "assistant",
+                "status": "in_progress",
+                "content": [],
+            }
+            events = self._begin_item(item)
+            item["content"].append(part)
+            events.append(
+                self.event("response.content_part.added", **self._where(item), part=dict(part))
+            )
+        item["content"][0]["text"] += text
+        where = self._where(item)
+        return [
+            *events,
+            self.event("response.output_text.delta", **where, delta=text, logprobs=[]),
+        ]
+
+    def _where(self, item: dict[str, Any]) -> dict[str, Any]:
+        return {"item_id": item["id"], "output_index": len(self.items) - 1, "content_index": 0}
+
+    def _call(self, call: ToolCall) -> list[bytes]:
+        row = call_row(call)["function"]
+        item = {
+            "id": f"fc_{uuid.uuid4().hex}",
+            "type": "function_call",
+            "status": "in_progress",
+            "call_id": call.id,
+            "name": row["name"],
+            "arguments": "",
+        }
+        events = self._begin_item(item)
+        where = {"item_id": item["id"], "output_index": len(self.items) - 1}
+        item["arguments"] = row["arguments"]
+        kind = "response.function_call_arguments"
+        return [
+            *events,
+            self.event(f"{kind}.delta", **where, delta=row["arguments"]),
+            self.event(f"{kind}.done", **where, arguments=row["arguments"], name=row["name"]),
+            *self._end_item(),
+        ]
+
+    def _end_item(self) -> list[bytes]:
+        if not self.items or self.items[-1]["status"] != "in_progress":
+            return []
+        item = self.items[-1]
+        item["status"] = "completed"
+        events = []
+        if item["type"] == "message":
+            where, part = self._where(item), item["content"][0]
+            text = part["text"]
+            events += [
+                self.event("response.output_text.done", **where, text=text, logprobs=[]),
+                self.event("response.content_part.done", **where, part=part),
+            ]
+        elif item["type"] == "reasoning":
+            text = item["content"][0]["text"]
+            events.append(
+                self.event("response.reasoning_text.done", **self._where(item), text=text)
+            )
+        place = len(self.items) - 1
+        return [*events, self.event("response.output_item.done", output_index=place, item=item)]
+
+    def end(self, reason: str, usage: Usage) -> list[bytes]:
+        events = self._end_item()
+        is_whole = reason in ("eos", "stop", "tool_calls")
+        kind = "completed" if is_whole else "incomplete"
+        self._response["status"] = kind
+        if not is_whole:
+            self._response["incomplete_details"] = {"reason": "max_output_tokens"}
+        cached = min(usage.cached_tokens, usage.prompt_tokens)
+        self._response["usage"] = {
+            "input_tokens": usage.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": cached},
+            "output_tokens": usage.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        }
+        return [*events, self.event(f"response.{kind}", response=self._response)]
+
+    @property
+    def response(self) -> dict[str, Any]:
+        return self._response
+
+
+async def streamed(
+    request: ResponsesRequest, asked: Asked, metrics: Metrics
+) -> AsyncGenerator[bytes, None]:
+    """Give the response as events."""
+    output = _Output(request)
+    begun = False
+    async with aclosing(answers(asked, metrics)) as chunks:
+        async for _, chunk in chunks:
+            if not begun:
+                begun = True
+                for told in output.begun():
+                    yield told
+            for told in output.add(chunk):
+                yield told
+            if chunk.finish_reason is not None and chunk.usage is not None:
+                for told in output.end(chunk.finish_reason, chunk.usage):
+                    yield told
+
+
+async def whole(request: ResponsesRequest, asked: Asked, metrics: Metrics) -> dict[str, Any]:
+    """Return the response as one document."""
+    output = _Output(request)
+    async with aclosing(answers(asked, metrics)) as chunks:
+        async for _, chunk in chunks:
+            output.add(chunk)
+            if chunk.finish_reason is not None and chunk.usage is not None:
+                output.end(chunk.finish_reason, chunk.usage)
+    return output.response

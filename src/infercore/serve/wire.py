@@ -1,0 +1,177 @@
+"""Requests of the protocol as they come over the wire, read strictly by msgspec.
+
+A field that is not listed here is refused by its name. Fields that the server does not act on are
+listed with the values that mean what it does anyway (`SETTLED`).
+Source: the OpenAI API reference (chat completions, completions, embeddings, responses).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from infercore.errors import InvalidInputError
+
+Json = dict[str, Any]
+
+
+class Request(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What all requests have."""
+
+    model: str
+
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Options of a stream."""
+
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+class Sampled(Request, kw_only=True):
+    """What requests have that generate text; the last block is infercore's own."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    n: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+
+    top_k: int | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    repeat_penalty: float | None = None
+    ignore_eos: bool | None = None
+    grammar: str | None = None
+    regex: str | None = None
+
+
+class ChatRequest(Sampled, kw_only=True):
+    """``POST /v1/chat/completions``."""
+
+    messages: list[Json]
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    tools: list[Json] | None = None
+    tool_choice: str | Json | None = None
+    response_format: Json | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    reasoning_effort: str | None = None
+    parallel_tool_calls: bool | None = None
+    store: bool | None = None
+    metadata: Json | None = None
+    service_tier: str | None = None
+    modalities: list[str] | None = None
+    verbosity: str | None = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
+
+    chat_template_kwargs: Json | None = None
+
+
+class CompletionRequest(Sampled, kw_only=True):
+    """``POST /v1/completions``."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    max_tokens: int | None = None
+    logprobs: int | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+    best_of: int | None = None
+
+
+class EmbeddingsRequest(Request, kw_only=True):
+    """``POST /v1/embeddings``."""
+
+    input: str | list[str]
+    encoding_format: str | None = None
+    dimensions: int | None = None
+    user: str | None = None
+
+
+class RerankRequest(Request, kw_only=True):
+    """``POST /v1/rerank``, as the servers of Jina and Cohere have it."""
+
+    query: str
+    documents: list[str | Json]
+    top_n: int | None = None
+    return_documents: bool | None = None
+
+
+class ResponsesRequest(Request, kw_only=True):
+    """``POST /v1/responses``."""
+
+    input: str | list[Json]
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    tools: list[Json] | None = None
+    tool_choice: str | Json | None = None
+    text: Json | None = None
+    stream: bool | None = None
+    stream_options: Json | None = None
+    store: bool | None = None
+    previous_response_id: str | None = None
+    parallel_tool_calls: bool | None = None
+    metadata: Json | None = None
+    truncation: str | None = None
+    service_tier: str | None = None
+    background: bool | None = None
+    include: list[str] | None = None
+    reasoning: Json | None = None
+    user: str | None = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
+
+
+class TokenizeRequest(Request, kw_only=True):
+    """``POST /tokenize``."""
+
+    prompt: str
+    add_special: bool = True
+
+
+class DetokenizeRequest(Request, kw_only=True):
+    """``POST /detokenize``."""
+
+    tokens: list[int]
+
+
+SETTLED: dict[str, tuple[Any, ...]] = {
+    "parallel_tool_calls": (True,),
+    "store": (False,),
+    "service_tier": ("auto", "default"),
+    "modalities": (["text"],),
+    "verbosity": ("medium",),
+    "metadata": ({},),
+    "background": (False,),
+    "previous_response_id": (),
+    "include": ([],),
+    "best_of": (1,),
+    "suffix": ("",),
+}
+"""Fields that the server does not act on, and the values beside null that mean what it does."""
+
+
+def check_settled(request: Request) -> None:
+    """Raise `InvalidInputError` for a field with a value that the server would have to act on."""
+    for name, allowed in SETTLED.items():
+        value = getattr(request, name, None)
+        if value is None or value in allowed:
+            continue
+        shown = " or ".join(str(msgspec.json.encode(a), "utf-8") for a in allowed) or "null"
+        raise InvalidInputError(
+            f"{name} is not supported here; leave it out, or send {shown}",
+            field=name,
+            value=value,
+            allowed=shown,
+        )
