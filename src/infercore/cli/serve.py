@@ -7,7 +7,6 @@ import contextlib
 import ipaddress
 import logging
 import os
-import signal
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -22,14 +21,13 @@ from infercore.cli.texts import read_file
 from infercore.values.pool import PoolConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from infercore.session.pool import SessionPool
 
 CONTEXT_OF_A_POOL = tuple(name for name in CONTEXT if name not in {"n_seq_max", "pooling_type"})
 _OF_POOL = ("n_parallel", "n_cells", "max_waiting", "cache_bytes", "cache_dir")
 _OF_SERVER = ("max_tokens", "request_timeout", "max_body_bytes", "max_requests_per_key")
-_GRACE_S = 30.0
 
 
 @click.command(cls=SectionCommand)
@@ -98,20 +96,19 @@ def serve(models: tuple[str, ...], **options: Any) -> None:
         raise click.BadParameter("must be more than 0", param_hint="'--idle-timeout'")
     _log(options["log_format"])
     app = server.App(server.Models(opens, n_warm=config.n_warm), config, idle_timeout=idle)
-    asyncio.run(_run(app, options))
+    where = {name: options[name] for name in ("host", "port", "lazy")}
+    asyncio.run(server.run(app, **where, say=tell))
 
 
 def _server_extra() -> Any:
-    """Return the modules that serve. A usage error where the extra is not installed."""
+    """Return what serves. A usage error where the extra is not installed."""
     try:
-        import uvicorn  # noqa: F401, PLC0415  (the extra)
-
-        from infercore.serve import app  # noqa: PLC0415
+        from infercore.serve import running  # noqa: PLC0415  (the extra)
     except ImportError as error:
         raise click.UsageError(
-            f"serving needs the package {error.name}: pip install 'infercore[serve]'"
+            "serving needs more packages: pip install 'infercore[serve]'"
         ) from error
-    return app
+    return running
 
 
 def _named(models: Sequence[str]) -> dict[str, str]:
@@ -194,74 +191,3 @@ def _log(form: str) -> None:
         logger.setLevel(logging.INFO)
         logger.propagate = False
         logger.handlers = [handler]
-
-
-async def _run(app: Any, options: Mapping[str, Any]) -> None:
-    """Load, listen, serve until told to end, and let what runs end."""
-    import uvicorn  # noqa: PLC0415  (the extra)
-
-    if not options["lazy"]:
-        for served in app.models.by_name.values():
-            tell(f"loading {served.name}")
-            async with served.used():
-                pass
-    config = uvicorn.Config(
-        app,
-        host=options["host"],
-        port=options["port"],
-        log_config=None,
-        access_log=False,
-        lifespan="on",
-        timeout_graceful_shutdown=int(_GRACE_S),
-        server_header=False,
-    )
-    server = _server(uvicorn.Server)(config)
-    with _told_to_end(lambda: _end(server, app)):
-        await server.serve()
-    for served in app.models.by_name.values():
-        await served.close()
-
-
-def _end(server: Any, app: Any) -> None:
-    if app.draining:  # told twice: at once
-        server.force_exit = True
-    app.draining = server.should_exit = True
-
-
-def _server(base: Any) -> Any:
-    """Return a server that leaves signals to us, and tells where it listens."""
-
-    class Server(base):  # type: ignore[misc]  (the extra's class)
-        """Ends with exit status 0 when it was told to end."""
-
-        @contextlib.contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            yield
-
-        async def startup(self, sockets: Any = None) -> None:
-            await super().startup(sockets=sockets)
-            for server in self.servers:
-                for socket in server.sockets:
-                    host, port = socket.getsockname()[:2]
-                    where = f"[{host}]" if ":" in host else host
-                    tell(f"serving at http://{where}:{port}")
-
-    return Server
-
-
-@contextlib.contextmanager
-def _told_to_end(end: Callable[[], None]) -> Iterator[None]:
-    """Call ``end`` on Ctrl-C, and on what service managers send."""
-    loop = asyncio.get_running_loop()
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    try:
-        for number in numbers:
-            loop.add_signal_handler(number, end)
-    except NotImplementedError:  # Windows: KeyboardInterrupt ends the loop instead
-        yield
-        return
-    try:
-        yield
-    finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)

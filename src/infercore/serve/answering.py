@@ -131,6 +131,15 @@ async def answers(asked: Asked, metrics: Metrics) -> AsyncGenerator[tuple[int, S
             async for chunk in only:
                 yield 0, chunk
         return
+    async with aclosing(_together(asked, metrics)) as together:
+        async for item in together:
+            yield item
+
+
+async def _together(
+    asked: Asked, metrics: Metrics
+) -> AsyncGenerator[tuple[int, StreamChunk], None]:
+    """Give the chunks of several answers that run at the same time."""
     chunks: asyncio.Queue[Any] = asyncio.Queue()
 
     async def work(number: int) -> None:

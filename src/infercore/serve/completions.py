@@ -63,11 +63,15 @@ def prompts_of(request: CompletionRequest) -> list[Any]:
     prompt: Any = request.prompt
     if isinstance(prompt, str):
         return [prompt]
-    if not prompt:
+    kinds = {type(part) for part in prompt}
+    if len(kinds) != 1:
         raise InvalidInputError(
-            "the prompt is empty", field="prompt", value=prompt, allowed="a text or token ids"
+            "the prompt is empty, or mixes texts and token ids",
+            field="prompt",
+            value=prompt,
+            allowed="a text, texts, token ids, or lists of those",
         )
-    return [prompt] if isinstance(prompt[0], int) else list(prompt)
+    return [prompt] if kinds == {int} else list(prompt)
 
 
 def asked_of(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 
@@ -14,15 +14,20 @@ if TYPE_CHECKING:
 MIB = 2**20
 
 
-def _names(field: str) -> Any:
-    def convert(value: Sequence[str]) -> tuple[str, ...]:
-        names = tuple(checks.items(field, value, "a sequence of strings"))
-        for name in names:
-            if not isinstance(name, str) or not name.strip():
-                raise checks.refuse(field, name, "strings that are not empty")
-        return names
+def _strings(field: str, value: Sequence[str]) -> tuple[str, ...]:
+    names = tuple(checks.items(field, value, "a sequence of strings"))
+    for name in names:
+        if not isinstance(name, str) or not name.strip():
+            raise checks.refuse(field, "***", "strings that are not empty")
+    return names
 
-    return convert
+
+def _keys(value: Sequence[str]) -> tuple[str, ...]:
+    return _strings("api_keys", value)
+
+
+def _origins(value: Sequence[str]) -> tuple[str, ...]:
+    return _strings("cors_origins", value)
 
 
 @attrs.frozen(kw_only=True)
@@ -42,7 +47,7 @@ class ServeConfig:
     Raises `InvalidInputError` for a value that is not allowed.
     """
 
-    api_keys: tuple[str, ...] = attrs.field(default=(), converter=_names("api_keys"), repr=False)
+    api_keys: tuple[str, ...] = attrs.field(default=(), converter=_keys, repr=False)
     max_body_bytes: int = attrs.field(default=MIB, validator=checks.integer(1, optional=False))
     max_tokens: int | None = attrs.field(default=None, validator=checks.integer(1))
     max_requests_per_key: int = attrs.field(
@@ -53,5 +58,5 @@ class ServeConfig:
         default=15.0, validator=checks.number(1e-3, 1e9, optional=False)
     )
     n_warm: int = attrs.field(default=64, validator=checks.integer(0, optional=False))
-    cors_origins: tuple[str, ...] = attrs.field(default=(), converter=_names("cors_origins"))
+    cors_origins: tuple[str, ...] = attrs.field(default=(), converter=_origins)
     log_prompts: bool = attrs.field(default=False, validator=checks.boolean(optional=False))

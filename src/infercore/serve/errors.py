@@ -10,8 +10,6 @@ import msgspec
 
 from infercore import errors
 
-_UNPROCESSED = 408
-
 
 @attrs.frozen
 class ApiError(Exception):
@@ -31,6 +29,22 @@ class ApiError(Exception):
         return {"error": {**fields, "code": self.code}}
 
 
+_OURS: tuple[tuple[type[BaseException], int, str, str | None], ...] = (
+    (errors.ContextOverflowError, 400, "invalid_request_error", "context_length_exceeded"),
+    (errors.InvalidInputError, 400, "invalid_request_error", None),
+    (errors.UnsupportedFeatureError, 400, "invalid_request_error", "unsupported"),
+    (errors.GrammarError, 400, "invalid_request_error", "invalid_schema"),
+    (errors.PoolFullError, 429, "rate_limit_error", "busy"),
+    (errors.CallTimeoutError, 408, "timeout_error", "timeout"),
+    (errors.SessionClosedError, 503, "server_error", "unavailable"),
+    (errors.TransientEngineError, 503, "server_error", "unavailable"),
+)
+_PARAMS = {
+    errors.ContextOverflowError: "messages",
+    errors.GrammarError: "response_format",
+}
+
+
 def api_error(error: BaseException) -> ApiError:
     """Return what a client is told of ``error``; what is not its fault is a 5xx without detail."""
     if isinstance(error, ApiError):
@@ -38,30 +52,34 @@ def api_error(error: BaseException) -> ApiError:
     message = str(error)
     if isinstance(error, (msgspec.ValidationError, msgspec.DecodeError)):
         return ApiError(400, message, param=_param(message))
-    if isinstance(error, errors.ContextOverflowError):
-        return ApiError(400, message, param="messages", code="context_length_exceeded")
-    if isinstance(error, errors.InvalidInputError):
-        return ApiError(400, message, param=error.field)
-    if isinstance(error, errors.UnsupportedFeatureError):
-        return ApiError(400, message, param=error.feature, code="unsupported")
-    if isinstance(error, errors.GrammarError):
-        return ApiError(400, message, param="response_format", code="invalid_schema")
-    if isinstance(error, errors.PoolFullError):
-        seconds = max(1, math.ceil(error.retry_after or 1))
-        retry = {"Retry-After": str(seconds)}
-        return ApiError(429, message, "rate_limit_error", code="busy", headers=retry)
-    if isinstance(error, errors.CallTimeoutError):
-        return ApiError(_UNPROCESSED, message, "timeout_error", code="timeout")
-    if isinstance(error, (errors.SessionClosedError, errors.TransientEngineError)):
-        retry = {"Retry-After": "1"}
-        return ApiError(503, message, "server_error", code="unavailable", headers=retry)
-    if isinstance(error, errors.InferCoreError):
-        return ApiError(500, message, "server_error", code=type(error).__name__)
-    return ApiError(500, "the server failed; its log says more", "server_error", code="internal")
+    for kind, status, name, code in _OURS:
+        if isinstance(error, kind):
+            param = getattr(error, "field", None) or getattr(error, "feature", None)
+            return ApiError(
+                status,
+                message,
+                name,
+                param=_PARAMS.get(kind, param),
+                code=code,
+                headers=_retry_after(error) if status in (429, 503) else {},
+            )
+    told = "the server failed; its log says more"
+    is_ours = isinstance(error, errors.InferCoreError)
+    return ApiError(
+        500,
+        message if is_ours else told,
+        "server_error",
+        code=type(error).__name__ if is_ours else "internal",
+    )
+
+
+def _retry_after(error: BaseException) -> dict[str, str]:
+    seconds = getattr(error, "retry_after", None) or 1
+    return {"Retry-After": str(max(1, math.ceil(seconds)))}
 
 
 def _param(message: str) -> str | None:
-    """Return the field that a complaint of msgspec names (`` `$.field` ``, unknown `` `field` ``)."""
+    """Return the field that a complaint of msgspec names."""
     quoted = message.split("`")[1::2]
     paths = [part for part in quoted if part.startswith("$.")]
     name = paths[-1][2:] if paths else None

@@ -96,10 +96,9 @@ class Events:
         begun = False
         try:
             while True:
+                either: set[asyncio.Future[Any]] = {following, gone}
                 await asyncio.wait(
-                    {following, gone},
-                    timeout=self._keep_alive,
-                    return_when=asyncio.FIRST_COMPLETED,
+                    either, timeout=self._keep_alive, return_when=asyncio.FIRST_COMPLETED
                 )
                 if gone.done():
                     return

@@ -80,7 +80,7 @@ class ChatRequest(Sampled, kw_only=True):
 class CompletionRequest(Sampled, kw_only=True):
     """``POST /v1/completions``."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | list[str | int | list[int]]
     max_tokens: int | None = None
     logprobs: int | None = None
     echo: bool | None = None
