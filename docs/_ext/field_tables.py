@@ -87,6 +87,8 @@ def default(field: attrs.Attribute[Any]) -> str:
     """Return the default of ``field`` as it is written in Python."""
     value = field.default
     if isinstance(value, attrs.Factory):  # type: ignore[arg-type]
+        if value.takes_self:
+            return "decided by the other fields"
         value = value.factory()
         if attrs.has(type(value)):
             return f"`{type(value).__name__}()`"

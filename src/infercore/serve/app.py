@@ -23,7 +23,7 @@ from infercore.serve.responding import Document, Events, failure, json_response
 from infercore.values import checks
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
     from starlette.requests import Request
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -36,7 +36,7 @@ _LOOK_S = 1.0
 
 def create_app(
     pools: SessionPool | Mapping[str, SessionPool], config: ServeConfig | None = None
-) -> App:
+) -> Callable[..., Awaitable[None]]:
     """Return an ASGI application that answers for ``pools``, by the names that requests use.
 
     A pool alone goes by its model's name. The pools stay the caller's: close them when the server

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from typing import TYPE_CHECKING, Any
+import socket
+from typing import TYPE_CHECKING
 
 import uvicorn
 
@@ -22,25 +23,32 @@ GRACE_S = 30
 
 
 class Server(uvicorn.Server):
-    """A server that leaves signals to its caller, and tells where it listens."""
+    """A server that leaves signals to its caller, and says when it listens."""
 
-    def __init__(self, config: uvicorn.Config, say: Callable[[str], None]) -> None:
+    def __init__(self, config: uvicorn.Config, listening: Callable[[], None]) -> None:
         super().__init__(config)
-        self._say = say
+        self._listening = listening
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Capture none: `run` does, and the process then ends with exit status 0."""
         yield
 
-    async def startup(self, sockets: Any = None) -> None:
-        """Listen, and say where."""
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and say so."""
         await super().startup(sockets=sockets)
-        for server in self.servers:
-            for socket in server.sockets:
-                host, port = socket.getsockname()[:2]
-                where = f"[{host}]" if ":" in host else host
-                self._say(f"serving at http://{where}:{port}")
+        self._listening()
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """Return a socket that listens at an address. Raises `OSError`."""
+    kind, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    return socket.create_server(address, family=kind, backlog=2048)
+
+
+def _url(bound: socket.socket) -> str:
+    host, port = bound.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 async def run(app: App, *, host: str, port: int, lazy: bool, say: Callable[[str], None]) -> None:
@@ -48,6 +56,7 @@ async def run(app: App, *, host: str, port: int, lazy: bool, say: Callable[[str]
 
     Raises what opening a pool raises, and `OSError` where the address is taken.
     """
+    bound = _bound(host, port)
     try:
         if not lazy:
             for served in app.models.by_name.values():
@@ -56,18 +65,17 @@ async def run(app: App, *, host: str, port: int, lazy: bool, say: Callable[[str]
                     pass
         config = uvicorn.Config(
             app,
-            host=host,
-            port=port,
             log_config=None,
             access_log=False,
             lifespan="on",
             timeout_graceful_shutdown=GRACE_S,
             server_header=False,
         )
-        server = Server(config, say)
+        server = Server(config, lambda: say(f"serving at {_url(bound)}"))
         with _told_to_end(lambda: _end(server, app)):
-            await server.serve()
+            await server.serve(sockets=[bound])
     finally:
+        bound.close()
         for served in app.models.by_name.values():
             await served.close()
 

@@ -128,7 +128,7 @@ class AsyncContext:
 
     @property
     def native_handle(self) -> Any:
-        """See `Context.native_handle`."""
+        """See ``Context.native_handle``."""
         return self._context.native_handle
 
     @property

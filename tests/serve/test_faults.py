@@ -1,0 +1,231 @@
+"""Load and faults: keys, limits, clients that leave, engines that are busy, the end."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from served import eventually, serving
+
+httpx = pytest.importorskip("httpx", reason="the client that the tests use is not installed")
+openai = pytest.importorskip("openai", reason="the client that the tests use is not installed")
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from served import Served
+
+CHAT = "/v1/chat/completions"
+ASK = {
+    "model": "tale",
+    "messages": [{"role": "user", "content": "Tell me of Mira."}],
+    "temperature": 0,
+    "max_tokens": 8,
+}
+LONG = {**ASK, "max_tokens": 400, "ignore_eos": True}
+
+
+def metrics(served: Served, headers: dict[str, str] | None = None) -> dict[str, float]:
+    text = httpx.get(f"{served.url}/metrics", headers=headers).text
+    rows = [line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, value in rows}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_ends_its_work(served: Served, pool: Any, *, stream: bool) -> None:
+    before = pool.stats().generated_tokens
+    with httpx.Client(base_url=served.url) as http:
+        if stream:
+            with http.stream("POST", CHAT, json={**LONG, "stream": True}) as answer:
+                next(answer.iter_lines())
+        else:
+            with pytest.raises(httpx.ReadTimeout):
+                http.post(CHAT, json=LONG, timeout=0.15)
+    eventually(lambda: pool.stats().n_running == 0)
+    assert pool.stats().generated_tokens - before < 390
+    assert served.client().chat.completions.create(**ASK).choices
+
+
+def test_while_it_waits_a_stream_says_so(pool: Any) -> None:
+    with (
+        serving({"tale": pool}, keep_alive=0.001) as served,
+        httpx.stream("POST", f"{served.url}{CHAT}", json={**LONG, "stream": True}) as answer,
+    ):
+        lines = [line for _, line in zip(range(40), answer.iter_lines(), strict=False)]
+    assert ": still at work" in lines
+
+
+def test_keys(pool: Any) -> None:
+    with serving({"tale": pool}, api_keys=["first", "second"]) as served:
+        for headers in ({}, {"Authorization": "Bearer third"}, {"Authorization": "first"}):
+            answer = httpx.post(f"{served.url}{CHAT}", json=ASK, headers=headers)
+            assert answer.status_code == 401
+        assert httpx.get(f"{served.url}/metrics").status_code == 401
+        assert httpx.get(f"{served.url}/health").status_code == 200
+        cached = []
+        for key in ("first", "first", "second", "second"):
+            usage = served.client(api_key=key).chat.completions.create(**ASK).usage
+            cached.append(usage.prompt_tokens_details.cached_tokens > 0)
+        assert cached == [False, True, False, True], "keys share no prefixes"
+
+
+def test_limits(pool: Any) -> None:
+    with serving({"tale": pool}, max_body_bytes=2_000, max_tokens=3) as served:
+        large = {**ASK, "messages": [{"role": "user", "content": "x" * 3_000}]}
+        assert httpx.post(f"{served.url}{CHAT}", json=large).status_code == 413
+        pieces = (b"x" * 500 for _ in range(10))  # a body without a length
+        assert httpx.post(f"{served.url}{CHAT}", content=pieces).status_code == 413
+        usage = served.client().chat.completions.create(**ASK).usage
+        assert usage.completion_tokens == 3
+
+
+def slowly(logits: Any) -> Any:
+    time.sleep(0.05)
+    return logits
+
+
+class Slow:
+    """A processor that keeps its session's place for a while."""
+
+    apply = staticmethod(slowly)
+
+
+def test_too_many_are_told_when_to_come_back(model: Any) -> None:
+    with (
+        model.new_pool(n_ctx=256, n_parallel=1, max_waiting=0, n_threads=1) as pool,
+        serving({"tale": pool}) as served,
+        pool.open_session() as session,
+    ):
+        session.ensure_prefix("Once upon a time")
+        with session.decode(max_tokens=100, ignore_eos=True, processors=[Slow()]) as stream:
+            next(stream)
+            reader = threading.Thread(target=list, args=(stream,))
+            reader.start()
+            answer = httpx.post(f"{served.url}{CHAT}", json=ASK)
+            session.cancel()
+            reader.join()
+        assert answer.status_code == 429
+        assert int(answer.headers["retry-after"]) >= 1
+        assert httpx.post(f"{served.url}{CHAT}", json=ASK).status_code == 200
+
+
+def test_a_request_of_one_key_too_many(pool: Any) -> None:
+    many = {**LONG, "n": 32, "stream": True}
+    with (
+        serving({"tale": pool}, max_requests_per_key=1) as served,
+        httpx.Client(base_url=served.url) as other,
+        httpx.stream("POST", f"{served.url}{CHAT}", json=many) as first,
+    ):
+        next(first.iter_lines())
+        assert other.post(CHAT, json=ASK).status_code == 429
+        first.close()
+        eventually(lambda: other.post(CHAT, json=ASK).status_code == 200)
+
+
+def test_time_is_over_before_the_first_token(pool: Any) -> None:
+    with serving({"tale": pool}, request_timeout=0.001) as served:
+        answer = httpx.post(f"{served.url}{CHAT}", json=LONG)
+    assert answer.status_code == 408 or answer.json()["choices"][0]["finish_reason"] == "length"
+
+
+def test_metrics_count(served: Served) -> None:
+    before = metrics(served)
+    usage = served.client().chat.completions.create(**ASK).usage
+    after = metrics(served)
+
+    def grown(name: str) -> float:
+        return after[name] - before.get(name, 0.0)
+
+    assert grown('infercore_prompt_tokens_total{model="tale"}') == usage.prompt_tokens
+    assert grown('infercore_generated_tokens_total{model="tale"}') == usage.completion_tokens
+    assert grown('infercore_requests_total{status="200"}') >= 1
+    assert grown('infercore_time_to_first_token_seconds_count{model="tale"}') == 1
+    for gauge in ("sessions_running", "sessions_waiting", "cells_used"):
+        assert f'infercore_{gauge}{{model="tale"}}' in after
+
+
+def test_pages_of_other_origins(pool: Any) -> None:
+    with serving({"tale": pool}, cors_origins=["http://mine"]) as served:
+        for origin, allowed in (("http://mine", "http://mine"), ("http://other", None)):
+            answer = httpx.get(f"{served.url}/v1/models", headers={"Origin": origin})
+            assert answer.headers.get("access-control-allow-origin") == allowed
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "infercore", "serve", *arguments]
+
+
+def test_the_command_serves_until_it_is_told_to_end(pack_path: Path, backend_name: str) -> None:
+    asked = command(
+        f"tale={pack_path}", "--port", "0", "--n-ctx", "512", "--backend", backend_name, "-np", "2",
+        "--n-threads", "1",
+    )  # fmt: skip
+    with subprocess.Popen(asked, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        url = next(line.split()[-1] for line in process.stderr if "serving at" in line)
+        with httpx.stream(
+            "POST", f"{url}{CHAT}", json={**LONG, "stream": True}, timeout=60
+        ) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGTERM)
+            rest = list(lines)
+        assert "data: [DONE]" in rest, "what has begun ends"
+        process.stderr.read()
+        assert process.wait(60) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--host", "192.0.2.1"), "--api-key-file"),
+        (("--host", "example.org"), "--api-key-file"),
+        (("--idle-timeout", "0"), "--idle-timeout"),
+        (("--api-key-file", "no-such-file"), "no-such-file"),
+    ],
+)
+def test_a_wrong_command_line(pack_path: Path, arguments: tuple[str, ...], said: str) -> None:
+    done = subprocess.run(
+        command(str(pack_path), *arguments), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
+def test_models_are_loaded_when_asked_for_and_unloaded_when_idle(pack_path: Path) -> None:
+    import asyncio
+
+    import infercore as ic
+    from infercore.serve.app import App
+    from infercore.serve.config import ServeConfig
+    from infercore.serve.models import Models
+
+    models = Models({"tale": lambda: ic.open_pool(pack_path, n_ctx=256, n_threads=1)}, n_warm=4)
+    app = App(models, ServeConfig(), idle_timeout=0.2)
+
+    async def story() -> None:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://here") as http:
+            row = (await http.get("/v1/models")).json()["data"][0]
+            assert row["meta"]["loaded"] is False
+            answer = await http.post(CHAT, json=ASK, timeout=60)
+            assert answer.status_code == 200
+            tale = models.get("tale")
+            assert tale.pool is not None
+            await tale.unload_when_idle(3600)
+            assert tale.pool is not None
+            await asyncio.sleep(0.3)
+            await tale.unload_when_idle(0.2)
+            assert tale.pool is None
+            again = await http.post(CHAT, json=ASK, timeout=60)
+            text = again.json()["choices"][0]["message"]["content"]
+            assert text == answer.json()["choices"][0]["message"]["content"]
+            await tale.close()
+
+    asyncio.run(story())

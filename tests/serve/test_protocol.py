@@ -1,0 +1,250 @@
+"""What the public client of the protocol gets, over each engine."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+openai = pytest.importorskip("openai", reason="the client that the tests use is not installed")
+
+if TYPE_CHECKING:
+    from served import Served
+
+ASK = {"role": "user", "content": "Tell me of Mira."}
+PLAIN = {"model": "tale", "messages": [ASK], "temperature": 0, "max_tokens": 12}
+
+
+def test_a_chat_is_that_of_a_session(client: Any, pool: Any) -> None:
+    with pool.open_session(namespace="apart") as session:
+        text = "".join(c.text for c in session.chat([ASK], temperature=0, max_tokens=12))
+    answer = client.chat.completions.create(**PLAIN)
+    assert answer.choices[0].message.content == text
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage.completion_tokens == 12
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + 12
+
+
+def test_a_stream_joins_to_the_whole(client: Any) -> None:
+    whole = client.chat.completions.create(**PLAIN).choices[0].message.content
+    chunks = list(
+        client.chat.completions.create(**PLAIN, stream=True, stream_options={"include_usage": True})
+    )
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == whole
+    assert chunks[-2].choices[0].finish_reason == "length"
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage.completion_tokens == 12
+    assert len({chunk.id for chunk in chunks}) == 1
+
+
+def test_the_next_turn_evaluates_that_turn_alone(client: Any) -> None:
+    first = client.chat.completions.create(**PLAIN)
+    messages = [
+        ASK,
+        {"role": "assistant", "content": first.choices[0].message.content},
+        {"role": "user", "content": "And then?"},
+    ]
+    second = client.chat.completions.create(**{**PLAIN, "messages": messages})
+    cached = second.usage.prompt_tokens_details.cached_tokens
+    assert cached >= first.usage.prompt_tokens
+    assert second.usage.prompt_tokens - cached < 30
+
+
+def test_seeds_and_several_answers(client: Any) -> None:
+    asked = {**PLAIN, "temperature": 1.2, "n": 3, "seed": 7}
+    texts = [[c.message.content for c in client.chat.completions.create(**asked).choices]]
+    texts.append([c.message.content for c in client.chat.completions.create(**asked).choices])
+    assert texts[0] == texts[1]
+    alone = client.chat.completions.create(**{**asked, "n": 1, "seed": 8}).choices[0]
+    assert alone.message.content == texts[0][1]
+
+
+def test_several_answers_stream_side_by_side(client: Any) -> None:
+    asked = {**PLAIN, "n": 2, "stream": True}
+    texts = ["", ""]
+    for chunk in client.chat.completions.create(**asked):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+    assert texts[0] == texts[1] != ""
+
+
+def test_logprobs(client: Any) -> None:
+    answer = client.chat.completions.create(**PLAIN, logprobs=True, top_logprobs=3)
+    rows = answer.choices[0].logprobs.content
+    assert len(rows) == 12
+    assert b"".join(bytes(row.bytes) for row in rows).decode() == answer.choices[0].message.content
+    assert all(len(row.top_logprobs) == 3 for row in rows)
+    assert all(row.logprob == max(t.logprob for t in row.top_logprobs) for row in rows)
+
+
+def test_stop_strings_and_biases(client: Any, pool: Any) -> None:
+    whole = client.chat.completions.create(**PLAIN).choices[0].message.content
+    word = whole.split()[2]
+    answer = client.chat.completions.create(**PLAIN, stop=word).choices[0]
+    assert answer.message.content == whole.split(word)[0]
+    assert answer.finish_reason == "stop"
+    token = pool.tokenizer.encode(whole, add_special=False)[0]
+    other = client.chat.completions.create(**PLAIN, logit_bias={str(token): -100})
+    assert not other.choices[0].message.content.startswith(whole[:4])
+
+
+def test_text_in_the_form_of_a_schema(client: Any) -> None:
+    from pydantic import BaseModel
+
+    class Baker(BaseModel):
+        age: int
+        awake: bool
+
+    answer = client.chat.completions.parse(**{**PLAIN, "max_tokens": 60}, response_format=Baker)
+    assert isinstance(answer.choices[0].message.parsed, Baker)
+    plain = client.chat.completions.create(
+        **{**PLAIN, "max_tokens": 200}, extra_body={"regex": "(yes|no)"}
+    )
+    assert plain.choices[0].message.content in ("yes", "no")
+
+
+def test_completions(client: Any, pool: Any) -> None:
+    with pool.open_session(namespace="apart") as session:
+        session.ensure_prefix("Once upon a time")
+        text = "".join(c.text for c in session.decode(temperature=0, max_tokens=8))
+    fields = {"model": "tale", "temperature": 0, "max_tokens": 8}
+    answer = client.completions.create(prompt="Once upon a time", **fields, echo=True, logprobs=2)
+    assert answer.choices[0].text == "Once upon a time" + text
+    assert len(answer.choices[0].logprobs.tokens) == 8
+    both = client.completions.create(prompt=["Once upon a time", "There was"], **fields)
+    assert both.choices[0].text == text
+    assert [choice.index for choice in both.choices] == [0, 1]
+    tokens = pool.tokenizer.encode("Once upon a time")
+    assert client.completions.create(prompt=tokens, **fields).choices[0].text == text
+    pieces = client.completions.create(prompt="Once upon a time", **fields, stream=True)
+    assert "".join(piece.choices[0].text for piece in pieces) == text
+
+
+def test_responses(client: Any) -> None:
+    fields = {"model": "tale", "temperature": 0, "max_output_tokens": 12}
+    text = client.chat.completions.create(**PLAIN).choices[0].message.content
+    answer = client.responses.create(input=ASK["content"], **fields)
+    assert answer.output_text == text
+    assert answer.status == "incomplete"
+    kinds, deltas = [], ""
+    for event in client.responses.create(input=[ASK], **fields, stream=True):
+        kinds.append(event.type)
+        if event.type == "response.output_text.delta":
+            deltas += event.delta
+    assert deltas == text
+    assert kinds[:2] == ["response.created", "response.in_progress"]
+    assert kinds[-1] == "response.incomplete"
+    with client.responses.stream(model="tale", input=[ASK], temperature=0) as stream:
+        final = stream.get_final_response()
+    assert final.status == "completed"
+    assert final.output_text.startswith(text)
+
+
+def test_embeddings(client: Any, pool: Any) -> None:
+    texts = ["a baker", "a dog"]
+    vectors = pool.embed(texts, pooling="mean")
+    for form in ("float", "base64"):
+        rows = client.embeddings.create(model="tale", input=texts, encoding_format=form).data
+        found = [row.embedding for row in rows]
+        if form == "base64":
+            found = [np.frombuffer(base64.b64decode(text), "<f4") for text in found]
+        assert np.asarray(found) == pytest.approx(vectors, abs=1e-5)
+
+
+WRONG: dict[str, tuple[dict[str, Any], int, str | None]] = {
+    "model": ({"model": "nobody"}, 404, "model"),
+    "temperature": ({"temperature": -1}, 400, "temperature"),
+    "type": ({"temperature": "hot"}, 400, "temperature"),
+    "unknown": ({"extra_body": {"wings": 2}}, 400, "wings"),
+    "store": ({"store": True}, 400, "store"),
+    "calls": ({"parallel_tool_calls": False}, 400, "parallel_tool_calls"),
+    "n": ({"n": 0}, 400, "n"),
+    "no messages": ({"messages": []}, 400, "messages"),
+    "role": ({"messages": [{"content": "x"}]}, 400, None),
+    "image": (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+        400,
+        "image input",
+    ),
+    "long": ({"messages": [{**ASK, "content": "tick tock " * 900}]}, 400, "messages"),
+    "schema": (
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "x"}}}},
+        400,
+        "response_format",
+    ),
+    "effort": ({"reasoning_effort": "high"}, 400, "reasoning_effort"),
+    "choice": ({"tool_choice": "required"}, 400, "tool_choice"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_refused_by_name(client: Any, name: str) -> None:
+    fields, status, param = WRONG[name]
+    for stream in (False, True):
+        with pytest.raises(openai.APIStatusError) as caught:
+            client.chat.completions.create(**{**PLAIN, **fields, "stream": stream})
+        assert caught.value.status_code == status
+        body = caught.value.body
+        assert isinstance(body, dict)
+        assert set(body) == {"message", "type", "param", "code"}
+        if param is not None:
+            assert body["param"] == param
+
+
+def test_values_that_mean_what_is_done_anyway(client: Any) -> None:
+    fine = {
+        "store": False, "parallel_tool_calls": True, "service_tier": "auto", "user": "me",
+        "metadata": {}, "modalities": ["text"],
+    }  # fmt: skip
+    assert client.chat.completions.create(**PLAIN, **fine).choices
+
+
+def test_the_asynchronous_client_many_at_once(served: Served) -> None:
+    whole = served.client().chat.completions.create(**PLAIN).choices[0].message.content
+
+    async def all_of_them() -> list[str]:
+        async with openai.AsyncOpenAI(
+            base_url=f"{served.url}/v1", api_key="none", max_retries=0
+        ) as client:
+            asked = [client.chat.completions.create(**PLAIN) for _ in range(10)]
+            return [a.choices[0].message.content or "" for a in await asyncio.gather(*asked)]
+
+    assert asyncio.run(all_of_them()) == [whole] * 10
+
+
+def test_many_threads(client: Any) -> None:
+    def ask(number: int) -> str:
+        fields = {**PLAIN, "temperature": 1, "seed": number}
+        return str(client.chat.completions.create(**fields).choices[0].message.content)
+
+    with ThreadPoolExecutor(8) as threads:
+        together = list(threads.map(ask, range(8)))
+    assert together == [ask(number) for number in range(8)]
+
+
+def test_tokens_and_facts(served: Served, pool: Any) -> None:
+    import httpx
+
+    with httpx.Client(base_url=served.url) as http:
+        asked = {"model": "tale", "prompt": "Once upon", "add_special": False}
+        tokens = http.post("/tokenize", json=asked).json()["tokens"]
+        assert tokens == pool.tokenizer.encode("Once upon", add_special=False)
+        back = http.post("/detokenize", json={"model": "tale", "tokens": tokens}).json()
+        assert back == {"prompt": "Once upon"}
+        assert http.get("/health").json() == {"status": "ok"}
+        assert [row["id"] for row in http.get("/v1/models").json()["data"]] == ["tale"]
+        document = http.get("/openapi.json").json()
+        assert "/v1/chat/completions" in document["paths"]
+        page = http.get("/")
+        assert page.status_code == 200
+        assert "default-src 'none'" in page.headers["content-security-policy"]
+        assert http.get("/nowhere").status_code == 404
+        assert http.get("/v1/chat/completions").status_code == 405
+        assert http.post("/tokenize", content=b"{").status_code == 400
+        json.dumps(document)
