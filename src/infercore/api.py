@@ -458,8 +458,8 @@ def _decode_sampler(model: GuardedModel, config: DecodeConfig) -> Sampler:
 
     sampling = sampling_of(config)
     if sampling.implementation == "native":
-        for field in ("response_format", "processors", "logprobs"):
-            if getattr(config, field) not in (None, ()):
+        for field in ("response_format", "processors", "logprobs", "min_tokens"):
+            if getattr(config, field) not in (None, (), 0):
                 raise UnsupportedFeatureError(
                     feature=field,
                     backend=model.backend,
@@ -473,6 +473,8 @@ def _decode_sampler(model: GuardedModel, config: DecodeConfig) -> Sampler:
         response_format=config.response_format,
         processors=config.processors,
         logprobs=config.logprobs is not None,
+        min_tokens=config.min_tokens,
+        stop_tokens=config.stop_tokens,
     )
 
 

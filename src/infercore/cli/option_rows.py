@@ -103,5 +103,6 @@ SAMPLING: Mapping[str, Row] = MappingProxyType({
     "seed": Row("Makes a random text repeatable; default: drawn anew.", metavar="N"),
     "min_keep": Row("Fewest candidates that filters leave.", metavar="N"),
     "ignore_eos": Row("Never choose an end-of-generation token."),
+    "no_repeat_ngram_size": Row("Let no N tokens in a row come twice; 0 = off.", metavar="N"),
     "implementation": Row("Who samples.", choices=("auto", "native", "portable")),
 })  # fmt: skip

@@ -262,6 +262,12 @@ class GuardedModel:
                 backend=self.backend,
                 hint="use implementation='portable'",
             )
+        if config.no_repeat_ngram_size:
+            raise UnsupportedFeatureError(
+                feature="no_repeat_ngram_size",
+                backend=self.backend,
+                hint="the engine's own sampler has none; use implementation='portable'",
+            )
         for token in config.logit_bias:
             check_token(token, self.tokenizer.n_vocab, field="logit_bias")
         lease = _Lease(self._weights)

@@ -25,6 +25,20 @@ def apply_bias(logits: FloatArray, ids: IdArray, amounts: FloatArray) -> None:
     logits[ids] += amounts
 
 
+def apply_no_repeat(logits: FloatArray, tokens: npt.NDArray[np.int32], n: int) -> None:
+    """Forbid the tokens that would make ``n`` of ``tokens`` [m] in a row appear again, in place.
+
+    Source: ``NoRepeatNGramLogitsProcessor`` of Hugging Face's transformers.
+    """
+    n_starts = tokens.size - n + 1
+    if n_starts < 1:
+        return
+    again = np.ones(n_starts, dtype=np.bool_)
+    for i, token in enumerate(tokens[tokens.size - n + 1 :]):
+        again &= tokens[i : n_starts + i] == token
+    logits[tokens[n - 1 :][again]] = -np.inf
+
+
 def apply_penalties(
     logits: FloatArray,
     window: npt.NDArray[np.int32],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from infercore.sampling.constraints import compile_constraint
+from infercore.sampling.eog import eog_ids
 from infercore.sampling.portable import PortableSampler
 
 if TYPE_CHECKING:
@@ -22,9 +23,12 @@ def new_portable_sampler(
     response_format: Any = None,
     processors: Sequence[Any] = (),
     logprobs: bool = False,
+    min_tokens: int = 0,
+    stop_tokens: Sequence[int] = (),
 ) -> PortableSampler:
     """Return a `PortableSampler`, its constraint compiled from ``response_format``.
 
+    Before ``min_tokens`` are chosen, none is that ends a generation or is one of ``stop_tokens``.
     ``config.implementation`` is the caller's business. Raises as `compile_constraint` and
     `PortableSampler` do, before anything is sampled.
     """
@@ -35,4 +39,5 @@ def new_portable_sampler(
         constraint=compile_constraint(response_format, tokenizer, n_vocab=n_vocab),
         processors=processors,
         logprobs=logprobs,
+        held_back=(min_tokens, [*eog_ids(tokenizer), *stop_tokens]) if min_tokens else None,
     )

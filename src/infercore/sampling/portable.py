@@ -62,7 +62,8 @@ class PortableSampler:
     ``constraint`` limits the tokens (see `compile_constraint`) and belongs to this sampler from
     now on; ``processors`` are objects with ``apply(logits) -> logits``, called first with a
     copy of the row (float32 [n_vocab], writable); clones share them. With ``logprobs`` each step
-    keeps its row, so that `last_logprobs` can answer.
+    keeps its row, so that `last_logprobs` can answer. ``held_back`` is a number and ids: so many
+    tokens are chosen before one of these may be.
 
     Random numbers come from ``numpy.random.Generator(PCG64(seed))``, as ``random()``: a step
     takes one for the selection, and one before it where xtc is on; temperature 0 takes none.
@@ -79,6 +80,7 @@ class PortableSampler:
         constraint: Constraint | None = None,
         processors: Sequence[Any] = (),
         logprobs: bool = False,
+        held_back: tuple[int, Sequence[int]] | None = None,
     ) -> None:
         self._config = config
         self._n_vocab = n_vocab
@@ -87,7 +89,8 @@ class PortableSampler:
         self._keeps_rows = logprobs
         self._rules = LogitRules(config, tokenizer, n_vocab, tuple(processors))
         # Most greedy decodes take the largest logit of the row as it came, but for these tokens.
-        greedy = config.temperature == 0 and constraint is None
+        self._n_held_back, self._held_back = _held_back(held_back, n_vocab)
+        greedy = config.temperature == 0 and constraint is None and not self._n_held_back
         self._not_best = self._rules.only_lowered if greedy else None
         self._seed = secrets.randbelow(MAX_SEED + 1) if config.seed is None else int(config.seed)
         self._closed = False
@@ -99,6 +102,7 @@ class PortableSampler:
         self._mu = 2.0 * self._config.mirostat_tau
         self._last: _Step | None = None
         self._best: tuple[int, float, FloatArray | None] | None = None
+        self._n_chosen = 0
 
     @property
     def seed(self) -> int:
@@ -167,7 +171,7 @@ class PortableSampler:
         return self.sample(context)
 
     def _draw(self, logits: FloatArray) -> int:
-        ready = self._rules.apply(logits, self._history, self._constraint)
+        ready = self._rules.apply(logits, self._history, self._constraint, self._now_held_back())
         kept = chain.candidates_of(ready, self._config, self._random.random)
         chosen = self._choose(kept)
         self._accept((chosen.token,))
@@ -175,6 +179,9 @@ class PortableSampler:
         row = logits.copy() if self._keeps_rows else None
         self._last, self._best = _Step(chosen.token, row, chosen.out_of), None
         return chosen.token
+
+    def _now_held_back(self) -> IdArray | None:
+        return self._held_back if self._n_chosen < self._n_held_back else None
 
     def _latest(self) -> _Step | None:
         if self._best is not None:
@@ -196,7 +203,7 @@ class PortableSampler:
         up; raises as `sample_logits`.
         """
         self._check_open()
-        ready = self._rules.apply(logits, self._history, self._constraint)
+        ready = self._rules.apply(logits, self._history, self._constraint, self._now_held_back())
         kept = chain.candidates_of(ready, self._config, copy.deepcopy(self._random).random)
         return kept.ids, softmax(kept.logits)
 
@@ -218,6 +225,8 @@ class PortableSampler:
         if self._constraint is not None and constrained:
             self._constraint.accept_all(tokens)
         self._history.extend(tokens)
+        if constrained:
+            self._n_chosen += len(tokens)
 
     def last_logprobs(self, top_n: int = 0, *, processed: bool = False) -> TokenLogprob:
         """Return natural-log probabilities of the latest step: the chosen and ``top_n`` tokens.
@@ -278,3 +287,9 @@ class PortableSampler:
             value=token,
             allowed=f"0 to {self._n_vocab - 1}",
         )
+
+
+def _held_back(given: tuple[int, Sequence[int]] | None, n_vocab: int) -> tuple[int, IdArray | None]:
+    if given is None or given[0] == 0:
+        return 0, None
+    return given[0], np.array([token for token in given[1] if token < n_vocab], dtype=np.intp)

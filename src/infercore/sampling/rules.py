@@ -1,7 +1,7 @@
 """From the model's row to the logits that candidates are taken from.
 
-Order: processors, constraint mask, bias (with ``ignore_eos``), penalties, dry. The row is only
-copied where one of them has something to do.
+Order: processors, constraint mask, bias (with ``ignore_eos``), repeated n-grams, penalties, dry.
+The row is only copied where one of them has something to do.
 """
 
 # ruff: noqa: SLF001  (a clone is filled in by its own class)
@@ -14,7 +14,7 @@ import numpy as np
 
 from infercore.errors import InvalidInputError, InvalidStateError, InvalidTokenError
 from infercore.sampling.dry import apply_dry, compile_breakers
-from infercore.sampling.edits import apply_bias, apply_penalties
+from infercore.sampling.edits import apply_bias, apply_no_repeat, apply_penalties
 from infercore.sampling.eog import eog_ids
 
 if TYPE_CHECKING:
@@ -52,6 +52,8 @@ class LogitRules:
             if config.dry_multiplier != 0 and config.dry_penalty_last_n != 0
             else None
         )
+        self._n_gram = config.no_repeat_ngram_size
+        self._looks_back = bool(self._penalises or self._breakers is not None or self._n_gram)
         self._scratch: FloatArray | None = None
 
     @property
@@ -60,7 +62,7 @@ class LogitRules:
 
         None where it may do anything else. A row's best token that is none of them stays the best.
         """
-        if self._processors or self._penalises or self._breakers is not None:
+        if self._processors or self._looks_back:
             return None
         if self._bias is None:
             return frozenset()
@@ -80,20 +82,27 @@ class LogitRules:
         return twin
 
     def apply(
-        self, logits: FloatArray, history: TokenHistory, constraint: Constraint | None
+        self,
+        logits: FloatArray,
+        history: TokenHistory,
+        constraint: Constraint | None,
+        held_back: IdArray | None = None,
     ) -> FloatArray:
         """Return the row after all rules: ``logits`` itself, or the scratch row [n_vocab].
+
+        The ids ``held_back`` are forbidden too, unless the constraint leaves no others.
 
         Raises `InvalidInputError` for a row or a processor's result of another shape or type,
         `InvalidStateError` for NaN, infinity, or no token left.
         """
         self.check_row(logits)
         self.check_values(logits)
-        ready = self._edited(logits, history, constraint)
+        ready = self._edited(logits, history, constraint, held_back)
         if ready is not logits and _largest(ready, "the sampling config") == -np.inf:
             _fail(
-                "processors, constraint, logit_bias and ignore_eos together forbid every token; "
-                "stop when the constraint is finished, or forbid less",
+                "processors, constraint, logit_bias, ignore_eos, min_tokens and "
+                "no_repeat_ngram_size together forbid every token; stop when the constraint is "
+                "finished, or forbid less",
                 "no token left",
             )
         return ready
@@ -110,18 +119,26 @@ class LogitRules:
             _fail("every logit of the model is -inf", "no token possible")
 
     def _edited(
-        self, logits: FloatArray, history: TokenHistory, constraint: Constraint | None
+        self,
+        logits: FloatArray,
+        history: TokenHistory,
+        constraint: Constraint | None,
+        held_back: IdArray | None,
     ) -> FloatArray:
         row = self._processed(logits, history)
-        looks_back = self._penalises or self._breakers is not None
-        changes = constraint is not None or self._bias is not None
-        if not changes and not (looks_back and len(history)):
+        changes = constraint is not None or self._bias is not None or held_back is not None
+        if not changes and not (self._looks_back and len(history)):
             return row
         row = self._own(row)
         if constraint is not None:
             constraint.apply(row)
         if self._bias is not None:
             apply_bias(row, *self._bias)
+        if held_back is not None:
+            ends = row[held_back]
+            row[held_back] = -np.inf
+            if constraint is not None and row.max() == -np.inf:  # the text is complete
+                row[held_back] = ends
         self._look_back(row, history)
         return row
 
@@ -145,6 +162,8 @@ class LogitRules:
 
     def _look_back(self, row: FloatArray, history: TokenHistory) -> None:
         config = self._config
+        if self._n_gram:
+            apply_no_repeat(row, history.last(-1), self._n_gram)
         if self._penalises:
             window = history.last(config.penalty_last_n)
             apply_penalties(

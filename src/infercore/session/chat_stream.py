@@ -96,6 +96,7 @@ class ChatStream:
             chunk,
             tokens=kept.tokens + chunk.tokens,
             logprobs=logprobs,
+            prompt_logprobs=kept.prompt_logprobs or chunk.prompt_logprobs,
             shifted_out=kept.shifted_out + chunk.shifted_out,
         )
 

@@ -64,7 +64,7 @@ class Generation:
         self._drafter = drafter
         self._pieces = pieces
         self._stops = frozenset(config.stop_tokens)
-        self._text = TextAssembler(config.stop)
+        self._text = TextAssembler(config.stop, include=config.include_stop)
         self._queue: deque[Chosen] = deque()
         self.looks_ahead = drafter is not None or getattr(sampler, "constraint", None) is not None
         self._sampling = sampling_of(config)
@@ -76,6 +76,7 @@ class Generation:
         self._shown: list[int] = []
         self._logprobs: list[TokenLogprob] = []
         self.shifted: list[int] = []
+        self.prompt_logprobs: tuple[TokenLogprob, ...] | None = None
         self.n_completion = 0
         self.n_drafted = 0
         self.n_accepted = 0
@@ -120,7 +121,8 @@ class Generation:
         if chosen.logprob is not None:
             self._logprobs.append(chosen.logprob)
         shown = self.config.special_text or not piece.is_control
-        text = self._text.push(piece.data if shown else b"")
+        looks = self.n_completion > self.config.min_tokens
+        text = self._text.push(piece.data if shown else b"", looks=looks)
         if self._text.stopped:  # the text before a stop string is kept for the last chunk
             self.reason, self._rest = "stop", text
             return None
@@ -183,12 +185,13 @@ class Generation:
         """Tokens that the constraint leaves no choice about.
 
         Up to the first one that would end the decode, or that the bias forbids: of these the
-        sampler decides (with an error where nothing is left). Processors and logprobs see every
-        token, so with them nothing is skipped.
+        sampler decides (with an error where nothing is left). Processors, repeated n-grams and
+        logprobs see every token, so with them nothing is skipped.
         """
         constraint = getattr(self._sampler, "constraint", None)
         config = self.config
-        if constraint is None or room < 1 or config.processors or config.logprobs is not None:
+        sees_all = config.processors or self._sampling.no_repeat_ngram_size
+        if constraint is None or room < 1 or sees_all or config.logprobs is not None:
             return []
         return list(takewhile(self._may_be_forced, constraint.forced_tokens()[:room]))
 
@@ -221,14 +224,24 @@ class Generation:
         logprobs = None if self.config.logprobs is None else tuple(self._logprobs)
         self._logprobs = []
         shifted, self.shifted = tuple(self.shifted), []
+        of_prompt, self.prompt_logprobs = self.prompt_logprobs, None
         return StreamChunk(
-            text=text, tokens=tokens, logprobs=logprobs, shifted_out=shifted, **ending
+            text=text,
+            tokens=tokens,
+            logprobs=logprobs,
+            prompt_logprobs=of_prompt,
+            shifted_out=shifted,
+            **ending,
         )
 
     def finish(self, reason: str, **usage: Any) -> StreamChunk:
         """Return the last chunk, with the text that was held back and the usage."""
         text = self._rest + self._text.flush()
-        return self._chunk(text, finish_reason=reason, usage=self._usage(**usage))
+        by: str | int | None = None
+        if reason in ("eos", "stop"):
+            by = self._text.stopped_by if self.ended_by is None else self.ended_by
+        usage_ = self._usage(**usage)
+        return self._chunk(text, finish_reason=reason, stopped_by=by, usage=usage_)
 
     def _usage(self, *, started: float, **counts: Any) -> Usage:
         first = self._first_at

@@ -15,7 +15,9 @@ from infercore.errors import (
 from infercore.session.true_tape import TrueTape
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+    from infercore.protocols.spi import FloatArray
 
 
 @attrs.frozen(kw_only=True)
@@ -220,6 +222,32 @@ class Resident(TrueTape):
                 self._lost(wanted)
                 raise
 
+    def evaluate_anew(self, target: list[int], each: Callable[[int, FloatArray], object]) -> None:
+        """Hold ``target``, all of it evaluated now; ``each`` gets a place and its row of logits.
+
+        Where it fails, what is not held of it is owed.
+        """
+        try:
+            self.clear()
+            for start in range(0, len(target), self.rows_at_once):
+                chunk = target[start : start + self.rows_at_once]
+                self.n_pending = len(target) - start
+                self._append_chunk(chunk, "all")
+                for i, row in enumerate(self.context.logits_all()):
+                    each(start + i, row)
+            self.tape.logical = len(target)
+            self.owed = []
+        except BaseException:
+            self._lost(target)
+            raise
+        finally:
+            self.n_pending = 0
+
+    @property
+    def rows_at_once(self) -> int:
+        """How many tokens are evaluated in one call where each has its row."""
+        return min(64, int(self.context.n_batch))
+
     def put_back(self, tokens: list[int]) -> None:
         """Let ``tokens`` be the logical context again, without calling the engine."""
         self.tape.logical = self.tape.held_of(tokens)
@@ -311,13 +339,13 @@ class Resident(TrueTape):
             self.n_pending = 0
         return n_evaluated
 
-    def _append_chunk(self, chunk: list[int]) -> int:
+    def _append_chunk(self, chunk: list[int], logits: str | None = None) -> int:
         if self.cancelled:
             raise DecodeAbortedError(
                 f"cancelled with {len(self.tape)} tokens resident; ask again to go on",
                 resident_tokens=len(self.tape),
             )
-        mode = "last" if len(chunk) == self.n_pending else "none"
+        mode = logits or ("last" if len(chunk) == self.n_pending else "none")
         # A pool's context knows better: some tokens may come from elsewhere, or be lost since.
         n_evaluated = self.context.decode(chunk, seq_id=self.seq_id, logits=mode)
         self.tape.extend(chunk)

@@ -8,7 +8,7 @@ from weakref import ref
 
 import attrs
 
-from infercore.errors import InvalidStateError
+from infercore.errors import InvalidStateError, UnsupportedFeatureError
 from infercore.session import branches, chatting, snapshots, tool_loop
 from infercore.session.chat_stream import ChatStream
 from infercore.session.drafting import drafter_of
@@ -83,6 +83,8 @@ class CoreSession(Prefilling):
 
     def generation(self, config: DecodeConfig) -> Generation:
         """Return what makes tokens and text as ``config`` says."""
+        if config.prompt_logprobs is not None:
+            self._check_rows()
         drafter = drafter_of(config, self)
         try:
             sampler = self._new_sampler(config)
@@ -91,6 +93,18 @@ class CoreSession(Prefilling):
                 drafter.close()
             raise
         return Generation(sampler, config, drafter=drafter, pieces=self.pieces)
+
+    def _check_rows(self) -> None:
+        """Raise `UnsupportedFeatureError` where not every token of a prompt can have its row."""
+        hint = None
+        if self.resident.is_paged:
+            hint = "sequences that share a context have one row each; open a session of its own"
+        elif not self.context.capabilities.logits_all:
+            hint = "this engine makes one row a call"
+        if hint is not None:
+            raise UnsupportedFeatureError(
+                feature="prompt_logprobs", backend=self.model.backend, hint=hint
+            )
 
     def _stream_of(
         self,

@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from infercore.errors import CallTimeoutError, DecodeAbortedError, InferCoreError, SessionBusyError
+from infercore.sampling.logprobs import raw_logprobs
 from infercore.session.parts import DECODED, PREFIXED
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from infercore.protocols.spi import FloatArray
     from infercore.session.generation import Generation
     from infercore.session.resident import Resident
     from infercore.values.session import StreamChunk
@@ -44,6 +46,7 @@ class DecodeStream:
         self._abandoned = False
         self._n_prompt = 0
         self._n_cached = 0
+        self._n_again = 0
         self._started = time.perf_counter() if started is None else started
         timeout = generation.config.timeout
         self._deadline = None if timeout is None else self._started + timeout
@@ -119,8 +122,26 @@ class DecodeStream:
             self._resident.forget_logits()  # they were restored: no row for an engine's sampler
         with self._resident.limited(self._time_left()):
             self._n_prompt, self._n_cached = begin(self._session)
+        self._look_at_prompt()
         tape = self._resident.tape
         self._generation.prime(tape.tokens(0, tape.logical))
+
+    def _look_at_prompt(self) -> None:
+        """Evaluate the prompt anew for the log-probabilities of its tokens, if they are wanted."""
+        wanted = self._generation.config.prompt_logprobs
+        if wanted is None:
+            return
+        resident, found = self._resident, []
+        prompt = resident.tape.tokens(0, resident.tape.logical)
+
+        def look(place: int, row: FloatArray) -> None:
+            if place + 1 < len(prompt):
+                found.append(raw_logprobs(row, prompt[place + 1], wanted))
+
+        with resident.limited(self._time_left()):
+            resident.evaluate_anew(prompt, look)
+        self._generation.prompt_logprobs = tuple(found)
+        self._n_again, self._n_cached = self._n_cached, 0
 
     def _settle(self) -> None:
         """Make the token that was shown last resident, after any that a failure took."""
@@ -209,6 +230,7 @@ class DecodeStream:
             started=self._started,
             prompt_tokens=self._n_prompt,
             cached_tokens=self._n_cached,
+            reevaluated_tokens=self._n_again,
         )
         self._release()
         return chunk

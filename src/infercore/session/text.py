@@ -12,21 +12,24 @@ if TYPE_CHECKING:
 class StopMatcher:
     """Passes text on, but for stop strings and what may yet become one."""
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
         self._stops = tuple(stops)
+        self._include = include
         self._held = ""
+        self.looks = True
+        """Whether stop strings are looked for in the text that comes now."""
         self.matched: str | None = None
 
     def push(self, text: str) -> str:
         """Return the text that is safe to show now; sets ``matched`` once a stop is complete."""
-        if not self._stops:
+        if not (self._stops and self.looks):
             return text
         held = self._held + text
         found = [(at, stop) for stop in self._stops if (at := held.find(stop)) >= 0]
         if found:
             at, self.matched = min(found)
             self._held = ""
-            return held[:at]
+            return held[: at + len(self.matched)] if self._include else held[:at]
         keep = max((_overlap(held, stop) for stop in self._stops), default=0)
         safe = len(held) - keep
         self._held = held[safe:]
@@ -49,17 +52,26 @@ def _overlap(text: str, stop: str) -> int:
 class TextAssembler:
     """Turns token bytes into text: UTF-8 decoded incrementally, stop strings held back."""
 
-    def __init__(self, stops: Sequence[str] = ()) -> None:
+    def __init__(self, stops: Sequence[str] = (), *, include: bool = False) -> None:
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._stops = StopMatcher(stops)
+        self._stops = StopMatcher(stops, include=include)
 
     @property
     def stopped(self) -> bool:
         """Whether a stop string was completed."""
         return self._stops.matched is not None
 
-    def push(self, data: bytes) -> str:
-        """Return the text that ``data`` completes and that is safe to show."""
+    @property
+    def stopped_by(self) -> str | None:
+        """The stop string that was completed, None where none was."""
+        return self._stops.matched
+
+    def push(self, data: bytes, *, looks: bool = True) -> str:
+        """Return the text that ``data`` completes and that is safe to show.
+
+        ``looks=False``: what it completes ends no text.
+        """
+        self._stops.looks = looks
         text = self._utf8.decode(data)
         return self._stops.push(text) if text else ""
 

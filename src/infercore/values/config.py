@@ -283,12 +283,14 @@ def refuse_unhonoured(
 class SamplingConfig:
     """How the next token is chosen; the same meaning on every backend.
 
-    The order is fixed: constraint mask, bias, penalties, dry, top_n_sigma, top_k, typical,
-    top_p, min_p, xtc, temperature, selection. ``temperature=0`` takes the most likely token,
-    whatever else is set and without randomness. ``top_k=0`` and ``top_n_sigma=-1`` are off, as
-    are ``top_p=1``, ``min_p=0``, ``typical_p=1`` and ``xtc_probability=0``. ``seed=None`` draws
-    one; `Sampler.seed` reports it. ``implementation`` is "portable" (NumPy, the specification),
-    "native" (the engine's own) or "auto", which is always the portable one.
+    The order is fixed: constraint mask, bias, repeated n-grams, penalties, dry, top_n_sigma, top_k,
+    typical, top_p, min_p, xtc, temperature, selection. ``no_repeat_ngram_size=n`` forbids tokens
+    that would make n tokens in a row appear again, prompt included; 0 is off. ``temperature=0``
+    takes the most likely token, whatever else is set and without randomness. ``top_k=0`` and
+    ``top_n_sigma=-1`` are off, as are ``top_p=1``, ``min_p=0``, ``typical_p=1`` and
+    ``xtc_probability=0``. ``seed=None`` draws one; `Sampler.seed` reports it. ``implementation`` is
+    "portable" (NumPy, the specification), "native" (the engine's own) or "auto", which is always
+    the portable one.
     """
 
     temperature: float = attrs.field(default=0.8, validator=checks.number(0, optional=False))
@@ -319,6 +321,7 @@ class SamplingConfig:
     seed: int | None = attrs.field(default=None, validator=checks.integer(0, MAX_SEED))
     min_keep: int = attrs.field(default=1, validator=checks.integer(0, optional=False))
     ignore_eos: bool = attrs.field(default=False, validator=checks.boolean(optional=False))
+    no_repeat_ngram_size: int = attrs.field(default=0, validator=checks.integer(0, optional=False))
     implementation: str = attrs.field(
         default="auto",
         validator=checks.one_of("auto", "native", "portable", optional=False),
@@ -383,23 +386,29 @@ class DecodeConfig:
     """How one decode runs.
 
     ``max_tokens`` bounds the generated tokens (None = until the window is full); ``stop`` holds
-    strings that end the text and never appear in it; ``stop_tokens`` are ids that end it as an
-    end-of-generation token does. ``sampling`` chooses tokens: a `SamplingConfig`, or "model" for
-    what the model's files recommend (`ModelInfo.sampling`) over the defaults. ``logprobs=n``
-    reports the n most likely tokens of each step beside the chosen one. ``processors`` are objects
-    with ``apply(logits) -> logits`` (float32 [n_vocab]). ``response_format`` constrains the text to
-    a JSON schema, regex, grammar or choice. ``special_text`` shows control tokens as text.
-    ``speculative`` guesses tokens ahead: "auto" looks them up in the text so far, where that pays,
-    and not at all where a seed is given. ``timeout`` is in seconds from the call, waiting included:
-    the decode then ends with finish reason "timeout", or before its first token with
-    `CallTimeoutError`.
+    strings that end the text and never appear in it, unless ``include_stop`` leaves the one that
+    ended it at its end; ``stop_tokens`` are ids that end it as an end-of-generation token does.
+    Nothing of these ends it within its first ``min_tokens`` tokens, but for a finished
+    ``response_format``. ``prompt_logprobs=n`` evaluates the prompt anew to report how likely each
+    of its tokens was, beside the n most likely ones (`StreamChunk.prompt_logprobs`). ``sampling``
+    chooses tokens: a `SamplingConfig`, or "model" for what the model's files recommend
+    (`ModelInfo.sampling`) over the defaults. ``logprobs=n`` reports the n most likely tokens of
+    each step beside the chosen one. ``processors`` are objects with ``apply(logits) -> logits``
+    (float32 [n_vocab]). ``response_format`` constrains the text to a JSON schema, regex, grammar or
+    choice. ``special_text`` shows control tokens as text. ``speculative`` guesses tokens ahead:
+    "auto" looks them up in the text so far, where that pays, and not at all where a seed is given.
+    ``timeout`` is in seconds from the call, waiting included: the decode then ends with finish
+    reason "timeout", or before its first token with `CallTimeoutError`.
     """
 
     max_tokens: int | None = attrs.field(default=None, validator=checks.integer(1))
+    min_tokens: int = attrs.field(default=0, validator=checks.integer(0, optional=False))
     stop: tuple[str, ...] = attrs.field(default=(), converter=_strings)
     stop_tokens: tuple[int, ...] = attrs.field(default=(), converter=_stop_tokens)
+    include_stop: bool = attrs.field(default=False, validator=checks.boolean(optional=False))
     sampling: SamplingConfig | Literal["model"] = attrs.field(factory=SamplingConfig)
     logprobs: int | None = attrs.field(default=None, validator=checks.integer(0, 1000))
+    prompt_logprobs: int | None = attrs.field(default=None, validator=checks.integer(0, 1000))
     processors: tuple[Any, ...] = attrs.field(default=(), converter=_processors)
     response_format: Any = attrs.field(default=None)
     special_text: bool = attrs.field(default=False, validator=checks.boolean(optional=False))
@@ -412,6 +421,8 @@ class DecodeConfig:
         named = isinstance(self.sampling, str) and self.sampling == "model"
         if not named and not isinstance(self.sampling, SamplingConfig):
             raise checks.refuse("sampling", self.sampling, "a SamplingConfig, or 'model'")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise checks.refuse("min_tokens", self.min_tokens, f"at most {self.max_tokens}")
 
 
 def sampling_of(

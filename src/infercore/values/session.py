@@ -212,7 +212,9 @@ class StreamChunk:
 
     The last chunk has a ``finish_reason`` ("eos", "stop", "length", "context", "cancelled",
     "timeout"; of a chat also "tool_calls") and ``usage``. Text joined over the stream equals the
-    whole; ids likewise. ``shifted_out`` are the ids that ``overflow="shift"`` dropped from the
+    whole; ids likewise. ``stopped_by`` is the stop string or the id that ended it, where one did.
+    The first chunk's ``prompt_logprobs``, where they were asked for, are those of each token of the
+    prompt but the first. ``shifted_out`` are the ids that ``overflow="shift"`` dropped from the
     context since the chunk before. In a chat ``reasoning`` is a piece of a thought, ``tool_calls``
     are those that were complete by now, and the first chunk's ``dropped_messages`` are the indices
     of the messages that ``overflow="truncate"`` left out.
@@ -224,6 +226,8 @@ class StreamChunk:
     finish_reason: str | None = None
     usage: Usage | None = None
     shifted_out: tuple[int, ...] = ()
+    stopped_by: str | int | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     dropped_messages: tuple[int, ...] = ()
