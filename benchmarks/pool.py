@@ -198,8 +198,10 @@ def gaps(
     def cold() -> float:
         return first_token_s(pool, text, f"cold {next(names)}")
 
-    alone, first, quiet, busy = [cold(), cold()][1:], [], [], []
-    for _ in range(options.rounds):
+    alone, first, quiet, busy = [], [], [], []
+    for turn in range(-1, options.rounds):
+        if turn == 0:  # the round before meets every length of a call for the first time
+            del alone[:], first[:], quiet[:], busy[:]
         crowd = pooled.Background(pool, width, bias)
         time.sleep(options.before)
         quiet += crowd.gaps(lambda: time.sleep(options.before))

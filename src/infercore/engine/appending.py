@@ -185,7 +185,7 @@ class Appending:
             self._native.judged(pieces.gather)
 
         def run(start: int, stop: int) -> None:
-            part = columns.part(start, stop)
+            part = columns if stop - start == n_tokens else columns.part(start, stop)
             own = self._native.optional.decode_spans
             if own is not None:
                 own(part.tokens, part.positions, part.seq_ids, part.wanted)

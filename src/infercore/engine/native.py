@@ -44,7 +44,11 @@ class Native:
 
     def position(self, seq_id: int) -> int:
         """Return the sequence's next position; an engine that cannot tell it is not trusted."""
-        return int(self.judged(self.inner.n_past, seq_id))
+        try:
+            return int(self.inner.n_past(seq_id))
+        except Exception as error:
+            calls.judge(self.lock, error)
+            raise
 
     def position_after(self, seq_id: int, error: BaseException) -> int:
         """Return `position` after ``error``; without it the engine is trusted no more."""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from infercore.protocols.spi import TokenArray
 
 _SHAPE = "(seq_id, tokens, logits) spans"
+_FEW = 32
 
 
 @attrs.frozen
@@ -128,7 +129,18 @@ def check_spans(spans: Any, n_vocab: int, n_seq_max: int) -> Spans:
             lengths.append(len(tokens))
             modes.append(mode)
             flat += tokens
-    return Spans(arguments.check_tokens(flat, n_vocab), seq_ids, lengths, modes)
+    return Spans(_as_tokens(flat, n_vocab), seq_ids, lengths, modes)
+
+
+def _as_tokens(tokens: list[Any], n_vocab: int) -> TokenArray:
+    """Return checked ``tokens``: one by one where there are few, which takes less than columns."""
+    if len(tokens) <= _FEW:
+        for token in tokens:
+            if type(token) is not int or not 0 <= token < n_vocab:
+                break
+        else:
+            return np.array(tokens, dtype=np.int32)
+    return arguments.check_tokens(tokens, n_vocab)
 
 
 Entries = tuple[list[int], list[tuple[int, ...]], list[bool]]

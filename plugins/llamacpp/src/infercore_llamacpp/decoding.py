@@ -140,7 +140,7 @@ class Decoding:
         flags = np.ones_like(wanted) if self._embeddings else wanted
         batch = self._batch.columns(tokens, positions, seq_ids, flags)
         self._run(batch, len(tokens), seq_ids)
-        self._rows = np.flatnonzero(wanted).tolist()
+        self._rows = range(len(tokens)) if wanted.all() else wanted.nonzero()[0].tolist()
 
     def encode(self, tokens: Ints) -> None:
         """Run the encoder over ``tokens``."""
