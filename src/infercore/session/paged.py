@@ -237,7 +237,7 @@ class PagedContext:
         def save(sequence: Sequence) -> bytes:
             context = self.scheduler.context
             self.scheduler.trim(sequence)
-            data: bytes = context.save_sequence(sequence.seq_id, note=note)
+            data: bytes = context.save_sequence(sequence.own_id, note=note)
             return data
 
         return self._held_whole(save)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from infercore.protocols.guarded import SessionContext, SessionModel, SessionTokenizer
     from infercore.protocols.spi import FloatArray
     from infercore.values.config import ContextConfig, DecodeConfig
     from infercore.values.info import Capabilities, ModelInfo
@@ -52,7 +53,7 @@ class SessionPool:
 
     def __init__(
         self,
-        model: Any,
+        model: SessionModel,
         config: PoolConfig,
         *,
         new_sampler: Callable[[DecodeConfig], Any],
@@ -136,7 +137,7 @@ class SessionPool:
         return info
 
     @property
-    def tokenizer(self) -> Any:
+    def tokenizer(self) -> SessionTokenizer:
         """The model's."""
         return self.model.tokenizer
 
@@ -317,7 +318,7 @@ class SessionPool:
         self.close()
 
 
-def _end(owner: Owner | None, model: Any) -> None:
+def _end(owner: Owner | None, model: SessionModel | None) -> None:
     """What becomes of a pool that was dropped; of its model, where it owns that."""
     if owner is not None:
         owner.stop(wait=False)
@@ -338,7 +339,9 @@ def _refuse_times_of_a_child(config: PoolConfig, backend: str) -> None:
             )
 
 
-def _check_invariant(model: Any, wanted: ContextConfig, config: PoolConfig, n_ctx: int) -> None:
+def _check_invariant(
+    model: SessionModel, wanted: ContextConfig, config: PoolConfig, n_ctx: int
+) -> None:
     """Raise `UnsupportedFeatureError` unless neighbours leave a sequence the bits it has alone."""
     with _open_context(model, wanted, config, n_ctx) as context:
         if context.n_seq_max == 1:
@@ -367,7 +370,7 @@ def _check_invariant(model: Any, wanted: ContextConfig, config: PoolConfig, n_ct
             )
 
 
-def _probe_tokens(model: Any, n: int, first: int = 0) -> list[int]:
+def _probe_tokens(model: SessionModel, n: int, first: int = 0) -> list[int]:
     """Return ``n`` tokens that are no control tokens."""
     tokenizer = model.tokenizer
     plain = (t for t in range(tokenizer.n_vocab) if not tokenizer.is_control(t))
@@ -387,7 +390,9 @@ def _store_of(config: PoolConfig, kinds: Capabilities) -> Store | None:
     )
 
 
-def _open_context(model: Any, wanted: ContextConfig, config: PoolConfig, n_ctx: int) -> Any:
+def _open_context(
+    model: SessionModel, wanted: ContextConfig, config: PoolConfig, n_ctx: int
+) -> SessionContext:
     """Return the context of a pool; one of a single sequence where the options allow no more.
 
     Where the caller left ``kv_unified`` open and the engine's sequences have caches of their own,

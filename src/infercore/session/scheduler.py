@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
+    from infercore.protocols.guarded import SessionContext
     from infercore.protocols.spi import FloatArray
     from infercore.session.cost_model import CostModel
     from infercore.session.sequence import Sequence
@@ -81,7 +82,7 @@ class Scheduler:
 
     def __init__(  # noqa: PLR0913  (each is a field of a pool)
         self,
-        open_context: Callable[[], Any],
+        open_context: Callable[[], SessionContext],
         *,
         costs: CostModel,
         n_parallel: int,
@@ -94,7 +95,7 @@ class Scheduler:
         store: Store | None = None,
         own_bytes: int = 0,
         keeps_at_end: bool = False,
-        context: Any = None,
+        context: SessionContext | None = None,
     ) -> None:
         self._open_context = open_context
         self.context = open_context() if context is None else context
@@ -453,18 +454,18 @@ class Scheduler:
                 break
             self._preempt(max(self.running, key=lambda job: job.age))
         try:
-            self.context.load_sequence(sequence.seq_id, data)
+            self.context.load_sequence(sequence.own_id, data)
         except InferCoreError as error:
             self._look_at_engine()
             if error.state_after == "cleared":
                 sequence.truncate(0)
             raise
-        sequence.tokens = self.context.tokens(sequence.seq_id)
+        sequence.tokens = self.context.tokens(sequence.own_id)
         sequence.n_held = sequence.n_cells = sequence.n_high = len(sequence.tokens)
         sequence.save(None)
         sequence.is_cut = False
         sequence.used = self.count.n_steps
-        index = self.context.row_of(sequence.seq_id)  # the rows of others stay beside it
+        index = self.context.row_of(sequence.own_id)  # the rows of others stay beside it
         row = None if index is None else np.array(self.context.logits(index), dtype=np.float32)
         sequence.set_row(row)
 
@@ -630,13 +631,13 @@ class Scheduler:
         if source.n_cells > source.n_held and self.can_truncate:
             self._trim(source)
         if sequence.n_cells:
-            self.context.seq_remove(sequence.seq_id)
+            self.context.seq_remove(sequence.own_id)
             sequence.n_held = sequence.n_cells = 0
         if self.context.capabilities.kv_copy == "any":
-            self.context.seq_copy(source.seq_id, sequence.seq_id, 0, n)
+            self.context.seq_copy(source.own_id, sequence.own_id, 0, n)
             sequence.n_cells = n
         else:
-            self.context.seq_copy(source.seq_id, sequence.seq_id)
+            self.context.seq_copy(source.own_id, sequence.own_id)
             sequence.n_cells = source.n_cells
         sequence.n_held = n
         sequence.n_high = max(sequence.n_high, n)
@@ -663,7 +664,7 @@ class Scheduler:
         if data is None:
             return
         if sequence.n_cells:
-            self.context.seq_remove(sequence.seq_id)
+            self.context.seq_remove(sequence.own_id)
             sequence.n_held = sequence.n_cells = 0
         if self._load(sequence, data):
             if not job.placed_once:
@@ -673,11 +674,11 @@ class Scheduler:
     def _load(self, sequence: Sequence, data: bytes) -> bool:
         """Put saved state into the engine; False where it was refused."""
         try:
-            self.context.load_sequence(sequence.seq_id, data)
+            self.context.load_sequence(sequence.own_id, data)
         except SnapshotError:
             self._look_at_engine()
             return False
-        held = self.context.tokens(sequence.seq_id)
+        held = self.context.tokens(sequence.own_id)
         n = common_prefix(held, sequence.tokens)
         sequence.n_cells, sequence.n_held = len(held), n
         if n < len(held) and not self.can_truncate:
@@ -714,7 +715,7 @@ class Scheduler:
         return sorted(idle, key=lambda s: s.used)
 
     def _free(self, sequence: Sequence) -> int:
-        return int(self.context.look_free(sequence.seq_id))
+        return int(self.context.look_free(sequence.own_id))
 
     def _make_free(self, sequence: Sequence, n: int, spare: Sequence | None = None) -> bool:
         """Free cells until ``n`` more fit behind ``sequence``, taking them from those idle."""
@@ -766,7 +767,7 @@ class Scheduler:
         if not sequence.n_held:
             return
         try:
-            data = self.context.save_sequence(sequence.seq_id)
+            data = self.context.save_sequence(sequence.own_id)
         except SessionFatalError:
             raise
         except Exception:  # noqa: BLE001  (what cannot be kept is evaluated anew)

@@ -54,6 +54,13 @@ class Sequence:
         self.job: Job | None = None
 
     @property
+    def own_id(self) -> int:
+        """Its sequence of the context, which it must have."""
+        if self.seq_id is None:
+            raise RuntimeError("a sequence without cells was asked for their id")
+        return self.seq_id
+
+    @property
     def n_known(self) -> int:
         """Tokens that can be had without evaluating them: held, or kept for this sequence alone."""
         return max(self.n_held, self.n_saved)
