@@ -11,6 +11,7 @@ import pytest
 
 import infercore as ic
 import pack
+from infercore.conformance import laws
 from infercore.testing import load_reference_model
 
 ROOT = Path(__file__).parents[1]
@@ -18,6 +19,7 @@ PAGE = ROOT / "docs" / "reference" / "seed-coverage.md"
 SECTIONS = 4
 COLUMNS = 6
 TESTS = re.compile(r"^`(tests/[\w/]+\.py)::(test_\w+)`$")
+LAW = re.compile(r"^law `([A-Z]+-\d+)`$")
 NAMES = re.compile(r"`([A-Za-z]\w*(?:\.\w+)?)`")
 OWN_FIELDS = {"adapters", "on_oom", "n_ctx_min", "backend_options", "precision"}
 
@@ -65,9 +67,14 @@ def is_there(name: str) -> bool:
 
 
 def test_each_test_is_there() -> None:
-    named = {row[5] for row in ROWS}
+    named = {row[5] for row in ROWS if not LAW.match(row[5])}
     places = [found.groups() if (found := TESTS.match(name)) else (name, "") for name in named]
     assert [place for place in places if place[1] not in names_in(place[0])] == []
+
+
+def test_each_law_is_there() -> None:
+    named = {found[1] for row in ROWS if (found := LAW.match(row[5]))}
+    assert named <= {law.id for law in laws()}
 
 
 def names_in(file: str) -> set[str]:

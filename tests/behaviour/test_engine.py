@@ -42,17 +42,6 @@ def last_row(context: Any, ids: list[int], n_chunk: int) -> Any:
     return context.logits().copy()
 
 
-def test_the_split_into_chunks_does_not_change_the_logits(
-    new_context: Callable[..., Any], ids: list[int]
-) -> None:
-    whole = last_row(new_context(), ids, len(ids))
-    for n_chunk in (1, 7, 64, 256):
-        by_batch = new_context(n_batch=n_chunk, n_ubatch=n_chunk)
-        by_batch.decode(ids)
-        for row in (last_row(new_context(), ids, n_chunk), by_batch.logits()):
-            np.testing.assert_allclose(row, whole, rtol=EXACT_LIMIT, atol=EXACT_LIMIT)
-
-
 def test_branches_go_on_as_fresh_contexts_do(
     new_context: Callable[..., Any], ids: list[int]
 ) -> None:
@@ -69,53 +58,6 @@ def test_branches_go_on_as_fresh_contexts_do(
                 fresh.decode_one(token)
                 assert relative(forked.logits(), fresh.logits()) < EXACT_LIMIT
             assert forked.tokens(s) == fresh.tokens()
-
-
-def test_sequences_of_one_batch_do_not_see_each_other(
-    new_context: Callable[..., Any], ids: list[int]
-) -> None:
-    texts = [ids[:40], ids[100:117], ids[300:360]]
-    context = new_context(n_seq_max=3)
-    entries = [
-        (token, (s,), i == len(text) - 1)
-        for s, text in enumerate(texts)
-        for i, token in enumerate(text)
-    ]
-    context.decode_batch(entries)
-    for s, text in enumerate(texts):
-        assert relative(context.logits(s), last_row(new_context(), text, len(text))) < EXACT_LIMIT
-    context.decode_batch([(5, (0,), True), (6, (2,), True)])
-    for row, (s, token) in enumerate(((0, 5), (2, 6))):
-        alone = last_row(new_context(), [*texts[s], token], 1000)
-        assert relative(context.logits(row), alone) < EXACT_LIMIT
-    assert context.n_past(1) == len(texts[1])
-
-
-def test_removing_the_end_and_going_on_is_a_fresh_run(
-    new_context: Callable[..., Any], ids: list[int]
-) -> None:
-    context = new_context()
-    context.decode(ids[:300])
-    assert context.seq_remove(0, 123)
-    assert (context.n_past(), context.n_resident()) == (123, 123)
-    context.decode(ids[400:450])
-    fresh = last_row(new_context(), [*ids[:123], *ids[400:450]], 1000)
-    assert relative(context.logits(), fresh) < EXACT_LIMIT
-
-
-def test_removing_a_middle_and_closing_the_gap_keeps_positions_contiguous(
-    new_context: Callable[..., Any], ids: list[int]
-) -> None:
-    context = new_context()
-    context.decode(ids[:200])
-    assert context.seq_remove(0, 50, 80)
-    assert (context.n_past(), context.n_resident(), context.seq_pos_min()) == (200, 170, 0)
-    context.seq_shift(0, 80, -1, -30)
-    assert (context.n_past(), context.n_resident(), context.seq_pos_max()) == (170, 170, 169)
-    assert context.tokens() == [*ids[:50], *ids[80:200]]
-    context.decode(ids[200:210])
-    assert (context.n_past(), context.n_resident()) == (180, 180)
-    assert np.isfinite(context.logits()).all()
 
 
 def test_an_abort_from_another_thread_is_soon_and_counted_right(
@@ -223,28 +165,6 @@ def test_python_goes_on_while_the_engine_works(
     done.set()
     ticker.join()
     assert counted > elapsed * 1000 / 20  # a lock held over the call would allow none
-
-
-def test_a_restored_context_takes_the_same_next_step(
-    new_context: Callable[..., Any], ids: list[int]
-) -> None:
-    context = new_context(n_seq_max=2)
-    context.decode(ids[:100])
-    context.seq_copy(0, 1)
-    context.decode(ids[100:110], seq_id=1)
-    whole, one = context.save_state(), context.save_sequence(1)
-    context.decode_one(ids[110], seq_id=1)
-    expected = context.logits().copy()
-    other = new_context(n_seq_max=2)
-    other.load_state(whole)
-    assert [other.tokens(s) for s in range(2)] == [ids[:100], ids[:110]]
-    other.decode_one(ids[110], seq_id=1)
-    assert relative(other.logits(), expected) < EXACT_LIMIT
-    other.clear()
-    other.load_sequence(0, one)
-    assert other.logits() is not None
-    other.decode_one(ids[110])
-    assert relative(other.logits(), expected) < EXACT_LIMIT
 
 
 def test_counters_tell_what_was_done(new_context: Callable[..., Any], ids: list[int]) -> None:

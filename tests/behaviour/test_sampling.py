@@ -41,59 +41,6 @@ class Processor:
 # --- seeds --------------------------------------------------------------------------------
 
 
-def test_the_same_seed_gives_the_same_tokens(session: Any, backend_name: str) -> None:
-    for implementation in implementations(backend_name):
-        fields = {**EVERYTHING, "implementation": implementation, "max_tokens": 40}
-        first, last = tokens_of(session, seed=11, **fields)
-        assert tokens_of(session, seed=11, **fields)[0] == first
-        assert last.usage.seed == 11
-        assert any(tokens_of(session, seed=seed, **fields)[0] != first for seed in (12, 13))
-
-
-def test_no_seed_draws_one_and_reports_it(session: Any, backend_name: str) -> None:
-    for implementation in implementations(backend_name):
-        fields = {"temperature": 2.0, "implementation": implementation, "max_tokens": 30}
-        runs = [tokens_of(session, **fields) for _ in range(4)]
-        assert len({last.usage.seed for _, last in runs}) > 1
-        for tokens, last in runs[:2]:
-            assert 0 <= last.usage.seed <= 2**32 - 2
-            assert tokens_of(session, seed=last.usage.seed, **fields)[0] == tokens
-
-
-def test_a_clone_continues_identically(
-    model: Any, new_context: Callable[..., Any], backend_name: str
-) -> None:
-    ids = model.tokenizer.encode(PROMPT)
-    for implementation in implementations(backend_name):
-        context = new_context()
-        sampler = model.new_sampler(seed=3, implementation=implementation, **EVERYTHING)
-        sampler.observe(ids)
-        context.decode(ids)
-        for _ in range(8):
-            last = sampler.sample(context)
-            context.decode_one(last)
-        n_past, twin, runs = context.n_past(), sampler.clone(), []
-        for each in (sampler, twin):
-            context.eval([last], n_past - 1)
-            runs.append([])
-            for _ in range(25):
-                runs[-1].append(each.sample(context))
-                context.decode_one(runs[-1][-1])
-            each.close()
-        assert runs[0] == runs[1]
-        assert twin.seed == 3
-
-
-def test_temperature_zero_ignores_the_seed(session: Any, backend_name: str) -> None:
-    fields = {"max_tokens": 30, "temperature": 0, "xtc_probability": 1.0, "xtc_threshold": 0.0}
-    runs = [
-        tokens_of(session, seed=seed, implementation=implementation, **fields)[0]
-        for implementation in implementations(backend_name)
-        for seed in (1, 2, None)
-    ]
-    assert all(run == runs[0] for run in runs)
-
-
 @pytest.fixture(scope="module")
 def one_session_each() -> Iterator[dict[str, Any]]:
     """Return an exact session on every engine; skip unless both are there."""
@@ -186,21 +133,6 @@ def test_both_distributions_sum_to_one(model: Any, new_context: Callable[..., An
 # --- bias, processors, ends ---------------------------------------------------------------
 
 
-def test_a_forbidden_token_never_comes_and_a_favoured_one_always(
-    session: Any, backend_name: str
-) -> None:
-    for implementation in implementations(backend_name):
-        fields = {"implementation": implementation, "temperature": 1.5, "seed": 5}
-        barred: dict[int, float] = {}
-        for _ in range(4):
-            found, _ = tokens_of(session, max_tokens=25, logit_bias=barred, **fields)
-            assert not barred.keys() & set(found)
-            barred |= dict.fromkeys(found, -math.inf)
-        (token,) = session.model.tokenizer.encode("e", add_special=False)[-1:]
-        always, _ = tokens_of(session, max_tokens=10, logit_bias={token: 100.0}, **fields)
-        assert always == [token] * 10
-
-
 def test_processors_see_every_row_in_order(session: Any) -> None:
     seen: list[str] = []
     n_vocab = session.model.tokenizer.n_vocab
@@ -261,29 +193,6 @@ def test_a_processors_wrong_result_is_refused(session: Any) -> None:
     with pytest.raises(ic.InvalidStateError, match="NaN"):
         list(session.decode(max_tokens=2, processors=[Processor(lambda row: row * np.nan)]))
     assert len(tokens_of(session, max_tokens=3)[0]) == 3
-
-
-def test_ignore_eos_goes_on(session: Any, backend_name: str) -> None:
-    tokenizer = session.model.tokenizer
-    ends = [token for token in range(tokenizer.n_vocab) if tokenizer.is_eog(token)]
-    eager = dict.fromkeys(ends, 60.0)
-    for implementation in implementations(backend_name):
-        fields = {"implementation": implementation, "logit_bias": eager, "seed": 1}
-        tokens, last = tokens_of(session, max_tokens=15, **fields)
-        assert (tokens, last.finish_reason) == ([], "eos")
-        tokens, last = tokens_of(session, max_tokens=15, ignore_eos=True, **fields)
-        assert (len(tokens), last.finish_reason) == (15, "length")
-        assert not set(tokens) & set(ends)
-
-
-def test_a_stop_token_ends_and_is_not_shown(session: Any) -> None:
-    plain, _ = tokens_of(session, max_tokens=40, temperature=0)
-    for place in (0, 7, 20):
-        at = plain.index(plain[place])
-        tokens, last = tokens_of(session, max_tokens=40, temperature=0, stop_tokens=[plain[place]])
-        assert (tokens, last.finish_reason) == (plain[:at], "stop")
-        report = session.explain_context()
-        assert report.resident_tokens == report.prefix_tokens + at
 
 
 # --- penalties ----------------------------------------------------------------------------

@@ -44,64 +44,6 @@ def test_a_changed_suffix_reuses_the_prefix_and_decodes_as_cold(
         assert greedy(session) == cold(new_session, story, suffix)
 
 
-def test_a_suffix_replaces_the_suffix_and_what_was_generated(
-    new_session: Callable[..., Any], session: Any, story: str
-) -> None:
-    session.ensure_prefix(story)
-    session.prefill_suffix(SUFFIXES[0])
-    greedy(session, 20)
-    session.prefill_suffix(SUFFIXES[1])
-    assert greedy(session) == cold(new_session, story, SUFFIXES[1])
-
-
-def test_the_same_prefix_twice_evaluates_nothing(session: Any, story: str) -> None:
-    session.ensure_prefix(story)
-    status = session.ensure_prefix(story)
-    assert (status.prefilled_tokens, status.dropped_tokens) == (0, 0)
-    assert status.reused_tokens == status.prefix_tokens
-
-
-def test_the_warm_tail_is_reused_by_the_next_suffix(session: Any, story: str) -> None:
-    session.ensure_prefix(story)
-    session.prefill_suffix(SUFFIXES[0])
-    greedy(session, 8)
-    session.ensure_prefix(story)
-    report = session.explain_context()
-    assert report.resident_tokens == report.prefix_tokens
-    assert report.warm_tail_tokens > 8
-    status = session.prefill_suffix(SUFFIXES[0])
-    assert status.prefilled_tokens <= 1
-
-
-def test_an_edited_prefix_reuses_the_common_tokens(model: Any, session: Any, story: str) -> None:
-    half = len(story) // 2
-    edited = story[:half] + " Suddenly a storm rose. " + story[half:]
-    old, new = model.tokenizer.encode(story), model.tokenizer.encode(edited)
-    common = next(i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b)
-    session.ensure_prefix(story)
-    status = session.ensure_prefix(edited)
-    assert status.reused_tokens == common
-    assert status.prefilled_tokens == len(new) - common
-    assert status.dropped_tokens == len(old) - common
-    assert session.context.tokens() == new
-
-
-def test_append_continues_behind_what_was_generated(
-    new_session: Callable[..., Any], model: Any, session: Any
-) -> None:
-    session.ensure_prefix("Once upon a time")
-    generated = greedy(session, 12)
-    status = session.prefill_suffix(ic.SuffixInput(text=" Then Mira", mode="append"))
-    more = model.tokenizer.encode(" Then Mira", add_special=False)
-    expected = [*model.tokenizer.encode("Once upon a time"), *generated, *more]
-    assert status.reused_tokens + status.prefilled_tokens == len(more)
-    assert session.context.tokens()[: status.resident_tokens] == expected
-    with new_session() as fresh:
-        fresh.context.decode(expected)
-        token = int(fresh.context.logits().argmax())
-    assert greedy(session, 1) == [token]
-
-
 def test_append_after_an_end_of_turn_puts_that_token_first(
     model: Any, session: Any, golden: Any
 ) -> None:
@@ -115,21 +57,6 @@ def test_append_after_an_end_of_turn_puts_that_token_first(
     after = session.context.tokens()
     assert after[: len(resident)] == resident
     assert model.tokenizer.is_eog(after[len(resident)])
-
-
-@pytest.mark.parametrize("boundary", ["joint", "split"])
-def test_the_seam(model: Any, session: Any, boundary: str) -> None:
-    whole = "Once upon a time there was a baker"
-    for cut in range(1, len(whole)):
-        session.ensure_prefix(whole[:cut])
-        session.prefill_suffix(ic.SuffixInput(text=whole[cut:], boundary=boundary))
-        logical = session.explain_context().resident_tokens
-        held = session.context.tokens()[:logical]
-        apart = [
-            *model.tokenizer.encode(whole[:cut]),
-            *model.tokenizer.encode(whole[cut:], add_special=False),
-        ]
-        assert held == (model.tokenizer.encode(whole) if boundary == "joint" else apart)
 
 
 def test_a_decode_from_the_prefix_alone_after_a_suffix(
