@@ -15,6 +15,7 @@ from infercore.errors import (
     BackendUnavailableError,
     InferCoreError,
     ModelFormatError,
+    ModelLoadError,
     ModelNotFoundError,
     OutOfMemoryError,
     PluginError,
@@ -355,9 +356,10 @@ def _load(descriptor: BackendDescriptor, path: str, config: ModelConfig) -> Guar
     check_score(descriptor, path)
     trial.check(descriptor, path, config)
     started = time.perf_counter()
-    progress = _Progress(config.progress)
+    progress = _Progress(config.progress, path)
     if config.progress is not None:
         config = attrs.evolve(config, progress=progress)
+    progress.tell(0.0)
     try:
         inner = descriptor.loader(path, config)
     except InferCoreError:
@@ -367,7 +369,13 @@ def _load(descriptor: BackendDescriptor, path: str, config: ModelConfig) -> Guar
             raise
         raise _load_failure(descriptor.name, path, error) from error
     load_ms = (time.perf_counter() - started) * 1e3
-    return _guarded(inner, descriptor, path, load_ms, config)
+    model = _guarded(inner, descriptor, path, load_ms, config)
+    try:
+        progress.tell(1.0)
+    except BaseException:
+        model.close()
+        raise
+    return model
 
 
 def _guarded(
@@ -406,18 +414,29 @@ def _load_failure(backend: str, path: str, error: Exception) -> InferCoreError:
 
 
 class _Progress:
-    """The caller's callback, and what it raised."""
+    """The caller's callback, which hears each fraction once, and what it raised."""
 
-    def __init__(self, report: Callable[[float], object] | None) -> None:
+    def __init__(self, report: Callable[[float], object] | None, path: str) -> None:
         self._report = report
+        self._path = path
+        self._heard = -1.0
         self.error: BaseException | None = None
 
     def __call__(self, fraction: float) -> object:
+        if self._report is None or fraction <= self._heard:
+            return None
+        self._heard = fraction
         try:
-            return None if self._report is None else self._report(fraction)
+            return self._report(fraction)
         except BaseException as error:
             self.error = error
             raise
+
+    def tell(self, fraction: float) -> None:
+        """Call it for a plugin that may not. Raises `ModelLoadError` where it cancels."""
+        if self(fraction) is False:
+            text = f"loading {self._path} was cancelled by progress"
+            raise ModelLoadError(text, path=self._path)
 
 
 def _new_sampler(model: GuardedModel, config: SamplingConfig) -> Sampler:

@@ -262,8 +262,7 @@ def test_a_helper_refuses_what_is_not_honoured():
         with pytest.raises(UnsupportedFeatureError, match=next(iter(fields))) as caught:
             ic.refuse_unhonoured(attrs.evolve(config, **fields), takes, backend="mine")
         assert caught.value.backend == "mine"
-    with pytest.raises(UnsupportedFeatureError, match=r"^progress is"):
-        ic.refuse_unhonoured(ic.ModelConfig(progress=print), (), backend="mine")
+    ic.refuse_unhonoured(ic.ModelConfig(progress=print), (), backend="mine")  # the core calls it
     with pytest.raises(ic.InvalidInputError, match="n_bach"):
         ic.refuse_unhonoured(config, ["n_bach"], backend="mine")
 

@@ -49,3 +49,15 @@ def test_what_is_asked_for_goes_before_the_quota(grant) -> None:
     grant(100_000)
     config = ic.ContextConfig(n_ctx=64, n_threads=2)
     assert settings.settings(config, files.ModelFiles("", "", "")).n_threads == 2
+
+
+@pytest.mark.parametrize(
+    ("n_threads", "n_cpus", "dies"), [(2, 1, True), (2, 2, False), (1, 4, True)]
+)
+def test_more_threads_than_processors_are_those_processors(
+    monkeypatch, n_threads, n_cpus, dies
+) -> None:
+    """On a processor with a matrix unit, one thread a stream divides by zero in the engine."""
+    monkeypatch.setattr(cpu, "_has_unit", lambda: True)
+    monkeypatch.setattr(cpu, "_n_cpus", lambda: n_cpus)
+    assert cpu.divides_by_zero("bf16", n_threads, None) is dies

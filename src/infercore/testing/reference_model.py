@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import numpy as np
 
-from infercore.errors import DecodeAbortedError, ModelFormatError
+from infercore.errors import ModelFormatError
 from infercore.testing import (
     bert,
     llama,
@@ -24,7 +24,7 @@ from infercore.testing.kv_formats import KV_FORMATS
 from infercore.testing.reference_context import ReferenceContext
 from infercore.testing.reference_encoder import EncoderContext
 from infercore.testing.reference_sampler import ReferenceSampler
-from infercore.testing.reference_tokenizer import ReferenceTokenizer
+from infercore.testing.reference_tokenizer import ReferenceTokenizer, json_object
 from infercore.values.info import MemoryPlan, ModelInfo
 
 if TYPE_CHECKING:
@@ -49,7 +49,6 @@ class Loaded:
 
     def __init__(self, path: str, config: ModelConfig, settings: Mapping[str, Any]) -> None:
         reference_settings.check_model(config)
-        _report(config, 0.0)
         self.files = tuple(os.path.join(path, name) for name in FILES)
         self.tokenizer = ReferenceTokenizer(path, int(settings["vocab_size"]), settings)
         self.tensors = safetensors.read(self.files[1])
@@ -57,7 +56,6 @@ class Loaded:
             _check_finite(self.tensors, path)
         self.runtime: Mapping[str, Any] = {"device": "cpu", "precision": "f32"}
         self._weights_bytes = sum(tensor.nbytes for tensor in self.tensors.values())
-        _report(config, 1.0)
 
     def merge(self, adapters: Sequence[AdapterSpec]) -> None:
         """Add adapters to the weights for good, in place of applying them at each product."""
@@ -175,7 +173,7 @@ KINDS = {"llama": ReferenceModel, "bert": ReferenceEncoder}
 
 def load(path: str, config: ModelConfig) -> Loaded:
     """Return the model in the directory ``path``. Raises `ModelFormatError`."""
-    settings = _read_settings(path)
+    settings = json_object(path, "config.json", default=None)
     kind = KINDS.get(str(settings.get("model_type")))
     if kind is None:
         raise ModelFormatError(
@@ -191,25 +189,9 @@ def match(path: str) -> float:
     return float(all(os.path.isfile(os.path.join(path, name)) for name in FILES[:2]))
 
 
-def _read_settings(path: str) -> dict[str, Any]:
-    name = os.path.join(path, "config.json")
-    try:
-        with open(name, encoding="utf-8") as file:
-            settings = json.load(file)
-    except (OSError, ValueError) as error:
-        raise ModelFormatError(f"{name} cannot be read: {error}", path=path) from error
-    if not isinstance(settings, dict):
-        raise ModelFormatError(f"{name} holds no JSON object", path=path)
-    return settings
-
-
 def _pooling_of(path: str) -> str:
     """Return the pooling that the directory names, as sentence-transformers writes it."""
-    name = os.path.join(path, "1_Pooling", "config.json")
-    if not os.path.isfile(name):
-        return "none"
-    with open(name, encoding="utf-8") as file:
-        settings = json.load(file)
+    settings = json_object(path, os.path.join("1_Pooling", "config.json"))
     return next((kind for kind, key in _POOLINGS.items() if settings.get(key)), "none")
 
 
@@ -217,8 +199,3 @@ def _check_finite(tensors: Mapping[str, FloatArray], path: str) -> None:
     for name, tensor in tensors.items():
         if not np.isfinite(tensor).all():
             raise ModelFormatError(f"{path}: tensor {name} holds no finite numbers", path=path)
-
-
-def _report(config: ModelConfig, fraction: float) -> None:
-    if config.progress is not None and config.progress(fraction) is False:
-        raise DecodeAbortedError("loading was cancelled", resident_tokens=0)

@@ -25,9 +25,7 @@ class ReferenceTokenizer:
         self._plain.encode_special_tokens = True
         self._vocabulary = json.loads(text)
         self._control = self._control_tokens()
-        self.generation: Mapping[str, Any] = json.loads(
-            _read(folder, "generation_config.json", "{}")
-        )
+        self.generation: Mapping[str, Any] = json_object(folder, "generation_config.json")
         eos = self.generation.get("eos_token_id", config.get("eos_token_id"))
         eog = eos if isinstance(eos, list) else [eos]
         self.n_vocab = n_vocab
@@ -49,7 +47,7 @@ class ReferenceTokenizer:
     @staticmethod
     def _template(folder: str) -> str | None:
         text = _read(folder, "chat_template.jinja", "")
-        settings = json.loads(_read(folder, "tokenizer_config.json", "{}"))
+        settings = json_object(folder, "tokenizer_config.json")
         return text or settings.get("chat_template")
 
     def encode(self, text: str, *, add_special: bool, parse_special: bool) -> Sequence[int]:
@@ -85,6 +83,21 @@ def _read(folder: str, name: str, default: str | None = None) -> str:
         return default
     with open(path, encoding="utf-8") as file:
         return file.read()
+
+
+def json_object(folder: str, name: str, default: str | None = "{}") -> dict[str, Any]:
+    """Return the JSON object in a file, or in ``default`` where there is none.
+
+    Raises `ModelFormatError` for anything else.
+    """
+    where = os.path.join(folder, name)
+    try:
+        found = json.loads(_read(folder, name, default))
+    except (OSError, ValueError) as error:
+        raise ModelFormatError(f"{where} cannot be read: {error}", path=folder) from error
+    if not isinstance(found, dict):
+        raise ModelFormatError(f"{where} holds no JSON object", path=folder)
+    return found
 
 
 def _load(text: str, folder: str) -> Any:

@@ -243,7 +243,7 @@ def _breakers(value: Sequence[str]) -> tuple[str, ...]:
 
 
 _OF_THE_CORE = {
-    ModelConfig: ("backend_options",),
+    ModelConfig: ("backend_options", "progress"),
     ContextConfig: ("n_ctx", "on_oom", "n_ctx_min", "no_perf", "backend_options"),
 }
 
@@ -258,8 +258,8 @@ def refuse_unhonoured(
 
     For plugins: ``honoured`` names the fields that the engine honours, as a mapping with the
     values that it takes where not all are (None = all). What the core does for every backend is
-    honoured anyway: the window, ``on_oom``, ``n_ctx_min``, ``no_perf``, and the keys of
-    ``backend_options``, which it has checked against the descriptor.
+    honoured anyway: the window, ``on_oom``, ``n_ctx_min``, ``no_perf``, ``progress`` (0 and 1), and
+    the keys of ``backend_options``, which it has checked against the descriptor.
 
     >>> config = ContextConfig(n_batch=64, n_seq_max=1)
     >>> refuse_unhonoured(config, {"n_batch": None, "n_seq_max": (1,)}, backend="mine")

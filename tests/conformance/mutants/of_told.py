@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from typing import Any
 
 import attrs
+import numpy as np
 
 from conformance.mutants import around, breaks, result
+from infercore import api
 from infercore.engine.context import GuardedContext
 from infercore.engine.model import GuardedModel
-from infercore.testing import reference_sampler, reference_settings
+from infercore.engine.tokenizer import GuardedTokenizer
+from infercore.errors import UnsupportedFeatureError
+from infercore.testing import (
+    kv_formats,
+    reference_sampler,
+    reference_sequences,
+    reference_settings,
+    reference_tokenizer,
+)
+from infercore.testing.cells import Cells
 from infercore.testing.faults import FaultyModel
+from infercore.testing.reference_base import Base
 from infercore.testing.reference_context import ReferenceContext
 from infercore.testing.reference_model import Loaded, ReferenceModel
 from infercore.testing.reference_sampler import ReferenceSampler
+from infercore.testing.reference_sequences import Sequences
 from infercore.testing.reference_tokenizer import ReferenceTokenizer
 
 real = {"base": "reference"}
@@ -185,3 +199,81 @@ def runs_of_blanks_become_one(m: Any) -> None:
         return old(self, text.replace("    ", " "), **how)
 
     around(m, ReferenceTokenizer, "encode", encode)
+
+
+@breaks("CAP-29", **real)
+def half_precision_keeps_five_bits(m: Any) -> None:
+    half = kv_formats.KV_FORMATS["f16"]
+    rough = attrs.evolve(half, pack=lambda x: (np.rint(x * 8) / 8).astype(np.float16))
+    m.setattr(reference_sequences, "KV_FORMATS", {**kv_formats.KV_FORMATS, "f16": rough})
+
+
+@breaks("STATE-25", **real)
+def a_narrow_cache_comes_back_without_its_first_value(m: Any) -> None:
+    def load(old: Any, self: Any, seq_id: int, data: bytes) -> None:
+        old(self, seq_id, data)
+        own = self.sequences[seq_id]
+        if len(own.tokens) and own.v.dtype != np.float32:
+            v = own.v.copy()
+            v[:, :1] = np.zeros((), v.dtype)
+            self.sequences[seq_id] = Cells(own.tokens, own.positions, own.k, v)
+
+    around(m, Sequences, "load_sequence", load)
+
+
+@breaks("CAP-30", **real)
+def progress_is_never_told(m: Any) -> None:
+    m.setattr(api._Progress, "tell", lambda self, fraction: None)
+
+
+@breaks("BAD-16", **real)
+def a_refusal_names_nothing(m: Any) -> None:
+    def refuse(config: Any, honoured: Any, *, backend: str) -> None:
+        del backend
+        for name, values in honoured.items():
+            if values is not None and getattr(config, name) not in (None, *values):
+                raise UnsupportedFeatureError(feature="an option")
+
+    m.setattr(reference_settings, "refuse_unhonoured", refuse)
+
+
+@breaks("BAD-17", **real)
+def files_are_thought_to_be_whole(m: Any) -> None:
+    def read(folder: str, name: str, default: Any = "{}") -> Any:
+        return json.loads(reference_tokenizer._read(folder, name, default))
+
+    m.setattr(reference_tokenizer, "json_object", read)
+
+
+@breaks("TOK-18", **real)
+def the_vocabulary_is_known_by_its_size(m: Any) -> None:
+    m.setattr(GuardedTokenizer, "digest", property(lambda self: f"{self.n_vocab:064x}"))
+
+
+@breaks("EMB-11", **real)
+def vectors_are_twice_their_size(m: Any) -> None:
+    result(m, Base, "embeddings", lambda rows: rows * 2)
+    result(m, Base, "embedding", lambda row: row * 2)
+
+
+@breaks("REUSE-20", **real)
+def what_is_left_is_evaluated_anew(m: Any) -> None:
+    def remove(old: Any, self: Any, seq_id: int, p0: int, p1: int) -> bool:
+        done = bool(old(self, seq_id, p0, p1))
+        left = self.sequences[seq_id].tokens
+        if len(left):
+            self.sequences[seq_id] = self._empty
+            self.decode(left, seq_id=seq_id, logits="none")
+        return done
+
+    around(m, Sequences, "seq_remove", remove)
+
+
+@breaks("SAMP-25", **real)
+def a_clone_shares_its_surprise(m: Any) -> None:
+    def clone(old: Any, self: Any) -> Any:
+        twin = old(self)
+        twin._mirostat = self._mirostat
+        return twin
+
+    around(m, ReferenceSampler, "clone", clone)

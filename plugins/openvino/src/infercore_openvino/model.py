@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from infercore import ContextConfig, ModelLoadError, UnsupportedFeatureError
+from infercore import ContextConfig, UnsupportedFeatureError
 from infercore_openvino import (
     arithmetic,
     cpu,
@@ -51,17 +51,14 @@ def load(path: str, config: ModelConfig) -> OpenVinoModel:
     """Load the model at ``path``.
 
     Raises `ModelNotFoundError`, `ModelFormatError`, `UnsupportedFeatureError` for a field of
-    ``config`` that cannot be honoured, `ModelLoadError` when ``progress`` cancels.
+    ``config`` that cannot be honoured.
     """
     path = str(path)
     check(config)
-    _report(config, path, 0.0)
     found = files.find(path)
     core = shared_core(use_mmap=config.use_mmap)
     device = _device(core, config.device)
-    model = OpenVinoModel(core, found, path, device, config)
-    _report(config, path, 1.0)
-    return model
+    return OpenVinoModel(core, found, path, device, config)
 
 
 def check(config: ModelConfig) -> None:
@@ -77,11 +74,6 @@ def check(config: ModelConfig) -> None:
                 backend=BACKEND,
                 hint=hint,
             )
-
-
-def _report(config: ModelConfig, path: str, share: float) -> None:
-    if config.progress is not None and config.progress(share) is False:
-        raise ModelLoadError(f"loading {path} was cancelled by its progress callback", path=path)
 
 
 def _device(core: Any, asked: str | None) -> str:

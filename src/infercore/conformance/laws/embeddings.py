@@ -145,3 +145,28 @@ def check_embed(rig: Rig) -> None:
         alone = infercore.embed(rig.model, [text], pooling="mean")[0]
         gap = float(np.abs(alone - rows[i]).max())
         that(gap <= 1e-2, f"text {i} has another vector alone: {gap:.3g} off")  # noqa: PLR2004
+
+
+@law("EMB-11", needs="embeddings", since="1.2")
+def check_vectors_beside_the_oracle(rig: Rig) -> None:
+    """Vectors of tokens and of texts, at many lengths, are the hidden states that the oracle has.
+
+    Two texts of one call keep to themselves.
+    """
+    oracle = rig.need_oracle()
+    kinds = rig.context().capabilities.pooling
+    for n in (1, 2, 15, 16, 17, 33, 60):
+        tokens = rig.tokens(n)
+        hidden = oracle.append(oracle.nothing(), tokens)[1]
+        _close(_rows(rig, tokens, n_batch=16, n_ubatch=16), hidden, f"rows of {n} tokens")
+        pooled = {"mean": hidden.mean(axis=0), "cls": hidden[0], "last": hidden[-1]}
+        for kind in set(pooled) & set(kinds):
+            _close(_pooled(rig, tokens, kind), pooled[kind], f"{n} tokens, pooling {kind}")
+    if not rig.context().capabilities.multi_sequence or "mean" not in kinds:
+        return
+    texts = [rig.tokens(n) for n in (9, 4)]
+    both = rig.two(embeddings=True, pooling_type="mean")
+    both.decode_batch([(t, (i,), False) for i, text in enumerate(texts) for t in text])
+    for i, text in enumerate(texts):
+        expected = oracle.append(oracle.nothing(), text)[1].mean(axis=0)
+        _close(np.array(both.embedding(i)), expected, f"text {i} of two in one call")

@@ -65,6 +65,10 @@ _PENALTIES: tuple[dict[str, Any], ...] = (
     {"dry_multiplier": 2.0, "dry_penalty_last_n": 8, "dry_sequence_breakers": ()},
     {"dry_multiplier": 2.0, "dry_penalty_last_n": 0, "dry_sequence_breakers": ()},
     {"dry_multiplier": 1.2, "repeat_penalty": 1.2, "dry_sequence_breakers": ()},
+    {"dry_multiplier": 3.0},
+    {"dry_multiplier": 3.0, "dry_sequence_breakers": ("e", "a")},
+    {"dry_multiplier": 3.0, "dry_sequence_breakers": ("the ", "\n")},
+    {"dry_multiplier": 2.0, "dry_base": 0.5, "dry_sequence_breakers": ()},
 )
 
 
@@ -104,6 +108,7 @@ _CUTS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.5, "dynatemp_range": 2.0, "top_k": 10},
     {"xtc_probability": 1.0, "xtc_threshold": 0.02, "temperature": 3.0, "top_k": 12},
     {"xtc_probability": 1.0, "xtc_threshold": 0.02, "min_keep": 9, "top_k": 10, "temperature": 2.0},
+    {"xtc_probability": 0.4, "xtc_threshold": 0.02, "temperature": 3.0, "top_k": 12},
     {"mirostat": 1, "mirostat_tau": 1.0, "mirostat_eta": 0.3, "temperature": 2.0},
     {"mirostat": 1, "mirostat_tau": 4.0, "temperature": 3.0},
     {"mirostat": 2, "mirostat_tau": 1.0, "mirostat_eta": 0.3, "temperature": 2.0},
@@ -135,3 +140,33 @@ def check_native_cuts(rig: Rig) -> None:
             one, two = (counts[drawn] for counts in seen)
             allowed = 5 * np.sqrt(one + two) + 2
             that(abs(one - two) <= allowed, f"{fields}: {drawn} {two} times, portable {one}")
+
+
+_STATES: tuple[dict[str, Any], ...] = (
+    {"mirostat": 1, "mirostat_tau": 3.0, "mirostat_eta": 0.4, "temperature": 3.0},
+    {"mirostat": 2, "mirostat_tau": 3.0, "mirostat_eta": 0.4, "temperature": 3.0},
+    {"repeat_penalty": 1.5, "frequency_penalty": 0.3, "temperature": 3.0},
+    {"dry_multiplier": 2.0, "dry_allowed_length": 1, "dry_sequence_breakers": ()},
+)
+
+
+@law("SAMP-25", needs="native_sampler", since="1.2")
+def check_native_state_is_cloned_and_reset(rig: Rig) -> None:
+    """What the engine's own sampler remembers goes into its clone, and goes with a reset."""
+    context, row = sampling._row(rig)  # noqa: SLF001
+    said = sampling._best(row, 3)  # noqa: SLF001
+    for fields in _STATES:
+        sampler = rig.sampler(
+            **{**sampling.PLAIN, **fields}, implementation="native", seed=rig.random.randrange(999)
+        )
+        sampler.observe(said)
+        first = [sampler.sample(context) for _ in range(6)]
+        twin = rig.opened(sampler.clone())
+        after = [twin.sample(context) for _ in range(8)]
+        equal([sampler.sample(context) for _ in range(8)], after, f"beside its clone, {fields}")
+        sampler.reset()
+        sampler.observe(said)
+        equal([sampler.sample(context) for _ in range(6)], first, f"after a reset, {fields}")
+        more = [twin.sample(context) for _ in range(4)]
+        fresh = rig.opened(twin.clone())
+        that(len(more) == 4 and fresh.seed == sampler.seed, "the seed of a clone")  # noqa: PLR2004

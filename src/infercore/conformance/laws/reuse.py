@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -291,3 +292,23 @@ def check_long_greedy_run_is_as_cold(rig: Rig) -> None:
     greedy(session, 5)
     session.prefill_suffix(suffix)
     rig.follows(_ids(rig, text, suffix), greedy(session, 64), "64 tokens of a warm run")
+
+
+@law("REUSE-20", tier="session", needs="kv_remove", since="1.2")
+def check_reuse_saves_time(rig: Rig) -> None:
+    """A prefix that is resident but for one token takes far less processor time than a cold one."""
+    tokens = rig.tokens(rig.n_ctx - 16)
+    other = [*tokens[:-1], next(token for token in tokens if token != tokens[-1])]
+    cold: list[float] = []
+    warm: list[float] = []
+    for _ in range(3):
+        session = rig.session(n_batch=16, n_ubatch=16)
+        for times, held in ((cold, tokens), (warm, other)):
+            started = time.process_time()
+            session.ensure_prefix(held)
+            times.append(time.process_time() - started)
+        rig.tidy()
+    that(
+        min(warm) < min(cold) / 3,
+        f"a warm prefix took {1e3 * min(warm):.2f} ms, a cold one {1e3 * min(cold):.2f} ms",
+    )

@@ -1,0 +1,77 @@
+"""Keys and values in each declared type: how near they stay, and what is saved of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from infercore.conformance.expect import that
+from infercore.conformance.law import law
+from infercore.errors import InvalidInputError, UnsupportedFeatureError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from infercore.conformance.rig import Rig
+
+SHARES = {"f32": 0.0, "f16": 0.004, "bf16": 0.02, "q8_0": 0.03, "u8": 0.03}
+"""How far logits may be from the exact ones, as a share of their spread; about thrice the usual."""
+COARSE = 0.3
+"""For types of less than 8 bits, and those that are not known here."""
+
+
+def _contexts(rig: Rig) -> Iterator[tuple[str, dict[str, Any], Any]]:
+    """Yield each declared type for K alone, for V alone and for both, where it is accepted."""
+    plain = {"type_k": "f32", "type_v": "f32"}
+    for kind in rig.context().capabilities.kv_types:
+        for names in (("type_k",), ("type_v",), ("type_k", "type_v")):
+            for flash in ({}, {"flash_attn": "on"}):
+                fields = {**plain, **dict.fromkeys(names, kind), **flash}
+                try:
+                    context = rig.context(**fields, n_batch=24, n_ubatch=11)
+                except (InvalidInputError, UnsupportedFeatureError):
+                    continue
+                yield kind, fields, context
+                break
+
+
+@law("CAP-29", since="1.2")
+def check_types_are_as_near_as_their_bits(rig: Rig) -> None:
+    """With K, V or both in each declared type, logits are as near the oracle's as its bits allow.
+
+    In several steps, single tokens and after a removal, so that what is kept is read again.
+    """
+    oracle = rig.need_oracle()
+    tokens = rig.tokens(60)
+    expected = oracle.rows(tokens)[-1]
+    spread = float(np.ptp(expected))
+    for kind, fields, context in _contexts(rig):
+        context.decode(tokens[:41])
+        if context.capabilities.kv_remove == "any":
+            context.decode(tokens[:7])
+            context.seq_remove(0, 41, -1)
+        context.decode(tokens[41:58])
+        for token in tokens[58:]:
+            context.decode_one(token)
+        gap = float(np.abs(context.logits() - expected).max())
+        allowed = max(rig.tolerance, SHARES.get(kind, COARSE) * spread)
+        that(gap <= allowed, f"{fields}: logits {gap:.3g} from the oracle's, beyond {allowed:.3g}")
+
+
+@law("STATE-25", needs="sequence_state", since="1.2")
+def check_state_of_each_type(rig: Rig) -> None:
+    """Saved state goes on as its source does, with K, V or both in each declared type."""
+    tokens = rig.tokens(40)
+    for _, fields, context in _contexts(rig):
+        context.decode(tokens[:30])
+        data = context.save_sequence(0)
+        other = rig.context(**fields, n_batch=24, n_ubatch=11)
+        other.load_sequence(0, data)
+        for each in (context, other):
+            each.decode(tokens[30:39])
+            each.decode_one(tokens[39])
+        gap = float(np.abs(context.logits() - other.logits()).max())
+        allowed = max(rig.tolerance, context.tolerance)
+        that(gap <= allowed, f"{fields}: restored, logits are {gap:.3g} off, beyond {allowed:.3g}")
+        rig.tidy()

@@ -1,0 +1,213 @@
+"""Loading: what is told meanwhile, what is refused, and what belongs to a model's identity."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import infercore
+from infercore.conformance.expect import equal, raises, that
+from infercore.conformance.law import law
+from infercore.conformance.laws.bad_input import OPTIONS
+from infercore.errors import (
+    InferCoreError,
+    InvalidInputError,
+    ModelLoadError,
+    PluginError,
+    UnsupportedFeatureError,
+)
+from infercore.testing import load_reference_model
+from infercore.values.config import KV_TYPES, ModelConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from infercore.conformance.rig import Rig
+
+SMALL = 2**20
+"""Bytes of a file that holds no weights."""
+
+_MODEL_OPTIONS: tuple[dict[str, Any], ...] = (
+    {"n_gpu_layers": 20}, {"split_mode": "row"}, {"main_gpu": 5}, {"tensor_split": (0.5, 0.5)},
+    {"device": "NO_SUCH_DEVICE:7"}, {"use_mmap": True}, {"use_mmap": False}, {"use_mlock": True},
+    {"check_tensors": True},
+)  # fmt: skip
+_CONTEXT_OPTIONS: dict[str, tuple[Any, ...]] = {
+    **OPTIONS,
+    "type_k": KV_TYPES,
+    "type_v": KV_TYPES,
+    "rope_freq_scale": (0.5,),
+    "precision": ("fast", "default", "accurate"),
+}
+
+
+def _load(rig: Rig, path: str, **fields: Any) -> Any:
+    """Load a model as users do, by the name of the backend."""
+    if rig.backend == "reference":
+        return load_reference_model(path, config=ModelConfig(**fields))
+    if rig.backend not in {backend.name for backend in infercore.backends()}:
+        rig.leave("the backend is not announced, so users cannot load with it by name")
+    return infercore.load_model(path, backend=rig.backend, **fields)
+
+
+def _path(rig: Rig) -> str:
+    if rig.path is None:
+        rig.leave("the rig names no path")
+    return rig.path
+
+
+@law("CAP-30", model="any", since="1.2")
+def check_progress(rig: Rig) -> None:
+    """Progress hears rising fractions from 0 to 1; False ends the load; its errors come through."""
+    path, heard = _path(rig), list[float]()
+    _load(rig, path, progress=heard.append).close()
+    equal((heard[:1], heard[-1:]), ([0.0], [1.0]), "the first and the last fraction")
+    equal(heard, sorted(set(heard)), "the fractions, each once")
+    for at in (0.0, 0.5):
+        enough = partial(_is_below, at)
+        raises(ModelLoadError, partial(_load, rig, path, progress=enough), f"a cancel at {at}")
+
+    def fail(fraction: float) -> None:
+        raise ZeroDivisionError(fraction)
+
+    raises(ZeroDivisionError, partial(_load, rig, path, progress=fail), "an error of progress")
+
+
+def _is_below(at: float, fraction: float) -> bool:
+    return fraction < at
+
+
+@law("BAD-16", since="1.2")
+def check_what_refusals_say(rig: Rig) -> None:
+    """A refused option is named, with its value, the backend, and what to do instead."""
+    path = _path(rig)
+    for fields in _MODEL_OPTIONS:
+        _refusal(rig, fields, lambda fields=fields: _load(rig, path, **fields))
+    for name, values in _CONTEXT_OPTIONS.items():
+        for value in values:
+            fields = {"n_ctx": 64, name: value}
+            _refusal(rig, {name: value}, partial(rig.model.new_context, **fields))
+
+
+def _refusal(rig: Rig, fields: dict[str, Any], opened: Any) -> None:
+    """Raise `LawError` where a refusal lacks its facts."""
+    ((name, value),) = fields.items()
+    try:
+        opened().close()
+    except UnsupportedFeatureError as error:
+        named = error.feature.split("=")[0]  # n_threads stands for n_threads_batch, too
+        is_named = bool(named) and (name in error.feature or named in name)
+        that(is_named, f"{fields} is refused as {error.feature!r}")
+        equal(error.backend, rig.backend, f"the backend that refuses {fields}")
+        that(error.hint, f"the refusal of {fields} says nothing to do: {error}")
+    except InvalidInputError as error:
+        that(error.field, f"the refusal of {fields} names no field: {error}")
+        if error.field == name:
+            equal(error.value, value, f"the value in the refusal of {fields}")
+        that(error.allowed not in (None, ""), f"the refusal of {fields} says not what is allowed")
+    except infercore.BackendUnavailableError as error:
+        that(error.reason, f"the refusal of {fields} has no reason")
+
+
+@law("BAD-17", since="1.2")
+def check_damaged_files(rig: Rig) -> None:
+    """A model that lacks a file, or has one cut, emptied or of noise, is refused by type, or works.
+
+    Never by a mistake of the plugin's own, such as a KeyError; the refusal names the path.
+    """
+    path = Path(_path(rig))
+    tokens = rig.tokens(4)
+    for what, name, content in _damages(path):
+        with tempfile.TemporaryDirectory() as folder:
+            copy = Path(folder) / path.name
+            if path.is_dir():
+                shutil.copytree(path, copy)
+            file = copy / name if name else copy
+            if content is None:
+                file.unlink()
+            else:
+                file.unlink(missing_ok=True)
+                file.write_bytes(content)
+            try:
+                with rig.open_at(str(copy)) as model, model.new_context(**rig.fields()) as context:
+                    context.decode(tokens)
+            except InferCoreError as error:
+                that(not isinstance(error, PluginError), f"{name} {what}: {error}")
+                if isinstance(error, ModelLoadError):
+                    that(str(copy) in str(error.path), f"{name} {what}: the path {error.path!r}")
+
+
+def _damages(path: Path) -> Iterator[tuple[str, str, bytes | None]]:
+    """Yield what is done to which file of a model, and what is in it then; None = it is gone."""
+    if path.is_file():
+        data = path.read_bytes()
+        for share in (0.001, 0.02, 0.5, 0.999):
+            yield f"cut at {share}", "", data[: int(share * len(data))]
+        yield "of noise", "", bytes(range(256)) * 64
+        return
+    for file in sorted(path.rglob("*")):
+        if not file.is_file() or file.suffix in (".md", ".txt"):
+            continue
+        name = str(file.relative_to(path))
+        yield "gone", name, None
+        if file.stat().st_size <= SMALL:
+            data = file.read_bytes()
+            yield "cut", name, data[: len(data) // 2]
+            if file.suffix == ".json":
+                yield "without what is in it", name, b"{}"
+                yield "a list", name, b"[]"
+        else:
+            with file.open("rb") as opened:
+                yield "cut", name, opened.read(SMALL)
+
+
+@law("TOK-18", since="1.2")
+def check_a_renamed_token_is_another_vocabulary(rig: Rig) -> None:
+    """A copy with one token renamed has another digest, so that no state of the one is the other's.
+
+    Refusing the copy is right, too.
+    """
+    path, tokenizer = Path(_path(rig)), rig.tokenizer
+    names = {
+        bytes(tokenizer.token_bytes(token))
+        for token in range(tokenizer.n_vocab)
+        if tokenizer.is_control(token) and not tokenizer.is_eog(token) and token != tokenizer.bos
+    }
+    long = sorted(name for name in names if len(name) >= 5 and name.isascii())  # noqa: PLR2004
+    if not long:
+        rig.leave("there is no control token whose name can be changed")
+    old = long[0]
+    new = old[:2] + bytes([old[2] ^ 1]) + old[3:]
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / path.name
+        if path.is_dir():
+            shutil.copytree(path, copy)
+        else:
+            shutil.copy(path, copy)
+        changed = [_renamed(file, old, new) for file in _files(copy)]
+        if not any(changed):
+            rig.leave(f"{old!r} does not stand in the model's files as it is")
+        try:
+            with rig.open_at(str(copy)) as other:
+                that(other.digest != rig.model.digest, "the digest of the model is the same")
+                that(
+                    other.tokenizer.digest != tokenizer.digest, "that of the tokenizer is the same"
+                )
+        except ModelLoadError:
+            return
+
+
+def _files(where: Path) -> list[Path]:
+    return [file for file in where.rglob("*") if file.is_file()] if where.is_dir() else [where]
+
+
+def _renamed(file: Path, old: bytes, new: bytes) -> bool:
+    data = file.read_bytes()
+    if old not in data:
+        return False
+    file.chmod(0o600)
+    file.write_bytes(data.replace(old, new))
+    return True
