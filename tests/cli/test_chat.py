@@ -256,6 +256,18 @@ def test_overflow_ends_a_pipe_and_not_a_person_s_chat(reference) -> None:
         assert leave(screen) == 0
 
 
+def test_the_oldest_turns_are_left_out_and_that_is_said_once(reference) -> None:
+    lines = [f"{NADIA} {number}" for number in range(7)]
+    done = talk(reference, *lines, options=("--n-ctx", "96", "-n", "4", "--json"))
+    left_out = [row["dropped_messages"] for row in told(done)]
+    assert left_out[0] == []
+    assert left_out[-1][:2] == [0, 1]
+    assert done.stderr.count("the window is full") == 1
+    refused = talk(reference, *lines, options=("--n-ctx", "96", "-n", "4", "--overflow", "error"))
+    assert refused.exit_code == 1
+    assert "overflow='truncate'" in refused.stderr
+
+
 def test_input_that_is_not_utf8(reference) -> None:
     arguments = ["chat", *reference.arguments]
     done = CliRunner().invoke(main, arguments, input=b"caf\xe9\n")

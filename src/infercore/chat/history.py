@@ -34,17 +34,29 @@ def _without_system(rows: Sequence[Mapping[str, Any]], indices: range) -> tuple[
     return tuple(i for i in indices if rows[i]["role"] not in _KEPT_ROLES)
 
 
-def n_to_drop(n_groups: int, fits: Callable[[int], bool]) -> int:
+def n_to_drop(n_groups: int, fits: Callable[[int], bool], *, is_long: bool = False) -> int:
     """Return how many groups must go; ``fits(n)`` tells whether the rest has room without ``n``.
 
     More go than must, in steps of half of what has room, so that a conversation that grows keeps
-    the same beginning, warm, for several turns. All go where even that does not do.
+    the same beginning, warm, for several turns. All go where even that does not do. ``is_long``
+    says that most of it will have to go: the whole, which takes longest to look at, is then tried
+    last, and the answer is the same.
     """
-    if fits(0):
+    if not is_long and fits(0):
         return 0
-    low, high = 0, n_groups
+    high, n_kept = n_groups, 1
+    while n_kept < n_groups and fits(n_groups - n_kept):
+        high, n_kept = n_groups - n_kept, 2 * n_kept
+    low = max(0, n_groups - n_kept)
+    if low == 0 and is_long and fits(0):
+        return 0
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if fits(middle) else (middle, high)
     step = max(1, (n_groups - high) // 2)
     return min(n_groups, -(-high // step) * step)
+
+
+def n_characters(rows: Sequence[Mapping[str, Any]]) -> int:
+    """Return about how much text there is."""
+    return sum(len(str(row.get("content") or "")) for row in rows)

@@ -54,12 +54,16 @@ def chat(ctx: click.Context, /, model: str, saved: str | None, **options: Any) -
     that begins with /. Ctrl-C ends an answer and keeps what was said, Ctrl-D leaves. In a pipe
     each line of standard input is a message, and only the answers are written to standard output.
 
+    When the window is full, the oldest turns are left out, which is said once; --overflow error
+    ends the chat instead.
+
     Exit status: 0, 1 for an error (in a pipe also one of a turn), 2 for a wrong command line, 130
     after Ctrl-C in a pipe.
     """
     person = not stdin_is_piped()
     show = Show(as_json=options["as_json"], stats=not options["no_stats"])
     fields, system = chat_fields(options), system_message(options)
+    options["overflow"] = options["overflow"] or "truncate"
     with decode_fields(options) as decode, opened(model, options) as (loaded, session):
         talk = Chat(model=loaded, session=session, show=show, decode=decode, fields=fields)
         talk.begin(system, saved)

@@ -34,6 +34,7 @@ class Chat:
     messages: list[dict[str, str]] = attrs.field(factory=list)
     interrupted: bool = False
     n_turns: int = 0
+    has_told_of_dropping: bool = False
 
     def begin(self, system: str | None, saved: str | None) -> None:
         """Start with the chat in the file ``saved`` and the system message that was given."""
@@ -72,6 +73,12 @@ class Chat:
         if turn.text or not turn.interrupted:
             self.messages = [*asked, {"role": "assistant", "content": turn.text}]
             self.n_turns += 1
+        if turn.dropped_messages and not self.has_told_of_dropping:
+            self.has_told_of_dropping = True
+            tell(
+                "the window is full: from now on the oldest turns are left out of what the model "
+                "sees; --n-ctx gives more room, --overflow error ends the chat instead"
+            )
         self.show.end(turn, number=number)
 
     def undo(self) -> bool:

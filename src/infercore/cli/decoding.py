@@ -63,8 +63,9 @@ _CHAT = (
 
 overflow_option: Callable[[Any], Any] = option(
     "--overflow", section="Context", type=click.Choice(["error", "truncate", "shift"]),
-    help="When the window is full: refuse, leave out the oldest of a prompt that does not fit, or "
-    "drop the older half while generating. [default: error]",
+    help="When the window is full: refuse, leave out the oldest turns of a chat (or the oldest of "
+    "a prompt that does not fit), or drop the older half while generating. [default: error; of "
+    "infercore chat: truncate]",
 )  # fmt: skip
 
 

@@ -30,6 +30,7 @@ class Turn:
     usage: Usage | None = None
     first_text_ms: float | None = None
     shifted_out: int = 0
+    dropped_messages: tuple[int, ...] = ()
     interrupted: bool = False
 
     def told(self) -> str:
@@ -59,6 +60,7 @@ class Turn:
             "finish_reason": self.finish_reason,
             "first_text_ms": self.first_text_ms,
             "interrupted": self.interrupted,
+            "dropped_messages": self.dropped_messages,
             "usage": None if self.usage is None else plain(self.usage),
         }
 
@@ -89,6 +91,7 @@ class Show:
             turn.first_text_ms = (time.perf_counter() - started) * 1e3
         turn.text += chunk.text
         turn.shifted_out += len(chunk.shifted_out)
+        turn.dropped_messages += chunk.dropped_messages
         turn.finish_reason, turn.usage = chunk.finish_reason, chunk.usage
         if self.as_json:
             shown = {"type": "chunk", "number": number, "text": chunk.text, "tokens": chunk.tokens}

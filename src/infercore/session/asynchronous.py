@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 from weakref import ref
 
 from infercore.errors import InferCoreError
+from infercore.session import tool_loop
 from infercore.session.chat_stream import ChatStream
 from infercore.session.pool_stream import PoolStream
 from infercore.session.turns import Turns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Callable, Generator, Mapping, Sequence
     from types import TracebackType
 
     from typing_extensions import Self
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
         Beam,
         Completion,
         ContextReport,
+        Message,
         PrefixInput,
         PrefixStatus,
         Snapshot,
@@ -128,6 +130,20 @@ class AsyncSession:
         The prefill runs when the iterator is first asked, and raises there.
         """
         return AsyncDecodeStream(self, lambda: self._session.chat(*args, **fields))
+
+    async def run_tools(
+        self,
+        messages: Sequence[Message | Mapping[str, Any]],
+        functions: Sequence[Callable[..., Any]],
+        *,
+        max_rounds: int = 8,
+        **decode: Any,
+    ) -> list[Message]:
+        """See `Session.run_tools`; coroutine functions are awaited, others run in a thread.
+
+        Calls of one answer run one after the other, in their order.
+        """
+        return await tool_loop.arun(self.chat, messages, functions, max_rounds=max_rounds, **decode)
 
     async def generate(self, text: str | Sequence[int], **decode: Any) -> str:
         """See `Session.generate`."""

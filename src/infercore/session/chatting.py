@@ -10,7 +10,7 @@ import attrs
 from infercore.chat.answer import AnswerReader
 from infercore.chat.budget import ThoughtBudget
 from infercore.chat.dialect import Dialect, dialect_of
-from infercore.chat.history import droppable, n_to_drop
+from infercore.chat.history import droppable, n_characters, n_to_drop
 from infercore.chat.messages import as_row
 from infercore.chat.tool_choice import call_grammar
 from infercore.chat.tools import Tools
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from infercore.values.config import DecodeConfig
 
+_MANY_CHARACTERS = 8  # for a token: with more a text will hardly fit
 _GIVEN_APART = ("messages", "tools", "bos_token", "eos_token", "chat_template")
 
 
@@ -95,11 +96,11 @@ class ChatTurn:
             )
         return form.switch
 
-    def render(self, fits: Callable[[list[int]], bool] | None = None) -> Turn:
+    def render(self, fits: Callable[[list[int]], bool] | None = None, *, window: int = 0) -> Turn:
         """Return the chat as it is to be put into the context.
 
-        With ``fits``, which tells whether tokens have room, whole turns are left out, oldest
-        first, until they do, or none is left that may go.
+        With ``fits``, which tells whether tokens have room in the ``window``, whole turns are left
+        out, oldest first, until they do, or none is left that may go.
         """
         rows = _rows(self._request.messages)
         if fits is None:
@@ -107,10 +108,14 @@ class ChatTurn:
         groups = droppable(rows)
 
         def without(n: int) -> tuple[list[dict[str, Any]], tuple[int, ...]]:
-            gone = tuple(sorted(i for group in groups[:n] for i in group))
-            return [row for i, row in enumerate(rows) if i not in set(gone)], gone
+            gone = {i for group in groups[:n] for i in group}
+            return [row for i, row in enumerate(rows) if i not in gone], tuple(sorted(gone))
 
-        n = n_to_drop(len(groups), lambda n: fits(self._chat.tokenize(without(n)[0])[1]))
+        n = n_to_drop(
+            len(groups),
+            lambda n: fits(self._chat.tokenize(without(n)[0])[1]),
+            is_long=n_characters(rows) > _MANY_CHARACTERS * window,
+        )
         return self._turn(*without(n))
 
     def _turn(self, rows: list[dict[str, Any]], dropped: tuple[int, ...]) -> Turn:

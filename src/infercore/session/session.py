@@ -8,7 +8,7 @@ from weakref import ref
 
 import attrs
 
-from infercore.errors import InvalidStateError, UnsupportedFeatureError
+from infercore.errors import ContextOverflowError, InvalidStateError, UnsupportedFeatureError
 from infercore.session import branches, chatting, snapshots, tool_loop
 from infercore.session.chat_stream import ChatStream
 from infercore.session.drafting import drafter_of
@@ -214,9 +214,9 @@ class CoreSession(Prefilling):
         )
         with self.entered("chat", config.timeout):
             chat = chatting.ChatTurn(self._tokenizer, request, add_bos=self._add_bos)
-            turn = chat.render(self._chat_fits(config) if self.overflow != "error" else None)
-            self.resident.check_fits(turn.tokens, stage="suffix", resident=self.resident.n_wanted)
-            self._check_room(turn.tokens, turn.n_stable)
+            fits = self._chat_fits(config) if self.overflow != "error" else None
+            turn = chat.render(fits, window=int(self.context.n_ctx_seq))
+            self._check_turn_fits(turn)
             built = chat.decode_config(config, turn)
             generation = self.generation(built)
             try:
@@ -247,6 +247,25 @@ class CoreSession(Prefilling):
         window = int(self.context.n_ctx_seq)
         answer = min(config.max_tokens or window, max(1, window // 4))
         return lambda tokens: len(tokens) + answer <= self.resident.capacity(tokens)
+
+    def _check_turn_fits(self, turn: chatting.Turn) -> None:
+        """Raise `ContextOverflowError` that names what can be done about this chat."""
+        try:
+            self.resident.check_fits(turn.tokens, stage="suffix", resident=self.resident.n_wanted)
+            self._check_room(turn.tokens, turn.n_stable)
+        except ContextOverflowError as error:
+            n_ctx = error.n_ctx
+            hint = "open the session with overflow='truncate', which leaves out the oldest turns, "
+            if self.overflow != "error":
+                hint = "what is left is the last turn and the system message; shorten these, "
+            raise ContextOverflowError(
+                f"{error.stage}: a chat of {len(turn.tokens)} tokens and its answer exceed the "
+                f"window of {n_ctx}; {hint}or open it with a larger n_ctx",
+                stage=error.stage,
+                resident_tokens=error.resident_tokens,
+                additional_tokens=error.additional_tokens,
+                n_ctx=n_ctx,
+            ) from None
 
     def _hold_turn(self, turn: chatting.Turn) -> None:
         """Hold both parts of a turn, in one engine call where no state is kept between them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from infercore.values import checks
 from infercore.values.session import Message
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence
 
     from infercore.values.session import StreamChunk, ToolCall
 
@@ -25,23 +26,84 @@ def run(
     **decode: Any,
 ) -> list[Message]:
     """Return the messages that came on top of ``messages``; see `Session.run_tools`."""
-    by_name = _by_name(functions)
-    if not checks.is_integer(max_rounds) or max_rounds < 0:
-        raise checks.refuse("max_rounds", max_rounds, "an integer of at least 0")
-    tools = [_tool(name, function) for name, function in by_name.items()]
-    choice = decode.pop("tool_choice", "auto")
-    came: list[Message] = []
-    for n_round in range(max_rounds + 1):
-        last = n_round == max_rounds
-        asked = "none" if last else choice if n_round == 0 else "auto"
-        answer, called = _message(
-            chat([*messages, *came], tools=tools, tool_choice=asked, **decode)
-        )
-        came.append(answer)
-        if not called:
-            break
-        came += [_result(call, by_name[call.name]) for call in called]
-    return came
+    loop = _Loop(functions, max_rounds, decode)
+    for function in loop.by_name.values():
+        if inspect.iscoroutinefunction(function):
+            raise checks.refuse(
+                "functions", function, "plain functions; AsyncSession.run_tools awaits others"
+            )
+    for fields in loop.rounds():
+        for call in loop.answered(chat([*messages, *loop.came], **fields)):
+            try:
+                result = _result(call, loop.by_name[call.name](**call.arguments))
+            except Exception as error:  # noqa: BLE001  (the model is told, and may do better)
+                result = _failure(call, error)
+            loop.came.append(result)
+    return loop.came
+
+
+async def arun(
+    chat: Callable[..., AsyncIterable[StreamChunk]],
+    messages: Sequence[Message | Mapping[str, Any]],
+    functions: Sequence[Callable[..., Any]],
+    *,
+    max_rounds: int,
+    **decode: Any,
+) -> list[Message]:
+    """Return the messages that came on top of ``messages``; see `AsyncSession.run_tools`."""
+    loop = _Loop(functions, max_rounds, decode)
+    for fields in loop.rounds():
+        chunks = [chunk async for chunk in chat([*messages, *loop.came], **fields)]
+        for call in loop.answered(chunks):
+            try:
+                result = _result(call, await _called(call, loop.by_name[call.name]))
+            except Exception as error:  # noqa: BLE001  (the model is told, and may do better)
+                result = _failure(call, error)
+            loop.came.append(result)
+    return loop.came
+
+
+async def _called(call: ToolCall, function: Callable[..., Any]) -> Any:
+    """Await a coroutine function; run any other in a thread, so that it holds up no other task."""
+    if inspect.iscoroutinefunction(function):
+        return await function(**call.arguments)
+    return await asyncio.to_thread(function, **call.arguments)
+
+
+class _Loop:
+    """Which chats are asked one after the other, and the messages that came."""
+
+    def __init__(
+        self, functions: Sequence[Callable[..., Any]], max_rounds: int, decode: dict[str, Any]
+    ) -> None:
+        self.by_name = _by_name(functions)
+        if not checks.is_integer(max_rounds) or max_rounds < 0:
+            raise checks.refuse("max_rounds", max_rounds, "an integer of at least 0")
+        self.came: list[Message] = []
+        self._max_rounds = max_rounds
+        self._choice = decode.pop("tool_choice", "auto")
+        self._decode = decode
+        self._is_done = False
+
+    def rounds(self) -> Iterator[dict[str, Any]]:
+        """Yield the fields of each chat, until one is answered without a call.
+
+        In the last one no tool may be called, so that the model answers.
+        """
+        tools = [_tool(name, function) for name, function in self.by_name.items()]
+        for n_round in range(self._max_rounds + 1):
+            last = n_round == self._max_rounds
+            choice = "none" if last else self._choice if n_round == 0 else "auto"
+            yield {"tools": tools, "tool_choice": choice, **self._decode}
+            if self._is_done:
+                return
+
+    def answered(self, chunks: Iterable[StreamChunk]) -> list[ToolCall]:
+        """Take an answer; return the calls in it, whose results are to be added to ``came``."""
+        message, calls = _message(chunks)
+        self.came.append(message)
+        self._is_done = not calls
+        return calls
 
 
 def _by_name(functions: Sequence[Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
@@ -75,10 +137,10 @@ def _message(chunks: Iterable[StreamChunk]) -> tuple[Message, list[ToolCall]]:
     return message, calls
 
 
-def _result(call: ToolCall, function: Callable[..., Any]) -> Message:
-    try:
-        value = function(**call.arguments)
-        content = value if isinstance(value, str) else json.dumps(value, default=str)
-    except Exception as error:  # noqa: BLE001  (the model is told, and may do better)
-        content = json.dumps({"error": f"{type(error).__name__}: {error}"})
+def _result(call: ToolCall, value: Any) -> Message:
+    content = value if isinstance(value, str) else json.dumps(value, default=str)
     return Message(role="tool", content=content, tool_call_id=call.id, name=call.name)
+
+
+def _failure(call: ToolCall, error: Exception) -> Message:
+    return _result(call, {"error": f"{type(error).__name__}: {error}"})
