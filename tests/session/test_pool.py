@@ -363,3 +363,13 @@ def test_decodes_of_one_token_each_give_the_text_of_one_decode(pool: Any, alone:
             assert first + more == alone(text, 6, temperature=0, ignore_eos=True)
             logical = session.explain_context().resident_tokens
             assert len(session.context.wanted()) == logical
+
+
+def test_an_answer_without_a_step_has_a_batch_of_one(reference: Any) -> None:
+    with reference.new_pool(n_ctx=64) as pool, pool.open_session() as session:
+        session.ensure_prefix(TEXTS[0])
+        list(session.decode(max_tokens=1, temperature=0))
+        session.ensure_prefix(TEXTS[0])
+        *_, last = session.decode(max_tokens=1, temperature=0)
+        assert isinstance(last.usage.mean_batch, float)
+        assert last.usage.mean_batch >= 1.0

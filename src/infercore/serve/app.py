@@ -90,7 +90,8 @@ class App:
             "/openapi.json": self._openapi,
             "/": _page,
         }
-        self._document = openapi.document({path: kind for path, (kind, _) in posts.items()})
+        kinds = {path: kind for path, (kind, _) in posts.items()}
+        self._document = openapi.document(kinds, list(self.models.by_name))
         return [
             *(
                 Route(path, _reading(kind, work), methods=["POST"])

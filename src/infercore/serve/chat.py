@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from infercore.serve.config import ServeConfig
     from infercore.serve.metrics import Metrics
     from infercore.serve.models import Served
-    from infercore.serve.wire import ChatRequest
+    from infercore.serve.wire import ChatMessage, ChatRequest
     from infercore.session.asynchronous import AsyncDecodeStream, AsyncSession
     from infercore.values.session import StreamChunk, TokenLogprob, ToolCall
 
@@ -75,27 +75,25 @@ def asked_of(request: ChatRequest, served: Served, namespace: str, config: Serve
     )
 
 
-def plain_message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message without the fields that clients send back empty."""
-    row = {key: value for key, value in message.items() if value is not None or key == "content"}
-    for key in ("annotations", "audio", "refusal", "function_call"):
-        if key in row and not row[key]:
-            del row[key]
-    if row.get("role") == "developer":  # what newer clients call the system's message
-        row["role"] = "system"
-    if "reasoning_content" in row:
-        row["reasoning"] = row.pop("reasoning_content")
-    if not row.get("tool_calls"):
-        row.pop("tool_calls", None)
-        if row.get("content") is None:
-            row["content"] = ""
-    unknown = sorted(set(row) - _MESSAGE)
-    if unknown:
-        raise _refused(f"messages.{unknown[0]}", row[unknown[0]], f"one of {sorted(_MESSAGE)}")
-    return row
+def plain_message(message: ChatMessage) -> dict[str, Any]:
+    """Return a message as sessions take it.
 
-
-_MESSAGE = {"role", "content", "name", "tool_calls", "tool_call_id", "reasoning"}
+    Raises `InvalidInputError` for what a client may send back empty, but not filled.
+    """
+    for name in ("refusal", "annotations", "audio", "function_call"):
+        if value := getattr(message, name):
+            raise _refused(f"messages.{name}", value, "null")
+    row: dict[str, Any] = {
+        "role": "system" if message.role == "developer" else message.role,  # a newer name
+        "content": message.content,
+    }
+    if message.tool_calls:
+        row["tool_calls"] = message.tool_calls
+    elif message.content is None:
+        row["content"] = ""
+    reasoning = message.reasoning_content or message.reasoning
+    named = {"name": message.name, "tool_call_id": message.tool_call_id, "reasoning": reasoning}
+    return row | {name: value for name, value in named.items() if value is not None}
 
 
 def response_form(form: Mapping[str, Any] | None) -> Any:

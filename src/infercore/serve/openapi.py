@@ -9,7 +9,7 @@ import msgspec
 import infercore
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from infercore.serve.wire import Request
 
@@ -47,9 +47,11 @@ _REFUSALS = {
 }
 
 
-def document(posts: Mapping[str, type[Request]]) -> dict[str, Any]:
+def document(posts: Mapping[str, type[Request]], models: Sequence[str]) -> dict[str, Any]:
     """Return the description (https://spec.openapis.org/oas/v3.1.0), as JSON can hold it."""
     _, components = msgspec.json.schema_components(list(posts.values()), ref_template=_REF)
+    for kind in posts.values():
+        components[kind.__name__]["properties"]["model"] = {"type": "string", "enum": [*models]}
     paths: dict[str, Any] = {path: {"post": _post(kind)} for path, kind in posts.items()}
     for path, summary in _GETS.items():
         paths[path] = {"get": {"summary": summary, "responses": {"200": {"description": "OK"}}}}

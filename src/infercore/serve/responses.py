@@ -13,7 +13,7 @@ from infercore.errors import InvalidInputError
 from infercore.serve.answering import Asked, answers, history_of
 from infercore.serve.chat import call_row, plain_message, reasoning_of, response_form
 from infercore.serve.responding import event
-from infercore.serve.wire import SETTLED, check_settled
+from infercore.serve.wire import SETTLED, ChatMessage, check_settled
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
@@ -101,7 +101,8 @@ def _add_item(messages: list[dict[str, Any]], item: Mapping[str, Any]) -> None:
         content = item.get("content")
         if isinstance(content, list):
             content = [_part(part) for part in content]
-        messages.append(plain_message({"role": item.get("role"), "content": content}))
+        row = {"role": item.get("role"), "content": content}
+        messages.append(plain_message(msgspec.convert(row, ChatMessage)))
     elif kind == "function_call":
         call = {
             "id": item.get("call_id"),

@@ -7,7 +7,7 @@ Source: the OpenAI API reference (chat completions, completions, embeddings, res
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -53,10 +53,26 @@ class Sampled(Request, kw_only=True):
     regex: str | None = None
 
 
+class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """One message of a chat; clients send back what they got, so that comes empty or null too."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[Json] | None = None
+    name: str | None = None
+    tool_calls: list[Json] | None = None
+    tool_call_id: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+    annotations: list[Json] | None = None
+    audio: Json | None = None
+    function_call: Json | None = None
+
+
 class ChatRequest(Sampled, kw_only=True):
     """``POST /v1/chat/completions``."""
 
-    messages: list[Json]
+    messages: list[ChatMessage]
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     tools: list[Json] | None = None

@@ -412,7 +412,7 @@ class Scheduler:
             chunk = generation.finish(
                 reason,
                 waited_ms=job.waited_s * 1e3,
-                mean_batch=job.n_batched / job.n_steps if job.n_steps else None,
+                mean_batch=job.n_batched / job.n_steps if job.n_steps else 1.0,
                 reevaluated_tokens=sequence.n_again,
                 **job.usage,
             )
