@@ -86,6 +86,7 @@ if TYPE_CHECKING:
     from infercore.values.info import BackendInfo as BackendInfo
     from infercore.values.info import Capabilities as Capabilities
     from infercore.values.info import DeviceInfo as DeviceInfo
+    from infercore.values.info import FimTokens as FimTokens
     from infercore.values.info import MemoryPlan as MemoryPlan
     from infercore.values.info import ModelInfo as ModelInfo
     from infercore.values.info import PerfCounters as PerfCounters
@@ -139,7 +140,8 @@ _HOMES = {
     ),
     "infercore.values.files": "open_regular read_regular",
     "infercore.values.info": (
-        "BackendDescriptor BackendInfo Capabilities DeviceInfo MemoryPlan ModelInfo PerfCounters"
+        "BackendDescriptor BackendInfo Capabilities DeviceInfo FimTokens MemoryPlan ModelInfo "
+        "PerfCounters"
     ),
     "infercore.values.manifest": "ContextManifest ManifestSegment hash_token_ids",
     "infercore.values.memory": "free_bytes",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from infercore.chat.dialect import dialect_of
-from infercore.engine import calls, trial
+from infercore.engine import calls, trial, window
 from infercore.engine.model import GuardedModel, Services
 from infercore.errors import (
     BackendUnavailableError,
@@ -282,6 +282,10 @@ def plan_memory(
     checks.check_options("backend_options", built.backend_options, descriptor.context_options)
     trial.check(descriptor, where, of_model, only_plan=True)
     with calls.typed(descriptor.name, "planning memory"):
+        if pool is None and window.is_fit(built):
+            built = window.fitted(
+                built, lambda tried: plan(where, of_model, tried), is_loaded=False
+            )
         result: MemoryPlan = plan(where, of_model, built)
         if pool is not None:  # now its window is known
             pool.check_window(result.n_ctx)

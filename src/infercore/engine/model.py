@@ -6,7 +6,7 @@ import threading
 import time
 import weakref
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 
@@ -211,6 +211,12 @@ class GuardedModel:
 
     def _resolved(self, config: ContextConfig) -> ContextConfig:
         """Return ``config`` with its window as a number, which is enough for its sequences."""
+        if window.is_fit(config):
+            plan = self._planner("n_ctx='fit'")
+            with calls.typed(self.backend, "planning memory"):
+                config = window.fitted(
+                    config, lambda tried: plan(self._resolved(tried)), is_loaded=True
+                )
         n_ctx = window.resolve_n_ctx(config, self.info)
         window.check_parts(n_ctx, config.n_seq_max, unified=config.kv_unified)
         return attrs.evolve(config, n_ctx=n_ctx)
@@ -312,15 +318,18 @@ class GuardedModel:
             config, fields = self._context_of_pool(config, fields), {}
         config = checks.build(ContextConfig, config, fields)
         self._check_options(config)
-        plan = getattr(self._inner, "plan_memory", None)
-        if plan is None:
-            raise UnsupportedFeatureError(feature="plan_memory", backend=self.backend)
+        plan = self._planner("plan_memory")
         self._check_adapters(config)
         self._check_kv_types(config)
         asked = self._resolved(config)
         with calls.typed(self.backend, "planning memory"):
-            result: MemoryPlan = plan(asked)
-        return result
+            return plan(asked)
+
+    def _planner(self, feature: str) -> Callable[[ContextConfig], MemoryPlan]:
+        plan = getattr(self._inner, "plan_memory", None)
+        if plan is None:
+            raise UnsupportedFeatureError(feature=feature, backend=self.backend)
+        return cast("Callable[[ContextConfig], MemoryPlan]", plan)
 
     def _context_of_pool(self, config: Any, fields: Mapping[str, Any]) -> ContextConfig:
         if isinstance(config, ContextConfig):

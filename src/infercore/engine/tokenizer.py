@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from infercore.engine import calls, plugin_checks
 from infercore.engine.arguments import check_bool, check_token, check_tokens
 from infercore.errors import SessionClosedError, UnsupportedFeatureError
 from infercore.values import checks
+from infercore.values.info import FimTokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from infercore.protocols.spi import EngineTokenizer
     from infercore.values.session import Message
+
+
+_NOT_ASKED = object()
+_FIM_MARKS = (  # prefix, suffix, middle; as llama.cpp's ``llama_vocab`` looks for them
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    ("<\uff5cfim\u2581begin\uff5c>", "<\uff5cfim\u2581hole\uff5c>", "<\uff5cfim\u2581end\uff5c>"),
+    ("<PRE>", "<SUF>", "<MID>"),
+    ("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),
+    ("<|prefix|>", "<|suffix|>", "<|middle|>"),
+)
 
 
 class ToolForm(Protocol):
@@ -60,6 +73,7 @@ class GuardedTokenizer:
         self._dialect_of = dialect
         self._is_closed = is_closed
         self._digest: str | None = None
+        self._fim: object = _NOT_ASKED
         self.n_vocab = inner.n_vocab
         self.bos = inner.bos
         self.eos = inner.eos
@@ -175,6 +189,27 @@ class GuardedTokenizer:
             return None
         form = self._dialect(self.chat_template).tool_format
         return None if form is None else form.kind
+
+    @property
+    def fim(self) -> FimTokens | None:
+        """The marks for filling in the middle, None where the vocabulary lacks them."""
+        if self._fim is _NOT_ASKED:
+            self._fim = self._find_fim()
+        return cast("FimTokens | None", self._fim)
+
+    def _find_fim(self) -> FimTokens | None:
+        for marks in _FIM_MARKS:
+            ids = [self._single(mark) for mark in marks]
+            if None not in ids:
+                prefix, suffix, middle = cast("list[int]", ids)
+                return FimTokens(prefix=prefix, suffix=suffix, middle=middle)
+        return None
+
+    def _single(self, mark: str) -> int | None:
+        """Return the id of the token whose text is ``mark``, None where there is none."""
+        ids = self.encode(mark, add_special=False, parse_special=True)
+        found = len(ids) == 1 and self._text_of(ids[0]).strip(" \u2581") == mark
+        return ids[0] if found else None
 
     def _dialect(self, template: str) -> Dialect:
         return self._dialect_of(template, self._text_of(self.bos), self._text_of(self.eos))

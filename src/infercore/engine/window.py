@@ -6,15 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from infercore.errors import InvalidInputError
+from infercore.errors import InvalidInputError, OutOfMemoryError
+from infercore.values.memory import free_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from infercore.values.config import ContextConfig
-    from infercore.values.info import ModelInfo
+    from infercore.values.info import MemoryPlan, ModelInfo
 
 DEFAULT_N_CTX = 4096
+_STEP = 64
 
 
 @attrs.frozen(kw_only=True)
@@ -44,6 +46,43 @@ def resolve_n_ctx(config: ContextConfig, info: ModelInfo) -> int:
             allowed="at least 1",
         )
     return config.n_ctx or trained
+
+
+def is_fit(config: ContextConfig) -> bool:
+    """Whether the largest window that memory has room for is asked for."""
+    n_ctx: object = config.n_ctx
+    return n_ctx == "fit"
+
+
+def fitted(
+    config: ContextConfig, plan: Callable[[ContextConfig], MemoryPlan], *, is_loaded: bool
+) -> ContextConfig:
+    """Return ``config`` with the largest window up to the trained one that memory has room for.
+
+    A tenth of what is free stays so. With ``is_loaded`` the weights are held already. Raises
+    `OutOfMemoryError` where not even ``n_ctx_min`` tokens fit.
+    """
+    free = free_bytes() // 10 * 9
+
+    def needs(n_ctx: int) -> int:
+        found = plan(attrs.evolve(config, n_ctx=n_ctx))
+        held = found.kv_bytes + found.compute_bytes
+        return held if is_loaded else max(found.peak_bytes, found.total_bytes)
+
+    trained = plan(attrs.evolve(config, n_ctx=0)).n_ctx
+    lowest = min(trained, max(config.n_ctx_min, config.n_seq_max or 1))
+    if needs(trained) <= free:
+        return attrs.evolve(config, n_ctx=trained)
+    if needs(lowest) > free:
+        raise OutOfMemoryError(
+            f"not even a window of {lowest} tokens fits: it takes {needs(lowest):,} bytes and "
+            f"{free:,} are free, less a reserve; give a smaller n_ctx_min, or free memory"
+        )
+    low, high = lowest, trained  # low fits, high does not
+    while high - low > _STEP:
+        middle = (low + high) // 2
+        low, high = (middle, high) if needs(middle) <= free else (low, middle)
+    return attrs.evolve(config, n_ctx=max(lowest, low - low % _STEP))
 
 
 def check_parts(n_ctx: int, n_seq_max: int | None, *, unified: bool | None) -> None:

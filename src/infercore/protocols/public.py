@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from infercore.values.info import (
         BackendInfo,
         Capabilities,
+        FimTokens,
         MemoryPlan,
         ModelInfo,
         PerfCounters,
@@ -85,6 +86,10 @@ class Tokenizer(Protocol):
     @property
     def chat_template(self) -> str | None:
         """The model's Jinja chat template, None where it has none."""
+
+    @property
+    def fim(self) -> FimTokens | None:
+        """The marks for filling in the middle, None where the vocabulary lacks them."""
 
     def encode(
         self, text: str, *, add_special: bool = True, parse_special: bool = True

@@ -101,6 +101,24 @@ class Session(Protocol):
         turns. A cancel raises `DecodeAbortedError`. Raises what `decode` raises: state unchanged.
         """
 
+    def infill(self, prefix: str, suffix: str, **decode: Any) -> Iterator[StreamChunk]:
+        """Return an iterator over the text that belongs between ``prefix`` and ``suffix``.
+
+        What stands before the gap becomes the prefix, what stands behind it the suffix; control
+        tokens in them are text. ``decode`` are the fields of `decode`. Raises
+        `UnsupportedFeatureError` where the vocabulary lacks the marks (`Tokenizer.fim`), and what
+        `prefill_suffix` and `decode` raise.
+        """
+
+    def evict(self, start: int, end: int) -> PrefixStatus:
+        """Take the tokens in [start, end) out of the logical context, and close the gap.
+
+        Where the context can move tokens (``kv_shift``) those behind move up as they are, which
+        `ContextReport.cuts` shows: they are good for going on, and a new suffix evaluates them
+        anew. Else, and in a pool, they are evaluated anew now. Raises `InvalidInputError` for a
+        range that is none: state unchanged.
+        """
+
     def generate(self, text: str | Sequence[int], **decode: Any) -> str:
         """Return the text generated after ``text`` as suffix.
 

@@ -159,6 +159,17 @@ class AsyncSession:
         call = partial(self._session.sample_many, n, **decode)
         return cast("list[Completion]", await self.run(call))
 
+    def infill(self, prefix: str, suffix: str, **decode: Any) -> AsyncDecodeStream:
+        """Return an asynchronous iterator over the text of a gap; see `Session.infill`.
+
+        The prefill runs when the iterator is first asked, and raises there.
+        """
+        return AsyncDecodeStream(self, lambda: self._session.infill(prefix, suffix, **decode))
+
+    async def evict(self, start: int, end: int) -> PrefixStatus:
+        """See `Session.evict`."""
+        return cast("PrefixStatus", await self.run(partial(self._session.evict, start, end)))
+
     async def snapshot(self) -> Snapshot:
         """See `Session.snapshot`."""
         return cast("Snapshot", await self.run(self._session.snapshot))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from infercore.session.session import CoreSession
 
 _EVALUATES = frozenset(
-    {"ensure_prefix", "prefill_suffix", "generate", "chat", "beam_search", "sample_many"}
+    {"ensure_prefix", "prefill_suffix", "generate", "chat", "beam_search", "sample_many", "infill"}
 )
 
 

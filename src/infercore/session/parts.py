@@ -24,7 +24,8 @@ class Parts:
     a chat template's, in which messages are kept apart; they are not those of its text alone.
     ``plain``: what follows the prefix is ``suffix_text`` and then what was generated. ``merges``:
     the suffix was tokenized with the prefix as one text, so that more text may join it.
-    ``suffix_text`` is None where the suffix was given as token ids.
+    ``suffix_text`` is None where the suffix was given as token ids. ``suffix_class`` is the
+    suffix's cache class, where one was stated.
     """
 
     prefix: PrefixInput | None = None
@@ -39,6 +40,7 @@ class Parts:
     templated: bool = False
     plain: bool = True
     merges: bool = True
+    suffix_class: str | None = None
 
     def copy(self) -> Parts:
         """Return an independent copy."""
@@ -50,3 +52,4 @@ class Parts:
         """Have only a prefix."""
         self.n_generated, self.suffix_text, self.ended_by, self.plain = 0, "", None, True
         self.merges = True
+        self.suffix_class = None

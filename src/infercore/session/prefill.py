@@ -108,7 +108,9 @@ class Prefilling(SessionBase):
             raise mismatch
         if given.mode == "append" and not self._may_join(given):
             return self._append_suffix(given)
-        return self._replace_suffix(given)
+        status = self._replace_suffix(given)
+        self.parts.suffix_class = given.cache_class
+        return status
 
     def _may_join(self, given: SuffixInput) -> bool:
         """Whether text that is added can be tokenized with prefix and suffix as one text."""

@@ -42,6 +42,7 @@ def context_report(
         pending_tokens=resident.n_pending,
         held_tokens=held,
         n_ctx=resident.context.n_ctx_seq,
+        cuts=_cuts(resident, prefix),
         available_tokens=max(0, resident.available()),
         stable_byte_hash=parts.byte_hash,
         stable_token_hash=parts.token_hash,
@@ -50,3 +51,11 @@ def context_report(
         closed=state == "CLOSED",
         fatal_cause=None if fatal is None else str(fatal.cause),
     )
+
+
+def _cuts(resident: Resident, n_prefix: int) -> tuple[int, ...]:
+    """Return where tokens are gone that those behind it were computed with."""
+    if resident.is_paged:  # a pool cuts only behind the prefix
+        return (n_prefix,) if resident.context.sequence.is_cut else ()
+    cut = resident.tape.cut
+    return () if cut is None or cut > resident.tape.logical else (cut,)

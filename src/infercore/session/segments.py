@@ -45,7 +45,7 @@ def manifest_of(
     return attrs.evolve(
         manifest,
         volatile_byte_hash=hash_bytes(b"".join(data for _, _, data in pieces)),
-        segments=_segments([stable, *pieces]),
+        segments=_segments([stable, *pieces], tokens, parts),
     )
 
 
@@ -71,8 +71,14 @@ def bytes_of(tokens: Sequence[int], tokenizer: Any) -> bytes:
     return b"".join(tokenizer.token_bytes(token) for token in tokens)
 
 
-def _segments(pieces: Sequence[_Piece]) -> tuple[ManifestSegment, ...]:
-    """Return contiguous segments; the first is stable, the others are volatile."""
+def _segments(
+    pieces: Sequence[_Piece], tokens: Sequence[int], parts: Parts
+) -> tuple[ManifestSegment, ...]:
+    """Return contiguous segments of ``tokens``; the first is stable, the others are volatile."""
+    classes = {
+        "prefix": None if parts.prefix is None else parts.prefix.cache_class,
+        "suffix": parts.suffix_class,
+    }
     segments = []
     n_bytes = n_tokens = 0
     for i, (name, count, data) in enumerate(pieces):
@@ -85,6 +91,8 @@ def _segments(pieces: Sequence[_Piece]) -> tuple[ManifestSegment, ...]:
                 token_start=n_tokens,
                 token_end=n_tokens + count,
                 byte_hash=hash_bytes(data),
+                token_hash=hash_token_ids(tokens[n_tokens : n_tokens + count]),
+                cache_class=classes.get(name),
             )
         )
         n_bytes += len(data)

@@ -9,7 +9,7 @@ from weakref import ref
 import attrs
 
 from infercore.errors import ContextOverflowError, InvalidStateError, UnsupportedFeatureError
-from infercore.session import branches, chatting, snapshots, tool_loop
+from infercore.session import branches, chatting, evicting, infilling, snapshots, tool_loop
 from infercore.session.chat_stream import ChatStream
 from infercore.session.drafting import drafter_of
 from infercore.session.generation import Generation
@@ -19,7 +19,7 @@ from infercore.session.prefill import Prefilling, as_input
 from infercore.values import checks
 from infercore.values.config import DecodeConfig, SamplingConfig, sampling_of
 from infercore.values.manifest import hash_text, hash_token_ids
-from infercore.values.session import PrefixInput, SuffixInput
+from infercore.values.session import PrefixInput, PrefixStatus, SuffixInput
 
 if TYPE_CHECKING:
     import os
@@ -156,6 +156,39 @@ class CoreSession(Prefilling):
         with self.entered("sample_many"):
             self._check_decodable()
             return branches.sample_many(self, configs)
+
+    def evict(self, start: int, end: int) -> PrefixStatus:
+        """Take the tokens in [start, end) out of the context; see `Session.evict`.
+
+        Raises `InvalidInputError` for a range that is none, *unchanged*; `DecodeAbortedError` when
+        cancelled (*partial*).
+        """
+        with self.entered("evict"):
+            return PrefixStatus(**self._status_fields(evicting.evict(self, start, end)))
+
+    def infill(
+        self, prefix: str, suffix: str, config: DecodeConfig | None = None, **decode: Any
+    ) -> DecodeStream:
+        """Return an iterator over the text between ``prefix`` and ``suffix``; see `Session.infill`.
+
+        Raises `UnsupportedFeatureError` where the vocabulary lacks the marks, and what
+        `prefill_suffix` and `decode` raise.
+        """
+        started = time.perf_counter()
+        built = self._decode_config(config, decode)
+        before, after = infilling.parts_of(self._tokenizer, prefix, suffix, add_bos=self._add_bos)
+        with self.entered("infill", built.timeout):
+            generation = self.generation(built)
+            try:
+                whole = [*before, *after]
+                self.resident.check_fits(whole, stage="suffix", resident=self.resident.n_wanted)
+                self._check_room(whole, len(before))
+                self.put_prefix(PrefixInput(tokens=before))
+                self.put_suffix(SuffixInput(tokens=after))
+            except BaseException:
+                generation.close()
+                raise
+            return self._stream_of(generation, started=started)
 
     def generate(self, text: str | Sequence[int], **decode: Any) -> str:
         """Return the text generated after ``text`` as suffix; see `Session.generate`.

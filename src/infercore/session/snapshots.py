@@ -45,7 +45,8 @@ def take(session: CoreSession) -> Snapshot:
 def _plain(parts: Parts) -> dict[str, Any]:
     plain = attrs.asdict(parts, recurse=False)
     prefix = parts.prefix
-    plain["prefix"] = None if prefix is None else [prefix.text, prefix.parse_special]
+    if prefix is not None:
+        plain["prefix"] = [prefix.text, prefix.parse_special, prefix.cache_class]
     return plain
 
 
@@ -75,6 +76,7 @@ def _opened(data: bytes) -> dict[str, Any]:
 
 _NOTE = {"state", "manifest", "logical", "cut", "parts"}
 _PARTS = {field.name for field in attrs.fields(Parts)}
+_LATER = {"suffix_class"}  # sessions saved before had none
 _PAIR = 2
 
 
@@ -89,7 +91,8 @@ def _is_count(value: object) -> bool:
 
 def _parts(plain: Any, logical: int) -> Parts:
     """Return the parts that `_plain` made plain. Raises ValueError for anything else."""
-    _need(isinstance(plain, dict) and set(plain) == _PARTS, "its parts are not those of a session")
+    known = isinstance(plain, dict) and _PARTS - _LATER <= set(plain) <= _PARTS
+    _need(known, "its parts are not those of a session")
     ids, prefix, ended_by = plain["prefix_ids"], plain["prefix"], plain["ended_by"]
     _need(isinstance(ids, list) and all(map(_is_count, ids)), "its prefix has ids that are none")
     for name in ("n_prefix", "n_generated", "n_evaluated"):
@@ -100,13 +103,18 @@ def _parts(plain: Any, logical: int) -> Parts:
     _need(isinstance(plain["suffix_text"], (str, type(None))), "its suffix is no text")
     for name in ("templated", "plain", "merges"):
         _need(isinstance(plain[name], bool), f"its {name} is neither true nor false")
-    for name in ("byte_hash", "token_hash"):
-        _need(plain[name] is None or isinstance(plain[name], str), f"its {name} is no hash")
+    for name in ("byte_hash", "token_hash", "suffix_class"):
+        _need(isinstance(plain.get(name), (str, type(None))), f"its {name} is no text")
     text = None
     if prefix is not None:
-        _need(isinstance(prefix, list) and len(prefix) == _PAIR, "its prefix is no text")
+        _need(
+            isinstance(prefix, list) and _PAIR <= len(prefix) <= _PAIR + 1, "its prefix is no text"
+        )
+        cache_class = prefix[_PAIR] if len(prefix) > _PAIR else None
         tokens = tuple(ids) if prefix[0] is None else None
-        text = PrefixInput(text=prefix[0], tokens=tokens, parse_special=prefix[1])
+        text = PrefixInput(
+            text=prefix[0], tokens=tokens, parse_special=prefix[1], cache_class=cache_class
+        )
     return Parts(**{**plain, "prefix": text})
 
 
@@ -175,6 +183,13 @@ def read(path: str | os.PathLike[str]) -> Snapshot:
         resident_tokens=note["logical"],
         elapsed_ms=(time.perf_counter() - started) * 1e3,
     )
+
+
+def from_bytes(data: bytes) -> Snapshot:
+    """Return the snapshot that ``data`` is, whole and undamaged. Raises `SnapshotError`."""
+    blob.unpack(data)
+    note = _opened(data)
+    return Snapshot(manifest=note["manifest"], data=data, resident_tokens=note["logical"])
 
 
 def _read_saved(path: str | os.PathLike[str]) -> bytes:

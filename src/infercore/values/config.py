@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import attrs
 
@@ -135,6 +135,16 @@ def _adapters(value: Sequence[AdapterSpec] | None) -> tuple[AdapterSpec, ...]:
     return adapters
 
 
+def _window(value: int | Literal["fit"] | None) -> int | None:
+    """Let "fit" pass: the core makes a number of it before a plugin sees it."""
+    return cast("int | None", value)
+
+
+def _is_window(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if not (isinstance(value, str) and value == "fit"):
+        checks.integer(0, 2**31 - 1)(instance, attribute, value)
+
+
 def _no_defrag(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
     if value is not None:
         raise InvalidInputError(
@@ -151,7 +161,8 @@ class ContextConfig:
 
     A field that is set is honoured, or `UnsupportedFeatureError` is raised; what was chosen
     stands in `Context.effective`. Sizes count tokens: ``n_ctx`` is the window (None = the smaller
-    of 4096 and the trained window, 0 = the trained window), ``n_batch`` the most tokens of one
+    of 4096 and the trained window, 0 = the trained window, "fit" = the largest up to the trained
+    one that memory has room for now), ``n_batch`` the most tokens of one
     engine call, ``n_ubatch`` of one compute step. ``flash_attn`` is "auto", "on" or "off";
     ``type_k`` and ``type_v`` name the number format of the KV cache: a known name, or a `KVType`
     that the backend declares. ``precision`` is that of activations, products and sums: None (or
@@ -165,7 +176,7 @@ class ContextConfig:
     Source of names and meaning: ``llama_context_params`` in llama.cpp's ``llama.h``.
     """
 
-    n_ctx: int | None = attrs.field(default=None, validator=checks.integer(0, 2**31 - 1))
+    n_ctx: int | None = attrs.field(default=None, converter=_window, validator=_is_window)
     n_batch: int | None = attrs.field(default=None, validator=checks.integer(1, 2**31 - 1))
     n_ubatch: int | None = attrs.field(default=None, validator=checks.integer(1, 2**31 - 1))
     n_seq_max: int | None = attrs.field(default=None, validator=checks.integer(1, MAX_SEQUENCES))

@@ -148,6 +148,15 @@ class MemoryPlan:
 
 
 @attrs.frozen(kw_only=True)
+class FimTokens:
+    """The ids of the marks around a gap that a model was trained to fill."""
+
+    prefix: int
+    suffix: int
+    middle: int
+
+
+@attrs.frozen(kw_only=True)
 class PerfCounters:
     """Times in milliseconds and token counts of a context since it began or was reset.
 

@@ -104,7 +104,11 @@ def hash_json(value: object) -> str:
 
 @attrs.frozen(kw_only=True)
 class ManifestSegment:
-    """A stretch of the context: its name, kind, byte and token ranges (half-open) and hash."""
+    """A stretch of the context: its name, kind, byte and token ranges (half-open) and hashes.
+
+    ``cache_class`` is a name of the caller's for how long such text lives; a session gives the one
+    that `PrefixInput` or `SuffixInput` states. It is no part of the identity.
+    """
 
     name: str = attrs.field(validator=checks.text())
     kind: str = attrs.field(validator=checks.one_of("stable", "volatile", optional=False))
@@ -113,6 +117,8 @@ class ManifestSegment:
     token_start: int = attrs.field(validator=checks.integer(0, optional=False))
     token_end: int = attrs.field(validator=checks.integer(0, optional=False))
     byte_hash: str | None = attrs.field(default=None, validator=checks.text(optional=True))
+    token_hash: str | None = attrs.field(default=None, validator=checks.text(optional=True))
+    cache_class: str | None = attrs.field(default=None, validator=checks.text(optional=True))
 
 
 def _adapter_names(value: Any) -> tuple[str, ...] | None:

@@ -92,6 +92,9 @@ class PoolConfig:
         for name, instead in NOT_IN_A_POOL.items():
             if getattr(self.context, name) is not None:
                 raise _not_in_a_pool(name, getattr(self.context, name), instead)
+        window: object = self.context.n_ctx
+        if window == "fit":
+            raise checks.refuse("n_ctx", window, "a number: a session's window in the pool")
         self.check_window(self.context.n_ctx)
         if self.batch_invariant and self.batching == "always":
             raise checks.refuse(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -64,15 +65,17 @@ class PrefixInput:
 
     ``tokens`` are taken as they are: nothing is put in front of them, and text that follows is
     tokenized apart. Their text, wherever one is hashed, is the bytes of the tokens.
-    ``parse_special`` turns the text of control tokens into those tokens. With
-    ``on_mismatch="cold"`` a differing identity starts cold and says so in
-    `PrefixStatus.reset_reason`; with "error" it raises `ManifestMismatchError`.
+    ``parse_special`` turns the text of control tokens into those tokens. ``cache_class`` is a name
+    of the caller's that the text's `ManifestSegment` shows. With ``on_mismatch="cold"`` a differing
+    identity starts cold and says so in `PrefixStatus.reset_reason`; with "error" it raises
+    `ManifestMismatchError`.
     """
 
     text: str | None = attrs.field(default=None, validator=checks.text(optional=True))
     tokens: tuple[int, ...] | None = attrs.field(default=None, converter=_token_ids)
     manifest: ContextManifest | None = attrs.field(default=None, validator=_manifest)
     parse_special: bool = attrs.field(default=True, validator=checks.boolean(optional=False))
+    cache_class: str | None = attrs.field(default=None, validator=checks.text(optional=True))
     on_mismatch: str = attrs.field(
         default="cold", validator=checks.one_of("cold", "error", optional=False)
     )
@@ -89,7 +92,7 @@ class SuffixInput:
     adds to the end. ``boundary="joint"`` tokenizes prefix and suffix as one text, "split" apart;
     text that is appended joins only a suffix that was tokenized so itself, and never what was
     generated, which stays as the model made it. ``tokens`` are always "split", and so is text that
-    follows a prefix of token ids.
+    follows a prefix of token ids. ``cache_class`` as in `PrefixInput`.
     """
 
     text: str | None = attrs.field(default=None, validator=checks.text(optional=True))
@@ -103,6 +106,7 @@ class SuffixInput:
         validator=checks.one_of("joint", "split", optional=False),
     )
     parse_special: bool = attrs.field(default=True, validator=checks.boolean(optional=False))
+    cache_class: str | None = attrs.field(default=None, validator=checks.text(optional=True))
 
     def __attrs_post_init__(self) -> None:
         _check_text_or_tokens(self)
@@ -267,6 +271,8 @@ class ContextReport:
     session now: more by a warm tail, or fewer where others took its cells.
     ``warm_tail_tokens`` are held by the engine beyond the logical context, for reuse. While a
     text is evaluated they grow, and ``pending_tokens`` counts those that are still to come.
+    ``cuts`` has the first place behind which tokens were computed with others before them that
+    `Session.evict` or ``overflow="shift"`` took out since: good for going on, not for reuse.
     ``fatal_cause`` is the text of the error that ended the session, if one did.
     """
 
@@ -286,6 +292,7 @@ class ContextReport:
     fatal_cause: str | None = None
     pending_tokens: int = 0
     held_tokens: int = 0
+    cuts: tuple[int, ...] = ()
 
 
 def _calls(value: Any) -> tuple[Any, ...]:
@@ -345,3 +352,17 @@ class Snapshot:
     def size_bytes(self) -> int:
         """Bytes that the snapshot takes."""
         return len(self.data)
+
+    def to_bytes(self) -> bytes:
+        """Return the snapshot as bytes: those that `Session.save` writes to a file."""
+        return self.data
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Snapshot:
+        """Return the snapshot that `to_bytes` gave. Raises `SnapshotError` for other bytes."""
+        if not isinstance(data, (bytes, bytearray, memoryview)):
+            raise checks.refuse("data", data, "bytes")
+        # What reads them stands above values, so it is not imported by name.
+        reader = importlib.import_module("infercore.session.snapshots")
+        snapshot: Snapshot = reader.from_bytes(bytes(data))
+        return snapshot

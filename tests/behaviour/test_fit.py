@@ -1,0 +1,56 @@
+"""The largest window that memory has room for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import infercore as ic
+from infercore.engine import window
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_the_trained_window_where_it_fits(model: Any, exact: dict[str, Any]) -> None:
+    with model.new_context(n_ctx="fit", **exact) as context:
+        assert context.n_ctx == model.info.n_ctx_train
+    with model.new_session(n_ctx="fit", **exact) as session:
+        assert session.explain_context().n_ctx == model.info.n_ctx_train
+
+
+def test_less_where_memory_is_short(
+    model: Any, exact: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def needs(n_ctx: int) -> int:
+        plan = model.plan_memory(n_ctx=n_ctx, **exact)
+        return int(plan.kv_bytes + plan.compute_bytes)
+
+    trained = model.info.n_ctx_train
+    assert needs(300) < needs(trained)
+    free = (needs(300) + needs(trained)) // 2
+    monkeypatch.setattr(window, "free_bytes", lambda: free * 10 // 9 + 10)
+    with model.new_context(n_ctx="fit", **exact) as context:
+        n_ctx = context.n_ctx
+        assert 256 <= n_ctx < trained
+        assert needs(n_ctx) <= free + 10
+        assert needs(min(trained, n_ctx + 192)) > free
+    assert model.plan_memory(n_ctx="fit", **exact).n_ctx == n_ctx
+    monkeypatch.setattr(window, "free_bytes", lambda: 1000)
+    with pytest.raises(ic.OutOfMemoryError, match="n_ctx_min"):
+        model.new_context(n_ctx="fit", **exact)
+
+
+def test_before_loading(pack_path: Path, backend_name: str) -> None:
+    plan = ic.plan_memory(pack_path, n_ctx="fit", backend=backend_name)
+    assert plan.n_ctx == ic.plan_memory(pack_path, n_ctx=0, backend=backend_name).n_ctx
+
+
+def test_a_pool_wants_a_number(model: Any) -> None:
+    for wrong in ({"n_ctx": "fit"}, {"n_ctx": "fit", "n_cells": 512}):
+        with pytest.raises(ic.InvalidInputError, match="n_ctx"):
+            model.new_pool(**wrong)
+    for wrong_window in ("FIT", "", -1, 1.5):
+        with pytest.raises(ic.InvalidInputError):
+            ic.ContextConfig(n_ctx=wrong_window)  # type: ignore[arg-type]

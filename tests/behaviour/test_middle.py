@@ -1,0 +1,171 @@
+"""Tokens taken out of the middle, gaps filled, snapshots as bytes, segments with their hashes."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import infercore as ic
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+PROMPT = "Once upon a time there was a baker named Mira"
+
+
+def text_of(stream: Any) -> str:
+    return "".join(chunk.text for chunk in stream)
+
+
+# -- evict -----------------------------------------------------------------------------------------
+
+
+def test_what_follows_moves_up(session: Any, story: str) -> None:
+    session.ensure_prefix(story[:300])
+    session.prefill_suffix(story[300:600])
+    before = session.context.tokens()
+    n_prefix = session.explain_context().prefix_tokens
+    evaluated = session.context.perf().prefill_tokens
+    status = session.evict(20, 60)
+    assert session.context.tokens() == before[:20] + before[60:]
+    assert session.context.perf().prefill_tokens == evaluated
+    assert (status.dropped_tokens, status.prefilled_tokens) == (40, 0)
+    assert status.reused_tokens == status.resident_tokens == len(before) - 40
+    assert status.prefix_tokens == n_prefix - 40
+    report = session.explain_context()
+    assert report.cuts == (20,)
+    assert report.stable_token_hash == ic.hash_token_ids(
+        (before[:20] + before[60:])[: n_prefix - 40]
+    )
+    assert len(text_of(session.decode(max_tokens=8, temperature=0))) > 0
+    session.prefill_suffix(ic.SuffixInput(text=" And", mode="append"))
+    assert session.explain_context().cuts == (20,)
+    session.ensure_prefix(story[:300])
+    report = session.explain_context()
+    assert report.cuts == ()
+    assert session.context.tokens()[: report.prefix_tokens] == session.model.tokenizer.encode(
+        story[:300]
+    )
+
+
+def test_a_suffix_and_what_was_generated(session: Any) -> None:
+    session.ensure_prefix(PROMPT)
+    session.prefill_suffix(", who lived near the stone bridge.")
+    text_of(session.decode(max_tokens=10, temperature=0))
+    report = session.explain_context()
+    n, n_generated = report.resident_tokens, report.generated_tokens
+    session.evict(n - 4, n - 1)
+    report = session.explain_context()
+    assert (report.resident_tokens, report.generated_tokens) == (n - 3, n_generated - 3)
+    assert report.prefix_tokens + report.suffix_tokens + report.generated_tokens == n - 3
+    session.evict(report.prefix_tokens - 2, report.prefix_tokens + 2)
+    after = session.explain_context()
+    assert after.prefix_tokens == report.prefix_tokens - 2
+    assert after.suffix_tokens == report.suffix_tokens - 2
+    assert text_of(session.decode(max_tokens=4, temperature=0))
+
+
+def test_in_a_pool_the_rest_is_evaluated_anew(
+    model: Any, exact: dict[str, Any], new_session: Callable[..., Any]
+) -> None:
+    with model.new_pool(n_ctx=256, **exact) as pool, pool.open_session() as session:
+        session.ensure_prefix(PROMPT)
+        ids = model.tokenizer.encode(PROMPT)
+        status = session.evict(2, 4)
+        assert status.resident_tokens == len(ids) - 2
+        assert session.explain_context().cuts == ()
+        alone = new_session()
+        alone.ensure_prefix(ids[:2] + ids[4:])
+        wanted = text_of(alone.decode(max_tokens=12, temperature=0))
+        assert text_of(session.decode(max_tokens=12, temperature=0)) == wanted
+
+
+def test_ranges_that_are_none_change_nothing(session: Any) -> None:
+    session.ensure_prefix(PROMPT)
+    n = session.explain_context().resident_tokens
+    for start, end in ((-1, 2), (2, 2), (3, 2), (0, n + 1), ("0", 1), (0, None), (True, 2)):
+        with pytest.raises(ic.InvalidInputError):
+            session.evict(start, end)
+    assert session.explain_context().resident_tokens == n
+    assert session.state == "PREFIXED"
+
+
+# -- infill ----------------------------------------------------------------------------------------
+
+
+def test_a_vocabulary_without_marks_has_no_gaps(model: Any, session: Any) -> None:
+    assert model.tokenizer.fim is None
+    with pytest.raises(ic.UnsupportedFeatureError, match="infill"):
+        session.infill("a", "b")
+    assert session.state == "EMPTY"
+
+
+def test_a_gap_is_put_between_its_marks(
+    model: Any, session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = model.tokenizer
+    marks = ic.FimTokens(prefix=500, suffix=501, middle=502)
+    monkeypatch.setattr(type(tokenizer), "fim", marks)
+    text = text_of(session.infill("Once upon", " baker.", max_tokens=4, temperature=0))
+    before = tokenizer.encode("Once upon", add_special=False)
+    after = tokenizer.encode(" baker.", add_special=False)
+    wanted = [tokenizer.bos, 500, *before, 501, *after, 502]
+    assert session.context.tokens()[: len(wanted)] == wanted
+    assert session.explain_context().prefix_tokens == 2 + len(before)
+    assert text
+    status = list(session.infill("Once upon", " miller.", max_tokens=1))[-1].usage
+    assert status is not None
+    assert status.cached_tokens >= 2 + len(before)
+
+    async def main() -> str:
+        async with ic.aopen_session(model, n_ctx=128) as other:
+            stream = other.infill("Once upon", " baker.", max_tokens=4, temperature=0)
+            return "".join([chunk.text async for chunk in stream])
+
+    assert asyncio.run(main())
+
+
+# -- snapshots and segments ------------------------------------------------------------------------
+
+
+def test_a_snapshot_as_bytes_is_the_file(
+    session: Any, new_session: Callable[..., Any], tmp_path: Path
+) -> None:
+    session.ensure_prefix(ic.PrefixInput(text=PROMPT, cache_class="core"))
+    session.prefill_suffix(ic.SuffixInput(text=", who", cache_class="turn"))
+    snapshot = session.snapshot()
+    wanted = text_of(session.decode(max_tokens=8, temperature=0))
+    data = snapshot.to_bytes()
+    again = ic.Snapshot.from_bytes(data)
+    assert (again.manifest, again.resident_tokens) == (snapshot.manifest, snapshot.resident_tokens)
+    other = new_session()
+    other.restore(again)
+    assert [one.cache_class for one in other.explain_context().manifest.segments] == [
+        "core",
+        "turn",
+    ]
+    assert text_of(other.decode(max_tokens=8, temperature=0)) == wanted
+    session.save(tmp_path / "saved")
+    assert ic.Snapshot.from_bytes((tmp_path / "saved").read_bytes()).resident_tokens > 0
+    for wrong in (b"", data[:-1], data[:40], b"x" * 100, data[:-9] + b"\0" + data[-8:]):
+        with pytest.raises(ic.SnapshotError):
+            ic.Snapshot.from_bytes(wrong)
+    with pytest.raises(ic.InvalidInputError):
+        ic.Snapshot.from_bytes("text")  # type: ignore[arg-type]
+
+
+def test_segments_have_the_hashes_of_their_tokens(session: Any) -> None:
+    session.ensure_prefix(ic.PrefixInput(text=PROMPT, cache_class="core"))
+    session.prefill_suffix(ic.SuffixInput(text=", who", cache_class="turn"))
+    text_of(session.decode(max_tokens=5, temperature=0))
+    tokens = session.context.tokens()
+    segments = session.explain_context().manifest.segments
+    assert [one.name for one in segments] == ["prefix", "suffix", "generated"]
+    assert [one.cache_class for one in segments] == ["core", "turn", None]
+    for one in segments:
+        assert one.token_hash == ic.hash_token_ids(tokens[one.token_start : one.token_end])
+    session.prefill_suffix("!")
+    assert session.explain_context().manifest.segments[1].cache_class is None
