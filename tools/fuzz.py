@@ -204,12 +204,14 @@ def _lines(child: subprocess.Popen[bytes], limit_s: float) -> Iterator[list[Any]
     with selectors.DefaultSelector() as selector:
         selector.register(child.stdout, selectors.EVENT_READ)
         selector.register(child.stderr, selectors.EVENT_READ)
-        deadline = time.monotonic() + START_LIMIT_S
+        patience = fuzzing.Patience(START_LIMIT_S)
         while True:
-            ready = selector.select(max(0.0, deadline - time.monotonic()))
-            if not ready and time.monotonic() >= deadline:
-                yield ["hang"]
-                return
+            ready = selector.select(patience.step_s())
+            if not ready:
+                patience.spend()
+                if patience.left_s <= 0:
+                    yield ["hang"]
+                    return
             for key, _ in ready:
                 data = os.read(key.fd, 1 << 16)
                 if key.fileobj is child.stderr:
@@ -223,7 +225,7 @@ def _lines(child: subprocess.Popen[bytes], limit_s: float) -> Iterator[list[Any]
                 *whole, held = (held + data).split(b"\n")
                 for line in whole:
                     yield json.loads(line)
-                deadline = time.monotonic() + limit_s
+                patience = fuzzing.Patience(limit_s)
 
 
 def _ending(code: int) -> str:

@@ -393,6 +393,7 @@ def _guarded(
             services=_SERVICES,
             load_ms=load_ms,
             options=config.backend_options,
+            try_adapter=lambda adapter: _try_adapter(descriptor, path, config, adapter),
         )
     except BaseException as error:
         if callable(close := getattr(inner, "close", None)):
@@ -400,6 +401,14 @@ def _guarded(
         if isinstance(error, InferCoreError) or not isinstance(error, Exception):
             raise
         raise _load_failure(descriptor.name, path, error) from error
+
+
+def _try_adapter(
+    descriptor: BackendDescriptor, path: str, config: ModelConfig, adapter: str
+) -> None:
+    """Try an adapter in a child; what is no file at all is the plugin's own to refuse."""
+    if os.path.isfile(adapter):
+        trial.check(descriptor, path, config, adapters=(adapter,))
 
 
 _MISTAKES = (AttributeError, TypeError, NameError, KeyError, IndexError, AssertionError)

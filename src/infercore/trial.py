@@ -10,9 +10,11 @@ import contextlib
 import json
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from infercore.protocols.public import Context, Model
 
 _SMALL_BYTES = 1 << 28  # of such a model more is evaluated than a large one has time for
@@ -35,7 +37,7 @@ def main() -> None:
             ic.plan_memory(asked["path"], backend=asked["backend"], **fields)
         else:
             with backend.load_model(asked["path"], config) as model:
-                _use(model)
+                use(model, asked.get("adapters", ()))
     _say(trial.ENDED)
     os._exit(0)
 
@@ -45,12 +47,19 @@ def _say(line: str) -> None:
     sys.stdout.flush()
 
 
-def _use(model: Model) -> None:
+def use(model: Model, adapters: Sequence[str] = ()) -> None:
+    """Tokenize a text and evaluate some tokens, with ``adapters`` where there are any."""
+    import infercore as ic  # noqa: PLC0415  (the parent reads only names from here)
+
     with contextlib.suppress(Exception):  # a file may hold no vocabulary
         _tokenize(model)
     window = min(64, model.info.n_ctx_train or 64)
-    with model.new_context(n_ctx=window, n_batch=min(16, window)) as context:
-        _evaluate(context, model, 40 if model.info.size_bytes <= _SMALL_BYTES else 3)
+    fields: dict[str, Any] = {"n_ctx": window, "n_batch": min(16, window)}
+    if is_small := model.info.size_bytes <= _SMALL_BYTES:  # threads would only wait for each other
+        fields.update(n_threads=1, n_threads_batch=1)
+    chosen = tuple(ic.AdapterSpec(path=path) for path in adapters)
+    with model.new_context(adapters=chosen, **fields) as context:
+        _evaluate(context, model, 40 if is_small else 3)
 
 
 def _tokenize(model: Model) -> None:

@@ -11,6 +11,7 @@ import attrs
 import numpy as np
 import pytest
 
+import infercore as ic
 from infercore import api
 from infercore.engine.model import GuardedModel
 from infercore.errors import (
@@ -439,3 +440,17 @@ def test_a_kv_type_that_nobody_declares_is_refused(reference_model):
         reference_model.new_context(type_v=KVType("nf3"))
     with guarded(Eights()) as model, pytest.raises(UnsupportedFeatureError, match="fp8_e4m3"):
         model.new_context(type_k=KVType("nf3"))
+
+
+def test_a_tokenizer_outlives_the_variable_of_its_model(watched):
+    tokenizer = guarded(watched).tokenizer
+    gc.collect()
+    assert tokenizer.decode(tokenizer.encode("ab")).endswith("ab")
+    assert watched.log == []
+    del tokenizer
+    assert watched.log == ["model"]
+    model = guarded(watched)
+    model.close()  # who says so means it
+    assert watched.log == ["model"] * 2
+    with pytest.raises(ic.SessionClosedError):
+        model.tokenizer.encode("ab")

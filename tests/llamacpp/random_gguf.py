@@ -225,3 +225,65 @@ def _adapter(random: np.random.Generator) -> tuple[dict[str, Any], _Tensors]:
             tensors[name] = random.standard_normal(shape).astype(np.float32)
     metadata = {"general.architecture": "llama", "general.type": "adapter"}
     return {**metadata, "adapter.type": "lora", "adapter.lora.alpha": 4.0}, tensors
+
+
+def _learned(random: np.random.Generator) -> tuple[dict[str, Any], _Tensors]:
+    """A model whose positions are learned: added once, before the first layer."""
+    tensors = _Tensors(random)
+    tensors.weight("token_embd", N_VOCAB, N_EMBD)
+    tensors.weight("position_embd", N_CTX, N_EMBD)
+    norms = ["output_norm"]
+    for i in range(2):
+        tensors.both(f"blk.{i}.attn_qkv", 3 * N_EMBD, N_EMBD)
+        tensors.both(f"blk.{i}.attn_output", N_EMBD, N_EMBD)
+        tensors.both(f"blk.{i}.ffn_up", N_FF, N_EMBD)
+        tensors.both(f"blk.{i}.ffn_down", N_EMBD, N_FF)
+        norms += [f"blk.{i}.attn_norm", f"blk.{i}.ffn_norm"]
+    for name in norms:
+        tensors.norm(name)
+        tensors.bias(name, N_EMBD)
+    return _metadata("gpt2"), tensors
+
+
+def _unturned(random: np.random.Generator) -> tuple[dict[str, Any], _Tensors]:
+    """A model in which every fourth layer turns no keys."""
+    tensors = _Tensors(random)
+    tensors.frame()
+    for i in range(4):
+        tensors.layer(i)
+    return _metadata("smollm3", n_layer=4, **{"rope.dimension_count": N_EMBD // 2}), tensors
+
+
+def _biased(random: np.random.Generator) -> tuple[dict[str, Any], _Tensors]:
+    """A model whose positions are a bias of attention (ALiBi)."""
+    metadata, tensors = _learned(random)
+    del tensors["position_embd.weight"]
+    tensors.norm("token_embd_norm")
+    tensors.bias("token_embd_norm", N_EMBD)
+    own = {key.replace("gpt2.", "bloom."): value for key, value in metadata.items()}
+    return {**own, "general.architecture": "bloom"}, tensors
+
+
+def _t5(random: np.random.Generator, *, decodes: bool = True) -> tuple[dict[str, Any], _Tensors]:
+    """An encoder, and a decoder that reads what it made."""
+    tensors = _Tensors(random)
+    tensors.weight("token_embd", N_VOCAB, N_EMBD)
+    for side in ("enc", "dec") if decodes else ("enc",):
+        tensors.norm(f"{side}.output_norm")
+        for i in range(2):
+            parts = ("attn",) if side == "enc" else ("attn", "cross_attn")
+            for part in parts:
+                tensors.norm(f"{side}.blk.{i}.{part}_norm")
+                for letter in "qkvo":
+                    tensors.weight(f"{side}.blk.{i}.{part}_{letter}", N_EMBD, N_EMBD)
+            if i == 0:
+                tensors.weight(f"{side}.blk.{i}.attn_rel_b", 32, 2)
+            tensors.norm(f"{side}.blk.{i}.ffn_norm")
+            tensors.weight(f"{side}.blk.{i}.ffn_up", N_FF, N_EMBD)
+            tensors.weight(f"{side}.blk.{i}.ffn_down", N_EMBD, N_FF)
+    more = {"attention.relative_buckets_count": 32, "decoder_start_token_id": 0}
+    return _metadata("t5" if decodes else "t5encoder", **more), tensors
+
+
+def _t5encoder(random: np.random.Generator) -> tuple[dict[str, Any], _Tensors]:
+    return _t5(random, decodes=False)

@@ -223,3 +223,22 @@ def test_a_session_that_cannot_shift_is_refused_when_it_is_opened(story_path):
         assert model.capabilities.kv_shift
         with pytest.raises(ic.UnsupportedFeatureError):
             model.new_session(n_ctx=64, type_k="q8_0", overflow="shift")
+
+
+TURNED = {"llama": True, "sliding": True, "biased": True, "learned": False, "unturned": False}
+
+
+@pytest.mark.parametrize("kind", TURNED)
+def test_keys_are_moved_only_where_that_makes_those_of_the_new_place(tiny, open_context, kind):
+    """Learned positions, and layers without any, make other keys than turned ones."""
+    context = open_context(tiny(kind))
+    assert context.capabilities.kv_shift == context.capabilities.kv_divide == TURNED[kind]
+    tokens, wanted = np.array([40, 41], dtype=np.int32), np.array([False, True])
+    context.decode(tokens[:1], seq_id=0, logits="none")
+    context.memory.shift(0, 0, 1, 90)  # what the engine makes of it
+    context.decode(tokens[1:], seq_id=0, logits="last")
+    moved = context.logits(0).copy()
+    context.clear()
+    positions = np.array([90, 91], dtype=np.int32)
+    context.decode_batch(tokens, positions, [(0,), (0,)], wanted)
+    assert near(moved, context.logits(0), 1e-4) == TURNED[kind]

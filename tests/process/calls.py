@@ -256,7 +256,8 @@ def any_call_after_close(rig: Rig) -> None:
 @case("K14", on=LLAMA)
 def moving_positions_that_cannot_move(rig: Rig) -> None:
     small = {"swa_full": False, "n_ctx": 512, "n_ubatch": 8}  # its layers differ in size then
-    for kind, fields in (("sliding", small), ("recurrent", {}), ("mrope", {})):
+    moving = (("sliding", small), *((kind, {}) for kind in ("recurrent", "mrope", "learned")))
+    for kind, fields in moving:
         context = rig.plain(kind, **fields)
         context.decode(ids(6))
         assert not context.capabilities.kv_shift

@@ -7,6 +7,7 @@ needed.
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -15,6 +16,29 @@ if TYPE_CHECKING:
 
 class Wrong(Exception):  # noqa: N818  (a finding, like a kill or a hang)
     """What was accepted, computed or kept is not what is right."""
+
+
+class Patience:
+    """Seconds to wait, of which those do not count in which the whole machine was stopped.
+
+    A jump of the clock between two looks counts as one step: who was stopped himself cannot say
+    that another hung.
+    """
+
+    _STEP_S = 0.5
+
+    def __init__(self, limit_s: float) -> None:
+        self.left_s = limit_s
+        self._last = time.monotonic()
+
+    def step_s(self) -> float:
+        """Return how long to wait until the next look."""
+        self._last = time.monotonic()
+        return min(self._STEP_S, max(0.0, self.left_s))
+
+    def spend(self) -> None:
+        """Count what went by since `step_s`."""
+        self.left_s -= min(time.monotonic() - self._last, 2 * self._STEP_S)
 
 
 class Target(Protocol):

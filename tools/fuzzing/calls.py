@@ -85,9 +85,10 @@ class _World:
 
     def renew(self) -> None:
         """Make context, session and sampler."""
-        self.context = self.model.new_context(n_ctx=64, n_seq_max=2)
+        threads = {"n_threads": 1, "n_threads_batch": 1}
+        self.context = self.model.new_context(n_ctx=64, n_seq_max=2, **threads)
         self.context.decode([5, 6, 7])
-        self.session = self.model.new_session(n_ctx=64)
+        self.session = self.model.new_session(n_ctx=64, **threads)
         self.session.ensure_prefix("Once upon a time")
         self.sampler = self.model.new_sampler(seed=1)
 

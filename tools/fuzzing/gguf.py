@@ -13,13 +13,17 @@ import numpy as np
 
 import infercore as ic
 from fuzzing._bytes import damaged
+from fuzzing._forked import loaded
 
 if TYPE_CHECKING:
     from random import Random
 
 LIMIT_S = 150.0
-BATCH = 100
-KINDS = ("llama", "head16", "mrope", "sliding", "recurrent", "encoder", "rank")
+BATCH = 200
+KINDS = (
+    "llama", "head16", "mrope", "sliding", "recurrent", "encoder", "rank", "learned",
+    "biased", "t5",
+)  # fmt: skip
 PACK = (("storyteller", "gguf-q8_0"), ("encoder", "gguf-f32"), ("recurrent", "gguf-f32"))
 _HEADER_SHARE = 0.85
 _TENSOR = re.compile(
@@ -32,8 +36,11 @@ class Gguf:
     """Loads a changed file and evaluates a text with it."""
 
     def __init__(self) -> None:
+        import infercore_llamacpp.model  # noqa: F401, PLC0415  (before the forks)
         import infercore_models  # noqa: PLC0415
+        from infercore_llamacpp import amx  # noqa: PLC0415
 
+        amx.is_sound()
         sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
         from llamacpp import random_gguf  # noqa: PLC0415
 
@@ -42,15 +49,15 @@ class Gguf:
         self._path = folder / "model.gguf"
         files = [random_gguf.write(folder / f"{kind}.gguf", kind) for kind in KINDS]
         files += [infercore_models.path(*model) for model in PACK]
+        for file in files:  # what is changed below must run as it is
+            loaded("llamacpp", str(file), use)
         self._models = [file.read_bytes() for file in files]
 
     def case(self, random: Random) -> str:
         """Change a file, load it, and use what was loaded."""
         data = random.choice(self._models)
         self._path.write_bytes(self._changed(data, random))
-        with ic.load_model(self._path, backend="llamacpp") as model:
-            use(model)
-        return f"{len(data)} bytes, loaded"
+        return f"{len(data)} bytes, {loaded('llamacpp', str(self._path), use)}"
 
     def _changed(self, data: bytes, random: Random) -> bytes:
         names = list(_TENSOR.finditer(data[: 1 << 20]))
@@ -85,7 +92,8 @@ def use(model: ic.Model) -> None:
         tokens = [(11 * i + 3) % model.tokenizer.n_vocab for i in range(40)]
         if model.info.has_encoder:
             context.encode(tokens[:16])
-            return
+            if not model.capabilities.logits_all:
+                return
         context.decode(tokens)
         context.decode_one(tokens[0])
         np.asarray(context.logits()).sum()

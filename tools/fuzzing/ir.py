@@ -8,8 +8,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import infercore as ic
 from fuzzing._bytes import NUMBERS, damaged
+from fuzzing._forked import loaded
 from fuzzing.gguf import use
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ class Ir:
 
     def __init__(self) -> None:
         import infercore_models  # noqa: PLC0415
+        import infercore_openvino.model  # noqa: F401, PLC0415  (before the forks)
 
         self._folder = tempfile.TemporaryDirectory()
         self._path = Path(self._folder.name) / "model"
@@ -43,9 +44,7 @@ class Ir:
         file = self._path / name
         data = file.read_bytes()
         file.write_bytes(edited(data, random) if name.endswith(".xml") else damaged(data, random))
-        with ic.load_model(self._path, backend="openvino") as model:
-            use(model)
-        return f"{name}, loaded"
+        return f"{name}, {loaded('openvino', str(self._path), use)}"
 
 
 def edited(graph: bytes, random: Random) -> bytes:

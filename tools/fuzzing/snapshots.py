@@ -30,7 +30,9 @@ class Snapshots:
         for backend, kind in MODELS.items():
             path = infercore_models.path("storyteller", kind)
             model = ic.load_model(path, backend=backend, check_in_child=False)
-            session = model.new_session(n_ctx=256, precision="accurate")
+            session = model.new_session(
+                n_ctx=256, precision="accurate", n_threads=1, n_threads_batch=1
+            )
             text = self._text(session)
             session.ensure_prefix(PROMPT)
             session.prefill_suffix(", who lived")

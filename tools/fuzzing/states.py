@@ -25,6 +25,7 @@ FIELDS: dict[str, tuple[dict[str, Any], ...]] = {
     ),
     "openvino": ({}, {"n_seq_max": 3}, {"backend_options": {"form": "stateful"}}),
 }
+ONE = {"n_threads": 1, "n_threads_batch": 1}  # busy machines wait long for two at once
 MODELS = {"llamacpp": "gguf-f32", "openvino": "openvino"}
 ODD = (None, -1, True, 1.5, "x", [], [-1], [[0, 2**31]], {}, [{"seq_id": 0}], *NUMBERS[:12])
 TEXT, OTHER = list(range(20, 50)), list(range(60, 75))
@@ -40,7 +41,7 @@ class States:
         for backend, kinds in FIELDS.items():
             path = infercore_models.path("storyteller", MODELS[backend])
             model = ic.load_model(path, backend=backend, check_in_child=False)
-            self._held += [self._of(model.new_context(n_ctx=256, **kind)) for kind in kinds]
+            self._held += [self._of(model.new_context(n_ctx=256, **ONE, **kind)) for kind in kinds]
 
     def _of(self, context: Any) -> tuple[Any, bytes, bytes, Any]:
         context.decode(OTHER)

@@ -15,6 +15,7 @@ from infercore.errors import (
     ContextOverflowError,
     DecodeAbortedError,
     InvalidPositionError,
+    InvalidStateError,
     TransientEngineError,
 )
 
@@ -323,6 +324,13 @@ class Appending:
 
     def encode(self, ids: TokenArray) -> None:
         """Run an encoder over ``ids``."""
+        if n := self._cells.n_cells:
+            raise InvalidStateError(
+                "the context holds what was decoded behind an earlier text; clear() it before "
+                "another is encoded",
+                operation="encode",
+                state=f"{n} tokens are resident",
+            )
         self._results.forget()
         started = time.perf_counter()
         self._abort.begin()

@@ -10,6 +10,7 @@ import numpy as np
 from infercore.errors import InvalidInputError, InvalidPositionError, InvalidSequenceError
 from infercore.errors import InvalidTokenError as _InvalidTokenError
 from infercore.values import checks
+from infercore.values.config import AdapterSpec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -152,3 +153,12 @@ def too_many(field: str, n_tokens: int, limit: int, why: str) -> InvalidInputErr
         value=n_tokens,
         allowed=limit,
     )
+
+
+def check_adapters(adapters: Sequence[AdapterSpec]) -> tuple[AdapterSpec, ...]:
+    """Return ``adapters`` as a tuple. Raises `InvalidInputError`."""
+    chosen = tuple(checks.items("adapters", adapters, "AdapterSpec objects"))
+    for adapter in chosen:
+        if not isinstance(adapter, AdapterSpec):
+            raise checks.refuse("adapters", adapter, "AdapterSpec objects")
+    return chosen

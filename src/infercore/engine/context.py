@@ -25,7 +25,7 @@ from infercore.engine.sequences import Sequences
 from infercore.engine.spans import check_entries, check_spans
 from infercore.errors import UnsupportedFeatureError
 from infercore.values import checks
-from infercore.values.config import MAX_THREADS, AdapterSpec
+from infercore.values.config import MAX_THREADS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from infercore.engine.window import Window
     from infercore.protocols.spi import EngineContext, FloatArray
-    from infercore.values.config import ContextConfig
+    from infercore.values.config import AdapterSpec, ContextConfig
     from infercore.values.info import Capabilities, PerfCounters
 
 _clock = time.perf_counter
@@ -57,6 +57,7 @@ class GuardedContext:
         n_vocab: int,
         backend: str,
         identity: Callable[[], Mapping[str, Any]],
+        try_adapters: Callable[[Sequence[AdapterSpec]], object] = tuple,
         attempts: Sequence[Any] = (),
         load_ms: float = 0.0,
     ) -> None:
@@ -101,6 +102,7 @@ class GuardedContext:
             identity=identity,
         )
         self._inner = inner
+        self._try_adapters = try_adapters
         self._config = config
         self.attempts = tuple(attempts)
         self.capabilities: Capabilities = inner.capabilities
@@ -519,10 +521,8 @@ class GuardedContext:
         """Replace the whole list of LoRA adapters. Resident tokens were made with the old one."""
         with self._gate:
             self._native.need("lora", declared=self.capabilities.lora)
-            chosen = tuple(checks.items("adapters", adapters, "AdapterSpec objects"))
-            for adapter in chosen:
-                if not isinstance(adapter, AdapterSpec):
-                    raise checks.refuse("adapters", adapter, "AdapterSpec objects")
+            chosen = arguments.check_adapters(adapters)
+            self._try_adapters(chosen)
             self._native.judged(self._native.inner.set_adapters, chosen)
             self._results.forget()
 
@@ -583,7 +583,7 @@ class GuardedContext:
         if self._gate.shut():
             self._abort.wait()
             self._finalizer()  # once, whoever asks
-            self._saving.identity = dict  # what it asks keeps the model alive
+            self._saving.identity, self._try_adapters = dict, tuple  # they keep the model alive
 
     def __enter__(self) -> Self:
         return self

@@ -30,7 +30,7 @@ from infercore.values.pool import PoolConfig, is_for_a_pool, pool_config, shared
 from infercore.values.recommended import recommended_sampling
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from typing_extensions import Self
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from infercore.protocols.session import Session
     from infercore.protocols.spi import EngineModel
     from infercore.session.pool import SessionPool
+    from infercore.values.config import AdapterSpec
     from infercore.values.info import BackendDescriptor, Capabilities, MemoryPlan, ModelInfo
 
 SESSION_FIELDS = ("profile_id", "prompt_format", "add_bos", "overflow")
@@ -106,6 +107,7 @@ class GuardedModel:
         services: Services,
         load_ms: float = 0.0,
         options: Mapping[str, Any] | None = None,
+        try_adapter: Callable[[str], None] | None = None,
     ) -> None:
         plugin_checks.check_model(inner, descriptor.name)
         self._inner = inner
@@ -113,6 +115,7 @@ class GuardedModel:
         self._descriptor = descriptor
         self._services = services
         self._load_ms = load_ms
+        self._try_adapter = try_adapter
         self._born = fork_count()
         self.backend = descriptor.name
         self.backend_version = _version(descriptor)
@@ -128,6 +131,8 @@ class GuardedModel:
         )
         # Last, so that a model which could not be guarded is still its loader's to close.
         self._finalizer = weakref.finalize(self, self._weights.release)
+        # A tokenizer keeps the weights that it reads, also where the model is let go of.
+        self._tokenizer_finalizer = weakref.finalize(self.tokenizer, _Lease(weights))
 
     @property
     def capabilities(self) -> Capabilities:
@@ -201,6 +206,7 @@ class GuardedModel:
                     n_vocab=self.tokenizer.n_vocab,
                     backend=self.backend,
                     identity=lambda: self._state_identity(inner.effective),
+                    try_adapters=self._try_adapters,
                     attempts=attempts,
                     load_ms=self._load_ms + (time.perf_counter() - started) * 1e3,
                 )
@@ -231,6 +237,13 @@ class GuardedModel:
     def _check_adapters(self, config: ContextConfig) -> None:
         if config.adapters and not self._inner.capabilities.lora:
             raise UnsupportedFeatureError(feature="adapters", backend=self.backend)
+        self._try_adapters(config.adapters)
+
+    def _try_adapters(self, adapters: Sequence[AdapterSpec]) -> None:
+        """Try files that were not seen before in a child process, as the model's own was."""
+        if self._try_adapter is not None:
+            for path in {adapter.path: None for adapter in adapters}:
+                self._try_adapter(path)
 
     def _check_kv_types(self, config: ContextConfig) -> None:
         """Refuse a type that only a plugin can know, and this one does not declare."""
@@ -287,12 +300,15 @@ class GuardedModel:
 
     def new_session(self, config: ContextConfig | None = None, **fields: Any) -> Session:
         """Return a session over a new context of its own; see `Model.new_session`."""
-        if self._inner.capabilities.encoder:
-            raise UnsupportedFeatureError(
-                feature="session",
-                backend=self.backend,
-                hint="this model encodes texts and generates none; use infercore.embed",
-            )
+        kinds = self._inner.capabilities
+        if kinds.encoder:
+            hint = "this model encodes texts and generates none; use infercore.embed"
+            if kinds.logits_all:
+                hint = (
+                    "this model generates from a text that it has encoded; use new_context(), "
+                    "encode() and decode()"
+                )
+            raise UnsupportedFeatureError(feature="session", backend=self.backend, hint=hint)
         options = {name: fields.pop(name) for name in SESSION_FIELDS if name in fields}
         context = self.new_context(config, **fields)
         try:
@@ -344,6 +360,7 @@ class GuardedModel:
         """Release the weights once the last context is closed; idempotent."""
         self._closed.set()
         self._finalizer()
+        self._tokenizer_finalizer()
 
     def __enter__(self) -> Self:
         return self

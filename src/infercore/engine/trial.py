@@ -18,7 +18,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -47,11 +47,17 @@ _seen: dict[str, None] = {}
 
 
 def check(
-    descriptor: BackendDescriptor, path: str, config: ModelConfig, *, only_plan: bool = False
+    descriptor: BackendDescriptor,
+    path: str,
+    config: ModelConfig,
+    *,
+    only_plan: bool = False,
+    adapters: Sequence[str] = (),
 ) -> None:
     """Load the file in a child, where ``config.check_in_child`` wants it; the child has ended then.
 
-    ``only_plan`` lets it plan the memory and nothing more, which is not remembered.
+    ``only_plan`` lets it plan the memory and nothing more, which is not remembered. ``adapters``
+    are tried on the model.
     Raises `ModelFormatError` where the child died or hung, `OutOfMemoryError` where the system
     ended it, and, only if it was asked for, `ModelLoadError` where no child can be had.
     """
@@ -61,17 +67,17 @@ def check(
         return
     if config.check_in_child is None and not _is_installed(descriptor.name):
         return  # handed over in person, so that no child can find it
-    asked = _request(descriptor.name, path, config, only_plan=only_plan)
+    asked = _request(descriptor.name, path, config, only_plan=only_plan, adapters=adapters)
     if asked is None:
         _no_child(path, config, "its options cannot be handed over")
         return
-    files = _files(descriptor, path)
+    files = [*_files(descriptor, path), *adapters]
     keys = _keys(descriptor, asked, files)
     if not keys or (config.check_in_child is None and _is_known(keys)):
         return
-    if descriptor.check_file is not None:
+    if descriptor.check_file is not None and not adapters:
         descriptor.check_file(path)
-    reason = _try(path, asked, _seconds(files))
+    reason = _try(adapters[0] if adapters else path, asked, _seconds(files))
     if reason is not None:
         _no_child(path, config, reason)
         return
@@ -83,11 +89,15 @@ def _is_installed(backend: str) -> bool:
     return any(record.name == backend for record in default_registry().records())
 
 
-def _request(backend: str, path: str, config: ModelConfig, *, only_plan: bool) -> str | None:
+def _request(
+    backend: str, path: str, config: ModelConfig, *, only_plan: bool, adapters: Sequence[str]
+) -> str | None:
     """Return what the child is asked to do, None where it cannot be said in JSON."""
     fields = attrs.asdict(config, recurse=False)
     given = {name: _plain(value) for name, value in fields.items() if name not in _NOT_ASKED}
-    request = {"backend": backend, "path": os.path.abspath(path), "config": given}
+    request: dict[str, Any] = {"backend": backend, "path": os.path.abspath(path), "config": given}
+    if adapters:
+        request["adapters"] = [os.path.abspath(adapter) for adapter in adapters]
     try:
         return json.dumps({**request, "only_plan": only_plan})
     except (TypeError, ValueError):
@@ -185,6 +195,7 @@ def _keys(descriptor: BackendDescriptor, asked: str, files: Sequence[str]) -> li
     version = descriptor.engine_version() if descriptor.engine_version is not None else ""
     request = json.loads(asked)
     del request["path"], request["only_plan"]
+    request.pop("adapters", None)
     how = f"{json.dumps(request, sort_keys=True)}|{version}"
     stats = [(os.path.realpath(file), os.stat(file)) for file in sorted(files)]
     place = [

@@ -8,7 +8,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from infercore import InferCoreError, ModelFormatError, ModelNotFoundError
-from infercore_llamacpp import log
+from infercore_llamacpp import log, soundness
 from infercore_llamacpp.library import api
 from infercore_llamacpp.settings import refuse
 
@@ -56,6 +56,12 @@ class Adapters:
             return self._loaded[key]
 
     def _read(self, path: str) -> Any:
+        try:
+            wrong = soundness.adapter_complaint(path)
+        except OSError as error:
+            raise ModelFormatError(f"{path} cannot be read: {error}", path=path) from error
+        if wrong is not None:
+            raise ModelFormatError(f"{path} is no usable LoRA adapter: {wrong}", path=path)
         with log.listening():
             handle = api.llama_adapter_lora_init(self._model, os.fsencode(path))
             if not handle:

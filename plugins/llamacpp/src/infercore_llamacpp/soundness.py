@@ -32,6 +32,12 @@ _MATRIX_KINDS = frozenset(
 _VECTOR_KINDS = frozenset({_F32})
 _TABLES = ("ffn_gate_tid2eid.weight",)
 _WKV_STEP = 64
+_ADAPTER_KEYS = {
+    "general.type": str,
+    "general.architecture": str,
+    "adapter.type": str,
+    "adapter.lora.alpha": float,
+}
 
 
 def complaint(path: str) -> str | None:
@@ -43,6 +49,26 @@ def complaint(path: str) -> str | None:
     except headers.ImplausibleError as error:
         return str(error)
     return next((found for rule in _RULES for found in rule(header)), None)
+
+
+def adapter_complaint(path: str) -> str | None:
+    """Return what is wrong with the LoRA adapter at ``path``, None where nothing is known to be."""
+    try:
+        header = headers.read(path)
+    except (headers.MalformedError, headers.ImplausibleError) as error:
+        return str(error)
+    return next(_of_adapter(header), None)
+
+
+def _of_adapter(header: Header) -> Iterator[str]:
+    """The engine asserts that these entries are of the type it reads."""
+    for key, kind in _ADAPTER_KEYS.items():
+        value = header.metadata.get(key)
+        if value is not None and not isinstance(value, kind):
+            yield f"its {key} is {value!r}"
+    for tensor in header.tensors.values():
+        if tensor.kind not in _MATRIX_KINDS and tensor.name.endswith((".lora_a", ".lora_b")):
+            yield f"its tensor {tensor.name!r} is of type {tensor.kind}"
 
 
 def _layers(header: Header) -> Iterator[str]:

@@ -35,6 +35,14 @@ _ACTIVATIONS = {
     api.LLAMA_FTYPE_MOSTLY_F16: "f16",
     api.LLAMA_FTYPE_MOSTLY_BF16: "bf16",
 }
+# The engine moves keys by turning all of them. Here that makes others than a decode at the new
+# place: positions are learned (added before the first layer), or a bias of attention, or some
+# layers turn no keys, or turn theirs by a rule of their own.
+_UNTURNED = frozenset({
+    "afmoe", "baichuan", "cohere2", "cohere2moe", "dots3note", "exaone-moe", "exaone4", "gpt2",
+    "llama4", "maple", "mpt", "muse-glimmer", "smallthinker", "smollm3", "starcoder",
+})  # fmt: skip
+_UNTURNED_IF_SLIDING = frozenset({"mellum", "olmo2"})
 _FIXED_POSITION_ROPES = (
     api.LLAMA_ROPE_TYPE_MROPE,
     api.LLAMA_ROPE_TYPE_IMROPE,
@@ -98,7 +106,10 @@ class Traits:
     def moves_positions(self) -> bool:
         """Whether positions of resident tokens can be changed."""
         plain = self.rope_type not in _FIXED_POSITION_ROPES
-        return self.has_memory and self.can_shift and not self.is_recurrent and plain
+        turns = self.info.architecture not in _UNTURNED and not (
+            self.info.architecture in _UNTURNED_IF_SLIDING and self.info.sliding_window
+        )
+        return self.has_memory and self.can_shift and not self.is_recurrent and plain and turns
 
     @property
     def has_cell_extras(self) -> bool:
@@ -189,6 +200,8 @@ def read_traits(model: int, *, has_gpu: bool, overrides: Mapping[str, object] = 
         value = info.metadata.get(f"{info.architecture}.attention.{key}", "")
         return int(value) if value.isdigit() else head
 
+    # An encoder alone gets a cache from the engine, in which nothing that it decodes makes sense.
+    has_memory = has_memory and bool(api.llama_model_has_decoder(model))
     return Traits(
         info=info,
         head_k=length("key_length"),
