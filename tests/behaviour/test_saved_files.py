@@ -105,6 +105,18 @@ def test_a_snapshot_is_its_owners_alone(new_session: Any, tmp_path: Path) -> Non
     assert modes == [0o600, 0o640]
 
 
+def test_a_path_that_cannot_be_written_is_refused(new_session: Any, tmp_path: Path) -> None:
+    session = new_session()
+    session.ensure_prefix(PROMPT)
+    (tmp_path / "file").touch()
+    for odd in (tmp_path, tmp_path / "none" / "x.snap", tmp_path / "file" / "x.snap"):
+        with pytest.raises(ic.InvalidInputError) as caught:
+            session.save(odd)
+        assert (caught.value.field, caught.value.value) == ("path", str(odd))
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    session.save(tmp_path / "right.snap")
+
+
 @pytest.mark.parametrize("kind", ["pipe", "zeros", "random", "sparse", "folder", "header"])
 def test_what_never_ends_is_refused_at_once(session: Any, saved: Path, kind: str) -> None:
     path = saved.with_name("odd.snap")

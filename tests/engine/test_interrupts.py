@@ -33,6 +33,10 @@ CALLS = {
     "seq_divide": lambda c: c.seq_divide(0, 2, -1, 2),
     "clear": lambda c: c.clear(),
     "save_sequence": lambda c: c.save_sequence(0),
+    "save_state": lambda c: c.save_state(),
+    "set_causal_attention": lambda c: c.set_causal_attention(True),
+    "set_threads": lambda c: c.set_threads(1, 1),
+    "synchronize": lambda c: c.synchronize(),
 }
 MAY_END = {"seq_remove of a middle", "seq_copy", "seq_shift", "seq_divide"}
 """Positions do not tell whether the engine did these."""

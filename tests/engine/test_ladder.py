@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import pytest
 
+from infercore.engine import ladder
 from infercore.engine.ladder import allocate
 from infercore.errors import OutOfMemoryError, UnsupportedFeatureError
 from infercore.values.config import ContextConfig
-from infercore.values.info import Capabilities
+from infercore.values.info import Capabilities, MemoryPlan
 
 KINDS = Capabilities(kv_types=("f32", "f16", "q8_0"))
 
@@ -84,3 +85,41 @@ def test_other_errors_pass():
 
     with pytest.raises(UnsupportedFeatureError):
         allocate(make, ContextConfig(on_oom="shrink"), KINDS)
+
+
+def plan(config):
+    """A token takes a thousand bytes; weights do not count, as they are there already."""
+    return MemoryPlan(
+        weights_bytes=10**12,
+        kv_bytes=1000 * config.n_ctx,
+        compute_bytes=0,
+        peak_bytes=10**12,
+        n_ctx=config.n_ctx,
+        kv_bytes_by_kind={"full": 1000 * config.n_ctx},
+    )
+
+
+def test_the_ladder_ends_at_what_the_machine_can_hold(monkeypatch):
+    """Also where the engine is granted everything, and only killed for filling it."""
+    monkeypatch.setattr(ladder, "free_bytes", lambda **_: 1_000_000)
+    make, asked = maker(lambda _: True)
+    config = ContextConfig(n_ctx=2**31 - 1, n_ubatch=64, on_oom="shrink")
+    _, got, attempts = allocate(make, config, Capabilities(), plan)
+    assert [c.n_ctx for c in asked] == [got.n_ctx]
+    assert 450 < got.n_ctx <= 900  # a tenth is left
+    assert "are free" in attempts[0].error
+    assert len(attempts) > 20
+    with pytest.raises(OutOfMemoryError, match="are free"):
+        allocate(make, ContextConfig(n_ctx=2**27), Capabilities(), plan)
+    with pytest.raises(OutOfMemoryError) as caught:
+        allocate(make, ContextConfig(n_ctx=2**20, on_oom="shrink", n_ctx_min=2**19),
+                 Capabilities(), plan)  # fmt: skip
+    assert all("are free" in attempt.error for attempt in caught.value.attempts)
+
+
+def test_a_usual_window_is_not_planned_first():
+    def never(_):
+        raise AssertionError
+
+    make, _ = maker(lambda _: True)
+    allocate(make, ContextConfig(n_ctx=4096), KINDS, never)

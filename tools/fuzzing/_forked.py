@@ -36,8 +36,8 @@ def loaded(
     """Load and use the model at ``path`` as the default of `ModelConfig.check_in_child` does.
 
     What its trial does not survive counts as refused: that the death of a real trial is a typed
-    error has tests of its own. Raises what the load raised, and `Wrong` for a file whose reading
-    kills or hangs, or that passes its trial and then kills or hangs.
+    error has tests of its own. What is raised there the load would raise again. Raises that, and
+    `Wrong` for a file whose reading kills or hangs, or that passes its trial and then does.
     """
     descriptor = default_registry().get(backend)
 
@@ -46,14 +46,14 @@ def loaded(
             descriptor.check_file(path)
 
     def tried() -> None:
-        with contextlib.suppress(Exception), descriptor_load() as model:
+        with load() as model, contextlib.suppress(*(() if adapters else (Exception,))):
             trial.use(model, adapters)
 
-    def descriptor_load() -> Any:
+    def load() -> Any:
         return ic.load_model(path, backend=backend, check_in_child=False)
 
     def used() -> None:
-        with descriptor_load() as model:
+        with load() as model:
             use(model)
 
     _raise(_outcome(forked((read, tried), TRIAL_LIMIT_S), trial_may_die=True))

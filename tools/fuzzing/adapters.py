@@ -24,10 +24,7 @@ class Adapters:
     """Puts a changed adapter on a model and evaluates a text with both."""
 
     def __init__(self) -> None:
-        import infercore_llamacpp.model  # noqa: F401, PLC0415  (before the forks)
-        from infercore_llamacpp import amx  # noqa: PLC0415
 
-        amx.is_sound()
         sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
         from llamacpp import random_gguf  # noqa: PLC0415
 
@@ -37,26 +34,23 @@ class Adapters:
         self._adapter = random_gguf.write(folder / "sound.gguf", "adapter").read_bytes()
         self._path = folder / "adapter.gguf"
         self._path.write_bytes(self._adapter)
-        self._loaded()  # what is changed below must run as it is
+        with ic.load_model(self._model, backend="llamacpp", check_in_child=False) as model:
+            self._use(model)  # what is changed below runs as it is; all is imported by now
 
     def case(self, random: Random) -> str:
         """Change the adapter, put it on the model, and use both."""
         self._path.write_bytes(self._changed(random))
-        return self._loaded()
+        return loaded("llamacpp", self._model, self._use, adapters=(str(self._path),))
 
-    def _loaded(self) -> str:
+    def _use(self, model: ic.Model) -> None:
         spec = ic.AdapterSpec(path=str(self._path))
-
-        def use(model: ic.Model) -> None:
-            fields = {"n_ctx": 64, "n_batch": 16, "n_threads": 1, "n_threads_batch": 1}
-            with model.new_context(adapters=(spec,), **fields) as context:
-                context.decode([(11 * i + 3) % model.tokenizer.n_vocab for i in range(40)])
-                context.set_adapters([])
-                context.decode_one(3)
-                context.set_adapters([spec])
-                context.decode_one(3)
-
-        return loaded("llamacpp", self._model, use, adapters=(spec.path,))
+        fields = {"n_ctx": 64, "n_batch": 16, "n_threads": 1, "n_threads_batch": 1}
+        with model.new_context(adapters=(spec,), **fields) as context:
+            context.decode([(11 * i + 3) % model.tokenizer.n_vocab for i in range(40)])
+            context.set_adapters([])
+            context.decode_one(3)
+            context.set_adapters([spec])
+            context.decode_one(3)
 
     def _changed(self, random: Random) -> bytes:
         data = self._adapter

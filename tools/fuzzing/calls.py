@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import inspect
 import itertools
@@ -27,7 +28,11 @@ FUNCTIONS = (
     "load_model", "open_session", "open_pool", "embed", "plan_memory", "get_backend", "backends",
     "hash_token_ids", "free_bytes",
 )  # fmt: skip
-NOT_CALLED = {"native_handle", "close", "__enter__", "__exit__"}
+NOT_CALLED = {
+    "native_handle", "close", "__enter__", "__exit__", "aclose", "run", "owner", "share_for_fork",
+    "count_open", "check_open", "drain", "adrain",
+}  # fmt: skip
+_MOST_CHUNKS = 8
 VALUES: dict[str, Any] = {
     "tokens": [5, 6], "token": 5, "text": "Once", "texts": ["Once"], "prefix": "Once upon",
     "suffix": " a time", "messages": [{"role": "user", "content": "Hi"}], "logits": "last",
@@ -81,6 +86,7 @@ class _World:
             self.model: Any = load_reference_model()
         else:
             self.model = ic.load_model(self.path, backend=backend)
+        self.loop = asyncio.new_event_loop()
         self.renew()
 
     def renew(self) -> None:
@@ -91,13 +97,23 @@ class _World:
         self.session = self.model.new_session(n_ctx=64, **threads)
         self.session.ensure_prefix("Once upon a time")
         self.sampler = self.model.new_sampler(seed=1)
+        self.pool = self.model.new_pool(n_ctx=64, n_parallel=2, **threads)
+        self.of_pool = self.pool.open_session()
+        self.of_pool.ensure_prefix("Once upon a time")
+        self.waited = self.loop.run_until_complete(self._awaited(ic.aopen_session, threads))
+        self.waited_of_pool = self.loop.run_until_complete(self.pool.aopen_session())
+
+    async def _awaited(self, opening: Any, fields: dict[str, Any]) -> Any:
+        return await opening(self.model, n_ctx=64, **fields)
 
     def targets(self) -> Iterator[tuple[str, Callable[..., Any]]]:
         """Yield the calls of the protocols."""
         held = (
             (public.Model, self.model), (public.Tokenizer, self.model.tokenizer),
             (public.Context, self.context), (public.Sampler, self.sampler),
-            (session.Session, self.session),
+            (session.Session, self.session), (session.Session, self.of_pool),
+            (ic.SessionPool, self.pool), (ic.AsyncSession, self.waited),
+            (ic.AsyncSession, self.waited_of_pool),
         )  # fmt: skip
         for protocol, thing in held:
             for name, member in vars(protocol).items():
@@ -131,7 +147,7 @@ class Calls:
         except TypeError:
             return "Python's own TypeError"
         try:
-            self._used(call(**arguments))
+            self._used(world.loop, call(**arguments))
         except ZeroDivisionError:
             return f"{shown}: the caller's own error"
         except (ic.SessionFatalError, ic.PluginError) as error:
@@ -191,15 +207,34 @@ class Calls:
             found.setdefault("max_tokens", 2)
         return found
 
-    @staticmethod
-    def _used(result: Any) -> None:
+    @classmethod
+    def _used(cls, loop: Any, result: Any) -> None:
         """Read a stream; close what was opened."""
-        if inspect.isgenerator(result) or hasattr(result, "__next__"):
+        if inspect.isawaitable(result):
+            cls._used(loop, loop.run_until_complete(_with_patience(result)))
+        elif hasattr(result, "__anext__"):
+            loop.run_until_complete(_with_patience(_read(result)))
+        elif inspect.isgenerator(result) or hasattr(result, "__next__"):
             with contextlib.closing(result):
-                for _ in itertools.islice(result, 8):
+                for _ in itertools.islice(result, _MOST_CHUNKS):
                     pass
         elif hasattr(result, "close") and not isinstance(result, type):
-            result.close()
+            cls._used(loop, result.close())
+
+
+async def _with_patience(work: Any) -> Any:
+    return await asyncio.wait_for(work, LIMIT_S / 2)
+
+
+async def _read(stream: Any) -> None:
+    """Read the start of a stream."""
+    n = 0
+    try:
+        async for _ in stream:
+            if (n := n + 1) == _MOST_CHUNKS:
+                return
+    finally:
+        await stream.aclose()
 
 
 def open_target() -> Calls:

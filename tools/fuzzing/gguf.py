@@ -36,11 +36,8 @@ class Gguf:
     """Loads a changed file and evaluates a text with it."""
 
     def __init__(self) -> None:
-        import infercore_llamacpp.model  # noqa: F401, PLC0415  (before the forks)
         import infercore_models  # noqa: PLC0415
-        from infercore_llamacpp import amx  # noqa: PLC0415
 
-        amx.is_sound()
         sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
         from llamacpp import random_gguf  # noqa: PLC0415
 
@@ -49,8 +46,9 @@ class Gguf:
         self._path = folder / "model.gguf"
         files = [random_gguf.write(folder / f"{kind}.gguf", kind) for kind in KINDS]
         files += [infercore_models.path(*model) for model in PACK]
-        for file in files:  # what is changed below must run as it is
-            loaded("llamacpp", str(file), use)
+        for file in files:  # what is changed below runs as it is; all is imported by now
+            with ic.load_model(file, backend="llamacpp", check_in_child=False) as model:
+                use(model)
         self._models = [file.read_bytes() for file in files]
 
     def case(self, random: Random) -> str:

@@ -8,17 +8,20 @@ import attrs
 
 from infercore.errors import OutOfMemoryError
 from infercore.values.config import QUANTISED_KV_TYPES
+from infercore.values.memory import free_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from infercore.protocols.spi import EngineContext
     from infercore.values.config import ContextConfig
-    from infercore.values.info import Capabilities
+    from infercore.values.info import Capabilities, MemoryPlan
 
 _EIGHT_BITS = ("q8_0", "u8")  # the same size by another layout; a backend has one of them
 _SMALLER = {"f32": ("f16",), "f16": _EIGHT_BITS, "bf16": _EIGHT_BITS, "q8_0": ("q4_0",)}
 _MIN_UBATCH = 64
+_LARGE_WINDOW = 1 << 20
+_SHARE_OF_FREE = 0.9
 
 
 @attrs.frozen(kw_only=True)
@@ -33,15 +36,21 @@ class Attempt:
 
 
 def allocate(
-    make: Callable[[ContextConfig], EngineContext], config: ContextConfig, kinds: Capabilities
+    make: Callable[[ContextConfig], EngineContext],
+    config: ContextConfig,
+    kinds: Capabilities,
+    plan: Callable[[ContextConfig], MemoryPlan] | None = None,
 ) -> tuple[EngineContext, ContextConfig, Sequence[Attempt]]:
     """Return the first context of the ladder that fits, its config and the attempts made.
 
-    Raises `OutOfMemoryError` with all attempts.
+    ``plan`` tells what a context takes of this machine's own memory. Raises `OutOfMemoryError`
+    with all attempts.
     """
     attempts: list[Attempt] = []
     for candidate in _candidates(config, kinds):
         try:
+            if plan is not None:
+                _check_room(plan, candidate)
             inner = make(candidate)
         except MemoryError as error:  # noqa: PERF203  (each step is tried on its own)
             attempts.append(_attempt(candidate, str(error)))
@@ -53,6 +62,22 @@ def allocate(
         "give a smaller n_ctx, or on_oom='shrink'",
         attempts=attempts,
     ) from last
+
+
+def _check_room(plan: Callable[[ContextConfig], MemoryPlan], config: ContextConfig) -> None:
+    """Refuse what an engine would be granted now and the process be ended for once it is filled.
+
+    A ladder leaves a part of the memory to all that a step takes beside the cache.
+    """
+    shrinks = config.on_oom == "shrink"
+    if not shrinks and (config.n_ctx or 0) < _LARGE_WINDOW:
+        return  # what fails there fails at once, and a plan may take as long as the context
+    free = free_bytes(address_space=False)
+    n_bytes, room = plan(config).kv_bytes, int(free * _SHARE_OF_FREE) if shrinks else free
+    if n_bytes > room:
+        raise OutOfMemoryError(
+            f"a KV cache of n_ctx={config.n_ctx} takes {n_bytes:,} bytes and {free:,} are free"
+        )
 
 
 def _attempt(config: ContextConfig, error: str | None) -> Attempt:

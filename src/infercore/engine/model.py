@@ -182,14 +182,15 @@ class GuardedModel:
         self._check_options(config)
         self._check_adapters(config)
         self._check_kv_types(config)
+        self._try_adapters(config.adapters)
         asked = self._resolved(config)
         started = time.perf_counter()
         lease = _Lease(self._weights)
         try:
             with calls.typed(self.backend, "opening a context"):
-                inner, got, attempts = allocate(
-                    self._inner.new_context, asked, self._inner.capabilities
-                )
+                kinds = self._inner.capabilities
+                plan = None if kinds.gpu_offload else getattr(self._inner, "plan_memory", None)
+                inner, got, attempts = allocate(self._inner.new_context, asked, kinds, plan)
         except BaseException:
             lease()
             raise
@@ -237,7 +238,6 @@ class GuardedModel:
     def _check_adapters(self, config: ContextConfig) -> None:
         if config.adapters and not self._inner.capabilities.lora:
             raise UnsupportedFeatureError(feature="adapters", backend=self.backend)
-        self._try_adapters(config.adapters)
 
     def _try_adapters(self, adapters: Sequence[AdapterSpec]) -> None:
         """Try files that were not seen before in a child process, as the model's own was."""

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from infercore.engine import calls, plugin_checks
 from infercore.engine.arguments import check_bool, check_token, check_tokens
-from infercore.errors import SessionClosedError, UnsupportedFeatureError
+from infercore.errors import OutOfMemoryError, SessionClosedError, UnsupportedFeatureError
 from infercore.values import checks
 from infercore.values.info import FimTokens
+from infercore.values.memory import free_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +29,10 @@ _FIM_MARKS = (  # prefix, suffix, middle; as llama.cpp's ``llama_vocab`` looks f
     ("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),
     ("<|prefix|>", "<|suffix|>", "<|middle|>"),
 )
+# What a tokenizer takes of memory while it works, for each byte of UTF-8: at most 220 bytes were
+# measured. An engine that gets none there ends the process, so that is found out before.
+_BYTES_PER_BYTE = 256
+_SHORT_TEXT = 1 << 16  # characters of which nobody is asked
 
 
 class ToolForm(Protocol):
@@ -111,6 +116,7 @@ class GuardedTokenizer:
         check_bool("add_special", add_special)
         check_bool("parse_special", parse_special)
         encode = self._engine().encode
+        _check_room(text)
         with calls.typed(self._backend, "tokenizing"):
             ids = encode(text, add_special=add_special, parse_special=parse_special)
         return plugin_checks.check_ids(ids, self.n_vocab, self._backend)
@@ -218,3 +224,15 @@ class GuardedTokenizer:
         if token is None:
             return ""
         return self._piece(token).decode("utf-8", errors="replace")
+
+
+def _check_room(text: str) -> None:
+    """Raise `OutOfMemoryError` for a text that memory has no room to tokenize."""
+    if len(text) < _SHORT_TEXT:
+        return
+    n_bytes, free = len(text.encode("utf-8")) * _BYTES_PER_BYTE, free_bytes()
+    if n_bytes > free:
+        raise OutOfMemoryError(
+            f"a text of {len(text):,} characters takes up to {n_bytes:,} bytes to tokenize, and "
+            f"{free:,} are free; give it in parts"
+        )

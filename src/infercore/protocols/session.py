@@ -160,7 +160,8 @@ class Session(Protocol):
     def save(self, path: str | os.PathLike[str]) -> Snapshot:
         """Write the session's state to a file, whole or not at all; return what was written.
 
-        Raises what `snapshot` raises, and OSError where the file cannot be written.
+        Raises what `snapshot` raises, `InvalidInputError` for a folder or a path that leads
+        nowhere, and OSError where the file cannot be written.
         """
 
     def load(self, path: str | os.PathLike[str]) -> Snapshot:

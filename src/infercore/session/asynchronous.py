@@ -124,12 +124,14 @@ class AsyncSession:
         built = self._session.check_decode(config, fields)
         return AsyncDecodeStream(self, lambda: self._session.decode(built))
 
-    def chat(self, *args: Any, **fields: Any) -> AsyncDecodeStream:
+    def chat(
+        self, messages: Sequence[Message | Mapping[str, Any]], **fields: Any
+    ) -> AsyncDecodeStream:
         """Return an asynchronous iterator over the answer; see `Session.chat`.
 
         The prefill runs when the iterator is first asked, and raises there.
         """
-        return AsyncDecodeStream(self, lambda: self._session.chat(*args, **fields))
+        return AsyncDecodeStream(self, lambda: self._session.chat(messages, **fields))
 
     async def run_tools(
         self,

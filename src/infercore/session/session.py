@@ -354,7 +354,8 @@ class CoreSession(Prefilling):
     def save(self, path: str | os.PathLike[str]) -> Snapshot:
         """Write the state to a file, whole or not at all; return what was written.
 
-        Raises `InvalidInputError` for what is no path, OSError where it cannot be written.
+        Raises `InvalidInputError` for what is no path of a file, OSError where it cannot be
+        written.
         """
         where = checks.check_path("path", path)
         snapshot = self.snapshot()

@@ -159,9 +159,14 @@ def _load(session: CoreSession, data: bytes, note: dict[str, Any]) -> None:
 def write(snapshot: Snapshot, path: str | os.PathLike[str]) -> None:
     """Write the file whole or not at all: a writer that is killed leaves the old file.
 
-    Raises OSError where the disk is full or the folder cannot be written.
+    Raises `InvalidInputError` for a folder, or a path in one that is not there, and OSError where
+    the disk is full or the folder cannot be written.
     """
-    atomic.write_whole(path, snapshot.data, private=True)
+    try:
+        atomic.write_whole(path, snapshot.data, private=True)
+    except (IsADirectoryError, NotADirectoryError, FileNotFoundError) as error:
+        allowed = "the path of a file, new or old, in a folder that is there"
+        raise checks.refuse("path", os.fsdecode(path), allowed) from error
 
 
 def read(path: str | os.PathLike[str]) -> Snapshot:
