@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from infercore.protocols.public import Context, Model, Tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from infercore.protocols.spi import FloatArray
     from infercore.values.config import ContextConfig
+    from infercore.values.info import Capabilities
 
 
 class SessionTokenizer(Tokenizer, Protocol):
@@ -52,6 +54,111 @@ class SessionContext(Context, Protocol):
 
     def count_reused(self, n_tokens: int) -> None:
         """Add tokens that were asked for and found resident to the counters."""
+
+
+class SequenceContext(Protocol):
+    """**Protocol:** what a session calls of where its one sequence lives.
+
+    That is a context of its own, one that it shares with its forks, or a page of a pool's.
+    """
+
+    @property
+    def n_ctx_seq(self) -> int:
+        """The window of the sequence."""
+
+    @property
+    def n_batch(self) -> int:
+        """Most tokens of one engine call."""
+
+    @property
+    def n_seq_max(self) -> int:
+        """How many sequences the context has."""
+
+    @property
+    def config(self) -> ContextConfig:
+        """What was asked for."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What can be done with the sequence."""
+
+    @property
+    def effective(self) -> Mapping[str, Any]:
+        """The values in force."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+
+    @property
+    def n_outputs(self) -> int:
+        """How many rows of logits can be read."""
+
+    @property
+    def n_engine_outputs(self) -> int:
+        """How many of them an engine's own sampler can read."""
+
+    @property
+    def output_serial(self) -> int:
+        """A number that changes whenever the rows do."""
+
+    def n_past(self, seq_id: int = 0) -> int:
+        """Return the sequence's next position."""
+
+    def n_resident(self, seq_id: int = 0) -> int:
+        """Return how many tokens can be had without evaluating them."""
+
+    def tokens(self, seq_id: int = 0) -> list[int]:
+        """Return these tokens."""
+
+    def n_free(self, seq_id: int = 0, *, keep: int | None = None) -> int:
+        """Return how many more tokens fit, once those from ``keep`` on are removed."""
+
+    def look_free(self, seq_id: int, keep: int | None = None) -> int:
+        """Return `n_free` without waiting for a call that runs."""
+
+    def decode(self, tokens: Sequence[int], *, seq_id: int = 0, logits: str = "last") -> int | None:
+        """Append ``tokens``; a page returns how many were evaluated for that."""
+
+    def seq_remove(self, seq_id: int, p0: int = -1, p1: int = -1) -> bool:
+        """Remove tokens; False where the engine cannot go back there."""
+
+    def clear(self) -> None:
+        """Remove everything."""
+
+    def save_sequence(self, seq_id: int = 0, *, note: Mapping[str, Any] | None = None) -> bytes:
+        """Return the sequence and its logits as bytes."""
+
+    def load_sequence(self, seq_id: int, data: bytes) -> None:
+        """Restore what `save_sequence` returned."""
+
+    def logits(self, i: int = -1) -> FloatArray:
+        """Return a row of logits."""
+
+    def count_reused(self, n_tokens: int) -> None:
+        """Count tokens of a prompt that were not evaluated."""
+
+    def abort(self) -> None:
+        """End the call that runs; from any thread."""
+
+
+class SequencePage(SequenceContext, Protocol):
+    """**Protocol:** a page of a pool's context: its sequence is a value, held in cells or not.
+
+    Until ``deadline`` (`time.perf_counter`) a call made at ``called_at`` may take. ``found`` are
+    the tokens that the last `decode` copied from other sequences, and brought back.
+    """
+
+    called_at: float | None
+    deadline: float | None
+    found: tuple[int, int]
+
+    @property
+    def held_tokens(self) -> int:
+        """Tokens that lie in cells now."""
+
+    def wanted(self, seq_id: int = 0) -> list[int]:
+        """Return the tokens that are wanted, held or not."""
 
 
 class SessionModel(Model, Protocol):

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from infercore.protocols.guarded import SequenceContext, SessionModel
     from infercore.session.stream import DecodeStream
     from infercore.values.config import DecodeConfig
     from infercore.values.session import ContextReport
@@ -56,7 +57,9 @@ class SessionOptions:
 class Home(Protocol):
     """**Protocol:** what a session lives in: a context, and how its calls enter and leave it."""
 
-    context: Any
+    @property
+    def context(self) -> SequenceContext:
+        """Where its sessions have their sequences."""
 
     def call(self, operation: str) -> AbstractContextManager[Any]:
         """Return what a call named ``operation`` runs within."""
@@ -84,7 +87,7 @@ class SessionBase:
 
     def __init__(
         self,
-        model: Any,
+        model: SessionModel,
         shared: Home,
         *,
         seq_id: int,
@@ -131,7 +134,7 @@ class SessionBase:
         return FATAL if self.gate.fatal is not None else self._state
 
     @property
-    def context(self) -> Any:
+    def context(self) -> SequenceContext:
         """The context that it works on: its own, or one that a pool pages in and out."""
         return self.resident.context
 

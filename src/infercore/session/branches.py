@@ -153,7 +153,7 @@ class _Together:
     """Rows behind beams, each in a sequence of its own, evaluated in one call where they fit."""
 
     def __init__(self, session: CoreSession, share: Any, prompt: list[int]) -> None:
-        self._origin: PagedContext = session.resident.context
+        self._origin = cast("PagedContext", session.resident.context)
         self._share = share
         self._prompt = prompt
         self._beams: list[PagedContext] = []

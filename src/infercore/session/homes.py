@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from contextlib import AbstractContextManager
 
+    from infercore.protocols.guarded import SessionContext, SessionModel
     from infercore.session.base import Home
     from infercore.session.generation import Generation
     from infercore.session.resident import Resident
@@ -109,8 +110,13 @@ class Share:
     @staticmethod
     def copy(source: Resident, target: Resident) -> bool:
         """Give ``target`` the tokens of ``source``; True where it evaluated them anew."""
-        if getattr(target.context, "owner", None) is source.context.owner:
-            source.context.copy_to(target.context)
+        here, there = source.context, target.context
+        if (
+            isinstance(here, PagedContext)
+            and isinstance(there, PagedContext)
+            and here.owner is there.owner
+        ):
+            here.copy_to(there)
             return False
         if source.context.capabilities.sequence_state:
             target.context.load_sequence(target.seq_id, source.context.save_sequence())
@@ -163,7 +169,7 @@ class Forks:
 
     reader_timeout = None
 
-    def __init__(self, model: Any, context: Any) -> None:
+    def __init__(self, model: SessionModel, context: SessionContext) -> None:
         self._model = model
         scheduler = Scheduler(
             lambda: model.context_of(context.config),
@@ -225,7 +231,7 @@ class OwnContext:
     A fork goes into the same context where that has a free sequence: then both share it (`Forks`).
     """
 
-    def __init__(self, model: Any, context: Any) -> None:
+    def __init__(self, model: SessionModel, context: SessionContext) -> None:
         self._model = model
         self.context = context
 

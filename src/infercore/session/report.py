@@ -25,8 +25,8 @@ def context_report(
 ) -> ContextReport:
     """Return the report; it takes no lock and calls no engine."""
     tape = resident.tape
-    if resident.is_paged:  # the logical context, held by the engine now or not
-        tokens, missing, held = resident.wanted(), 0, resident.context.held_tokens
+    if resident.page is not None:  # the logical context, held by the engine now or not
+        tokens, missing, held = resident.wanted(), 0, resident.page.held_tokens
     else:
         tokens, missing, held = tape.tokens(0, tape.logical), len(resident.owed), len(tape)
     logical = len(tokens)

@@ -105,7 +105,7 @@ class Resident(TrueTape):
         self.tape.logical = len(target)
         self.owed = []
         dropped = max(0, held - kept) if plan.tokens else 0
-        found = self.context.found if self.is_paged and plan.tokens else (0, 0)
+        found = self.page.found if self.page is not None and plan.tokens else (0, 0)
         return Outcome(
             reused=len(target) - n_evaluated,
             prefilled=n_evaluated,
@@ -176,7 +176,7 @@ class Resident(TrueTape):
         """Add one token; there must be no warm tail. Where it fails, the token is owed."""
         n = self.tape.logical
         try:
-            self.context.decode_one(token, seq_id=self.seq_id)
+            self.own_context.decode_one(token, seq_id=self.seq_id)
             self.tape.extend((token,))
             self.tape.logical = n + 1
             self._outputs_of = self.context.output_serial
@@ -233,7 +233,7 @@ class Resident(TrueTape):
                 chunk = target[start : start + self.rows_at_once]
                 self.n_pending = len(target) - start
                 self._append_chunk(chunk, "all")
-                for i, row in enumerate(self.context.logits_all()):
+                for i, row in enumerate(self.own_context.logits_all()):
                     each(start + i, row)
             self.tape.logical = len(target)
             self.owed = []
@@ -287,7 +287,7 @@ class Resident(TrueTape):
 
     def _move_down(self, start: int, end: int) -> None:
         try:
-            self.context.seq_shift(self.seq_id, end, -1, start - end)
+            self.own_context.seq_shift(self.seq_id, end, -1, start - end)
         except UnsupportedFeatureError:
             rest = self.tape.tokens(end)
             self.context.seq_remove(self.seq_id, end, -1)

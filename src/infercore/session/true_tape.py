@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 from infercore.errors import (
     CallTimeoutError,
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from infercore.protocols.guarded import SequenceContext, SequencePage, SessionContext
+
 
 class TrueTape:
     """One sequence of a context and its tape.
@@ -30,7 +32,7 @@ class TrueTape:
     the call which runs has still to evaluate.
     """
 
-    def __init__(self, context: Any, seq_id: int = 0) -> None:
+    def __init__(self, context: SequenceContext, seq_id: int = 0) -> None:
         self.context = context
         self.seq_id = seq_id
         self.tape = Tape()
@@ -42,8 +44,8 @@ class TrueTape:
         self._in_doubt = False
         self._late = False
         self.fatal_cause: BaseException | None = None
-        self.is_paged: bool = getattr(context, "is_paged", False)
-        """Whether the context keeps what it holds as a value, and pages it in and out of cells."""
+        self.page = _page(context)
+        """The context, where it keeps what it holds as a value, paged in and out of cells."""
 
     def wanted(self) -> list[int]:
         """Return the logical context, with what of it is owed."""
@@ -68,12 +70,13 @@ class TrueTape:
             yield
             return
         started = time.perf_counter()
-        if self.is_paged:
-            self.context.called_at, self.context.deadline = started, started + timeout
+        page = self.page
+        if page is not None:
+            page.called_at, page.deadline = started, started + timeout
             try:
                 yield
             finally:
-                self.context.called_at = self.context.deadline = None
+                page.called_at = page.deadline = None
             return
         timer = threading.Timer(timeout, self._run_out)
         timer.daemon = True
@@ -149,7 +152,7 @@ class TrueTape:
         try:
             self.context.load_sequence(self.seq_id, data)
             # What is paged may have lost its cells again.
-            held = self.context.wanted if self.is_paged else self.context.tokens
+            held = self.context.tokens if self.page is None else self.page.wanted
             self.tape.replace(held(self.seq_id), logical, cut)
         except BaseException:
             self._recover()
@@ -172,12 +175,22 @@ class TrueTape:
         same_context = self.context is other.context
         self._outputs_of = other._outputs_of if same_context else self._serial()
 
-    def move_to(self, context: Any, *, has_logits: bool) -> None:
+    def move_to(self, context: SequenceContext, *, has_logits: bool) -> None:
         """Work on ``context`` from now on, which holds the same tokens in its only sequence."""
         self.context, self.seq_id = context, 0
-        self.is_paged = True
+        self.page = _page(context)
         self._checkpoints.move_to(context)
         self._outputs_of = self._serial() if has_logits else None
+
+    @property
+    def is_paged(self) -> bool:
+        """Whether the context is a page of a pool's."""
+        return self.page is not None
+
+    @property
+    def own_context(self) -> SessionContext:
+        """The context, where it is no page, with all that such a one can do."""
+        return cast("SessionContext", self.context)
 
     def _serial(self) -> int | None:
         """The number of the context's outputs, None where it has none."""
@@ -194,3 +207,7 @@ class TrueTape:
                 raise
         self._forget()
         return n
+
+
+def _page(context: SequenceContext) -> SequencePage | None:
+    return cast("SequencePage", context) if getattr(context, "is_paged", False) else None
