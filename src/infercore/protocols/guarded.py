@@ -157,6 +157,10 @@ class SequencePage(SequenceContext, Protocol):
     def held_tokens(self) -> int:
         """Tokens that lie in cells now."""
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether tokens are gone that those behind them were computed with."""
+
     def wanted(self, seq_id: int = 0) -> list[int]:
         """Return the tokens that are wanted, held or not."""
 

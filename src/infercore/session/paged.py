@@ -88,6 +88,11 @@ class PagedContext:
         return n_held if self._job is not None else min(n_held, self._n)
 
     @property
+    def is_cut(self) -> bool:
+        """Whether tokens are gone that those behind them were computed with."""
+        return self.sequence.is_cut
+
+    @property
     def n_outputs(self) -> int:
         """Whether the logits behind the last token are known: 1 or 0."""
         return int(self.sequence.row is not None and self._n == len(self.sequence.tokens))

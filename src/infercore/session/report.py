@@ -55,7 +55,7 @@ def context_report(
 
 def _cuts(resident: Resident, n_prefix: int) -> tuple[int, ...]:
     """Return where tokens are gone that those behind it were computed with."""
-    if resident.is_paged:  # a pool cuts only behind the prefix
-        return (n_prefix,) if resident.context.sequence.is_cut else ()
+    if resident.page is not None:  # a pool cuts only behind the prefix
+        return (n_prefix,) if resident.page.is_cut else ()
     cut = resident.tape.cut
     return () if cut is None or cut > resident.tape.logical else (cut,)
