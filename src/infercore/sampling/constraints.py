@@ -30,7 +30,10 @@ def compile_constraint(
     It is one of: a JSON schema as dict, ``{"type": "json_schema", "schema": {...}}``,
     ``{"type": "json_object"}``, ``{"type": "regex", "pattern": "..."}``,
     ``{"type": "choice", "choices": ["...", ...]}``, ``{"type": "lark", "grammar": "..."}``,
-    ``{"type": "gbnf", "grammar": "..."}``, an attrs class or a pydantic model class. JSON is
+    ``{"type": "gbnf", "grammar": "..."}``, ``{"type": "structural_tag", "structures": [{"begin":
+    "...", "schema": {...}, "end": "..."}, ...], "triggers": ["...", ...]}`` (free text in which
+    a trigger, by default a ``begin`` itself, must go on as one of the structures; their marks are
+    text, not control tokens), an attrs class or a pydantic model class. JSON is
     written without free whitespace unless the schema holds ``"x-guidance"`` options that say
     otherwise. ``n_vocab`` is the length of the logits where that is more than the tokenizer's.
 

@@ -35,7 +35,9 @@ _REQUIRED = {
     "choice": "choices",
     "lark": "grammar",
     "gbnf": "grammar",
+    "structural_tag": "structures",
 }
+_STRUCTURE = {"begin", "schema", "end"}
 _LABELS = {"name", "description", "strict"}
 _SCHEMA_TYPES = {"object", "array", "string", "number", "integer", "boolean", "null"}
 _SCHEMA_KEYWORDS = {
@@ -156,13 +158,15 @@ def _from_typed(value: Mapping[str, Any]) -> Grammar:
     if kind == "json_schema" and "schema" not in value and "json_schema" in value:
         value = {"type": kind, **value["json_schema"]}  # the form of OpenAI's API
     content = _content(kind, value)
+    if kind == "structural_tag":
+        return _from_structures(content, value.get("triggers"))
     return _MAKERS[kind](content)
 
 
 def _content(kind: str, value: Mapping[str, Any]) -> Any:
     required = _REQUIRED[kind]
     known = {"type"} | ({required} if required else set())
-    known |= _LABELS if kind == "json_schema" else set()
+    known |= {"json_schema": _LABELS, "structural_tag": {"triggers"}}.get(kind, set())
     checks.check_options(_FIELD, value, known)
     if required is not None and required not in value:
         raise InvalidInputError(
@@ -230,6 +234,33 @@ def _from_choices(choices: Any) -> Grammar:
     pattern = "|".join("".join(f"\\u{{{ord(char):x}}}" for char in text) for text in texts)
     grammar = llguidance().LLMatcher.grammar_from_regex(f"(?:{pattern})")
     return Grammar(grammar, json.dumps(texts))
+
+
+def _from_structures(structures: Any, triggers: Any) -> Grammar:
+    """Free text, in which a trigger begins one of ``structures``: text, JSON, text."""
+    if not isinstance(structures, (list, tuple)) or not structures:
+        raise checks.refuse("structures", structures, "a list of mappings, at least one")
+    marks = None if triggers is None else checks.items("triggers", triggers, "a list of str")
+    for mark in marks or ():
+        checks.check_text("triggers", mark)
+    tags = [_structure(one, marks) for one in structures]
+    lark = llguidance().StructTag.to_grammar(tags, assume_special=False)
+    return Grammar(llguidance().LLMatcher.grammar_from_lark(lark), lark)
+
+
+def _structure(given: Any, triggers: list[str] | None) -> Any:
+    if not isinstance(given, Mapping) or set(given) != _STRUCTURE:
+        raise checks.refuse("structures", given, f"mappings of {', '.join(sorted(_STRUCTURE))}")
+    begin = checks.check_text("begin", given["begin"])
+    end = checks.check_text("end", given["end"])
+    found = [begin] if triggers is None else [mark for mark in triggers if begin.startswith(mark)]
+    if not begin or not found or not found[0]:
+        raise checks.refuse("begin", begin, "text that one of the triggers begins")
+    schema = _from_schema(given["schema"]).schema
+    if schema is None:
+        raise GrammarError("the JSON schema of a structure is too large", source=begin)
+    plain = {"x-guidance": {"whitespace_flexible": False}, **schema}
+    return llguidance().StructTag(trigger=found[0], begin=begin, grammar=plain, end=end)
 
 
 def _shortened(text: str) -> str:
