@@ -32,7 +32,8 @@ class AnswerReader:
     """Reads thoughts first, then calls out of what is no thought.
 
     ``prompt`` is the rendered chat: a template may open the thought itself, and the ids of calls
-    are made from it, so that the same chat gives the same ids.
+    are made from it, so that the same chat gives the same ids. Marks of a thought within a call are
+    part of the call. ``forced``: a grammar wrote the calls.
     """
 
     def __init__(
@@ -42,14 +43,20 @@ class AnswerReader:
         reasoning: ReasoningFormat | None = None,
         form: ToolFormat | None = None,
         tools: Tools | None = None,
+        forced: bool = False,
     ) -> None:
         self._prompt = prompt
+        calls = None if form is None or tools is None else ToolReader(form, tools, forced=forced)
+        self._calls = calls
         self._thoughts = (
             None
             if reasoning is None
-            else ReasoningReader(reasoning, inside=reasoning.begins_inside(prompt))
+            else ReasoningReader(
+                reasoning,
+                inside=reasoning.begins_inside(prompt),
+                may_open=lambda: calls is None or not calls.in_call,
+            )
         )
-        self._calls = None if form is None or tools is None else ToolReader(form, tools)
         self.n_calls = 0
 
     @property
@@ -59,7 +66,7 @@ class AnswerReader:
 
     def push(self, text: str) -> Piece:
         """Return what ``text`` completes."""
-        parts = [(text, False)] if self._thoughts is None else self._thoughts.push(text)
+        parts = iter([(text, False)]) if self._thoughts is None else self._thoughts.push(text)
         return self._piece(parts)
 
     def finish(self) -> Piece:
@@ -72,7 +79,10 @@ class AnswerReader:
 
     def _piece(self, parts: Iterable[tuple[str, bool]]) -> Piece:
         thoughts, read = "", list[str | ReadCall]()
-        for text, is_thought in parts:
+        for (
+            text,
+            is_thought,
+        ) in parts:  # calls are read as parts come: a thought asks where they are
             if is_thought:
                 thoughts += text
             elif self._calls is None:

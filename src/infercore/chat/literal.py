@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from typing import Final
 
 import attrs
@@ -126,35 +127,36 @@ def json_end(text: str, at: int) -> int:
         return MORE
     if text[at] not in "{[":
         return NO
-    return _balanced_end(text, at, quotes='"')
+    return _balanced_end(text, at, _JSON_STEPS)
 
 
 def call_end(text: str, at: int) -> int:
     """Return where the arguments in parentheses end that begin at ``at``, or `MORE` or `NO`."""
     if at >= len(text):
         return MORE
-    return _balanced_end(text, at, quotes="\"'") if text[at] == "(" else NO
+    return _balanced_end(text, at, _PYTHON_STEPS) if text[at] == "(" else NO
 
 
-def _balanced_end(text: str, at: int, *, quotes: str) -> int:
-    closing = {"{": "}", "[": "]", "(": ")"}
+_CLOSING = {"{": "}", "[": "]", "(": ")"}
+_JSON_TEXT = r'"(?:[^"\\]+|\\.)*+"' if sys.version_info >= (3, 11) else r'"(?:[^"\\]|\\.)*"'
+_JSON_STEPS = re.compile(rf'{_JSON_TEXT}|["{{}}\[\]()]', re.DOTALL)
+_PYTHON_STEPS = re.compile(
+    rf"{_JSON_TEXT}|{_JSON_TEXT.replace(chr(34), chr(39))}|[\"'{{}}\[\]()]", re.DOTALL
+)
+
+
+def _balanced_end(text: str, at: int, steps: re.Pattern[str]) -> int:
+    """Go from bracket to bracket; a whole text in quotes is one step, a lone quote an open one."""
     expected: list[str] = []
-    quote = ""
-    while at < len(text):
-        character = text[at]
-        if quote:
-            if character == "\\":
-                at += 1
-            elif character == quote:
-                quote = ""
-        elif character in quotes:
-            quote = character
-        elif character in closing:
-            expected.append(closing[character])
-        elif character in closing.values():
-            if character != expected.pop():
+    for found in steps.finditer(text, at):
+        step = found[0]
+        if step in _CLOSING:
+            expected.append(_CLOSING[step])
+        elif step in ("}", "]", ")"):
+            if step != expected.pop():
                 return NO
             if not expected:
-                return at + 1
-        at += 1
+                return found.end()
+        elif len(step) == 1:
+            return MORE
     return MORE

@@ -11,6 +11,8 @@ from infercore.chat.template import TemplateTimeoutError
 from infercore.errors import InferCoreError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from infercore.chat.tool_format import Render
 
 _USER = {"role": "user", "content": "zquser"}
@@ -114,31 +116,43 @@ def _switch(render: Any) -> str | None:
 class ReasoningReader:
     """Parts thoughts from the answer in a text that arrives in pieces.
 
-    ``push`` and ``finish`` return pairs of text and whether it is a thought. Marks are left out,
-    and blanks next to them; all other text is given out as it came.
+    ``push`` and ``finish`` yield pairs of text and whether it is a thought. Marks are left out,
+    and blanks next to them; all other text is given out as it came. ``may_open`` is asked once what
+    stands before a mark has been given out: where it says no, the mark is text.
     """
 
-    def __init__(self, form: ReasoningFormat, *, inside: bool) -> None:
+    def __init__(
+        self,
+        form: ReasoningFormat,
+        *,
+        inside: bool,
+        may_open: Callable[[], bool] = lambda: True,
+    ) -> None:
         self._form = form
+        self._may_open = may_open
         self.inside = inside
         self._held = ""
         self._trim = inside  # blanks behind a mark are no text
 
-    def push(self, text: str) -> list[tuple[str, bool]]:
-        """Return what ``text`` completes."""
+    def push(self, text: str) -> Iterator[tuple[str, bool]]:
+        """Yield what ``text`` completes."""
         self._held += text
-        out: list[tuple[str, bool]] = []
         while (found := self._next_mark()) is not None:
             at, mark = found
-            self._give(out, self._held[:at].rstrip() if self.inside else self._held[:at])
-            self._held = self._held[at + len(mark) :]
+            before = self._held[:at].rstrip() if self.inside else self._held[:at]
+            self._held = self._held[at:]
+            yield from self._given(before)
+            self._held = self._held[len(mark) :]
+            if not self.inside and not self._may_open():
+                yield from self._given(mark)
+                continue
             if mark not in self._form.headers:
                 self.inside = not self.inside
             self._trim = True
         keep = max(_held_back(self._held, mark, blanks=self.inside) for mark in self._marks())
-        self._give(out, self._held[: len(self._held) - keep])
+        rest = self._held[: len(self._held) - keep]
         self._held = self._held[len(self._held) - keep :]
-        return out
+        yield from self._given(rest)
 
     def _marks(self) -> tuple[str, ...]:
         return (self._form.close,) if self.inside else (self._form.open, *self._form.headers)
@@ -147,19 +161,17 @@ class ReasoningReader:
         found = [(at, mark) for mark in self._marks() if (at := self._held.find(mark)) >= 0]
         return min(found, default=None)
 
-    def finish(self) -> list[tuple[str, bool]]:
-        """Return what was held back: the text has ended."""
-        out: list[tuple[str, bool]] = []
-        self._give(out, self._held)
-        self._held = ""
-        return out
+    def finish(self) -> Iterator[tuple[str, bool]]:
+        """Yield what was held back: the text has ended."""
+        rest, self._held = self._held, ""
+        yield from self._given(rest)
 
-    def _give(self, out: list[tuple[str, bool]], text: str) -> None:
+    def _given(self, text: str) -> Iterator[tuple[str, bool]]:
         if self._trim:
             text = text.lstrip()
         if text:
             self._trim = False
-            out.append((text, self.inside))
+            yield text, self.inside
 
 
 def _held_back(text: str, mark: str, *, blanks: bool) -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import json
 import re
 import string
 from typing import TYPE_CHECKING, Any
@@ -23,6 +21,7 @@ from infercore.chat.literal import (
 from infercore.chat.notation import ITEM, Marks, braced, element, inner
 from infercore.chat.tool_format import BRACED, HARMONY, JSON, NAMED, NESTED, PYTHON, TAGGED
 from infercore.chat.tools import typed
+from infercore.chat.written import AmbiguousError, from_json, from_python, plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from infercore.chat.tools import Tools
 
 _LETTERS = string.ascii_letters
-_NAME = re.compile(r"[A-Za-z0-9_.-]+")
+_NAME = re.compile(r"[^\s<>()\[\]{}\"'=:,|]+")
 _HARMONY_OPEN = re.compile(
     r"(?:<\|start\|>assistant)?"
     r"(?:\s*to=functions\.(?P<before>[\w.-]+))?"
@@ -39,6 +38,12 @@ _HARMONY_OPEN = re.compile(
     r"(?:\s+to=functions\.(?P<after>[\w.-]+))?\s*(?:<\|constrain\|>)?\s*(?:json)?<\|message\|>"
 )
 _HARMONY_MARKS = ("<|start|>assistant", " to=functions.", "<|channel|>commentary")
+_BESIDE = {
+    "id",
+    "type",
+    "tool_call_id",
+    "index",
+}  # keys of a call that say nothing of its arguments
 _MAX_HEADER = 200  # characters that a harmony header may take before it is text after all
 
 
@@ -52,10 +57,14 @@ class ReadCall:
 
 @attrs.frozen
 class _Parsed:
-    """Calls that begin at one place, and where they end; ``end`` may be `MORE` or `NO`."""
+    """Calls that begin at one place, and where they end; ``end`` may be `MORE` or `NO`.
+
+    ``is_text``: a whole call ends there, but no valid one.
+    """
 
     calls: tuple[ReadCall, ...]
     end: int
+    is_text: bool = False
 
 
 class ToolReader:
@@ -64,20 +73,29 @@ class ToolReader:
     ``push`` takes the next piece of text and returns text and calls in their order; ``finish``
     returns the rest. A call is given out once it is complete and valid: its tool is one of
     ``tools`` and the schema accepts its arguments. Otherwise its text is given out as it came,
-    marks included, so that text and calls together always account for every character.
+    marks included, so that text and calls together always account for every character. A call that
+    is whole but not valid is text to its end: nothing within it is read as a call. ``forced``: a
+    grammar wrote the text.
     """
 
-    def __init__(self, form: ToolFormat, tools: Tools) -> None:
+    def __init__(self, form: ToolFormat, tools: Tools, *, forced: bool = False) -> None:
         self._form = form
         self._tools = tools
+        self._forced = forced
         self._held = ""
         self._at_start = True
         self._in_section = False
         self._behind_call = False
+        self._waits = False
         self._openings = _openings(form)
         self._parse: Callable[[str, int, bool], _Parsed] = (
             self._harmony if form.kind == HARMONY else self._section
         )
+
+    @property
+    def in_call(self) -> bool:
+        """Whether what is held back may be a call, whose opening is there."""
+        return self._waits
 
     def push(self, text: str) -> list[str | ReadCall]:
         """Return what ``text`` completes."""
@@ -94,6 +112,7 @@ class ToolReader:
 
     def _read(self, *, final: bool) -> list[str | ReadCall]:
         out: list[str | ReadCall] = []
+        self._waits = False
         while self._held:
             if not self._behind_call:
                 at, certain = self._candidate(final=final)
@@ -105,9 +124,12 @@ class ToolReader:
             was_behind = self._behind_call
             parsed = self._parse(self._held, 0, final)
             if parsed.end == MORE:
+                self._waits = not was_behind
                 break
-            if parsed.end == NO:
-                if not was_behind:
+            if parsed.end == NO or parsed.is_text:
+                if parsed.is_text:
+                    self._give_text(out, parsed.end)
+                elif not was_behind:
                     self._give_text(out, self._refused_length())
                 self._behind_call = False
                 continue
@@ -185,7 +207,7 @@ class ToolReader:
         call, end = self._call(text, at, final)
         if call is None:
             self._behind_call = self._behind_call and end == MORE
-            return _Parsed((), end)
+            return _Parsed((), end, is_text=end > 0)
         self._behind_call = True
         return _Parsed((call,), end)
 
@@ -210,7 +232,8 @@ class ToolReader:
         at = form.call_open.match(text, at)
         if at < 0:
             return None, at
-        name, arguments, at = _READERS[form.kind](form, text, skip_space(text, at), self._tools)
+        at = skip_space(text, at)
+        name, arguments, at = _READERS[form.kind](form, text, at, self._tools, self._forced)
         if at < 0:
             return None, at
         end = form.call_close.match(text, at)
@@ -218,9 +241,14 @@ class ToolReader:
             end = len(text)
         if end < 0:
             return None, end
-        if not self._tools.accepts(name, arguments):
-            return None, NO
-        return ReadCall(name, arguments), end
+        return self._checked(name, arguments), end
+
+    def _checked(self, name: str, arguments: dict[str, Any]) -> ReadCall | None:
+        try:
+            arguments = plain(arguments, forced=self._forced)
+        except AmbiguousError:
+            return None
+        return ReadCall(name, arguments) if self._tools.accepts(name, arguments) else None
 
     def _harmony(self, text: str, at: int, final: bool) -> _Parsed:  # noqa: FBT001
         header = _HARMONY_OPEN.match(text, skip_space(text, at))
@@ -231,13 +259,14 @@ class ToolReader:
         end = json_end(text, skip_space(text, header.end()))
         if name is None or end < 0:
             return _Parsed((), NO if name is None else end)
-        arguments = _loaded(text[header.end() : end])
-        if arguments is None or not self._tools.accepts(name, arguments):
-            return _Parsed((), NO)
+        arguments = from_json(text[header.end() : end], forced=self._forced)
+        call = None if arguments is None else self._checked(name, arguments)
+        if call is None:
+            return _Parsed((), end, is_text=True)
         closing = Literal.of("<|call|>").match(text, end)
         if closing == MORE and not final and end == len(text):
             return _Parsed((), MORE)
-        return _Parsed((ReadCall(name, arguments),), closing if closing > 0 else end)
+        return _Parsed((call,), closing if closing > 0 else end)
 
 
 def _openings(form: ToolFormat) -> list[str]:
@@ -263,23 +292,11 @@ _FAILED: _Read = ("", {}, NO)
 _WAITS: _Read = ("", {}, MORE)
 
 
-def _loaded(text: str) -> dict[str, Any] | None:
-    try:
-        value = json.loads(text, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _read_json(form: ToolFormat, text: str, at: int, _tools: Tools) -> _Read:
+def _read_json(form: ToolFormat, text: str, at: int, _tools: Tools, forced: bool) -> _Read:  # noqa: FBT001
     end = json_end(text, at)
     if end < 0:
         return ("", {}, end)
-    value = _loaded(text[at:end])
+    value = from_json(text[at:end], forced=forced)
     if value is None:
         return _FAILED
     if form.name_key is None:
@@ -288,9 +305,10 @@ def _read_json(form: ToolFormat, text: str, at: int, _tools: Tools) -> _Read:
         name, arguments = next(iter(value.items()))
     else:
         name = value.get(form.name_key, "")
-        arguments = value.get(str(form.arguments_key), {})
+        others = value.keys() - {form.name_key, *_BESIDE}
+        arguments = value[others.pop()] if len(others) == 1 else None if others else {}
     if isinstance(arguments, str):
-        arguments = _loaded(arguments) or arguments
+        arguments = from_json(arguments, forced=forced)
     if not isinstance(name, str) or not isinstance(arguments, dict):
         return _FAILED
     return name, arguments, end
@@ -303,7 +321,7 @@ def _read_name(text: str, at: int) -> tuple[str, int]:
     return found[0], MORE if found.end() == len(text) else found.end()
 
 
-def _read_named(form: ToolFormat, text: str, at: int, _tools: Tools) -> _Read:
+def _read_named(form: ToolFormat, text: str, at: int, _tools: Tools, forced: bool) -> _Read:  # noqa: FBT001
     name, at = _read_name(text, at)
     at = at if at < 0 else form.after_name.match(text, at)
     if at < 0:
@@ -312,11 +330,11 @@ def _read_named(form: ToolFormat, text: str, at: int, _tools: Tools) -> _Read:
     end = json_end(text, begin)
     if end < 0:
         return ("", {}, end)
-    arguments = _loaded(text[begin:end])
+    arguments = from_json(text[begin:end], forced=forced)
     return _FAILED if arguments is None else (name, arguments, end)
 
 
-def _read_tagged(form: ToolFormat, text: str, at: int, tools: Tools) -> _Read:
+def _read_tagged(form: ToolFormat, text: str, at: int, tools: Tools, _forced: bool) -> _Read:  # noqa: FBT001
     name, at = _read_name(text, at)
     at = at if at < 0 else form.after_name.match(text, at)
     if at < 0:
@@ -336,6 +354,8 @@ def _read_tagged(form: ToolFormat, text: str, at: int, tools: Tools) -> _Read:
         value, is_text, opened = _read_value(form, text, opened)
         if opened < 0:
             return ("", {}, opened)
+        if key in arguments:
+            return _FAILED
         arguments[key] = tools.typed(name, key, value, is_text=is_text)
         at = opened
 
@@ -392,7 +412,7 @@ def _ends_value(form: ToolFormat, text: str, at: int) -> bool:
     return any(end != NO for end in follows)
 
 
-def _read_nested(form: ToolFormat, text: str, at: int, tools: Tools) -> _Read:
+def _read_nested(form: ToolFormat, text: str, at: int, tools: Tools, _forced: bool) -> _Read:  # noqa: FBT001
     name, at = _read_name(text, at)
     at = at if at < 0 else form.after_name.match(text, at)
     if at < 0:
@@ -426,7 +446,7 @@ def _of_leaves(value: Any, schema: Mapping[str, Any]) -> Any:
     return typed(value.text, schema)
 
 
-def _read_braced(form: ToolFormat, text: str, at: int, _tools: Tools) -> _Read:
+def _read_braced(form: ToolFormat, text: str, at: int, _tools: Tools, _forced: bool) -> _Read:  # noqa: FBT001
     name, at = _read_name(text, at)
     if at < 0:
         return ("", {}, at)
@@ -436,39 +456,18 @@ def _read_braced(form: ToolFormat, text: str, at: int, _tools: Tools) -> _Read:
     return ("", {}, at) if at < 0 else (name, arguments, at)
 
 
-def _read_python(_form: ToolFormat, text: str, at: int, _tools: Tools) -> _Read:
+def _read_python(_form: ToolFormat, text: str, at: int, _tools: Tools, _forced: bool) -> _Read:  # noqa: FBT001
     name, end = _read_name(text, at)
     if end < 0:
         return ("", {}, end)
     end = call_end(text, end)
     if end < 0:
         return ("", {}, end)
-    try:
-        # A line break within quotes is none of Python's, but templates write it.
-        parsed = ast.parse(text[at:end].replace("\n", "\\n"), mode="eval").body
-        if not isinstance(parsed, ast.Call) or parsed.args:
-            return _FAILED
-        arguments = {str(word.arg): _literal(word.value) for word in parsed.keywords}
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return _FAILED
-    return name, arguments, end
+    arguments = from_python(text[at:end])
+    return _FAILED if arguments is None else (name, arguments, end)
 
 
-_WORDS = {"true": True, "false": False, "null": None}
-
-
-class _JsonWords(ast.NodeTransformer):
-    """Takes JSON's words for Python's, as models mix them."""
-
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        return ast.Constant(_WORDS[node.id]) if node.id in _WORDS else node
-
-
-def _literal(node: ast.expr) -> Any:
-    return ast.literal_eval(_JsonWords().visit(node))
-
-
-_READERS: dict[str, Callable[[ToolFormat, str, int, Tools], _Read]] = {
+_READERS: dict[str, Callable[[ToolFormat, str, int, Tools, bool], _Read]] = {
     JSON: _read_json,
     NAMED: _read_named,
     TAGGED: _read_tagged,

@@ -56,7 +56,10 @@ class Tools:
     def accepts(self, name: str, arguments: Mapping[str, Any]) -> bool:
         """Tell whether ``name`` is a tool and its schema accepts ``arguments``."""
         validator = self._validators.get(name)
-        return validator is not None and bool(validator.is_valid(dict(arguments)))
+        try:
+            return validator is not None and bool(validator.is_valid(dict(arguments)))
+        except RecursionError:
+            return False
 
     def typed(self, name: str, key: str, text: str, *, is_text: bool | None) -> Any:
         """Return the value that ``text`` stands for where a form writes values without quotes.

@@ -193,6 +193,7 @@ class ChatTurn:
             reasoning=self._dialect.reasoning if parsed else None,
             form=self._dialect.tool_format if self._offered is not None else None,
             tools=self._offered,
+            forced=bool(self._called),
         )
 
 
