@@ -68,6 +68,19 @@ def test_embeddings_search_finds_the_passage_of_the_same_hero(run: Run, engine: 
         assert 1 >= cosines[0] > cosines[1] + 0.1
 
 
+def test_rag_answers_from_the_right_document(run: Run, engine: str) -> None:
+    lines = run(engine, "rag.py").splitlines()
+    assert len(lines) == 3 * 4
+    wanted = (("harbour", "Nadia"), ("sheep", "Felix"), ("bakers", "Mira"))
+    homes = ("the grey harbour", "the snow pass", "the stone bridge")
+    for number, ((name, hero), home) in enumerate(zip(wanted, homes, strict=True)):
+        _, answer, best, other = lines[4 * number : 4 * number + 4]
+        assert hero in answer
+        assert home in answer
+        assert best.startswith(f"  source: {name}.txt (0.")
+        assert float(best[-5:-1]) > float(other[-5:-1])
+
+
 def test_branching_pays_once_for_the_trunk(run: Run, engine: str) -> None:
     printed = run(engine, "branching.py")
     (trunk,) = re.findall(r"^trunk: (\d+) tokens evaluated once$", printed, re.MULTILINE)
