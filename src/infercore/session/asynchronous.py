@@ -151,9 +151,24 @@ class AsyncSession:
         """See `Session.generate`."""
         return cast("str", await self.run(lambda: self._session.generate(text, **decode)))
 
-    async def beam_search(self, n_beams: int, **options: Any) -> list[Beam]:
+    async def beam_search(
+        self,
+        n_beams: int,
+        *,
+        max_tokens: int,
+        length_penalty: float = 1.0,
+        n_return: int = 1,
+        early_stopping: bool = True,
+    ) -> list[Beam]:
         """See `Session.beam_search`."""
-        call = partial(self._session.beam_search, n_beams, **options)
+        call = partial(
+            self._session.beam_search,
+            n_beams,
+            max_tokens=max_tokens,
+            length_penalty=length_penalty,
+            n_return=n_return,
+            early_stopping=early_stopping,
+        )
         return cast("list[Beam]", await self.run(call))
 
     async def sample_many(self, n: int, **decode: Any) -> list[Completion]:

@@ -14,6 +14,7 @@ import attrs
 import numpy as np
 
 from infercore.engine import window
+from infercore.engine.arguments import check_bool
 from infercore.engine.digest import adapter_identities
 from infercore.errors import SessionClosedError, UnsupportedFeatureError
 from infercore.session.asynchronous import AsyncSession
@@ -252,6 +253,9 @@ class SessionPool:
         engine's calls.
         """
         self.check_open()
+        if pooling is not None:
+            checks.check_text("pooling", pooling)
+        check_bool("normalize", normalize)
         vectors = self._embedder.vectors(texts, pooling)
         return vectors if not normalize or pooling == "rank" else unit(vectors)
 
