@@ -190,6 +190,45 @@ def test_warming_up_keeps_or_refuses(new_context: Callable[..., Any], ids: list[
     context.synchronize()
 
 
+def test_warming_up_beside_what_is_held(
+    new_context: Callable[..., Any], ids: list[int], backend_name: str
+) -> None:
+    for n_seq_max in (1, 2):
+        context, plain = new_context(n_seq_max=n_seq_max), new_context(n_seq_max=n_seq_max)
+        for one in (context, plain):
+            one.decode(ids[:20])
+        context.reset_perf()
+        context.warmup()
+        assert context.tokens() == ids[:20]
+        assert (context.n_past(), context.seq_pos_max()) == (20, 19)
+        assert context.perf().prefill_tokens == 0
+        for one in (context, plain):
+            one.decode(ids[20:30])
+        assert np.array_equal(context.logits(), plain.logits())
+    full = new_context(n_ctx=20)
+    full.decode(ids[:20])
+    if backend_name == "llamacpp" and full.effective["n_ctx"] == 20:
+        with pytest.raises(ic.UnsupportedFeatureError, match="full"):
+            full.warmup()
+    assert full.tokens() == ids[:20]
+
+
+def test_the_size_of_a_state_before_it_is_made(
+    new_context: Callable[..., Any], ids: list[int]
+) -> None:
+    context = new_context(n_seq_max=2)
+    sizes = [context.seq_state_size()]
+    for n in (8, 16):
+        context.decode(ids[:n])
+        sizes.append(context.seq_state_size(0))
+        saved = len(context.save_sequence(0))
+        row = 4 * context.logits().size
+        assert 0 < saved - row - sizes[-1] < 4096 + 64 * n
+    assert sizes == sorted(set(sizes))
+    with pytest.raises(ic.InvalidSequenceError):
+        context.seq_state_size(2)
+
+
 def test_a_divide_onto_positions_that_are_held_is_computed_right(
     new_context: Any, golden: Any
 ) -> None:

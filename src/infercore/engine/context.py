@@ -470,6 +470,16 @@ class GuardedContext:
                 raise checks.refuse("note", note, "a mapping, or None")
             return self._saving.save_sequence(self._sequence(seq_id), note)
 
+    def seq_state_size(self, seq_id: int = 0) -> int:
+        """Return how many bytes the engine's state of a sequence takes; see `Context`."""
+        with self._gate:
+            self._native.need("sequence_state", declared=self.capabilities.sequence_state)
+            native, seq_id = self._native, self._sequence(seq_id)
+            own = native.optional.sequence_size
+            if own is not None:
+                return int(native.judged(own, seq_id))
+            return len(memoryview(native.judged(native.inner.save_sequence, seq_id)).cast("B"))
+
     def load_sequence(self, seq_id: int, data: Buffer) -> None:
         """Restore what `save_sequence` returned, into ``seq_id``.
 

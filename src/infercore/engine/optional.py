@@ -36,6 +36,7 @@ class OptionalCalls:
     abort: Callable[[], None] | None
     clear_abort: Callable[[], None] | None
     native_handle: Callable[[], Any] | None
+    sequence_size: Callable[[int], int] | None
     shares_cells: bool
     takes_views: bool
 

@@ -383,6 +383,12 @@ class Context(Protocol):
     def save_sequence(self, seq_id: int = 0) -> bytes:
         """Return one sequence as bytes, with header and checksum."""
 
+    def seq_state_size(self, seq_id: int = 0) -> int:
+        """Return how many bytes of `save_sequence` are the engine's own, without header and row.
+
+        Engines that cannot tell make the state for that.
+        """
+
     def load_sequence(self, seq_id: int, data: bytes) -> None:
         """Restore what `save_sequence` returned, into ``seq_id``. Raises `SnapshotError`."""
 

@@ -264,6 +264,11 @@ class AsyncContext:
         value: bytes = await self._run(partial(self._context.save_sequence, seq_id))
         return value
 
+    async def seq_state_size(self, seq_id: int = 0) -> int:
+        """See `Context.seq_state_size`."""
+        value: int = await self._run(partial(self._context.seq_state_size, seq_id))
+        return value
+
     async def load_sequence(self, seq_id: int, data: bytes) -> None:
         """See `Context.load_sequence`."""
         await self._run(partial(self._context.load_sequence, seq_id, data))

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from infercore import PerfCounters
 from infercore_llamacpp import state
-from infercore_llamacpp.decoding import Decoding
+from infercore_llamacpp.decoding import NO_ROOM, Decoding
 from infercore_llamacpp.library import api
 from infercore_llamacpp.settings import refuse
 
@@ -67,6 +66,11 @@ class LlamaContext(Decoding):
         self._carry_out_pending()
         return state.save_sequence(self.handle, seq_id)
 
+    def sequence_size(self, seq_id: int) -> int:
+        """Return how many bytes `save_sequence` gives."""
+        self._carry_out_pending()
+        return int(api.llama_state_seq_get_size(self.handle, seq_id))
+
     def load_sequence(self, seq_id: int, data: bytes | memoryview) -> None:
         """Replace a sequence by what `save_sequence` returned; emptied where it is refused."""
         self._carry_out_pending()
@@ -112,8 +116,9 @@ class LlamaContext(Decoding):
 
     def warmup(self) -> None:
         """Evaluate one token and forget it, so that weights and buffers are touched."""
-        if not self.memory.is_empty:
-            raise refuse("warmup", "the context holds tokens; warm up before the first decode")
+        if not (self._needs_encoder_output or self.memory.is_empty):
+            self._warm_up_beside()
+            return
         token = self.model.tokenizer.bos or 0
         batch = self._batch.fill(np.array([token], np.int32), 0, 0, every=True, last=True)
         run = api.llama_encode if self._needs_encoder_output else self._decode
@@ -121,24 +126,17 @@ class LlamaContext(Decoding):
         self._check(run(self.handle, batch), 1, (0,))
         self.memory.clear()
 
+    def _warm_up_beside(self) -> None:
+        """Warm up where tokens are held: in an empty sequence, or behind what can be taken back."""
+        seq_id = self.memory.seq_for_scratch()
+        if self.memory.whole_only and self.n_past(seq_id):
+            raise refuse("warmup", "no sequence is empty, and a recurrent state takes nothing back")
+        if self._try_beside(seq_id) == NO_ROOM:
+            raise refuse("warmup", "the context is full; warm up before the first decode")
+
     def synchronize(self) -> None:
         """Wait until the engine has finished all queued work."""
         api.llama_synchronize(self.handle)
-
-    def perf(self) -> PerfCounters:
-        """Return the engine's own times and counts."""
-        found = api.llama_perf_context(self.handle)
-        return PerfCounters(
-            load_ms=self.model.load_ms,
-            prefill_ms=found.t_p_eval_ms,
-            decode_ms=found.t_eval_ms,
-            prefill_tokens=found.n_p_eval,
-            decode_tokens=found.n_eval,
-        )
-
-    def reset_perf(self) -> None:
-        """Set the engine's counters to zero."""
-        api.llama_perf_context_reset(self.handle)
 
     def close(self) -> None:
         """Give the memory back; where somebody keeps a row of logits, with that."""

@@ -179,7 +179,13 @@ class Decoding:
         if not self.memory.pending:
             return
         self._keep_rows()
-        seq_id = self.memory.seq_for_scratch()
+        self._try_beside(self.memory.seq_for_scratch())
+
+    def _try_beside(self, seq_id: int) -> int:
+        """Decode a token behind ``seq_id`` and remove it again; return the engine's code.
+
+        That is 0, or `NO_ROOM`.
+        """
         end = self.n_past(seq_id)
         batch = self._scratch.fill(
             np.zeros(1, np.int32), end, seq_id, every=self._embeddings, last=False
@@ -192,6 +198,7 @@ class Decoding:
         if code not in (0, NO_ROOM):
             self._check(code, 1, (seq_id,))
         self.memory.pending = 0
+        return int(code)
 
     def _check(self, code: int, n_tokens: int, seq_ids: Iterable[int]) -> None:
         """Raise what a return code of ``llama_decode`` means; 0 is success."""

@@ -36,6 +36,11 @@ class Memory:
         self.may_hold_nan = False
         self._pos_max = _pos_max
 
+    @property
+    def whole_only(self) -> bool:
+        """Whether a sequence can only be removed whole."""
+        return self._whole_only
+
     def pos_min(self, seq_id: int) -> int:
         """Return the first position held, -1 when empty."""
         return int(api.llama_memory_seq_pos_min(self.handle, seq_id))
