@@ -52,12 +52,10 @@ def test_what_is_asked_for_goes_before_the_quota(grant) -> None:
 
 
 @pytest.mark.parametrize(
-    ("n_threads", "n_cpus", "dies"), [(2, 1, True), (2, 2, False), (1, 4, True)]
+    ("n_threads", "n_cores", "dies"), [(2, 1, True), (2, 2, False), (1, 4, True)]
 )
-def test_more_threads_than_processors_are_those_processors(
-    monkeypatch, n_threads, n_cpus, dies
-) -> None:
+def test_more_threads_than_cores_are_those_cores(monkeypatch, n_threads, n_cores, dies) -> None:
     """On a processor with a matrix unit, one thread a stream divides by zero in the engine."""
     monkeypatch.setattr(cpu, "_has_unit", lambda: True)
-    monkeypatch.setattr(cpu, "_n_cpus", lambda: n_cpus)
+    monkeypatch.setattr(cpu, "_n_cores", lambda: n_cores)
     assert cpu.divides_by_zero("bf16", n_threads, None) is dies
