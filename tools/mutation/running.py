@@ -167,6 +167,8 @@ class Runner:
         with _traced(names) as loading:  # what it runs shows in every law
             rig = self._rig(i)
             _ = rig.model
+            if rig.encoder is not None:
+                _ = rig.encoder_model
         for n, law in enumerate(left):
             step, started = Step(i, law.id), time.process_time()
             with _traced(names) as seen:
@@ -370,11 +372,11 @@ def judged(
     ``budget_s`` bounds the time that its laws take on the unchanged code, so that a survivor may
     be one that a law not tried would see.
     """
-    steps = _within(_ordered(runner, mutant, baseline, popular), baseline, budget_s)
+    own = set(runner.subject.files[mutant.file])
+    steps = _within(_ordered(runner, mutant, baseline, popular), own, baseline, budget_s)
     if not steps:
         return Verdict(mutant=mutant, outcome=SURVIVED, reason=NEVER_RUN)
     seconds = {step.label: baseline.seconds[step] for step in steps}
-    own = set(runner.subject.files[mutant.file])
     child = runner.start(mutant, steps, baseline.outcomes)
     late = False
     while child.read(0.25):
@@ -400,16 +402,18 @@ def judged(
     return Verdict(outcome=outcome, reason=reason, own=group in own, **told)
 
 
-def _within(steps: list[Step], baseline: Baseline, budget_s: float | None) -> list[Step]:
-    """The first of ``steps`` that take ``budget_s`` together, at least one."""
+def _within(
+    steps: list[Step], own: set[str], baseline: Baseline, budget_s: float | None
+) -> list[Step]:
+    """Those of the mutant's own groups, and the first of the others that take ``budget_s``."""
     if budget_s is None:
         return steps
     kept: list[Step] = []
     for step in steps:
-        budget_s -= baseline.seconds[step]
-        if kept and budget_s < 0:
-            continue
-        kept.append(step)
+        if step.group not in own:
+            budget_s -= baseline.seconds[step]
+        if budget_s >= 0 or step.group in own:
+            kept.append(step)
     return kept
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 from functools import partial
@@ -159,9 +160,22 @@ def _damages(path: Path) -> Iterator[tuple[str, str, bytes | None]]:
             if file.suffix == ".json":
                 yield "without what is in it", name, b"{}"
                 yield "a list", name, b"[]"
+                yield from _halves(name, data)
         else:
             with file.open("rb") as opened:
                 yield "cut", name, opened.read(SMALL)
+            data = file.read_bytes()
+            if b"layers.1." in data[:SMALL]:
+                yield "with other names", name, data.replace(b"layers.1.", b"layers.9.")
+
+
+def _halves(name: str, data: bytes) -> Iterator[tuple[str, str, bytes]]:
+    """Yield a JSON object with the first, and with the second half of its keys alone."""
+    found = json.loads(data)
+    if isinstance(found, dict):
+        keys = list(found)
+        for half in (keys[: len(keys) // 2], keys[len(keys) // 2 :]):
+            yield f"with {half} alone", name, json.dumps({key: found[key] for key in half}).encode()
 
 
 @law("TOK-18", since="1.2")

@@ -52,6 +52,9 @@ def check_native_keeps_the_portable_laws(rig: Rig) -> None:
         sampling.check_no_sample_of_stale_logits(native)
 
 
+LENGTHS = (100, 37, 34, 12, 3)
+"""Tokens of what was said before that penalties see."""
+
 _PENALTIES: tuple[dict[str, Any], ...] = (
     {"repeat_penalty": 1.4},
     {"repeat_penalty": 1.3, "penalty_last_n": 3},
@@ -83,18 +86,18 @@ def check_native_penalties(rig: Rig) -> None:
     other = rig.tokens(9)
     said = [*other, a, b, c, d, *other[:4], a, b, c, e, b, a, *other, a, b, c, a, a, b]
     for fields in _PENALTIES:
-        for n in (len(said), len(said) - 1, len(said) - 4, 12, 3):
+        for before in (*(said[:n] for n in LENGTHS), [a, b, c, a, b], [a], []):
             portable = rig.sampler(temperature=0, **fields)
             try:
                 native = rig.sampler(temperature=0, implementation="native", **fields)
             except UnsupportedFeatureError:
                 break
             for sampler in (portable, native):
-                sampler.observe(said[:n])
+                sampler.observe(before)
             for i in range(8):
                 # A distribution of two near ones cannot tell which is right: another draw can.
                 chosen, found = portable.sample(context), native.sample(context)
-                equal(found, chosen, f"token {i} after {n} with {fields}")
+                equal(found, chosen, f"token {i} after {before} with {fields}")
 
 
 _CUTS: tuple[dict[str, Any], ...] = (
