@@ -175,6 +175,12 @@ def check_warmup(rig: Rig) -> None:
         equal(context.tokens(), tokens, "the tokens after a refusal")
     context.decode(more)
     rig.near(context.logits(), rig.cold(tokens + more), "logits after a warm-up")
+    fresh = rig.context()
+    with contextlib.suppress(UnsupportedFeatureError):
+        fresh.warmup()
+    equal((fresh.tokens(), fresh.n_past(), fresh.n_outputs), ([], 0, 0), "after one on nothing")
+    fresh.decode(tokens)
+    rig.near(fresh.logits(), rig.cold(tokens), "logits after a warm-up on nothing")
 
 
 @law("CAP-15")
