@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,8 +15,6 @@ from conformance.mutants.of_children import HERE
 from infercore.conformance import check_backend, find_rig, laws, run_law
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from infercore.conformance import Rig
 
 MUTANTS = mutants.load_all()
@@ -94,6 +94,19 @@ def test_every_law_kills_a_mutant() -> None:
     killing = {identifier for mutant in MUTANTS.values() for identifier in mutant.kills}
     assert sorted({law.id for law in laws()} - killing) == []
     assert sorted(killing - {law.id for law in laws()}) == []
+
+
+def test_the_page_names_the_wrong_backend_of_each_class() -> None:
+    page = Path(__file__).parents[2] / "docs" / "reference" / "bite.md"
+    if not page.is_file():
+        pytest.skip("the page is not beside these tests")
+    rows = [line.split("|") for line in page.read_text(encoding="utf-8").splitlines()]
+    classes = [row for row in rows if len(row) == 5 and "_" in row[3]]
+    assert len(classes) >= 25
+    for _, _, identifiers, names, _ in classes:
+        wrong = [MUTANTS[name] for name in re.findall(r"`(\w+)`", names)]
+        meant = set(re.findall(r"[A-Z]+-\d+", identifiers))
+        assert meant == meant & {law for mutant in wrong for law in mutant.kills}, names
 
 
 def test_there_are_enough() -> None:

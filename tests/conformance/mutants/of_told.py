@@ -17,6 +17,7 @@ from infercore.engine.model import GuardedModel
 from infercore.engine.tokenizer import GuardedTokenizer
 from infercore.errors import UnsupportedFeatureError
 from infercore.testing import (
+    dry,
     kv_formats,
     reference_sampler,
     reference_sequences,
@@ -25,6 +26,7 @@ from infercore.testing import (
 )
 from infercore.testing.cells import Cells
 from infercore.testing.faults import FaultyModel
+from infercore.testing.mirostat import Mirostat
 from infercore.testing.reference_base import Base
 from infercore.testing.reference_context import ReferenceContext
 from infercore.testing.reference_model import Loaded, ReferenceModel
@@ -277,3 +279,33 @@ def a_clone_shares_its_surprise(m: Any) -> None:
         return twin
 
     around(m, ReferenceSampler, "clone", clone)
+
+
+@breaks("MEM-7", **real)
+def the_plan_is_of_ten_times_as_much(m: Any) -> None:
+    def large(plan: Any) -> Any:
+        return attrs.evolve(plan, kv_bytes=plan.kv_bytes * 10, kv_bytes_by_kind={})
+
+    result(m, ReferenceModel, "plan_memory", large)
+
+
+@breaks("EMB-11", **real)
+def two_texts_of_a_call_are_pooled_as_one(m: Any) -> None:
+    around(m, Base, "embedding", lambda old, self, seq_id: self._hidden.mean(axis=0))
+
+
+@breaks("SAMP-23", **real)
+def dry_sees_no_repetition_of_a_repetition(m: Any) -> None:
+    old = dry._n_common
+    m.setattr(dry, "_n_common", lambda *args: min(old(*args), 2))
+
+
+@breaks("SAMP-24", **real)
+def mirostat_never_adapts(m: Any) -> None:
+    def choose(old: Any, self: Any, *args: Any, **how: Any) -> Any:
+        kept = self._allowed
+        token = old(self, *args, **how)
+        self._allowed = kept
+        return token
+
+    around(m, Mirostat, "choose", choose)
