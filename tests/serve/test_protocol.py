@@ -109,6 +109,15 @@ def test_text_in_the_form_of_a_schema(client: Any) -> None:
     assert plain.choices[0].message.content in ("yes", "no")
 
 
+def test_an_answer_of_at_least_so_many_tokens(client: Any) -> None:
+    fields = {**PLAIN, "max_tokens": 300}
+    short = client.chat.completions.create(**fields)
+    assert short.choices[0].finish_reason == "stop"
+    n_tokens = short.usage.completion_tokens + 5
+    longer = client.chat.completions.create(**fields, extra_body={"min_tokens": n_tokens})
+    assert longer.usage.completion_tokens >= n_tokens
+
+
 def test_completions(client: Any, pool: Any) -> None:
     with pool.open_session(namespace="apart") as session:
         session.ensure_prefix("Once upon a time")

@@ -37,7 +37,7 @@ FINISHED = {
 
 _SAME_NAME = (
     "temperature", "top_p", "seed", "presence_penalty", "frequency_penalty", "top_k", "min_p",
-    "typical_p", "repeat_penalty", "ignore_eos",
+    "typical_p", "repeat_penalty", "ignore_eos", "min_tokens",
 )  # fmt: skip
 
 

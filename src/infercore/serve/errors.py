@@ -64,7 +64,7 @@ def api_error(error: BaseException) -> ApiError:
                 headers=_retry_after(error) if status in (429, 503) else {},
             )
     told = "the server failed; its log says more"
-    is_ours = isinstance(error, errors.InferCoreError)
+    is_ours = isinstance(error, errors.InferCoreError) and not hasattr(error, "path")
     return ApiError(
         500,
         message if is_ours else told,

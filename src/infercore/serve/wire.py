@@ -49,6 +49,7 @@ class Sampled(Request, kw_only=True):
     typical_p: float | None = None
     repeat_penalty: float | None = None
     ignore_eos: bool | None = None
+    min_tokens: int | None = None
     grammar: str | None = None
     regex: str | None = None
 
