@@ -16,6 +16,7 @@ from infercore.testing import load_reference_model
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "reference" / "seed-coverage.md"
+PEERS = ROOT / "docs" / "reference" / "peer-coverage.md"
 SECTIONS = 4
 COLUMNS = 6
 TESTS = re.compile(r"^`(tests/[\w/]+\.py)::(test_\w+)`$")
@@ -25,6 +26,21 @@ OWN_FIELDS = {"adapters", "on_oom", "n_ctx_min", "backend_options", "precision"}
 
 if not PAGE.is_file():
     pytest.skip("the page is not beside these tests", allow_module_level=True)
+
+
+def peers() -> list[list[str]]:
+    """Return the rows of what peers test, in cells."""
+    lines = [line for line in PEERS.read_text(encoding="utf-8").splitlines() if line[:1] == "|"]
+    return [[c.strip() for c in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def test_what_peers_test_is_there() -> None:
+    rows = peers()
+    assert len(rows) >= 20
+    assert [row for row in rows if len(row) != COLUMNS - 1 or not all(row)] == []
+    assert [row[1] for row in rows if not all(map(is_there, NAMES.findall(row[1])))] == []
+    places = [found.groups() if (found := TESTS.match(row[4])) else (row[4], "") for row in rows]
+    assert [place for place in places if place[1] not in names_in(place[0])] == []
 
 
 def tables() -> list[list[list[str]]]:
@@ -62,7 +78,8 @@ def is_there(name: str) -> bool:
     if home is None or not attribute:
         return home is not None
     if attrs.has(home):
-        return attribute in {field.name for field in attrs.fields(home)}
+        fields = {field.name for field in attrs.fields(home)}
+        return attribute in fields or hasattr(home, attribute)
     return hasattr(home, attribute)
 
 
