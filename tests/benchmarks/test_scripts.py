@@ -187,6 +187,33 @@ def test_parallel_of_ir(results, ir) -> None:
     assert results("parallel.py", ir, *FEW, "--tokens", "4", "--sequences", "2")
 
 
+FEW_OF_POOL = ("--sessions", "3", "--widths", "2", "--tokens", "4", "--prefix", "48")
+POOL_PARTS = {
+    "together": "sessions of a pool / the better by hand",
+    "few": "auto / turns",
+    "resident": "resident / cold",
+    "moved": "moved out and back / evaluated again",
+    "gap": "its first token / alone",
+    "python": "the pool's thread",
+    "books": "the slowest",
+}
+
+
+@pytest.mark.parametrize("part", POOL_PARTS)
+def test_pool(results, gguf_file, part) -> None:
+    more = ("--each", "8", "--before", "0.1")
+    rows = results("pool.py", part, gguf_file, *FEW, *FEW_OF_POOL, *more)
+    assert POOL_PARTS[part] in {row["by"] for row in rows}
+
+
+@pytest.mark.parametrize("rival", ["Llama", "LLMPipeline"])
+def test_agents_of_a_pool(results, request, rival) -> None:
+    path = request.getfixturevalue("gguf_file" if rival == "Llama" else "ir")
+    few = ("--sessions", "2", "--turns", "2", "--instructions", "32", "--answer", "4")
+    rows = results("pool_rivals.py", "agents", path, "--threads", "1", *few)
+    assert f"sessions of a pool / {rival}" in {row["by"] for row in rows}
+
+
 def test_memory(results, gguf_file) -> None:
     rows = results("memory.py", gguf_file, *FEW, "--n-ctx", "1024")
     held = {row["by"]: row["value"]["median"] for row in rows if row["unit"] == "MiB"}
