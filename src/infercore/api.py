@@ -369,7 +369,7 @@ def _load(descriptor: BackendDescriptor, path: str, config: ModelConfig) -> Guar
     except InferCoreError:
         raise
     except Exception as error:
-        if error is progress.error:  # the caller's own
+        if error is progress.error or calls.is_a_handlers(error):  # the caller's own
             raise
         raise _load_failure(descriptor.name, path, error) from error
     load_ms = (time.perf_counter() - started) * 1e3

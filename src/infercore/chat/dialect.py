@@ -40,6 +40,7 @@ class Dialect:
     def _render(
         self,
         rows: Sequence[Mapping[str, Any]],
+        /,
         *,
         tools: Sequence[Mapping[str, Any]] | None,
         add_generation_prompt: bool,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import signal
+import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -9,7 +12,7 @@ from infercore.errors import InferCoreError, OutOfMemoryError, PluginError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import FrameType, TracebackType
+    from types import CodeType, FrameType, TracebackType
 
     from infercore.engine.gate import Gate
 
@@ -25,10 +28,14 @@ def typed(backend: str, doing: str) -> Iterator[None]:
     except InferCoreError:
         raise
     except MemoryError as error:
+        if is_a_handlers(error):
+            raise
         raise OutOfMemoryError(
             f"backend {backend!r} ran out of memory while {doing}: {error}"
         ) from error
     except Exception as error:
+        if is_a_handlers(error):
+            raise
         raise PluginError(
             f"backend {backend!r} failed while {doing}: {described(error)}", plugin=backend
         ) from error
@@ -47,9 +54,33 @@ def judge(gate: Gate, error: BaseException) -> None:
     """Stop trusting an object that raised what nobody expects; lack of memory is typed."""
     if isinstance(error, InferCoreError) or not isinstance(error, Exception):
         return
+    if is_a_handlers(error):
+        return
     if isinstance(error, MemoryError):
         raise OutOfMemoryError(f"the engine ran out of memory: {error}") from error
     raise gate.fail(error) from error
+
+
+def is_a_handlers(error: BaseException) -> bool:
+    """Whether the handler of a signal raised ``error``: it is nothing that the engine did."""
+    codes = _handler_codes() if threading.current_thread() is threading.main_thread() else set()
+    return bool(codes) and any(frame.f_code in codes for frame, _ in _frames(error.__traceback__))
+
+
+def _handler_codes() -> set[CodeType]:
+    """Return the code of each function that is called on a signal."""
+    found = set()
+    for number in signal.valid_signals():
+        handler: Any = signal.getsignal(number)
+        if not callable(handler) or isinstance(handler, signal.Handlers):
+            continue
+        while isinstance(handler, functools.partial):
+            handler = handler.func
+        of_object = type(handler).__call__  # what is called of an object that is no function
+        code = getattr(handler, "__code__", getattr(of_object, "__code__", None))
+        if code is not None:
+            found.add(code)
+    return found
 
 
 def described(error: BaseException) -> str:

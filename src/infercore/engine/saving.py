@@ -150,6 +150,8 @@ class Saving:
         try:
             work()
         except Exception as error:
+            if calls.is_a_handlers(error):
+                raise
             raise _not_restored(
                 f"the engine refused the saved state ({error}); {what} is empty now", "engine"
             ) from error

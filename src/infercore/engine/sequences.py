@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
+from infercore.engine import calls
 from infercore.engine.arguments import MAX_POSITION
 from infercore.errors import InferCoreError, InvalidPositionError, UnsupportedFeatureError
 
@@ -102,9 +103,9 @@ class Sequences:
                 enter()
         except InferCoreError:
             raise
-        except Exception as error:
-            raise self._native.lock.fail(error) from error
         except BaseException as error:
+            if isinstance(error, Exception) and not calls.is_a_handlers(error):
+                raise self._native.lock.fail(error) from error
             if is_decided is None or not is_decided():
                 self._native.lock.fail(error)
             raise

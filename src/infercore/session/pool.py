@@ -256,7 +256,8 @@ class SessionPool:
         if pooling is not None:
             checks.check_text("pooling", pooling)
         check_bool("normalize", normalize)
-        vectors = self._embedder.vectors(texts, pooling)
+        listed = tuple(checks.items("texts", texts, "a sequence of texts"))
+        vectors = self._embedder.vectors(listed, pooling)
         return vectors if not normalize or pooling == "rank" else unit(vectors)
 
     async def aembed(

@@ -200,14 +200,18 @@ class CoreSession(Prefilling):
         given: SuffixInput = as_input(text, SuffixInput, "text")
         with self.entered("generate", built.timeout):
             generation = self.generation(built)
+            was_empty = self._state == EMPTY
             try:
-                if self._state == EMPTY:
+                if was_empty:
                     empty = PrefixInput(text="") if given.tokens is None else PrefixInput(tokens=())
                     self.put_prefix(empty)
                 self.put_suffix(given)
                 self._check_decodable()
-            except BaseException:
+            except BaseException as error:
                 generation.close()
+                if was_empty and isinstance(error, ContextOverflowError):
+                    self.resident.clear()
+                    self.enter(EMPTY, Parts())
                 raise
             stream = self._stream_of(generation, started=started)
         return "".join(chunk.text for chunk in stream)
