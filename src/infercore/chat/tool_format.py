@@ -33,6 +33,7 @@ class Render(Protocol):
     def __call__(
         self,
         rows: Sequence[Mapping[str, Any]],
+        /,
         *,
         tools: Sequence[Mapping[str, Any]] | None,
         add_generation_prompt: bool,
