@@ -58,6 +58,34 @@ def test_a_state_comes_back_whole(reference_model):
             assert books(third) == books(source)
 
 
+def test_a_sequence_goes_to_another_context_as_by_its_saved_state(reference_model, monkeypatch):
+    with (
+        filled(reference_model) as source,
+        opened(reference_model) as packed,
+        opened(reference_model) as handed,
+    ):
+        for s in (2, 1, 3):  # with its row; with a hole and a shift; empty
+            packed.load_sequence(s, source.save_sequence(s))
+            with monkeypatch.context() as only:
+                only.setattr(blob, "pack", None)
+                only.setattr(blob, "unpack", None)
+                handed.take_over(s, source.hand_over(s))
+            assert books(handed) == books(packed)
+            assert handed.row_of(s) == packed.row_of(s)
+        for s in (1, 2):
+            for context in (packed, handed):
+                context.decode([4, 5], seq_id=s)
+            assert np.array_equal(handed.logits(), packed.logits())
+
+
+def test_a_sequence_is_not_taken_from_other_settings(reference_model):
+    with filled(reference_model) as source, opened(reference_model, type_k="f16") as target:
+        target.decode([1, 2, 3])
+        with pytest.raises(SnapshotError) as caught:
+            target.take_over(0, source.hand_over(2))
+        assert (caught.value.state_after, target.n_past()) == ("unchanged", 3)
+
+
 def test_restored_logits_are_one_row(reference_model):
     with opened(reference_model) as context:
         context.decode(IDS, logits="all")

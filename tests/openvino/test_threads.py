@@ -59,3 +59,33 @@ def test_more_threads_than_cores_are_those_cores(monkeypatch, n_threads, n_cores
     monkeypatch.setattr(cpu, "_has_unit", lambda: True)
     monkeypatch.setattr(cpu, "_n_cores", lambda: n_cores)
     assert cpu.divides_by_zero("bf16", n_threads, None) is dies
+
+
+@pytest.mark.parametrize(
+    ("cores", "fields", "n_threads", "n_streams"),
+    [
+        (8, {"n_threads": 2}, 8, 4),
+        (8, {"n_threads": 3}, 6, 2),
+        (8, {"n_threads_batch": 1}, 4, 4),  # no more than four of them
+        (8, {"n_threads": 8}, 8, None),
+        (1, {"n_threads": 1}, 1, None),
+        (8, {}, None, None),
+        (8, {"n_threads": 2, "backend_options": {"num_streams": 2}}, 2, 2),
+    ],
+)
+def test_contexts_in_threads_take_the_cores_that_one_leaves(
+    monkeypatch, cores, fields, n_threads, n_streams
+) -> None:
+    monkeypatch.setattr(cpu, "_n_cores", lambda: cores)
+    monkeypatch.setattr(cpu, "granted_threads", lambda: None)
+    found = settings.settings(ic.ContextConfig(n_ctx=64, **fields), files.ModelFiles("", "", ""))
+    assert found.properties.get("INFERENCE_NUM_THREADS") == n_threads
+    assert found.properties.get("NUM_STREAMS") == n_streams
+    assert found.n_threads == fields.get("n_threads", fields.get("n_threads_batch"))
+
+
+def test_a_quota_bounds_them_as_well(grant) -> None:
+    grant(300_000)
+    config = ic.ContextConfig(n_ctx=64, n_threads=1)
+    found = settings.settings(config, files.ModelFiles("", "", ""))
+    assert found.properties["NUM_STREAMS"] == 3

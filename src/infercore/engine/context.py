@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer, Self
 
+    from infercore.engine.saving import Handed
     from infercore.engine.window import Window
     from infercore.protocols.spi import EngineContext, FloatArray
     from infercore.values.config import AdapterSpec, ContextConfig
@@ -489,6 +490,18 @@ class GuardedContext:
         with self._gate:
             self._native.need("sequence_state", declared=self.capabilities.sequence_state)
             self._saving.load_sequence(self._sequence(seq_id), data)
+
+    def hand_over(self, seq_id: int) -> Handed:
+        """Return one sequence for `take_over` of a like context: saved, but not packed."""
+        with self._gate:
+            self._native.need("sequence_state", declared=self.capabilities.sequence_state)
+            return self._saving.hand_over(self._sequence(seq_id))
+
+    def take_over(self, seq_id: int, handed: Handed) -> None:
+        """Restore what `hand_over` returned; see `load_sequence`."""
+        with self._gate:
+            self._native.need("sequence_state", declared=self.capabilities.sequence_state)
+            self._saving.take_over(self._sequence(seq_id), handed)
 
     # -- live controls -------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -22,6 +22,14 @@ if TYPE_CHECKING:
     from infercore.engine.room import Room
     from infercore.engine.sequences import Sequences
     from infercore.protocols.spi import FloatArray
+
+
+class Handed(NamedTuple):
+    """What saved state consists of, unpacked: between two contexts of one process."""
+
+    header: Mapping[str, Any]
+    payload: memoryview
+    logits: memoryview
 
 
 class Saving:
@@ -57,10 +65,14 @@ class Saving:
         """Return all sequences and the last row."""
         held = [s for s in range(self._n_seq_max) if self._cells.length(s)]
         row, row_of = self._native.judged(self._outputs.last)
-        return self._pack("state", held, self._inner.save_state, row, row_of)
+        return self._pack(self._handed("state", held, self._inner.save_state, row, row_of))
 
     def save_sequence(self, seq_id: int, note: Mapping[str, Any] | None) -> bytes:
         """Return one sequence and the row behind its last token."""
+        return self._pack(self.hand_over(seq_id, note))
+
+    def hand_over(self, seq_id: int, note: Mapping[str, Any] | None = None) -> Handed:
+        """Return what `save_sequence` packs, for `take_over` of another context."""
         index = self._outputs.of(seq_id)
         row = None if index is None else self._native.judged(self._outputs.row, index)
         row_of = [] if row is None else [seq_id]
@@ -68,9 +80,9 @@ class Saving:
         def save() -> Buffer:
             return self._inner.save_sequence(seq_id)
 
-        return self._pack("sequence", [seq_id], save, row, row_of, note)
+        return self._handed("sequence", [seq_id], save, row, row_of, note)
 
-    def _pack(
+    def _handed(
         self,
         kind: str,
         seq_ids: list[int],
@@ -78,7 +90,7 @@ class Saving:
         row: FloatArray | None,
         row_of: list[int],
         note: Mapping[str, Any] | None = None,
-    ) -> bytes:
+    ) -> Handed:
         self._abort.forget_late()  # an engine may compute to save what it put off
         logits = b"" if row is None else row.tobytes()  # and may lose the row by that
         header = {
@@ -92,7 +104,11 @@ class Saving:
             header["note"] = dict(note)
         payload = self._native.judged(save)
         with calls.typed(self._native.backend, "packing saved state"):
-            return blob.pack(header, payload, logits)
+            return Handed(header, memoryview(payload).cast("B"), memoryview(logits))
+
+    def _pack(self, handed: Handed) -> bytes:
+        with calls.typed(self._native.backend, "packing saved state"):
+            return blob.pack(dict(handed.header), handed.payload, handed.logits)
 
     def load_state(self, data: Buffer) -> None:
         """Restore what `save_state` returned; all is empty where the engine refuses it."""
@@ -116,7 +132,11 @@ class Saving:
 
     def load_sequence(self, seq_id: int, data: Buffer) -> None:
         """Restore what `save_sequence` returned into ``seq_id``, which is empty if refused."""
-        header, payload, logits = blob.unpack(data)
+        self.take_over(seq_id, Handed(*blob.unpack(data)))
+
+    def take_over(self, seq_id: int, handed: Handed) -> None:
+        """Restore what `hand_over` returned, as `load_sequence` does."""
+        header, payload, logits = dict(handed.header), handed.payload, handed.logits
         blob.require(header, {"kind": "sequence", **self.identity()})
         blob.check_held(header, None, self._n_vocab)
         blob.check_row(logits, self._n_vocab)

@@ -52,6 +52,12 @@ class SessionContext(Context, Protocol):
     def save_sequence(self, seq_id: int = 0, *, note: Mapping[str, Any] | None = None) -> bytes:
         """Return one sequence and its last logits; ``note`` (JSON) stands in the header."""
 
+    def hand_over(self, seq_id: int) -> Any:
+        """Return one sequence for `take_over` of a like context, not packed."""
+
+    def take_over(self, seq_id: int, handed: Any) -> None:
+        """Restore what `hand_over` returned. Raises as `load_sequence`."""
+
     def count_reused(self, n_tokens: int) -> None:
         """Add tokens that were asked for and found resident to the counters."""
 

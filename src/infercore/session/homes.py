@@ -255,8 +255,7 @@ class OwnContext:
     def copy(source: Resident, target: Resident) -> bool:
         """Give ``target`` the tokens of ``source``; True where it had to evaluate them anew."""
         if source.context.capabilities.sequence_state:
-            saved = source.context.save_sequence(source.seq_id)
-            target.context.load_sequence(target.seq_id, saved)
+            target.context.take_over(target.seq_id, source.context.hand_over(source.seq_id))
             return False
         target.context.decode(source.tape.tokens(), seq_id=target.seq_id)
         return True

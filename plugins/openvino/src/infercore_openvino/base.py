@@ -72,6 +72,7 @@ class BaseContext:
             "no_perf": not s.timed,
             "adapters": (),
             "form": self._compiled.graph.form,
+            "num_streams": self._compiled.n_streams,
             "precision": "accurate" if highest else "default",
             "activations": "q8" if group_size else s.inference,
             "inference_precision": s.inference,

@@ -24,14 +24,16 @@ class Compiled:
     """One compiled graph and the number of contexts that run it.
 
     ``group_size`` activations share a scale where they are rounded to 8 bits, 0 = they are not.
+    ``n_streams`` share the engine's threads, where each context was to have a number of its own.
     """
 
-    def __init__(self, graph: Graph, engine: Any, group_size: int) -> None:
+    def __init__(self, graph: Graph, engine: Any, group_size: int, n_streams: int = 1) -> None:
         self.graph = graph
         self.engine: Any = engine
         self.group_size = group_size
         self.n_users = 0
-        self.n_threads = int(engine.get_property("INFERENCE_NUM_THREADS"))
+        self.n_threads = int(engine.get_property("INFERENCE_NUM_THREADS")) // n_streams
+        self.n_streams = int(engine.get_property("NUM_STREAMS"))
         self.rotates: bool | None = None
         self.is_causal: bool | None = None
 
@@ -85,7 +87,7 @@ class CompiledGraphs:
         with self._lock:
             group_size = self._group_size(form, settings.arithmetic)
             properties = {**settings.properties, GROUP_SIZE: str(group_size)}
-            key = (form, *sorted(properties.items()))
+            key = (form, settings.n_streams, *sorted(properties.items()))
             if key not in self._compiled:
                 self._drop_idle()
                 self._compiled[key] = self._compile(form, settings, properties)
@@ -131,7 +133,7 @@ class CompiledGraphs:
                 f"{self._path} cannot be compiled for {self._device}: {first_lines(error)}",
                 path=self._path,
             ) from error
-        compiled = Compiled(graph, engine, int(properties[GROUP_SIZE]))
+        compiled = Compiled(graph, engine, int(properties[GROUP_SIZE]), settings.n_streams)
         _check_in_force(compiled, settings)
         return compiled
 

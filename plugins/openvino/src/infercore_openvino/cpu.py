@@ -27,8 +27,9 @@ def check(settings: Settings) -> None:
 
     With a matrix unit (AMX) and one thread a stream, compiling for bfloat16 divides by zero.
     """
+    n_threads = settings.properties.get("INFERENCE_NUM_THREADS")
     n_streams = settings.properties.get("NUM_STREAMS")
-    if not divides_by_zero(settings.inference, settings.n_threads, n_streams):
+    if not divides_by_zero(settings.inference, n_threads, n_streams):
         return
     hint = "on this CPU the engine needs two threads a stream for it; give more, or f32"
     raise UnsupportedFeatureError(
@@ -57,6 +58,11 @@ def granted_threads() -> int | None:
     """
     quota = _quota()
     return quota if quota is not None and quota < _n_cores() else None
+
+
+def usable_cores() -> int:
+    """Return the cores of this process, or the threads that a container's quota leaves."""
+    return granted_threads() or _n_cores()
 
 
 def _quota() -> int | None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 DEFAULT_DEVICE = "CPU"
 DEFAULT_N_BATCH = 2048
 DEFAULT_N_UBATCH = 512
+MAX_OWN_STREAMS = 4  # of one compiled graph, unless num_streams says otherwise
 NO_KV_TYPES = ("f32",)  # without a cache
 POOLING = ("none", "mean", "cls", "last")
 FLASH_ATTENTION = ("auto", "off")
@@ -56,6 +57,7 @@ class Settings:
     arithmetic: Arithmetic
     form: str | None
     n_threads: int | None
+    n_streams: int
     embeddings: bool
     pooling: str
     timed: bool
@@ -93,6 +95,7 @@ def settings(
     fixed = {**_fixed(files.config), "attention_type": attention}
     _refuse(config, fixed)
     n_threads = _n_threads(config)
+    n_streams = _n_streams(config)
     numbers = arithmetic.asked(config, device, n_threads=n_threads)
     inference = numbers.inference
     kv_types = arithmetic.kv_types(config, inference) if files.has_cache else NO_KV_TYPES
@@ -112,11 +115,12 @@ def settings(
         arithmetic=numbers,
         form=chosen.get("form"),
         n_threads=n_threads,
+        n_streams=n_streams,
         embeddings=embeddings,
         pooling=config.pooling_type or "none",
         timed=config.no_perf is not True,
         kv_types=kv_types,
-        properties=_properties(chosen, numbers, kv_type, n_threads),
+        properties=_properties(chosen, numbers, kv_type, n_threads, n_streams),
         fixed=fixed,
     )
 
@@ -221,8 +225,23 @@ def _n_threads(config: ContextConfig) -> int | None:
     return n or n_batch or cpu.granted_threads()
 
 
+def _n_streams(config: ContextConfig) -> int:
+    """Return the contexts of one compiled graph that can run at a time, each on its threads.
+
+    Where a context is told to leave cores alone, contexts in other threads take those.
+    """
+    asked = config.n_threads or config.n_threads_batch
+    if asked is None or "num_streams" in config.backend_options:
+        return 1
+    return max(1, min(MAX_OWN_STREAMS, cpu.usable_cores() // asked))
+
+
 def _properties(
-    chosen: Mapping[str, Any], numbers: Arithmetic, kv_type: str, n_threads: int | None
+    chosen: Mapping[str, Any],
+    numbers: Arithmetic,
+    kv_type: str,
+    n_threads: int | None,
+    n_streams: int,
 ) -> dict[str, Any]:
     """The engine's compile properties; two contexts with the same ones share a compiled graph."""
     found: dict[str, Any] = {
@@ -234,7 +253,9 @@ def _properties(
     ):  # a scale for each token, so that removing one leaves the others as they are
         found["KEY_CACHE_QUANT_MODE"] = "BY_TOKEN"
     if n_threads is not None:
-        found["INFERENCE_NUM_THREADS"] = n_threads
+        found["INFERENCE_NUM_THREADS"] = n_threads * n_streams
+    if n_streams > 1:
+        found["NUM_STREAMS"] = n_streams
     for name in ("num_streams", "enable_hyper_threading", "enable_cpu_pinning"):
         if name in chosen:
             found[name.upper()] = chosen[name]
