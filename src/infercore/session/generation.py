@@ -200,7 +200,7 @@ class Generation:
         return bias > -math.inf and not self.ends(token)
 
     def _drafts(self, context_tokens: Callable[[], list[int]], token: int, room: int) -> list[int]:
-        if self._drafter is None or room < 1:
+        if self._drafter is None or room < 1 or self._drafter.rests():
             return []
         n = min(self._drafter.n_draft, room)
         try:

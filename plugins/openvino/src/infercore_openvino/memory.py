@@ -49,7 +49,8 @@ def plan(files: ModelFiles, settings: Settings) -> MemoryPlan:
     """
     kv = _cache_bytes(files, settings)
     weights = files.weights_bytes
-    held = _weights_held(files, settings.inference)
+    n_streams = settings.properties.get("NUM_STREAMS", 1)
+    held = _weights_held(files, settings.inference, n_streams)
     step = _step_bytes(files.config, settings.n_ubatch)
     of_layer = _per_token(files) // max(1, KvShape.of(files.config).n_layer) * _FLOAT_BYTES
     compute = max(0, held - weights) + step + _n_cells(settings) * of_layer * _LIVE_CACHES
@@ -122,8 +123,11 @@ def _constants(xml: str) -> Iterator[_Constant]:
             yield _Constant(kind, shape[0], shape[-1] == 1, n)
 
 
-def _weights_held(files: ModelFiles, precision: str) -> int:
-    """Return the bytes of weights in memory, the file's pages among them, and of the tokenizer."""
+def _weights_held(files: ModelFiles, precision: str, n_streams: int) -> int:
+    """Return the bytes of weights in memory, the file's pages among them, and of the tokenizer.
+
+    Each stream has scales and zero points of its own, unpacked.
+    """
     constants = list(_constants(files.xml))
     codes = [c for c in constants if c.kind in _CODES and not c.is_narrow]
     compressed = bool(codes)
@@ -131,8 +135,8 @@ def _weights_held(files: ModelFiles, precision: str) -> int:
     floats = [c for c in constants if c.kind in _FLOATS and not (compressed and c.is_narrow)]
     read = sum(c.n_bytes for c in codes) - _looked_up(codes, files)
     held = 2 * read  # in the file's pages, and packed
-    held += sum(_SCALE_BYTES * c.n for c in narrow if c.kind in _FLOATS)
-    held += sum(_ZERO_POINT_BYTES[c.kind] * c.n for c in narrow if c.kind in _CODES)
+    held += n_streams * sum(_SCALE_BYTES * c.n for c in narrow if c.kind in _FLOATS)
+    held += n_streams * sum(_ZERO_POINT_BYTES[c.kind] * c.n for c in narrow if c.kind in _CODES)
     held += _floats_held(floats, files, precision)
     return held + _read_bytes(files)
 
