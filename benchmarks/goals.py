@@ -54,6 +54,10 @@ class Goal:
 
 
 SPREAD = "warm-prefix-ir-spread"
+PREFILL = r"prefill .*, ratio"
+OF_COMES = " / LLMPipeline as it comes"
+COMES, ACCURATE = f"infercore{OF_COMES}", "infercore, accurate / LLMPipeline, alike"
+UNSEEN = "unseen length / the same again"
 DECODE, WARM = r"decode .*, ratio", r"warm, 2048 .*, ratio"
 MORE = r"a token, more than by hand"
 EIGHT, OWNER = r"8 sessions.*, ratio", "the pool's thread"
@@ -75,15 +79,13 @@ GOALS = (
     Goal("decode, 1B", "throughput-1b", DECODE, "infercore / ctypes loop", 0.97, True),
     Goal("decode, 1B", "throughput-1b", DECODE, "infercore / Llama.generate", 1.0, True),
     Goal("a token's time over the ctypes loop's", "layer", MORE, "infercore", 15.0),
-    Goal("decode", "throughput-ir", DECODE, ALIKE, 0.98, True),
-    Goal(
-        "decode, a session",
-        "throughput-ir",
-        DECODE,
-        "infercore session / LLMPipeline, alike",
-        0.98,
-        True,
-    ),
+    Goal("prefill, by default", "throughput-ir", PREFILL, COMES, 0.97, True),
+    Goal("decode, by default", "throughput-ir", DECODE, COMES, 0.97, True),
+    Goal("decode, a session", "throughput-ir", DECODE, f"infercore session{OF_COMES}", 0.97, True),
+    Goal("prefill, accurate", "throughput-ir", PREFILL, ACCURATE, 1.0, True),
+    Goal("decode, accurate", "throughput-ir", DECODE, ACCURATE, 1.0, True),
+    Goal("a warm turn, 2,048 + 32 tokens", "as-it-comes-warm", WARM, COMES, 0.8),
+    Goal("a prefix of an unseen length", "as-it-comes-lengths", r".*, ratio", UNSEEN, 1.15),
     Goal("decode, 1B", "throughput-1b", DECODE, ALIKE, 0.98, True),
     Goal("a warm turn, 2,048 + 32 tokens", "warm-prefix-ir", WARM, ALIKE, 1 / 1.5),
     Goal("a warm turn, other lengths", SPREAD, WARM, ALIKE, 1 / 1.5),

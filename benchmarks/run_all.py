@@ -21,7 +21,7 @@ SHAPES = {"0.5b": "0.5b-ir", "0.35b-hybrid": "", "1b": "1b-ir"}
 STORY = "storyteller"
 PARTS: dict[str, str] = {
     "throughput-gguf": "throughput.py {0.5b} --rounds 9 --tokens 48",
-    "throughput-ir": "throughput.py {0.5b-ir} --rounds 9 --tokens 48",
+    "throughput-ir": "throughput.py {0.5b-ir} --rounds 7 --tokens 32 --prefill-rounds 5",
     "warm-prefix-gguf": "warm_prefix.py {0.5b} --prefix 128 512 2048 --rounds 3",
     "warm-prefix-ir": "warm_prefix.py {0.5b-ir} --prefix 128 512 2048 --rounds 4",
     "warm-prefix-ir-spread": "warm_prefix.py {0.5b-ir} --prefix 2048 --rounds 4 --spread",
@@ -32,6 +32,8 @@ PARTS: dict[str, str] = {
     "parallel": "parallel.py {0.5b} {0.5b-ir}",
     "layer": "decode_overhead.py {storyteller} --threads 1",
     "import-time": "import_time.py",
+    "as-it-comes-warm": "warm_prefix.py {0.5b-ir} --prefix 2048 --rounds 4",
+    "as-it-comes-lengths": "lengths.py {0.5b-ir}",
     "throughput-1b": (
         "throughput.py {1b} {1b-ir} --rounds 5 --tokens 32 --prefill 256 --prefill-rounds 2"
     ),
