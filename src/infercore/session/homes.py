@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 
@@ -255,7 +255,8 @@ class OwnContext:
     def copy(source: Resident, target: Resident) -> bool:
         """Give ``target`` the tokens of ``source``; True where it had to evaluate them anew."""
         if source.context.capabilities.sequence_state:
-            target.context.take_over(target.seq_id, source.context.hand_over(source.seq_id))
+            own, other = (cast("SessionContext", each.context) for each in (target, source))
+            own.take_over(target.seq_id, other.hand_over(source.seq_id))
             return False
         target.context.decode(source.tape.tokens(), seq_id=target.seq_id)
         return True
