@@ -56,8 +56,12 @@ class Asked:
 
 
 def sampling_fields(request: Sampled, config: ServeConfig, n_tokens: int | None) -> dict[str, Any]:
-    """Return what ``request`` says of sampling, length and form, as fields of `DecodeConfig`."""
-    fields = {name: value for name in _SAME_NAME if (value := getattr(request, name)) is not None}
+    """Return what ``request`` says of sampling, length and form, as fields of `DecodeConfig`.
+
+    What it leaves open of sampling is what the model's files recommend.
+    """
+    fields: dict[str, Any] = {"sampling": "model"}
+    fields |= {name: value for name in _SAME_NAME if (value := getattr(request, name)) is not None}
     limits = [limit for limit in (n_tokens, config.max_tokens) if limit is not None]
     if limits:
         fields["max_tokens"] = min(limits)
