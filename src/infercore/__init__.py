@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from infercore.api import open_pool as open_pool
     from infercore.api import open_session as open_session
     from infercore.api import plan_memory as plan_memory
+    from infercore.api import rerank as rerank
     from infercore.errors import BackendNotFoundError as BackendNotFoundError
     from infercore.errors import BackendUnavailableError as BackendUnavailableError
     from infercore.errors import CallTimeoutError as CallTimeoutError
@@ -115,7 +116,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "infercore.api": (
         "aopen_context aopen_pool aopen_session backends embed get_backend load_model open_pool "
-        "open_session plan_memory"
+        "open_session plan_memory rerank"
     ),
     "infercore.errors": (
         "BackendNotFoundError BackendUnavailableError CallTimeoutError ContextOverflowError "

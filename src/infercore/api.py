@@ -256,6 +256,38 @@ def embed(
         return embed_texts(model, texts, fields, pooling=pooling, normalize=normalize)
 
 
+def rerank(
+    path_or_model: AnyPath | Model,
+    query: str,
+    documents: Sequence[str],
+    *,
+    top_n: int | None = None,
+    backend: str | None = None,
+    **fields: Any,
+) -> list[tuple[int, float]]:
+    """Return place and score of each of ``documents``, the one that answers ``query`` best first.
+
+    The score is that of the model's ranking head (its first class), as the head gives it; documents
+    of one score keep their order. ``top_n`` leaves out all but the best. The two texts are put
+    together as the file's template for it says, else one after the other with the tokens that
+    begin and end a text. ``fields`` are those of `embed`.
+
+    Raises `UnsupportedFeatureError` for a model that does not rank, `InvalidInputError` for a
+    str in place of a list and for a pair of more tokens than the model has learned; nothing was
+    evaluated then. Raises what `load_model` raises for a path.
+    """
+    from infercore.embedding import rank_documents  # noqa: PLC0415  (imports NumPy)
+
+    if not isinstance(path_or_model, (str, os.PathLike)):
+        model = _loaded(path_or_model, backend)
+        return rank_documents(model, query, documents, fields, top_n)
+    where = _existing(path_or_model)
+    descriptor = _descriptor(backend, where)
+    of_model = _take_model_fields(fields, None, descriptor)
+    with _load(descriptor, where, of_model) as model:
+        return rank_documents(model, query, documents, fields, top_n)
+
+
 def plan_memory(
     path: AnyPath,
     config: ContextConfig | PoolConfig | None = None,
@@ -479,7 +511,7 @@ def _new_pool(model: GuardedModel, config: PoolConfig, *, owns_model: bool = Fal
     )
 
 
-def _embed_for_pool(model: Any, texts: Sequence[str], pooling: str | None) -> FloatArray:
+def _embed_for_pool(model: Any, texts: Sequence[Any], pooling: str | None) -> FloatArray:
     from infercore.embedding import embed_texts  # noqa: PLC0415  (imports NumPy)
 
     return embed_texts(model, texts, {}, pooling=pooling, normalize=False)

@@ -1,12 +1,14 @@
-"""Texts in, one vector for each out: over any model, in as few engine calls as its limits allow."""
+"""Texts in, one vector or score for each out, in as few engine calls as a model's limits allow."""
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from infercore.errors import InvalidInputError, UnsupportedFeatureError
+from infercore.session.ranking import RANK, Pair, best_first, check_ranks, check_texts, pairs_of
 from infercore.values import checks
 from infercore.values.config import ContextConfig
 
@@ -18,7 +20,6 @@ if TYPE_CHECKING:
 
     Tokens = list[int]
 
-RANK = "rank"
 POOLING = ("mean", "cls", "last", RANK)
 _DECIDED = (
     "n_ctx", "n_batch", "n_ubatch", "n_seq_max", "kv_unified", "pooling_type", "embeddings",
@@ -28,15 +29,24 @@ _TOKENS_OF_CALL = 2048
 _SEQUENCES_OF_CALL = 32
 
 
+def rank_documents(
+    model: Model, query: str, documents: Sequence[str], fields: Mapping[str, Any], top_n: int | None
+) -> list[tuple[int, float]]:
+    """Return place and score of ``documents``, the best first; see `infercore.rerank`."""
+    pairs = pairs_of(query, documents, top_n)
+    check_ranks(model)
+    return best_first(embed_texts(model, pairs, fields, pooling=RANK, normalize=False), top_n)
+
+
 def embed_texts(
     model: Model,
-    texts: Sequence[str],
+    texts: Sequence[str | Pair],
     fields: Mapping[str, Any],
     *,
     pooling: str | None,
     normalize: bool,
 ) -> FloatArray:
-    """Return the vectors [n_texts, n_embd] of ``texts``; see `infercore.embed`."""
+    """Return the vectors [n_texts, n_embd] of ``texts`` or pairs; see `infercore.embed`."""
     _check_fields(fields)
     if pooling is not None and pooling not in POOLING:
         raise checks.refuse("pooling", pooling, f"one of {', '.join(POOLING)}, or None")
@@ -49,7 +59,7 @@ def embed_texts(
         )
     if not isinstance(normalize, bool):
         raise checks.refuse("normalize", normalize, "True or False")
-    prompts = [_encode(model, text, i) for i, text in enumerate(_checked(texts))]
+    prompts = [_encode(model, text, i) for i, text in enumerate(check_texts(texts))]
     if not prompts:
         return np.empty((0, model.info.n_embd), dtype=np.float32)
     with _open(model, prompts, pooling, fields) as context:
@@ -71,15 +81,38 @@ def _check_fields(fields: Mapping[str, Any]) -> None:
             )
 
 
-def _checked(texts: Any) -> list[str]:
-    if isinstance(texts, (str, bytes)):
-        raise checks.refuse("texts", texts, "a list of texts; put a single one into a list")
-    listed = checks.items("texts", texts, "a list of texts")
-    return [checks.check_text("texts", text) for text in listed]
+def _encode_pair(model: Model, pair: Pair) -> Tokens:
+    """Return the tokens of a pair as its model was trained on them, as llama.cpp's server has it.
+
+    By the template for it that the file has, else both texts apart, each with its end.
+    """
+    encode, metadata = model.tokenizer.encode, model.info.metadata
+    template = metadata.get("tokenizer.chat_template.rerank")
+    if template:
+        parts = re.split(r"(\{query\}|\{document\})", template)
+        texts = {"{query}": pair.query, "{document}": pair.document}
+        return [
+            token
+            for part in parts
+            if part
+            for token in encode(
+                texts.get(part, part), add_special=False, parse_special=part not in texts
+            )
+        ]
+    around = encode("", add_special=True)
+    n_begin = int(model.tokenizer.bos is not None and around[:1] == [model.tokenizer.bos])
+    begin, end = around[:n_begin], around[n_begin:]
+    separator = metadata.get("tokenizer.ggml.seperator_token_id")  # spelled so in the format
+    between = metadata.get("tokenizer.ggml.add_sep_token") == "true" and separator is not None
+    query, document = (
+        encode(text, add_special=False, parse_special=False) for text in (pair.query, pair.document)
+    )
+    middle = [int(str(separator))] if between else []
+    return [*begin, *query, *end, *middle, *document, *end]
 
 
-def _encode(model: Model, text: str, number: int) -> Tokens:
-    tokens = model.tokenizer.encode(text)
+def _encode(model: Model, text: str | Pair, number: int) -> Tokens:
+    tokens = _encode_pair(model, text) if isinstance(text, Pair) else model.tokenizer.encode(text)
     limit = model.info.n_ctx_train
     if not tokens or (limit > 0 and len(tokens) > limit):
         why = (

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+import attrs
 import numpy as np
 import pytest
 
 import infercore as ic
+from infercore import embedding
+from infercore.session import ranking
 from llamacpp import random_gguf
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -66,3 +72,90 @@ def test_a_model_that_does_not_rank_is_refused(story_path):
         ic.embed(story_path, ["a"], pooling="rank")
     assert caught.value.field == "pooling"
     assert set(caught.value.allowed) == {"mean", "cls", "last"}
+
+
+DOCUMENTS = ["a b c", "c b a a", "z", "q w e r t y " * 5, "a b c"]
+
+
+def scores_of_pairs(model, query, documents):
+    """Return the scores of ``[CLS] query [SEP] document [SEP]``, each in a context of its own."""
+    found = []
+    for document in documents:
+        ids = [2, *_ids(model, query), 3, *_ids(model, document), 3]
+        with model.new_context(n_ctx=256, n_threads=1, pooling_type="rank") as context:
+            context.encode(ids)
+            found.append(float(context.embedding()[0]))
+    return found
+
+
+def _ids(model, text):
+    return model.tokenizer.encode(text, add_special=False)
+
+
+def test_documents_are_ranked_by_the_score_of_their_pair(ranker):
+    expected = scores_of_pairs(ranker, "x y", DOCUMENTS)
+    ranked = ic.rerank(ranker, "x y", DOCUMENTS, n_threads=1)
+    assert sorted(place for place, _ in ranked) == list(range(len(DOCUMENTS)))
+    assert [score for _, score in ranked] == sorted((s for _, s in ranked), reverse=True)
+    assert all(abs(score - expected[place]) < 1e-4 for place, score in ranked)
+    assert ic.rerank(ranker, "x y", DOCUMENTS, top_n=2, n_threads=1) == ranked[:2]
+    assert ic.rerank(ranker, "x y", []) == []
+
+
+def test_documents_of_one_score_keep_their_order():
+    scores = np.array([[1], [3], [1], [3]], dtype=np.float32)
+    assert ranking.best_first(scores, None) == [(1, 3.0), (3, 3.0), (0, 1.0), (2, 1.0)]
+    assert ranking.best_first(scores, 9) == ranking.best_first(scores, 4)
+
+
+def test_callers_of_a_pool_that_rank_share_calls(ranker):
+    queries = ["x y", "a", "q w e", "z z z"]
+    expected = [dict(ic.rerank(ranker, query, DOCUMENTS)) for query in queries]
+    with ranker.new_pool() as pool, ThreadPoolExecutor(len(queries)) as threads:
+        found = list(threads.map(lambda query: pool.rerank(query, DOCUMENTS), queries))
+        for ours, theirs in zip(found, expected, strict=True):
+            assert dict(ours) == pytest.approx(theirs, abs=1e-4)
+        assert pool.rerank("a", DOCUMENTS, top_n=1) == asyncio.run(
+            pool.arerank("a", DOCUMENTS, top_n=1)
+        )
+        scores = pool.embed(TEXTS)
+        assert np.abs(scores - scores_of(ranker, TEXTS)).max() < 1e-4  # never normalized
+        with pytest.raises(ic.UnsupportedFeatureError):
+            pool.open_session()
+    with pytest.raises(ic.SessionClosedError):
+        pool.rerank("a", DOCUMENTS)
+
+
+@pytest.mark.parametrize(
+    ("query", "documents", "top_n", "field"),
+    [
+        (1, ["a"], None, "query"),
+        ("a", "a", None, "documents"),
+        ("a", ["a", 2], None, "documents"),
+        ("a", ["a"], 0, "top_n"),
+        ("a", ["a"], True, "top_n"),
+        ("a", ["a " * 4096], None, "texts"),
+    ],
+)
+def test_what_cannot_be_ranked_is_refused(ranker, query, documents, top_n, field):
+    with pytest.raises(ic.InvalidInputError) as caught:
+        ic.rerank(ranker, query, documents, top_n=top_n)
+    assert caught.value.field == field
+
+
+def test_a_model_without_a_head_cannot_rerank(story_path):
+    with pytest.raises(ic.UnsupportedFeatureError, match="rerank"):
+        ic.rerank(story_path, "a", ["b"])
+
+
+def test_a_template_of_the_file_puts_query_and_document_together(ranker):
+    class Templated:
+        tokenizer, backend = ranker.tokenizer, ranker.backend
+        info = attrs.evolve(
+            ranker.info,
+            metadata={"tokenizer.chat_template.rerank": "[CLS]{document} a {query}[SEP]"},
+        )
+
+    ids = embedding._encode_pair(Templated(), ranking.Pair("{document}", "b c"))
+    plain = [*_ids(ranker, "b c"), *_ids(ranker, " a "), *_ids(ranker, "{document}")]
+    assert ids == [2, *plain, 3]

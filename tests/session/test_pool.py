@@ -373,3 +373,13 @@ def test_an_answer_without_a_step_has_a_batch_of_one(reference: Any) -> None:
         *_, last = session.decode(max_tokens=1, temperature=0)
         assert isinstance(last.usage.mean_batch, float)
         assert last.usage.mean_batch >= 1.0
+
+
+def test_cells_that_several_sessions_hold_are_counted_once(pool: Any, reference: Any) -> None:
+    n = len(reference.tokenizer.encode(TEXTS[2]))
+    with pool.open_session() as one, pool.open_session() as two:
+        one.ensure_prefix(TEXTS[2])
+        assert (pool.stats().n_cells_used, pool.stats().n_cells_shared) == (n, 0)
+        assert two.ensure_prefix(TEXTS[2]).shared_tokens == n
+        assert (pool.stats().n_cells_used, pool.stats().n_cells_shared) == (n, n)
+    assert (pool.stats().n_cells_used, pool.stats().n_cells_shared) == (0, 0)

@@ -89,6 +89,12 @@ class CellMap:
 
     # -- what is held --------------------------------------------------------------------------
 
+    def n_shared(self) -> int:
+        """Return how many cells more than one sequence holds; safe beside a change."""
+        runs = [run for held in self._runs for run in list(held)]
+        shared = {run.segment for run in runs if run.segment.n_holders > 1}
+        return sum(len(segment.tokens) for segment in shared)
+
     def length(self, seq_id: int) -> int:
         """Return how many tokens the sequence holds."""
         return self._lengths[seq_id]

@@ -373,6 +373,10 @@ class GuardedContext:
         """Return `n_free` without waiting for a call that runs: for reports."""
         return self._room.free(seq_id, keep)
 
+    def look_taken(self) -> tuple[int, int]:
+        """Return how many cells are taken, and how many by several sequences; it never waits."""
+        return self._room.taken()
+
     def tokens(self, seq_id: int = 0) -> list[int]:
         """Return the ids of the tokens that the sequence holds, by position."""
         with self._gate:

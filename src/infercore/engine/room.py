@@ -28,6 +28,16 @@ class Room:
         given_back = 0 if keep is None else self.given_back(seq_id, keep)
         return self._n_ctx - taken + given_back
 
+    def taken(self) -> tuple[int, int]:
+        """Return how many cells are taken by all sequences, and how many of them by several.
+
+        Where sequences have caches of their own, a copy takes cells of its own.
+        """
+        cells = self._cells
+        if self.is_shared:
+            return cells.n_cells, cells.n_shared()
+        return sum(map(cells.length, range(cells.n_seq_max))), 0
+
     def given_back(self, seq_id: int, p0: int) -> int:
         """Return the room that removing the sequence's tokens from ``p0`` on would give."""
         if self.is_shared:

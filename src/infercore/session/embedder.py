@@ -14,15 +14,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from infercore.protocols.spi import FloatArray
+    from infercore.session.ranking import Pair
 
-    Embed = Callable[[Sequence[str], str | None], FloatArray]
+    Embed = Callable[[Sequence[str | Pair], str | None], FloatArray]
 
 
 @attrs.define(eq=False)
 class _Request:
     """The texts of one caller, and what became of them."""
 
-    texts: Sequence[str]
+    texts: Sequence[str | Pair]
     pooling: str | None
     vectors: FloatArray | None = None
     error: BaseException | None = None
@@ -46,7 +47,7 @@ class Embedder:
         self.closed = False
         self.n_calls = 0
 
-    def vectors(self, texts: Sequence[str], pooling: str | None) -> FloatArray:
+    def vectors(self, texts: Sequence[str | Pair], pooling: str | None) -> FloatArray:
         """Return the vectors of ``texts`` [n_texts, n_embd]. Raises what `infercore.embed` does."""
         request = _Request(texts, pooling)
         with self._lock:

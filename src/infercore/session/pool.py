@@ -23,6 +23,7 @@ from infercore.session.cost_model import CostModel
 from infercore.session.embedder import Embedder, unit
 from infercore.session.homes import Share
 from infercore.session.identity import identity
+from infercore.session.ranking import RANK, best_first, check_ranks, pairs_of
 from infercore.session.runner import Owner
 from infercore.session.scheduler import Scheduler
 from infercore.session.session import CoreSession
@@ -125,7 +126,7 @@ class SessionPool:
             raise UnsupportedFeatureError(
                 feature="session",
                 backend=self.model.backend,
-                hint="this model encodes texts and generates none; use embed",
+                hint="this model encodes texts and generates none; use embed or rerank",
             )
         return self._owner
 
@@ -180,14 +181,14 @@ class SessionPool:
         scheduler = self._owner.scheduler
         count = scheduler.count
         n_cells = int(scheduler.context.n_ctx)
-        held = [sequence.n_cells for sequence in list(scheduler.sequences)]
-        used = min(sum(held), n_cells)
+        used, shared = (0, 0) if scheduler.closed else scheduler.context.look_taken()
         return PoolStats(
             n_open=self._n_open,
             n_running=len(scheduler.running),
             n_waiting=scheduler.n_waiting,
             n_cells=n_cells,
             n_cells_used=used,
+            n_cells_shared=shared,
             prompt_tokens=count.evaluated_tokens + count.cached_tokens,
             cached_tokens=count.cached_tokens,
             restored_tokens=count.restored_tokens,
@@ -258,13 +259,35 @@ class SessionPool:
         check_bool("normalize", normalize)
         listed = tuple(checks.items("texts", texts, "a sequence of texts"))
         vectors = self._embedder.vectors(listed, pooling)
-        return vectors if not normalize or pooling == "rank" else unit(vectors)
+        ranks = pooling == RANK or (
+            pooling is None and RANK in self.model.capabilities.pooling
+        )  # what ranks does so by itself
+        return unit(vectors) if normalize and not ranks else vectors
 
     async def aembed(
         self, texts: Sequence[str], *, pooling: str | None = None, normalize: bool = True
     ) -> FloatArray:
         """See `embed`."""
         return await asyncio.to_thread(self.embed, texts, pooling=pooling, normalize=normalize)
+
+    def rerank(
+        self, query: str, documents: Sequence[str], *, top_n: int | None = None
+    ) -> list[tuple[int, float]]:
+        """Return place and score of each of ``documents``, the best first.
+
+        Arguments and errors as in `infercore.rerank`. Callers that come at the same time share the
+        engine's calls.
+        """
+        self.check_open()
+        pairs = pairs_of(query, documents, top_n)
+        check_ranks(self.model)
+        return best_first(self._embedder.vectors(pairs, RANK), top_n)
+
+    async def arerank(
+        self, query: str, documents: Sequence[str], *, top_n: int | None = None
+    ) -> list[tuple[int, float]]:
+        """See `rerank`."""
+        return await asyncio.to_thread(self.rerank, query, documents, top_n=top_n)
 
     def flush_cache(self, namespace: str | None = None) -> None:
         """Forget what is kept of sequences that lost their cells, of all or of one namespace."""

@@ -185,8 +185,8 @@ class PoolStats:
     one session. ``prompt_tokens`` were asked for; of these ``cached_tokens`` were resident (held by
     the same session or copied from another) and ``restored_tokens`` came back from memory or disk.
     ``mean_batch`` is the mean number of sessions a step; ``step_ms`` a moving average of the time
-    of one. ``batching`` says what is in force, "always" or "never", and ``n_per_call`` how many
-    sessions an engine call takes now. ``n_preempted`` counts sessions that lost their cells while
+    of one. ``batching`` says what is in force, "always" or "never".
+    ``n_preempted`` counts sessions that lost their cells while
     they ran, ``n_moved_out`` sequences moved to memory or disk, ``n_restarts`` engines opened anew.
     """
 
@@ -207,4 +207,3 @@ class PoolStats:
     n_restarts: int = 0
     batching: str = "always"
     step_ms: float | None = None
-    n_per_call: int = 1
