@@ -43,6 +43,9 @@ class SessionContext(Context, Protocol):
     def look_free(self, seq_id: int, keep: int | None = None) -> int:
         """Return `n_free` without waiting for a call that runs."""
 
+    def look_taken(self) -> tuple[int, int]:
+        """Return how many cells are taken, and how many by several sequences; it never waits."""
+
     def n_free(self, seq_id: int = 0, *, keep: int | None = None) -> int:
         """Return how many more tokens fit.
 

@@ -186,8 +186,8 @@ class PoolStats:
     the same session or copied from another) and ``restored_tokens`` came back from memory or disk.
     ``mean_batch`` is the mean number of sessions a step; ``step_ms`` a moving average of the time
     of one. ``batching`` says what is in force, "always" or "never".
-    ``n_preempted`` counts sessions that lost their cells while
-    they ran, ``n_moved_out`` sequences moved to memory or disk, ``n_restarts`` engines opened anew.
+    ``n_preempted`` counts sessions that lost their cells while they ran, ``n_moved_out`` sequences
+    moved to memory or disk, ``n_restarts`` engines opened anew.
     """
 
     n_open: int = 0
