@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from typing import Any
 
@@ -119,8 +120,10 @@ def test_a_task_cancelled_at_any_chunk_leaves_the_session_free(
 ) -> None:
     """Though the task is kept, and with it the stream that it read."""
     kept: list[Any] = []
+    lost: list[Any] = []
 
     async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, told: lost.append(told))
         async with (
             ic.aopen_pool(reference, n_parallel=2, n_ctx=128) as pool,
             await pool.aopen_session() as session,
@@ -157,6 +160,29 @@ def test_a_task_cancelled_at_any_chunk_leaves_the_session_free(
                 assert pool.stats().n_running == pool.stats().n_waiting == 0
 
     asyncio.run(main())
+    gc.collect()
+    assert not lost
+
+
+def test_a_cancelled_prefill_reports_no_lost_exception(reference: Any) -> None:
+    lost: list[Any] = []
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, told: lost.append(told))
+        async with ic.aopen_pool(reference, n_step_tokens=1, n_ctx=256) as pool:
+            session = await pool.aopen_session()
+            task = asyncio.create_task(session.ensure_prefix("tick tock " * 30))
+            await asyncio.sleep(0.05)
+            task.cancel()
+            await asyncio.wait([task])
+            assert task.cancelled()
+            del task
+            gc.collect()
+            await session.close()
+
+    asyncio.run(main())
+    gc.collect()
+    assert not lost
 
 
 def test_a_task_that_fails_between_two_chunks_leaves_the_session_free(reference: Any) -> None:

@@ -33,7 +33,9 @@ from infercore.errors import (
 from infercore.session.compose import Budget, compose
 from infercore.session.jobs import Generating, Item, Job
 from infercore.session.observer import Step, is_observed, tell
+from infercore.session.prefixes import Prefixes
 from infercore.session.tape import common_prefix
+from infercore.session.waiting import Waiting
 
 if TYPE_CHECKING:
     import asyncio
@@ -47,8 +49,6 @@ if TYPE_CHECKING:
 
 _MOST_ABORTS = 3
 """So often a call that nobody cancelled is tried again where the engine says that it was."""
-_FOLLOW_TOKENS = 8
-"""Fewer tokens that another sequence is about to hold are not worth waiting for."""
 
 
 class _Row:
@@ -119,8 +119,14 @@ class Scheduler:
         self._shared = self.context.n_seq_max == 1 or self.context.n_ctx_seq == self.context.n_ctx
         self.inbox: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self.sequences: set[Sequence] = set()
-        self.waiting: deque[Job] = deque()
+        self.waiting = Waiting()
         self.running: list[Job] = []
+        self._prefixes = Prefixes(
+            self.sequences,
+            copies=kinds.kv_copy,
+            cuts=self.can_truncate,
+            multiple=multiple,
+        )
         self._resting: set[Generating] = set()
         self._free_ids = list(range(self.context.n_seq_max - 1, -1, -1))
         self._alone: deque[Job] = deque()
@@ -296,7 +302,7 @@ class Scheduler:
             self._restart(error, [job.sequence for job in self.running])
             return True
         if not done and self.waiting and not self.running:
-            self._end(self.waiting[0], _stuck())
+            self._end(next(iter(self.waiting)), _stuck())
             return True
         return done
 
@@ -500,11 +506,11 @@ class Scheduler:
         """Give places to those that wait, in their order; who follows another lets it go ahead."""
         passed: list[Job] = []
         while self.waiting and len(self.running) < self.n_places:
-            job = self.waiting.popleft()
+            job = self.waiting.take()
             try:
                 placed = self._place(job)
             except SessionFatalError:
-                self.waiting.appendleft(job)
+                self.waiting.put_back(job)
                 raise
             except BaseException as error:  # noqa: BLE001  (it is the caller's to see)
                 self._end(job, error)
@@ -512,11 +518,12 @@ class Scheduler:
             if placed is None:
                 passed.append(job)
             elif not placed:
-                self.waiting.appendleft(job)
+                self.waiting.put_back(job)
                 break
             else:
                 self._begin(job)
-        self.waiting.extendleft(reversed(passed))
+        for job in reversed(passed):
+            self.waiting.put_back(job)
 
     def _begin(self, job: Job) -> None:
         self.running.append(job)
@@ -525,29 +532,40 @@ class Scheduler:
             job.waited_s += now - job.waiting_since
             job.waiting_since = None
         sequence = job.sequence
-        if job.need_row and sequence.n_held == len(sequence.tokens) and not self._has_row(job):
-            self._hold_less(sequence)
+        self._leave_rows(job)
         if not job.placed_once:
             job.placed_once, job.n_base = True, sequence.n_held
         if sequence.n_held == len(sequence.tokens):
             self._caught_up(job, None)
 
-    def _has_row(self, job: Job) -> bool:
-        if isinstance(job, Generating):
-            if job.primed:  # rested behind a token that is not evaluated yet
-                return True
-            if job.generation.is_native:
-                return False
-        return job.sequence.row is not None
+    def _most_held(self, job: Job) -> int:
+        """Return how many tokens of ``job`` may be held when it begins.
 
-    def _hold_less(self, sequence: Sequence) -> None:
-        """Hold one token less, so that its logits are made anew; all anew where that cannot be."""
+        The rows that it chooses from are made by evaluating the token before each of them.
+        """
+        sequence = job.sequence
+        if isinstance(job, Generating):
+            if job.primed:  # the token that was chosen last is sure, guesses are not
+                return job.n_sure - 1
+            has_row = sequence.row is not None and not job.generation.is_native
+        else:
+            has_row = sequence.row is not None or not job.need_row
+        return len(sequence.tokens) - (not has_row)
+
+    def _leave_rows(self, job: Job) -> None:
+        """Hold less where what is held came without the rows that ``job`` chooses from."""
+        n_most = self._most_held(job)
+        if job.sequence.n_held > n_most:
+            self._hold_less(job.sequence, n_most)
+
+    def _hold_less(self, sequence: Sequence, n: int) -> None:
+        """Hold ``n`` tokens, so that the others are evaluated; none where that cannot be."""
         if not sequence.tokens:
             raise ContextOverflowError(
                 stage="decode", resident_tokens=0, additional_tokens=1, n_ctx=self.context.n_ctx
             )
         if self.can_truncate:
-            sequence.n_held -= 1
+            sequence.n_held = n
             if self.multiple is not None:
                 sequence.hold_whole_calls()
         else:
@@ -560,9 +578,10 @@ class Scheduler:
         False where there is no room before others end.
         """
         sequence = job.sequence
-        n_most = len(sequence.tokens) - (job.need_row and sequence.row is None)
-        source, n_shared = self._source(sequence, n_most)
-        if self._is_coming(sequence, max(sequence.n_held, n_shared)):
+        n_most = self._most_held(job)
+        source, n_shared = self._prefixes.source(sequence, n_most)
+        n_found = max(sequence.n_held, n_shared)
+        if self._prefixes.is_coming(sequence, n_found, self.running):
             return None
         if not self._take_id(sequence, source):
             source, n_shared = None, 0
@@ -587,44 +606,6 @@ class Scheduler:
         elif stored is not None:
             self._restore(job, stored)
         return True
-
-    def _source(self, sequence: Sequence, n_most: int) -> tuple[Sequence | None, int]:
-        """Return who holds the longest beginning of ``sequence`` beyond its own, and how much."""
-        kind = self.context.capabilities.kv_copy
-        best, n_best = None, sequence.n_held
-        if kind == "none":
-            return None, 0
-        tokens = sequence.tokens
-        for other in self.sequences:
-            if other is sequence or other.seq_id is None or other.n_held <= n_best or other.is_cut:
-                continue
-            if other.namespace != sequence.namespace or other.tokens[:1] != tokens[:1]:
-                continue
-            n = min(common_prefix(other.tokens[: other.n_held], tokens), n_most)
-            if not self.can_truncate and n != other.n_cells:
-                continue  # only a whole copy is possible, and none of it can be removed again
-            if self.multiple is not None:
-                n = _whole_calls(other, sequence.n_held, n, self.multiple)
-            if n > n_best:
-                best, n_best = other, n
-        return (best, n_best) if best is not None else (None, 0)
-
-    def _is_coming(self, sequence: Sequence, n_found: int) -> bool:
-        """Whether one that runs is about to hold more of what ``sequence`` wants."""
-        if self.context.capabilities.kv_copy == "none" or not self.can_truncate:
-            return False
-        if self.multiple is not None and n_found + self.multiple > len(sequence.tokens):
-            return False
-        for job in self.running:
-            other = job.sequence
-            if other.n_held == len(other.tokens) or other.namespace != sequence.namespace:
-                continue
-            if other.tokens[:1] != sequence.tokens[:1] or other.is_cut:
-                continue
-            n = common_prefix(other.tokens, sequence.tokens)
-            if n > other.n_held and n >= n_found + _FOLLOW_TOKENS:
-                return True
-        return False
 
     def _copy(self, job: Job, source: Sequence, n: int) -> None:
         sequence, n_kept = job.sequence, job.sequence.n_held
@@ -787,7 +768,7 @@ class Scheduler:
         self._unlist(job)
         self._let_go(job.sequence, keep=True)
         job.waiting_since = time.perf_counter()
-        self.waiting.appendleft(job)
+        self.waiting.put_back(job)
         self.count.n_preempted += 1
 
     # -- evaluating ----------------------------------------------------------------------------
@@ -1086,9 +1067,8 @@ class Scheduler:
             sequence.n_cells = len(held)
             sequence.n_held = common_prefix(held, sequence.tokens)
         for job in self.running:
-            sequence = job.sequence
-            if sequence.tokens and sequence.n_held == len(sequence.tokens):
-                self._hold_less(sequence)  # the engine did it before it failed: its row is gone
+            if job.sequence.tokens:  # the engine did it before it failed: its rows are gone
+                self._leave_rows(job)
 
     def _restart(self, error: SessionFatalError, suspects: list[Sequence]) -> None:
         """Open the context anew, or let all end where that was done too often."""
@@ -1116,7 +1096,7 @@ class Scheduler:
         for job in sorted(self.running, key=lambda job: -job.age):
             self.running.remove(job)
             job.waiting_since = now
-            self.waiting.appendleft(job)
+            self.waiting.put_back(job)
         self._alone = deque(s.job for s in suspects if s.job is not None)
 
     def fail(self, error: SessionFatalError) -> None:
@@ -1155,20 +1135,6 @@ class Scheduler:
             with suppress(InferCoreError):
                 for sequence in self._idle():
                     self._let_go(sequence, keep=True)
-
-
-def _whole_calls(other: Sequence, start: int, n: int, multiple: int) -> int:
-    """Return how many of the first ``n`` tokens ``other`` evaluated as a session alone would.
-
-    In calls that end at multiples, and at nothing else, from ``start`` on.
-    """
-    ends = [end for end in other.ends if start < end <= n]
-    found, at = start, start
-    for end in ends:
-        if end != at - at % multiple + multiple:
-            break
-        found = at = end
-    return found
 
 
 def _call_all(callbacks: list[Callable[[], object]]) -> None:

@@ -48,12 +48,11 @@ class Turns:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
             if not job.cancel():
-                await self._stopped(job)
+                await self._stopped(job, future)
             raise
 
-    async def _stopped(self, job: Future[Any]) -> None:
+    async def _stopped(self, job: Future[Any], done: asyncio.Future[Any]) -> None:
         """Stop until ``job`` is done, however often the task is cancelled meanwhile."""
-        done = asyncio.wrap_future(job)
         while not job.done():
             self._stop()
             with suppress(asyncio.CancelledError):
