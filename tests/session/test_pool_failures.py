@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -242,6 +243,71 @@ def test_an_observer_hears_of_calls_and_steps(reference: Any) -> None:
     assert heard == ["start ensure_prefix", "step", "end ensure_prefix"]
     with pytest.raises(ic.InvalidInputError):
         ic.set_observer(object())
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+def test_an_observer_hears_of_the_end_of_each_stream(reference: Any, pooled: bool) -> None:
+    ended: list[Any] = []
+
+    class Observer:
+        def on_call_end(self, event: Any) -> None:
+            if event.operation == "stream":
+                ended.append(event)
+
+    opened = reference.new_pool(n_ctx=64) if pooled else contextlib.nullcontext()
+    ic.set_observer(Observer())
+    try:
+        with opened as pool, (pool.open_session if pooled else new(reference))() as session:
+            session.ensure_prefix("a b c")
+            for _ in session.decode(max_tokens=3, temperature=0, ignore_eos=True):
+                pass
+            with session.decode(max_tokens=9, temperature=0, ignore_eos=True) as stream:
+                next(stream)
+            failing = session.decode(processors=[Failing()])
+            with pytest.raises(ZeroDivisionError):
+                next(failing)
+    finally:
+        ic.set_observer(None)
+    read, closed, failed = ended
+    assert read.usage.completion_tokens == 3
+    assert (read.error, closed.usage, closed.error, failed.usage) == (None, None, None, None)
+    assert isinstance(failed.error, ZeroDivisionError)
+
+
+class Failing:
+    def apply(self, logits: Any) -> Any:
+        raise ZeroDivisionError("a processor of the caller's failed")
+
+
+def new(model: Any) -> Callable[[], Any]:
+    return lambda: model.new_session(n_ctx=64)
+
+
+def test_guesses_are_refused_beside_batch_invariant(reference: Any) -> None:
+    lookup = ic.SpeculativeConfig(kind="prompt_lookup")
+    with (
+        reference.new_pool(n_ctx=64, batch_invariant=True) as pool,
+        pool.open_session() as session,
+    ):
+        session.ensure_prefix("a b c a b c a b")
+        with pytest.raises(ic.UnsupportedFeatureError, match="batch_invariant"):
+            session.decode(speculative=lookup)
+        chunks = list(session.decode(speculative="auto", max_tokens=4, temperature=0))
+        assert chunks[-1].usage.drafted_tokens == 0
+
+
+def test_where_the_engine_cannot_go_back_states_are_found_by_others(recurrent: Any) -> None:
+    text = "Once upon a time there was a little girl who had a dog and a cat"
+    with recurrent.new_session(n_ctx=128) as single:
+        expected = tokens_of(single, text, 6, temperature=0)
+    with recurrent.new_pool(n_parallel=1, n_ctx=128, cache_bytes=2**26) as pool:
+        with pool.open_session() as first:
+            assert tokens_of(first, text, 6, temperature=0) == expected
+        with pool.open_session() as other, pool.open_session(namespace="b") as apart:
+            assert other.ensure_prefix(text).restored_tokens > 0
+            found = [t for c in other.decode(max_tokens=6, temperature=0) for t in c.tokens]
+            assert found == expected
+            assert apart.ensure_prefix(text).restored_tokens == 0
 
 
 @pytest.mark.parametrize("field", ["step_timeout", "load_timeout"])

@@ -191,6 +191,8 @@ def drafter_of(config: DecodeConfig, session: Any) -> Drafter | None:
     speculative = config.speculative
     if not isinstance(speculative, str):
         return None if speculative is None else new_drafter(speculative, session)
+    if getattr(session.context, "is_invariant", False):  # a guess would change the calls
+        return None
     if sampling_of(config).seed is not None or not _verifies(session.context, AutoLookup.n_draft):
         return None
     cost = guess_cost(session.model, session.context)
@@ -209,6 +211,13 @@ def new_drafter(config: SpeculativeConfig, session: Any) -> Drafter:
     Raises `UnsupportedFeatureError` where the session's context cannot verify guesses, and
     `InvalidInputError` for a draft model with another vocabulary.
     """
+    if getattr(session.context, "is_invariant", False):
+        raise UnsupportedFeatureError(
+            feature="speculative with batch_invariant",
+            backend=session.model.backend,
+            hint="guesses change the calls in which tokens are evaluated, and so their bits; leave "
+            "one of the two out",
+        )
     if not _verifies(session.context, config.n_draft):
         raise UnsupportedFeatureError(
             feature="speculative",

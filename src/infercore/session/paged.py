@@ -77,6 +77,11 @@ class PagedContext:
         return float(self.scheduler.context.tolerance)
 
     @property
+    def is_invariant(self) -> bool:
+        """Whether each sequence has the bits that it has alone (``batch_invariant``)."""
+        return self.scheduler.multiple is not None
+
+    @property
     def closed(self) -> bool:
         """Whether the pool is closed."""
         return self.scheduler.closed
@@ -243,6 +248,8 @@ class PagedContext:
             context = self.scheduler.context
             self.scheduler.trim(sequence)
             data: bytes = context.save_sequence(sequence.own_id, note=note)
+            if note is None:  # a state to go back to: others may begin there too
+                self.scheduler.share_state(sequence, data)
             return data
 
         return self._held_whole(save)

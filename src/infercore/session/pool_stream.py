@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from infercore.errors import SessionBusyError
 from infercore.session.jobs import Generating, Item
+from infercore.session.observer import stream_begins, stream_ended
 from infercore.session.stream import begin
 
 if TYPE_CHECKING:
@@ -74,6 +75,8 @@ class PoolStream:
                 session.in_call = True
                 yield
             except BaseException as error:
+                if not self.finished:
+                    stream_ended(self._started, None, error)
                 self._release()
                 session.judge(error)
                 raise
@@ -121,6 +124,7 @@ class PoolStream:
         """Hold what was wanted so far, and let the pool generate behind it."""
         session, context = self._session, self._context
         scheduler = context.scheduler
+        stream_begins()
         scheduler.enter_call(force=self._admitted)
         try:
             session.resident.cancelled = self._cancelled
@@ -169,6 +173,7 @@ class PoolStream:
         if item.final:
             parts.ended_by = self._generation.ended_by
             self._release()
+            stream_ended(self._started, chunk.usage)
         return chunk
 
     # -- ends from outside ---------------------------------------------------------------------
@@ -211,6 +216,8 @@ class PoolStream:
         if self.finished or self._session.in_call:
             return None
         self._release()
+        if self._job is not None:
+            stream_ended(self._started, None)
         return self._job
 
     def _release(self) -> None:

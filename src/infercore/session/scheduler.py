@@ -471,9 +471,7 @@ class Scheduler:
         sequence.save(None)
         sequence.is_cut = False
         sequence.used = self.count.n_steps
-        index = self.context.row_of(sequence.own_id)  # the rows of others stay beside it
-        row = None if index is None else np.array(self.context.logits(index), dtype=np.float32)
-        sequence.set_row(row)
+        self._take_row(sequence)
 
     def copy_cells(self, source: Sequence, target: Sequence) -> None:
         """Let ``target`` hold what ``source`` holds, where that costs no other its cells.
@@ -592,8 +590,10 @@ class Scheduler:
         n_needed = max(1, len(sequence.tokens) - n_found)
         stored = None
         if self._store is not None and sequence.saved is None:
+            whole = not self.can_truncate and not (isinstance(job, Generating) and job.primed)
+            n_stored_most = len(sequence.tokens) if whole else n_most  # its row is saved with it
             stored = self._store.find(
-                sequence.namespace, self.identity, sequence.tokens[: max(0, n_most)]
+                sequence.namespace, self.identity, sequence.tokens[: max(0, n_stored_most)]
             )
             if stored is not None and stored.n_tokens > max(sequence.n_held, n_shared):
                 source, n_needed = None, max(n_needed, stored.n_stored)
@@ -667,8 +667,16 @@ class Scheduler:
             self._take_id(sequence, None)
             return False
         sequence.n_high = max(sequence.n_high, n)
+        if not self.can_truncate and n == len(sequence.tokens):
+            self._take_row(sequence)
         self._trim(sequence)
         return True
+
+    def _take_row(self, sequence: Sequence) -> None:
+        """Take the logits that came back with a sequence, if it had any."""
+        index = self.context.row_of(sequence.own_id)  # the rows of others stay beside it
+        row = None if index is None else np.array(self.context.logits(index), dtype=np.float32)
+        sequence.set_row(row)
 
     # -- room ----------------------------------------------------------------------------------
 
@@ -762,6 +770,15 @@ class Scheduler:
             held = sequence.tokens[: sequence.n_held]
             self._store.put(sequence.namespace, self.identity, held, data)
         self.count.n_moved_out += 1
+
+    def share_state(self, sequence: Sequence, data: bytes) -> None:
+        """Let others find ``data``, the state of ``sequence`` as it is.
+
+        Where the engine cannot go back a sequence is of use to others only as it was at such a
+        point, not at its end.
+        """
+        if self._store is not None and not self.can_truncate and not sequence.is_cut:
+            self._store.put(sequence.namespace, self.identity, sequence.tokens, data)
 
     def _preempt(self, job: Job) -> None:
         """Take place and cells away from ``job``; it goes on from its tokens when there is room."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from infercore.errors import CallTimeoutError, DecodeAbortedError, InferCoreError, SessionBusyError
 from infercore.sampling.logprobs import raw_logprobs
+from infercore.session.observer import stream_begins, stream_ended
 from infercore.session.parts import DECODED, PREFIXED
 
 if TYPE_CHECKING:
@@ -63,7 +64,9 @@ class DecodeStream:
             try:
                 session.in_call = True
                 return self._next_chunk()
-            except BaseException:
+            except BaseException as error:
+                if self._begun and not self.finished:
+                    stream_ended(self._started, None, error)
                 self._release()
                 raise
             finally:
@@ -75,7 +78,9 @@ class DecodeStream:
         try:
             while not self.finished:
                 chunks.append(self._next_chunk())
-        except BaseException:
+        except BaseException as error:
+            if self._begun and not self.finished:
+                stream_ended(self._started, None, error)
             self._release()
             raise
         return chunks
@@ -118,6 +123,7 @@ class DecodeStream:
     def _begin(self) -> None:
         """Prime the sampler and see to it that the logits are those of the last token."""
         self._begun = True
+        stream_begins()
         if self._generation.is_native and not self._session.context.n_engine_outputs:
             self._resident.forget_logits()  # they were restored: no row for an engine's sampler
         with self._resident.limited(self._time_left()):
@@ -233,6 +239,7 @@ class DecodeStream:
             reevaluated_tokens=self._n_again,
         )
         self._release()
+        stream_ended(self._started, chunk.usage)
         return chunk
 
     # -- ends from outside ---------------------------------------------------------------------
@@ -268,6 +275,8 @@ class DecodeStream:
                 self._settle()
         finally:
             self._session.in_call = False
+            if self._begun and not self.finished:
+                stream_ended(self._started, None)
             self._release()
 
     def _release(self) -> None:
