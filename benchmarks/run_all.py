@@ -34,6 +34,8 @@ PARTS: dict[str, str] = {
     "import-time": "import_time.py",
     "as-it-comes-warm": "warm_prefix.py {0.5b-ir} --prefix 2048 --rounds 4",
     "as-it-comes-lengths": "lengths.py {0.5b-ir}",
+    "as-it-comes-1b": "throughput.py {1b-ir} --rounds 3 --tokens 8 --prefill 128",
+    "as-it-comes-fork": "state.py {0.5b-ir} --rounds 3",
     "throughput-1b": (
         "throughput.py {1b} {1b-ir} --rounds 5 --tokens 32 --prefill 256 --prefill-rounds 2"
     ),
