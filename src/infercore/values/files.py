@@ -17,14 +17,18 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
 
     Raises OSError, also for a pipe, a socket or a device: they may block, or never end.
     """
-    number = os.open(path, os.O_RDONLY | _NO_WAITING)
+    file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115  (it is returned)
     try:
-        if not stat.S_ISREG(os.fstat(number).st_mode):
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(f"{os.fspath(path)!r} is no regular file")
-        return os.fdopen(number, "rb")
     except BaseException:
-        os.close(number)
+        file.close()  # never the bare number: a signal may come when the file has closed it
         raise
+    return file
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | _NO_WAITING)
 
 
 def read_regular(path: str | os.PathLike[str], most_bytes: int) -> bytes:
