@@ -1,6 +1,6 @@
 """Compares llama.cpp and OpenVINO with the golden outputs of the model pack.
 
-    python tools/check_model_pack.py [llamacpp] [llamacpp-q8_0] [openvino]
+    python tools/check_model_pack.py [--model NAME] [llamacpp] [llamacpp-q8_0] [openvino]
 
 Run it where ``infercore-models``, ``tokenizers`` and the engines named are installed, OpenVINO with
 ``openvino-tokenizers``. It prints, for each engine, the largest difference of a logit, how many
@@ -9,7 +9,7 @@ greedy tokens differ, and how many odd strings its tokenizer splits differently.
 
 from __future__ import annotations
 
-import sys
+import argparse
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -19,7 +19,6 @@ from tokenizers import Tokenizer
 
 import infercore_models
 
-NAME = "storyteller"
 ODD_STRINGS = (
     "", " ", "  ", "\n", "\n\n", "\t", " \n ", "a", " a", "a ", "  a  b   c    ", "\r\n", "\u00a0x",
     "\u3000x", "Hello, world!", "don't we'll I'm you've they're he'd it's DON'T", "'s 's", "'",
@@ -47,12 +46,12 @@ class Engine(Protocol):
 
 
 class LlamaCpp:
-    def __init__(self, form: str = "gguf-f32") -> None:
+    def __init__(self, name: str, form: str = "gguf-f32") -> None:
         import llama_cpp
 
-        path = str(infercore_models.path(NAME, form))
+        path = str(infercore_models.path(name, form))
         self.llama: Any = llama_cpp.Llama(
-            path, n_ctx=1024, logits_all=True, flash_attn=False, type_k=0, type_v=0, verbose=False
+            path, n_ctx=0, logits_all=True, flash_attn=False, type_k=0, type_v=0, verbose=False
         )
 
     def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
@@ -69,12 +68,12 @@ class LlamaCpp:
 
 
 class OpenVino:
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
         import openvino_tokenizers  # noqa: F401  # registers the operations of tokenizer graphs
 
         import openvino
 
-        folder = infercore_models.path(NAME, "openvino")
+        folder = infercore_models.path(name, "openvino")
         plain = {
             "INFERENCE_PRECISION_HINT": "f32",
             "KV_CACHE_PRECISION": "f32",
@@ -112,31 +111,35 @@ class OpenVino:
         return np.array(self.request.infer(inputs)["logits"][0])
 
 
-def compare(engine: Engine) -> dict[str, float]:
+def compare(engine: Engine, name: str) -> dict[str, float]:
     """Numbers that should all be near or at zero."""
     worst, wrong = 0.0, 0
-    for prompt in infercore_models.golden(NAME).prompts:
+    for prompt in infercore_models.golden(name).prompts:
         logits = engine.logits(prompt.tokens)
         worst = max(worst, float(np.abs(logits - prompt.logits).max()))
         for token in prompt.greedy:
             wrong += int(logits[-1].argmax()) != token
             logits = engine.step(token)[None]
-    reference = Tokenizer.from_file(str(infercore_models.path(NAME, "hf") / "tokenizer.json"))
+    reference = Tokenizer.from_file(str(infercore_models.path(name, "hf") / "tokenizer.json"))
     other = [text for text in ODD_STRINGS if engine.encode(text) != reference.encode(text).ids]
     return {"largest_difference": worst, "other_tokens": wrong, "other_splits": len(other)}
 
 
-ENGINES: dict[str, Callable[[], Engine]] = {
+ENGINES: dict[str, Callable[[str], Engine]] = {
     "llamacpp": LlamaCpp,
-    "llamacpp-q8_0": lambda: LlamaCpp("gguf-q8_0"),
+    "llamacpp-q8_0": lambda name: LlamaCpp(name, "gguf-q8_0"),
     "openvino": OpenVino,
 }
 
 
-def main(chosen: Sequence[str]) -> None:
-    for name in chosen or ENGINES:
-        print(name, compare(ENGINES[name]()))
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("engines", nargs="*", choices=[*ENGINES, []])
+    parser.add_argument("--model", default="storyteller", help="a model of the pack with golden logits")
+    given = parser.parse_args()
+    for name in given.engines or ENGINES:
+        print(name, compare(ENGINES[name](given.model), given.model))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -68,6 +68,14 @@ def test_embeddings_search_finds_the_passage_of_the_same_hero(run: Run, engine: 
         assert 1 >= cosines[0] > cosines[1] + 0.1
 
 
+def test_agent_calls_functions_until_it_answers(run: Run, engine: str) -> None:
+    printed = run(engine, "agent.py")
+    assert '    add(a=17, b=25)\n    -> {"sum": 42}\n' in printed
+    assert printed.count("    road(place=") >= 2
+    assert printed.count("?\n    (") == 3  # it thinks before it calls
+    assert re.search(r"\n[1-9]\d* tokens are held\n\Z", printed)
+
+
 def test_rag_answers_from_the_right_document(run: Run, engine: str) -> None:
     lines = run(engine, "rag.py").splitlines()
     assert len(lines) == 3 * 4

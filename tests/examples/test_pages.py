@@ -19,7 +19,7 @@ def test_the_table_names_every_program() -> None:
     rows = ROW.findall((EXAMPLES / "README.md").read_text(encoding="utf-8"))
     assert sorted(name for name, _ in rows) == [path.name for path in PROGRAMS]
     assert all(name == link for name, link in rows)
-    assert len(PROGRAMS) == 11
+    assert len(PROGRAMS) == 12
 
 
 @pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)

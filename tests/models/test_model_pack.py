@@ -12,9 +12,9 @@ import pytest
 
 import infercore_models
 
-MAX_SIZE_BYTES = 16_000_000
+MAX_SIZE_BYTES = 24_000_000
 EVERY_FORMAT = [(name, form) for name, forms in infercore_models.names().items() for form in forms]
-NAMES = ["storyteller"]
+NAMES = ["storyteller", "agent"]
 
 
 def safetensors_header(folder: Path) -> dict[str, dict[str, object]]:
@@ -27,6 +27,18 @@ def safetensors_header(folder: Path) -> dict[str, dict[str, object]]:
 
 def test_storyteller_is_there_in_four_formats() -> None:
     assert infercore_models.names()["storyteller"] == ("hf", "gguf-f32", "gguf-q8_0", "openvino")
+
+
+def test_agent_is_there_in_four_formats() -> None:
+    assert infercore_models.names()["agent"] == ("hf", "gguf-f32", "gguf-q8_0", "openvino")
+
+
+@pytest.mark.parametrize("form", ["hf", "openvino"])
+def test_the_agent_has_a_template_for_tools(form: str) -> None:
+    folder = infercore_models.path("agent", form)
+    template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    for word in ("tools", "tool_calls", "reasoning_content", "enable_thinking"):
+        assert word in template
 
 
 def test_encoder_is_there_in_three_formats() -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from torch.nn import functional
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from model_pack.agent_corpus import Chat
+from model_pack.agent_corpus import DESCRIPTIONS, Chat, tool
 from model_pack.tokenizer import BOS, EOS, SPECIAL, TURN_END, TURN_START
 
 N_CTX = 2048
@@ -198,3 +199,38 @@ def held_out_loss(model: LlamaForCausalLM, rows: Sequence[Row]) -> float:
     with torch.inference_mode():
         each = [loss_of(model, Row(r.ids[None], r.weights[None])).item() for r in rows]
     return float(np.mean(each))
+
+
+def golden_prompts(tokenizer: PreTrainedTokenizerFast) -> list[str]:
+    """A question, a sum, a long way of which a part is gone, two roads, and no tool at all."""
+    asked = (
+        "Where does the road from old mill lead?",
+        "What is 17 plus 25?",
+        "How far is it from red bridge to deep lake?",
+        "Where do the roads from tall gate and cold inn lead?",
+        "Hello!",
+    )
+    texts = []
+    for number, question in enumerate(asked):
+        rows: list[dict[str, Any]] = [{"role": "user", "content": question}]
+        if number == 2:
+            rows += _first_hop()
+        tools = [tool(name, DESCRIPTIONS[name][0]) for name in ("road", "add")]
+        texts.append(
+            str(
+                tokenizer.apply_chat_template(
+                    rows, tools=tools, tokenize=False, add_generation_prompt=True
+                )
+            )
+        )
+    return texts
+
+
+def _first_hop() -> list[dict[str, Any]]:
+    function = {"name": "road", "arguments": {"place": "red bridge"}}
+    thought = "I am at red bridge and go to deep lake. So far 0 miles."
+    call = {"id": "call_0", "type": "function", "function": function}
+    return [
+        {"role": "assistant", "content": "", "reasoning_content": thought, "tool_calls": [call]},
+        {"role": "tool", "name": "road", "content": '{"next": "cold inn", "miles": 7}'},
+    ]

@@ -35,9 +35,11 @@ def _download(work: Path, stem: str) -> Path:
     return archive
 
 
-def to_gguf(llama_cpp: Path, source: Path, target: Path, kind: str) -> None:
+def to_gguf(
+    llama_cpp: Path, source: Path, target: Path, kind: str, *, name: str = "storyteller"
+) -> None:
     """Write one GGUF file; ``kind`` is the converter's name of the weight type."""
-    options = ["--outtype", kind, "--outfile", str(target), "--model-name", "storyteller"]
+    options = ["--outtype", kind, "--outfile", str(target), "--model-name", name]
     subprocess.run(
         [sys.executable, str(CONVERTER), str(llama_cpp), str(source), *options], check=True
     )

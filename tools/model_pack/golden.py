@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,7 +87,11 @@ def _choose(model: LlamaForCausalLM, step: list[int], cache: Any) -> tuple[int, 
     return int(indices[0]), float(values[0] - values[1]), output.past_key_values
 
 
-def write(folder: Path, target: Path) -> list[float]:
+def write(
+    folder: Path,
+    target: Path,
+    prompts: Callable[[PreTrainedTokenizerFast], list[str]] = prompts,
+) -> list[float]:
     """Write the golden file; the gaps of all greedy steps."""
     model, tokenizer = load(folder)
     arrays: dict[str, Any] = {}

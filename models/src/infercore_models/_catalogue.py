@@ -21,6 +21,14 @@ FILES: Mapping[str, Mapping[str, str]] = MappingProxyType(
                 "openvino": "openvino",
             }
         ),
+        "agent": MappingProxyType(
+            {
+                "hf": "hf",
+                "gguf-f32": "agent-f32.gguf",
+                "gguf-q8_0": "agent-q8_0.gguf",
+                "openvino": "openvino",
+            }
+        ),
         "storyteller-lora": MappingProxyType({"hf": "hf", "gguf-f32": "storyteller-lora-f32.gguf"}),
         "encoder": MappingProxyType(
             {"hf": "hf", "gguf-f32": "encoder-f32.gguf", "openvino": "openvino"}
@@ -31,7 +39,7 @@ FILES: Mapping[str, Mapping[str, str]] = MappingProxyType(
 )
 
 
-STORYTELLERS = ("storyteller",)  # those with golden logits and greedy tokens
+STORYTELLERS = ("storyteller", "agent")  # those with golden logits and greedy tokens
 ENCODERS = ("encoder",)  # those with golden embeddings
 
 
