@@ -12,7 +12,7 @@ import pytest
 
 import infercore_models
 
-MAX_SIZE_BYTES = 24_000_000
+MAX_SIZE_BYTES = 26_000_000
 EVERY_FORMAT = [(name, form) for name, forms in infercore_models.names().items() for form in forms]
 NAMES = ["storyteller", "agent"]
 
