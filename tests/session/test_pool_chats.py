@@ -40,6 +40,16 @@ def test_two_conversations_in_turn_stay_warm(reference: Any) -> None:
                 held[i] = n
 
 
+def test_what_was_generated_is_not_evaluated_again(reference: Any) -> None:
+    prompt = reference.tokenizer.encode("Once upon a time")
+    with reference.new_pool(**ROOM) as pool, pool.open_session() as session:
+        session.ensure_prefix(prompt)
+        chunks = list(session.decode(max_tokens=8, temperature=0))
+        made = [token for chunk in chunks for token in chunk.tokens]
+        # nothing looks at the session in between; the token that was chosen last is not held yet
+        assert session.ensure_prefix([*prompt, *made, 5]).prefilled_tokens == 2
+
+
 def test_an_edited_turn_reuses_all_before_it(reference: Any) -> None:
     with reference.new_pool(**ROOM) as pool, pool.open_session() as session:
         history = system("You are a storyteller.")

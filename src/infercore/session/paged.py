@@ -138,7 +138,8 @@ class PagedContext:
     def n_resident(self, seq_id: int = 0) -> int:
         """Return how many tokens can be had without evaluating them; the others are forgotten."""
         del seq_id
-        self._n = min(self._n, self._settled().n_known)
+        known = self._settled().n_known  # before `_n` is read: what was generated is in it by then
+        self._n = min(self._n, known)
         return self._n
 
     n_past = n_resident
