@@ -44,8 +44,8 @@ def test_defaults_that_help_shows_are_those_of_the_config() -> None:
         if isinstance(option, click.Option)
     }
     config = SamplingConfig()
-    assert f"[default: {config.temperature}]" in shown["temperature"]
-    assert f"[default: {config.top_k}]" in shown["top_k"]
+    assert f"[default: {config.temperature} or the model's]" in shown["temperature"]
+    assert f"[default: {config.top_k} or the model's]" in shown["top_k"]
 
 
 def test_values_reach_the_config() -> None:

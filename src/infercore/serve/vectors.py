@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from infercore.errors import InvalidInputError, UnsupportedFeatureError
+from infercore.errors import InvalidInputError
 from infercore.serve.wire import check_settled
 
 if TYPE_CHECKING:
@@ -63,10 +63,7 @@ async def rerank(request: RerankRequest, served: Served) -> dict[str, Any]:
     """Return the documents' places, best first, with their scores."""
     documents = [_text_of(document) for document in request.documents]
     async with served.used() as pool:
-        rank = getattr(pool, "arerank", None)
-        if rank is None:
-            raise UnsupportedFeatureError(feature="rerank", hint="this pool cannot rank texts")
-        ranked = await rank(request.query, documents, top_n=request.top_n)
+        ranked = await pool.arerank(request.query, documents, top_n=request.top_n)
         n_tokens = sum(len(pool.tokenizer.encode(text)) for text in (request.query, *documents))
     wants_text = bool(request.return_documents)
     return {

@@ -265,7 +265,10 @@ class AsyncDecodeStream:
             task.add_done_callback(partial(_close_with, ref(self)))
 
     def reader_ended(self, task: asyncio.Task[Any]) -> None:
-        """Let go of the session if ``task``, which did not end well, was the one that read."""
+        """Let go of the session if ``task``, which did not end well, was the one that read.
+
+        :meta private:
+        """
         if task is not self._reader:
             return
         self._start = None

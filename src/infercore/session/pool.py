@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from infercore.protocols.guarded import SessionContext, SessionModel, SessionTokenizer
+    from infercore.protocols.guarded import SessionContext, SessionModel
+    from infercore.protocols.public import Tokenizer
     from infercore.protocols.spi import FloatArray
     from infercore.values.config import ContextConfig, DecodeConfig
     from infercore.values.info import Capabilities, ModelInfo
@@ -139,7 +140,7 @@ class SessionPool:
         return info
 
     @property
-    def tokenizer(self) -> SessionTokenizer:
+    def tokenizer(self) -> Tokenizer:
         """The model's."""
         return self.model.tokenizer
 
