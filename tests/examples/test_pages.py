@@ -30,3 +30,12 @@ def test_a_program_says_what_it_shows_and_prints(path: Path) -> None:
         assert needed in said
     assert len(source.splitlines()) <= (120 if path.name == "async_server.py" else 80)
     assert foreign_imports(source) == []
+
+
+@pytest.mark.parametrize(("page", "name"), [("agents", "agent.py"), ("rag", "rag.py")])
+def test_a_page_shows_what_its_example_does(page: str, name: str) -> None:
+    path = EXAMPLES.parent / "docs" / "how-to" / f"{page}.md"
+    if not path.is_file():
+        pytest.skip("the folder docs is not beside these tests")
+    (shown,) = re.findall(r"```python\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL)
+    assert shown in (EXAMPLES / name).read_text(encoding="utf-8")
