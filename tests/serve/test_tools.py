@@ -1,0 +1,118 @@
+"""A tool loop through the server, as programs of the protocol write it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import pack
+from served import Served, serving
+
+openai = pytest.importorskip("openai", reason="the client that the tests use is not installed")
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ADD = {
+    "name": "add",
+    "description": "The sum of two numbers.",
+    "parameters": {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+        "required": ["a", "b"],
+    },
+}
+ROAD = {
+    "name": "road",
+    "description": "Where the road from a place leads, and how many miles it is.",
+    "parameters": {
+        "type": "object",
+        "properties": {"place": {"type": "string"}},
+        "required": ["place"],
+    },
+}
+TOOLS = [{"type": "function", "function": function} for function in (ROAD, ADD)]
+ASK = {"role": "user", "content": "What is 17 plus 25?"}
+FIELDS = {"model": "agent", "temperature": 0, "max_tokens": 120, "tools": TOOLS}
+
+
+@pytest.fixture(scope="module")
+def served(backend_name: str) -> Iterator[Served]:
+    """Return a server of the model that calls tools."""
+    import infercore as ic
+    import infercore_models
+
+    path = infercore_models.path("agent", pack.FORMATS[backend_name])
+    with (
+        ic.open_pool(path, backend=backend_name, n_ctx=1024, n_parallel=2, n_threads=1) as pool,
+        serving({"agent": pool}) as running,
+    ):
+        yield running
+
+
+def called(call: Any) -> dict[str, Any]:
+    arguments = json.loads(call.function.arguments)
+    assert set(arguments) == {"a", "b"}
+    return {"sum": arguments["a"] + arguments["b"]}
+
+
+def test_a_loop_until_the_answer(served: Served) -> None:
+    client = served.client()
+    messages: list[Any] = [ASK]
+    for _ in range(4):
+        answer = client.chat.completions.create(**FIELDS, messages=messages)
+        choice = answer.choices[0]
+        messages.append(choice.message.model_dump(exclude_none=True))
+        if choice.finish_reason != "tool_calls":
+            break
+        for call in choice.message.tool_calls:
+            content = json.dumps(called(call))
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": content})
+    assert choice.finish_reason == "stop"
+    assert choice.message.content, "the tiny model adds badly, but it ends with an answer"
+    assert any(message["role"] == "tool" for message in messages)
+    assert answer.usage.prompt_tokens_details.cached_tokens > 0
+
+
+def test_calls_in_a_stream_are_those_of_the_whole(served: Served) -> None:
+    client = served.client()
+    asked = {**FIELDS, "messages": [ASK], "tool_choice": "required"}
+    whole = client.chat.completions.create(**asked).choices[0]
+    assert whole.finish_reason == "tool_calls"
+    with client.chat.completions.stream(**asked) as stream:
+        final = stream.get_final_completion().choices[0]
+    assert final.finish_reason == "tool_calls"
+    assert final.message.tool_calls[0].function.name == "add"
+    assert [c.function.arguments for c in final.message.tool_calls] == [
+        c.function.arguments for c in whole.message.tool_calls
+    ]
+
+
+def test_calls_of_a_response(served: Served) -> None:
+    client = served.client()
+    asked = {
+        "model": "agent",
+        "temperature": 0,
+        "max_output_tokens": 120,
+        "tools": [{"type": "function", **function} for function in (ROAD, ADD)],
+        "tool_choice": "required",
+    }
+    answer = client.responses.create(input=[ASK], **asked)
+    calls = [item for item in answer.output if item.type == "function_call"]
+    assert [call.name for call in calls] == ["add"]
+    kinds = [event.type for event in client.responses.create(input=[ASK], **asked, stream=True)]
+    assert "response.function_call_arguments.done" in kinds
+    result = {"type": "function_call_output", "call_id": calls[0].call_id, "output": '{"sum": 42}'}
+    items = [ASK, calls[0].model_dump(exclude_none=True), result]
+    last = client.responses.create(input=items, **{**asked, "tool_choice": "auto"})
+    assert last.output_text
+
+
+def test_a_tool_that_is_not_there(served: Served) -> None:
+    with pytest.raises(openai.BadRequestError):
+        served.client().chat.completions.create(
+            **{**FIELDS, "messages": [ASK]},
+            tool_choice={"type": "function", "function": {"name": "sing"}},
+        )
