@@ -88,3 +88,22 @@ def test_a_session_for_each_request_needs_a_cache(reference: Any, cache_bytes: i
                     cached.append(usage.cached_tokens - held[i])
                 held[i] = n
         assert all(n >= -2 for n in cached) if cache_bytes else not any(n >= -2 for n in cached)
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 2**26])
+def test_one_session_that_alternates_finds_both_in_the_cache(
+    reference: Any, cache_bytes: int
+) -> None:
+    with (
+        reference.new_pool(**ROOM, cache_bytes=cache_bytes) as pool,
+        pool.open_session() as session,
+    ):
+        chats = [system("You are a storyteller."), system("We are bakers of small cakes.")]
+        held, cached = [0, 0], []
+        for number in range(3):
+            for i, history in enumerate(chats):
+                usage, n = say(session, history, f"Where does Nadia live, {number}?")
+                if number:
+                    cached.append(usage.cached_tokens - held[i])
+                held[i] = n
+        assert all(n >= -2 for n in cached) if cache_bytes else not any(n >= -2 for n in cached)

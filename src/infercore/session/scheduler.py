@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from infercore.session.sequence import Sequence
     from infercore.session.store import Found, Store
 
+_WORTH_KEEPING = 32
+"""Fewer tokens than these are evaluated sooner than they are moved out and back."""
 _MOST_ABORTS = 3
 """So often a call that nobody cancelled is tried again where the engine says that it was."""
 
@@ -254,6 +256,7 @@ class Scheduler:
         sequence.job = job
         self._age += 1
         job.age = self._age
+        self._leave_behind(sequence, job.n_keep)
         sequence.keep(job.n_keep)
         if self.multiple is not None:
             sequence.hold_whole_calls()
@@ -263,6 +266,17 @@ class Scheduler:
         if isinstance(job, Generating):
             job.n_sure = len(sequence.tokens)
         self.waiting.append(job)
+
+    def _leave_behind(self, sequence: Sequence, n_keep: int) -> None:
+        """Move out what ``sequence`` holds if most of it is given up: it may be asked for again."""
+        n_lost = sequence.n_held - n_keep
+        worthless = sequence.is_cut or n_lost < max(_WORTH_KEEPING, n_keep)
+        if self._store is None or not self.can_truncate or worthless:
+            return
+        try:
+            self._move_out(sequence)
+        except SessionFatalError as error:
+            self._restart(error, [job.sequence for job in self.running])
 
     def _refusal(self) -> InferCoreError:
         if self.fatal is not None:

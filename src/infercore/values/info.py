@@ -51,6 +51,11 @@ def _true(_: object) -> bool:
     return True
 
 
+def _no_media(_: Any, attribute: attrs.Attribute[Any], value: object) -> None:
+    if value != ():
+        raise checks.refuse(attribute.name, value, "() until sessions take parts other than text")
+
+
 @attrs.frozen(kw_only=True)
 class Capabilities:
     """What the loaded model can do in this context: probed, never assumed.
@@ -61,7 +66,8 @@ class Capabilities:
     ``max_rollback`` tokens) or "none" (only whole sequences). ``kv_copy`` is "any", "full" (whole
     sequences) or "none". ``pooling``, ``kv_types`` and ``flash_attention`` list the accepted
     values. ``abort`` tells that a running call can be cancelled from another thread. ``perf`` is
-    always True: the core counts, for every backend.
+    always True: the core counts, for every backend. ``media`` are the kinds of content parts beside
+    text that a chat may hold; sessions take none yet, so that no backend may declare any.
     """
 
     kv_remove: str = attrs.field(
@@ -86,6 +92,7 @@ class Capabilities:
     lora: bool = False
     native_sampler: bool = False
     perf: bool = attrs.field(default=True, converter=_true)
+    media: tuple[str, ...] = attrs.field(default=(), validator=_no_media)
 
 
 def _sampling(_: Any, __: attrs.Attribute[Any], value: Mapping[str, Any]) -> None:
