@@ -37,6 +37,7 @@ CALLS = {
     "seq_shift": ("seq_id", "p0", "p1", "delta"),
     "seq_divide": ("seq_id", "p0", "p1", "d"),
     "save_sequence": ("seq_id",),
+    "seq_state_size": ("seq_id",),
     "load_sequence": ("seq_id", "data"),
     "load_state": ("data",),
     "set_threads": ("n", "n_batch"),

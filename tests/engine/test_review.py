@@ -260,7 +260,7 @@ WIDE_CALLS = {
     "set_adapters": lambda c: c.set_adapters([]),
     "warmup": lambda c: c.warmup(),
     "synchronize": lambda c: c.synchronize(),
-    "encode": lambda c: c.encode([1, 2]),
+    "encode": lambda c: (c.clear(), c.encode([1, 2])),
     "logits": lambda c: c.logits(),
     "n_past": lambda c: c.n_past(),
 }
@@ -308,6 +308,7 @@ def test_rows_gathered_over_chunks_are_judged_too(wide, faults):
 
 
 def test_encoding_counts(wide):
+    wide.clear()
     wide.reset_perf()
     wide.encode([1, 2])
     assert wide.perf().prefill_tokens == 2
