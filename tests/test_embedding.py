@@ -54,7 +54,8 @@ def test_vectors_are_those_of_transformers(
 ) -> None:
     pick = {"cls": lambda r: r[0], "last": lambda r: r[-1]}.get(str(pooling), lambda r: r.mean(0))
     expected = np.stack([pick(found.rows) for found in golden_texts])
-    vectors = ic.embed(encoder, [t.text for t in golden_texts], pooling=pooling, normalize=False)
+    how = {"pooling": pooling, "normalize": False, "precision": "accurate"}
+    vectors = ic.embed(encoder, [t.text for t in golden_texts], **how)
     assert vectors.dtype == np.float32
     assert vectors.shape == expected.shape
     assert (1 - cosines(vectors, expected)).max() < NEAR
@@ -68,7 +69,8 @@ def test_both_engines_agree(golden_texts: Any) -> None:
     for backend, form in pack.FORMATS.items():
         pack.need_backend(backend)
         path = infercore_models.path("encoder", form)
-        found.append(ic.embed(path, texts, pooling="mean", backend=backend))
+        how = {"pooling": "mean", "precision": "accurate"}
+        found.append(ic.embed(path, texts, backend=backend, **how))
     assert (1 - cosines(*found)).max() < NEAR
 
 

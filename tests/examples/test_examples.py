@@ -98,8 +98,8 @@ def test_branching_pays_once_for_the_trunk(run: Run, engine: str) -> None:
     assert all(int(evaluated) < 10 for _, evaluated, *_ in branches)
     texts = [text for *_, text in branches]
     assert len(set(texts)) == 3
-    best = max(branches, key=lambda branch: float(branch[2]))
-    assert f"best: {best[3]}" in printed
+    best = max(float(branch[2]) for branch in branches)  # as printed: some may be equal
+    assert any(f"best: {text}" in printed for *_, mean, text in branches if float(mean) == best)
     assert printed.endswith("trunk goes on undisturbed: True\n")
 
 

@@ -68,7 +68,7 @@ def test_what_it_is(model) -> None:
 
 @pytest.mark.parametrize("call", ["encode", "decode_batch"])
 def test_rows_are_those_of_transformers(model, texts, call) -> None:
-    with model.new_context(pooling_type="none") as context:
+    with model.new_context(pooling_type="none", precision="accurate") as context:
         for text in texts:
             if call == "encode":
                 context.encode(text.tokens)
@@ -88,7 +88,8 @@ def test_entries_of_a_batch_may_be_mixed(model, texts) -> None:
         for seq_id, text in enumerate((first, second))
         if i < len(text.tokens)
     ]
-    with model.new_context(pooling_type="none", n_seq_max=2) as context:
+    fields = {"n_seq_max": 2, "precision": "accurate"}
+    with model.new_context(pooling_type="none", **fields) as context:
         context.decode_batch([(token, ids, False) for token, ids in entries])
         rows = context.embeddings()
     for seq_id, text in enumerate((first, second)):
@@ -98,7 +99,8 @@ def test_entries_of_a_batch_may_be_mixed(model, texts) -> None:
 
 def test_a_text_in_several_sequences_and_an_empty_call(model, texts) -> None:
     tokens = texts[0].tokens
-    with model.new_context(pooling_type="mean", n_seq_max=3) as context:
+    fields = {"n_seq_max": 3, "precision": "accurate"}
+    with model.new_context(pooling_type="mean", **fields) as context:
         context.encode([])
         context.decode_batch([(token, (0, 2), False) for token in tokens])
         np.testing.assert_array_equal(context.embedding(0), context.embedding(2))

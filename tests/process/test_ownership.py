@@ -80,7 +80,7 @@ context.decode_one(5)
 assert context.n_past() == 4
 tokenizer = load().tokenizer
 gc.collect()
-refused(ic.SessionClosedError, lambda: tokenizer.encode("a"))
+assert tokenizer.encode("a")  # a part keeps its model
 """,
     "a row that is kept": """
 rows = []
