@@ -26,6 +26,7 @@ from infercore.session.jobs import Generating
 from infercore.session.paged import PagedContext
 from infercore.session.pool import SessionPool
 from infercore.session.pool_stream import PoolStream
+from infercore.session.prefixes import Prefixes
 from infercore.session.scheduler import Scheduler
 from infercore.session.sequence import Sequence
 from infercore.session.session import CoreSession
@@ -137,24 +138,23 @@ def a_fork_is_of_another_text(m: Any) -> None:
 
 
 @wrong("POOL-13")
-def a_restored_token_is_lost(m: Any) -> None:
+def restored_logits_are_those_of_other_tokens(m: Any) -> None:
     def load(old: Any, self: Any, seq_id: int, data: bytes) -> None:
         old(self, seq_id, data)
-        self.sequence.tokens[-2] = self.sequence.tokens[0]
-        self.sequence.n_held = 0
-        self.sequence.set_row(None)
+        if self.sequence.row is not None:
+            self.sequence.set_row(np.roll(self.sequence.row, 1))
 
     around(m, PagedContext, "load_sequence", load)
 
 
 @wrong("POOL-15")
 def nothing_is_shared(m: Any) -> None:
-    nothing(m, Scheduler, "_source", (None, 0))
+    nothing(m, Prefixes, "source", (None, 0))
 
 
 @wrong("POOL-16")
 def what_is_on_its_way_is_not_waited_for(m: Any) -> None:
-    nothing(m, Scheduler, "_is_coming", False)
+    nothing(m, Prefixes, "is_coming", False)
 
 
 @wrong("POOL-17")

@@ -58,7 +58,8 @@ def the_last_chunk_shows_more(m: Any) -> None:
 
 @breaks("STREAM-2")
 def characters_are_broken(m: Any) -> None:
-    def push(_: Any, self: Any, data: bytes) -> str:
+    def push(_: Any, self: Any, data: bytes, *, looks: bool = True) -> str:
+        del looks
         shown: str = self._stops.push(data.decode("utf-8", "replace"))
         return shown
 

@@ -75,7 +75,8 @@ def check_sharing_in_flight(rig: Rig) -> None:
         pool, text = rig.pool(n_step_tokens=16), rig.passage(120)
         _shares(rig, pool)
         _goes_back(rig, pool)
-        statuses = together(pool, lambda _: pool.open_session().ensure_prefix(text), range(4))
+        sessions = [pool.open_session() for _ in range(4)]  # kept: what one holds goes with it
+        statuses = together(pool, lambda s: s.ensure_prefix(text), sessions)
         n = statuses[0].prefix_tokens
         that(calls.n_tokens <= n + 4, f"{calls.n_tokens} tokens were evaluated for {n}")
     total = sum(status.prefilled_tokens for status in statuses)

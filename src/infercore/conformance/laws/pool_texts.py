@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from infercore.conformance.expect import equal, that
+from infercore.conformance.expect import LawError, equal, that
 from infercore.conformance.law import law
 from infercore.conformance.pooling import Calls, follows_seed, text_of, together
 from infercore.conformance.rig import generated, joined
@@ -34,6 +34,10 @@ def _bits(session: Any, prompt: str) -> list[float]:
     session.ensure_prefix(prompt)
     chunks = session.decode(max_tokens=16, temperature=0, ignore_eos=True, logprobs=0)
     return [told.logprob for chunk in chunks for told in chunk.logprobs or ()]
+
+
+_CROWDS = 5
+"""So often sessions are brought together before they are said never to be in each other's way."""
 
 
 def _crowd(rig: Rig, **fields: Any) -> tuple[Any, list[str], list[list[int]]]:
@@ -152,22 +156,28 @@ def check_batch_invariance(rig: Rig) -> None:
 @law("POOL-7", tier="process", since="1.2")
 def check_preempted_texts(rig: Rig) -> None:
     """Sessions that lose their cells to others while they run give the same greedy texts."""
-    pool, prompts, texts = _crowd(rig)
-    _follow(rig, prompts, texts, "with too few cells")
-    _was_crowded(rig, pool)
-    that(pool.stats().n_preempted > 0, "no session lost its cells, though there are too few")
+    for _ in range(_CROWDS):  # a fast engine may be done with one before another begins
+        pool, prompts, texts = _crowd(rig)
+        _follow(rig, prompts, texts, "with too few cells")
+        _was_crowded(rig, pool)
+        if pool.stats().n_preempted:
+            return
+    raise LawError("no session lost its cells, though there are too few")
 
 
 @law("POOL-8", tier="process", since="1.2")
 def check_preempted_seeds(rig: Rig) -> None:
     """A session that lost its cells draws no random number twice."""
     fields: dict[str, list[Any]] = {"temperature": [1.0] * 4, "seed": [3, 5, 7, 9]}
-    pool, prompts, texts = _crowd(rig, **fields)
-    for i, tokens in enumerate(texts):
-        ids = rig.tokenizer.encode(prompts[i])
-        follows_seed(rig, ids, tokens, f"session {i}", temperature=1.0, seed=fields["seed"][i])
-    _was_crowded(rig, pool)
-    that(pool.stats().n_preempted > 0, "no session lost its cells, though there are too few")
+    for _ in range(_CROWDS):
+        pool, prompts, texts = _crowd(rig, **fields)
+        for i, tokens in enumerate(texts):
+            ids = rig.tokenizer.encode(prompts[i])
+            follows_seed(rig, ids, tokens, f"session {i}", temperature=1.0, seed=fields["seed"][i])
+        _was_crowded(rig, pool)
+        if pool.stats().n_preempted:
+            return
+    raise LawError("no session lost its cells, though there are too few")
 
 
 @law("POOL-9", tier="process", since="1.2")
