@@ -53,7 +53,7 @@ def allocate(
                 _check_room(plan, candidate)
             inner = make(candidate)
         except MemoryError as error:  # noqa: PERF203  (each step is tried on its own)
-            attempts.append(_attempt(candidate, str(error)))
+            attempts.append(_attempt(candidate, str(error) or type(error).__name__))
             last = error
         else:
             return inner, candidate, (*attempts, _attempt(candidate, None))

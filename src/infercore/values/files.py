@@ -34,7 +34,11 @@ def _without_waiting(path: str, flags: int) -> int:
 def read_regular(path: str | os.PathLike[str], most_bytes: int) -> bytes:
     """Return what the file at ``path`` holds. Raises OSError; also where it is larger than that."""
     with open_regular(path) as file:
-        data = file.read(most_bytes + 1)
+        # Room for all that is asked for is made at once: ask for what is there, and one byte more.
+        size = os.fstat(file.fileno()).st_size
+        data = file.read(min(most_bytes, size) + 1)
     if len(data) > most_bytes:
         raise OSError(f"{os.fspath(path)!r} is larger than {most_bytes:,} bytes")
+    if len(data) > size:
+        raise OSError(f"{os.fspath(path)!r} grew while it was read")
     return data
