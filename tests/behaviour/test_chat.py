@@ -77,3 +77,13 @@ def test_the_time_to_the_first_token_of_a_chat_has_its_prefill_in_it(session: An
     prefill_ms = (time.perf_counter() - begun) * 1e3
     usage = list(stream)[-1].usage
     assert usage.time_to_first_token_ms > prefill_ms / 2
+
+
+def test_the_name_of_a_template_is_no_template(model: Any) -> None:
+    messages = [{"role": "user", "content": "Tell me of Mira."}]
+    with pytest.raises(ic.InvalidInputError, match="not its name"):
+        model.tokenizer.apply_chat_template(messages, chat_template="chatml")
+    with model.new_session(n_ctx=128) as session:
+        with pytest.raises(ic.InvalidInputError, match="not its name"):
+            session.chat(messages, chat_template="chatml", max_tokens=4)
+        assert session.explain_context().resident_tokens == 0

@@ -170,7 +170,7 @@ class GuardedTokenizer:
         """Return the messages as ``chat_template``, or the model's own, renders them."""
         template = self.chat_template
         if chat_template is not None:
-            template = checks.check_text("chat_template", chat_template)
+            template = checks.check_template(chat_template)
         if not template:
             raise UnsupportedFeatureError(
                 feature="chat_template",

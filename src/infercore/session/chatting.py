@@ -198,7 +198,7 @@ class ChatTurn:
 
 
 def _dialect(tokenizer: Any, template: str | None) -> Dialect:
-    template = tokenizer.chat_template if template is None else template
+    template = tokenizer.chat_template if template is None else checks.check_template(template)
     if not template:
         raise UnsupportedFeatureError(
             feature="chat_template",

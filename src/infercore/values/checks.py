@@ -262,3 +262,14 @@ def frozen_mapping(value: Mapping[str, Any] | None) -> Mapping[str, Any]:
     if not isinstance(given, Mapping):
         raise refuse("mapping", given, "a mapping, or None")
     return MappingProxyType(dict(given))
+
+
+def check_template(template: object) -> str:
+    """Return a chat template that a caller gave; empty is none.
+
+    Raises `InvalidInputError` for a text that shows no message, such as the name of a template.
+    """
+    text = check_text("chat_template", template)
+    if text and "{{" not in text and "{%" not in text:
+        raise refuse("chat_template", template, "the text of a Jinja template, not its name")
+    return text
