@@ -59,3 +59,5 @@ class ThoughtBudget:
             self._text = self._text.partition(mark)[2]
             self._inside = not self._inside
             self._n_thought = 0
+            if self._inside:  # the next thought has a closing mark of its own
+                self._forced = 0

@@ -27,7 +27,40 @@ def droppable(rows: Sequence[Mapping[str, Any]]) -> list[tuple[int, ...]]:
     ]
     answers = [i for i in range(last + 1, len(rows)) if rows[i]["role"] == "assistant"]
     rounds = [_without_system(rows, range(start, end)) for start, end in pairwise(answers)]
-    return [group for group in [*groups, *rounds] if group]
+    return _with_results(rows, [group for group in [*groups, *rounds] if group])
+
+
+def _with_results(
+    rows: Sequence[Mapping[str, Any]], groups: list[tuple[int, ...]]
+) -> list[tuple[int, ...]]:
+    """Put a call and its results into one group, or into none where one of them has to stay."""
+    of_row = {i: n for n, group in enumerate(groups) for i in group}
+    callers = {
+        call.get("id"): i for i, row in enumerate(rows) for call in row.get("tool_calls") or ()
+    }
+    joined = list(range(len(groups)))  # the group that each went into
+    kept: set[int] = set()
+
+    def root(n: int) -> int:
+        while joined[n] != n:
+            n = joined[n]
+        return n
+
+    for i, row in enumerate(rows):
+        caller = callers.get(row.get("tool_call_id")) if row["role"] == "tool" else None
+        if caller is None:
+            continue
+        ends = [of_row.get(caller), of_row.get(i)]
+        found = sorted({root(n) for n in ends if n is not None})
+        if None in ends:
+            kept |= set(found)
+        elif len(found) > 1:
+            joined[found[1]] = found[0]
+    merged: dict[int, list[int]] = {}
+    for n, group in enumerate(groups):
+        merged.setdefault(root(n), []).extend(group)
+    stays = {root(n) for n in kept}
+    return [tuple(sorted(group)) for n, group in sorted(merged.items()) if n not in stays]
 
 
 def _without_system(rows: Sequence[Mapping[str, Any]], indices: range) -> tuple[int, ...]:

@@ -30,7 +30,12 @@ _KNOWN = (
     ("Here are my reasoning steps:\n", "[BEGIN FINAL RESPONSE]"),
 )
 _HARMONY = "<|channel|>"
-_FINAL = ("<|start|>assistant<|channel|>final<|message|>", "<|channel|>final<|message|>")
+_NEXT = "<|start|>assistant"
+_FINAL = tuple(
+    f"{start}{_HARMONY}{name}<|message|>"
+    for name in ("final", "commentary")
+    for start in (_NEXT, "")
+)
 _SWITCHES = ("enable_thinking", "thinking")
 
 
@@ -38,13 +43,15 @@ _SWITCHES = ("enable_thinking", "thinking")
 class ReasoningFormat:
     """The marks around a thought, without blanks; ``switch`` is the variable that turns it off.
 
-    ``headers`` are marks before the answer itself, which are no text either.
+    ``headers`` are marks before the answer itself, which are no text either; ``also_open`` open a
+    thought as ``open`` does.
     """
 
     open: str
     close: str
     switch: str | None = None
     headers: tuple[str, ...] = ()
+    also_open: tuple[str, ...] = ()
 
     def begins_inside(self, prompt: str) -> bool:
         """Tell whether ``prompt`` ends in an open thought, so that the answer goes on with it."""
@@ -54,7 +61,8 @@ class ReasoningFormat:
 def find_reasoning_format(render: Render, template: str) -> ReasoningFormat | None:
     """Return how thoughts are marked, None where the template knows none."""
     if _HARMONY in template:
-        return ReasoningFormat(f"{_HARMONY}analysis<|message|>", "<|end|>", None, _FINAL)
+        thought = f"{_HARMONY}analysis<|message|>"
+        return ReasoningFormat(thought, "<|end|>", None, _FINAL, (_NEXT + thought,))
     known = [(a.strip(), b) for a, b in _KNOWN if a.strip() in template and b in template]
     marks = _rendered_marks(render)
     if marks is None or any(marks[1].startswith(close) for _, close in known):
@@ -155,7 +163,8 @@ class ReasoningReader:
         yield from self._given(rest)
 
     def _marks(self) -> tuple[str, ...]:
-        return (self._form.close,) if self.inside else (self._form.open, *self._form.headers)
+        form = self._form
+        return (form.close,) if self.inside else (form.open, *form.also_open, *form.headers)
 
     def _next_mark(self) -> tuple[int, str] | None:
         found = [(at, mark) for mark in self._marks() if (at := self._held.find(mark)) >= 0]

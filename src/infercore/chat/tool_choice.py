@@ -92,14 +92,14 @@ class _Writer:
         else:
             keys = json.dumps(form.name_key), json.dumps(form.arguments_key)
             before = f"{{{keys[0]}: {json.dumps(name)}, {keys[1]}: "
-        return f"{self.literal(before)} {_json_term(schema)} {self.literal('}')}"
+        return f"{self.literal(before)} {_json_term(_object(schema))} {self.literal('}')}"
 
     def _named(self, name: str, schema: Mapping[str, Any]) -> str:
-        return f"{self.literal(name + self._form.after_name.text)} {_json_term(schema)}"
+        return f"{self.literal(name + self._form.after_name.text)} {_json_term(_object(schema))}"
 
     def _harmony(self, name: str, schema: Mapping[str, Any]) -> str:
         before = f" to=functions.{name}<|channel|>commentary json<|message|>"
-        return f"{self.literal(before)} {_json_term(schema)}"
+        return f"{self.literal(before)} {_json_term(_object(schema))}"
 
     def _tagged(self, name: str, schema: Mapping[str, Any]) -> str:
         terms = [self.literal(name + self._form.after_name.text)]
@@ -255,6 +255,11 @@ def _repeated(kind: Mapping[str, Any]) -> str:
 
 def _quoted(data: bytes) -> str:
     return json.dumps(data.decode("utf-8", errors="replace"), ensure_ascii=False)
+
+
+def _object(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a schema of arguments, which are an object also where it does not say so."""
+    return {**schema, "type": "object"}
 
 
 def _json_term(schema: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from infercore.errors import InvalidInputError
 from infercore.values import checks
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 _EMPTY: dict[str, Any] = {"type": "object", "properties": {}}
 
@@ -98,20 +98,47 @@ def _as_api(tool: Any) -> dict[str, Any]:
     parameters = inner.get("parameters")
     if parameters is not None and not isinstance(parameters, Mapping):
         raise checks.refuse("tools", parameters, "a JSON schema as parameters")
-    function = {"description": "", **inner, "parameters": dict(parameters or _EMPTY)}
+    function = dict(inner)  # in the caller's order, which templates write
+    function.setdefault("description", "")
+    function["parameters"] = dict(parameters or _EMPTY)
     return {"type": "function", "function": function}
 
 
 def _validator(name: str, schema: Mapping[str, Any]) -> Any:
     from jsonschema import Draft202012Validator, SchemaError  # noqa: PLC0415  (only chats with tools)
+    from referencing import Registry  # noqa: PLC0415
+    from referencing.exceptions import Unresolvable  # noqa: PLC0415
+    from referencing.jsonschema import DRAFT202012  # noqa: PLC0415
 
+    registry: Any = Registry()  # it fetches nothing: a schema refers to itself alone
     try:
         Draft202012Validator.check_schema(schema)
-    except SchemaError as error:
+        resolver = registry.with_resource("", DRAFT202012.create_resource(schema)).resolver()
+        for reference in _references(schema):
+            resolver.lookup(reference)
+    except (SchemaError, Unresolvable) as error:
+        told = getattr(error, "message", None) or f"{error}"
         raise InvalidInputError(
-            f"the parameters of tool {name!r} are no JSON schema: {error.message}",
+            f"the parameters of tool {name!r} are no JSON schema: {told}",
             field="tools",
             value=name,
-            allowed="JSON schemas of draft 2020-12",
+            allowed="JSON schemas of draft 2020-12 that refer to themselves alone",
         ) from error
-    return Draft202012Validator(schema)
+    kind = schema.get("type", "object")
+    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+        raise checks.refuse("tools", schema, "parameters of type object")
+    return Draft202012Validator(schema, registry=registry)
+
+
+def _references(schema: Any) -> Iterator[str]:
+    """Yield what a schema refers to, wherever it does."""
+    parts = [schema]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, Mapping):
+            for key in ("$ref", "$dynamicRef"):
+                if isinstance(part.get(key), str):
+                    yield part[key]
+            parts += part.values()
+        elif isinstance(part, (list, tuple)):
+            parts += part

@@ -24,10 +24,13 @@ if TYPE_CHECKING:
     from infercore.values.session import StreamChunk
 
 MAX_ANSWERS = 128
+MAX_MESSAGES = 2048
+_MOST_DIGITS = 10  # of a token id
+_MOST_BIAS = 1e6
 FINISHED = {
     "eos": "stop",
     "stop": "stop",
-    "cancelled": "stop",
+    "cancelled": "length",  # by the server: a client that cancels reads no reason
     "length": "length",
     "context": "length",
     "timeout": "length",
@@ -83,12 +86,15 @@ def sampling_fields(request: Sampled, config: ServeConfig, n_tokens: int | None)
 
 
 def _bias(bias: dict[str, float]) -> dict[int, float]:
-    if not all(key.isascii() and key.isdigit() for key in bias):
+    if not all(
+        key.isascii() and key.isdigit() and len(key) <= _MOST_DIGITS and abs(value) <= _MOST_BIAS
+        for key, value in bias.items()
+    ):
         raise InvalidInputError(
             "logit_bias maps token ids to numbers",
             field="logit_bias",
             value=bias,
-            allowed="ids as strings of digits",
+            allowed="ids as strings of digits, numbers from -1e6 to 1e6",
         )
     return {int(key): value for key, value in bias.items()}
 
@@ -104,7 +110,17 @@ def n_answers(request: Sampled) -> int:
 
 
 def history_of(messages: Sequence[Any]) -> History:
-    """Return a conversation as what its next turn begins with."""
+    """Return a conversation as what its next turn begins with.
+
+    Raises `InvalidInputError` for more messages than any window has tokens for.
+    """
+    if len(messages) > MAX_MESSAGES:
+        raise InvalidInputError(
+            f"{len(messages)} messages are too many",
+            field="messages",
+            value=len(messages),
+            allowed=f"at most {MAX_MESSAGES}",
+        )
     return tuple(json.dumps(message, sort_keys=True, default=str) for message in messages)
 
 

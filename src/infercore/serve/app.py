@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 R = TypeVar("R", bound=wire.Request)
 _LOOK_S = 1.0
+BODY_S = 30.0
+"""Seconds in which the body of a request has to come."""
 
 
 def create_app(
@@ -200,13 +202,30 @@ def _reading(kind: type[R], work: Callable[[R, str], Any]) -> Callable[[Request]
 
     async def endpoint(request: Request) -> ASGIApp:
         try:
-            body = await request.body()
-            answer: ASGIApp = await work(decoder.decode(body), request.scope["namespace"])
+            body = await _body(request)
+            answer: ASGIApp = await work(_decoded(decoder, body), request.scope["namespace"])
         except Exception as error:  # noqa: BLE001  (each becomes an answer)
             return failure(error)
         return answer
 
     return endpoint
+
+
+async def _body(request: Request) -> bytes:
+    try:
+        return await asyncio.wait_for(request.body(), BODY_S)
+    except (TimeoutError, asyncio.TimeoutError) as error:
+        told = f"the body did not come within {BODY_S:g} seconds"
+        raise ApiError(408, told, "timeout_error", code="timeout") from error
+
+
+def _decoded(decoder: msgspec.json.Decoder[R], body: bytes) -> R:
+    try:
+        return decoder.decode(body)
+    except UnicodeDecodeError as error:
+        raise ApiError(400, "the body is not UTF-8") from error
+    except RecursionError as error:
+        raise ApiError(400, "the body is nested too deeply") from error
 
 
 async def _not_a_route(request: Request, error: Exception) -> Response:

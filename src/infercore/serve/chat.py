@@ -40,25 +40,15 @@ def asked_of(request: ChatRequest, served: Served, namespace: str, config: Serve
     """Return what ``request`` asks for. Raises `InvalidInputError` for what it may not."""
     check_settled(request)
     messages = [plain_message(message) for message in request.messages]
-    n_tokens = request.max_completion_tokens or request.max_tokens
+    n_tokens = (
+        request.max_tokens
+        if request.max_completion_tokens is None
+        else request.max_completion_tokens
+    )
     fields = sampling_fields(request, config, n_tokens)
-    form = response_form(request.response_format)
-    if form is not None:
-        if "response_format" in fields:
-            raise _refused("response_format", request.response_format, "null beside a grammar")
-        fields["response_format"] = form
-    if request.top_logprobs is not None and not request.logprobs:
-        raise _refused("top_logprobs", request.top_logprobs, "null without logprobs")
-    if request.logprobs:
-        n_top = request.top_logprobs or 0
-        if not 0 <= n_top <= MAX_TOP_LOGPROBS:
-            raise _refused("top_logprobs", n_top, f"0 to {MAX_TOP_LOGPROBS}")
-        fields["logprobs"] = n_top
+    fields |= _form_fields(request, fields) | _logprob_fields(request)
     chat: dict[str, Any] = {"reasoning": reasoning_of(request.reasoning_effort)}
-    if request.tools:
-        chat |= {"tools": request.tools, "tool_choice": request.tool_choice or "auto"}
-    elif request.tool_choice not in (None, "none", "auto"):
-        raise _refused("tool_choice", request.tool_choice, "null, 'none' or 'auto' without tools")
+    chat |= _tool_fields(request)
     if request.chat_template_kwargs:
         chat["template_variables"] = request.chat_template_kwargs
 
@@ -73,6 +63,39 @@ def asked_of(request: ChatRequest, served: Served, namespace: str, config: Serve
         fields=fields,
         n=n_answers(request),
     )
+
+
+def _form_fields(request: ChatRequest, fields: Mapping[str, Any]) -> dict[str, Any]:
+    form = response_form(request.response_format)
+    if form is None:
+        return {}
+    if "response_format" in fields:
+        raise _refused("response_format", request.response_format, "null beside a grammar")
+    return {"response_format": form}
+
+
+def _logprob_fields(request: ChatRequest) -> dict[str, Any]:
+    if not request.logprobs:
+        if request.top_logprobs is not None:
+            raise _refused("top_logprobs", request.top_logprobs, "null without logprobs")
+        return {}
+    n_top = request.top_logprobs or 0
+    if not 0 <= n_top <= MAX_TOP_LOGPROBS:
+        raise _refused("top_logprobs", n_top, f"0 to {MAX_TOP_LOGPROBS}")
+    return {"logprobs": n_top}
+
+
+def _tool_fields(request: ChatRequest) -> dict[str, Any]:
+    choice = request.tool_choice
+    if isinstance(choice, dict):
+        function = choice.get("function")
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise _refused("tool_choice", choice, "a function with its name")
+    if request.tools:
+        return {"tools": request.tools, "tool_choice": choice or "auto"}
+    if choice not in (None, "none", "auto"):
+        raise _refused("tool_choice", choice, "null, 'none' or 'auto' without tools")
+    return {}
 
 
 def plain_message(message: ChatMessage) -> dict[str, Any]:

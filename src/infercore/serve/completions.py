@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from infercore.values.session import TokenLogprob
 
 MAX_LOGPROBS = 5
+MAX_PROMPTS = 128
 DEFAULT_TOKENS = 16
 """Tokens of an answer where the request names no number, as the protocol has it."""
 
@@ -49,7 +50,11 @@ class _AfterPrompt:
     async def __anext__(self) -> Any:
         if self._stream is None:
             timeout = self._decode.get("timeout")
+            began = time.monotonic()
             await self._session.ensure_prefix(self._prompt, timeout=timeout)
+            if timeout is not None:  # of both together
+                left = max(1e-3, timeout - (time.monotonic() - began))
+                self._decode = {**self._decode, "timeout": left}
             self._stream = self._session.decode(**self._decode)
         return await self._stream.__anext__()
 
@@ -64,6 +69,13 @@ def prompts_of(request: CompletionRequest) -> list[Any]:
     if isinstance(prompt, str):
         return [prompt]
     kinds = {type(part) for part in prompt}
+    if len(prompt) > MAX_PROMPTS and kinds != {int}:
+        raise InvalidInputError(
+            f"{len(prompt)} prompts are too many",
+            field="prompt",
+            value=len(prompt),
+            allowed=f"at most {MAX_PROMPTS}",
+        )
     if len(kinds) != 1:
         raise InvalidInputError(
             "the prompt is empty, or mixes texts and token ids",
@@ -81,6 +93,10 @@ def asked_of(
     check_settled(request)
     n_tokens = DEFAULT_TOKENS if request.max_tokens is None else request.max_tokens
     fields = sampling_fields(request, config, n_tokens)
+    if prompt == []:
+        raise InvalidInputError(
+            "a prompt has no token", field="prompt", value=prompt, allowed="token ids"
+        )
     if request.logprobs is not None:
         if not 0 <= request.logprobs <= MAX_LOGPROBS:
             raise InvalidInputError(
@@ -108,9 +124,9 @@ def asked_of(
 class _Logprobs:
     """The parallel lists in which this route tells of probabilities."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, offset: int = 0) -> None:
         self._tokenizer = tokenizer
-        self._offset = 0
+        self._offset = offset
 
     def rows(self, found: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:
         if found is None:
@@ -200,7 +216,10 @@ async def _choices(
                     echoed.add(number)
                     text = _echo(one, pool) + text
                 tokenizer = None if pool is None else pool.tokenizer
-                told = logprobs.setdefault(number, _Logprobs(tokenizer))
+                if number not in logprobs:
+                    n_echoed = len(_echo(one, pool)) if request.echo else 0
+                    logprobs[number] = _Logprobs(tokenizer, n_echoed)
+                told = logprobs[number]
                 reason = None if chunk.finish_reason is None else FINISHED[chunk.finish_reason]
                 yield {
                     "index": place * one.n + number,

@@ -42,7 +42,7 @@ class ServeConfig:
     ends after ``request_timeout`` seconds, waiting included (None = never). While a stream waits,
     a comment goes out every ``keep_alive`` seconds. ``n_warm`` conversations of each model stay
     open after their answer, for their next turn. ``cors_origins`` are the origins of web pages
-    that may call ("*" = any). ``log_prompts`` writes prompts to the log, which else has none.
+    that may call ("*" = any). Prompts are in no log.
 
     Raises `InvalidInputError` for a value that is not allowed.
     """
@@ -59,4 +59,3 @@ class ServeConfig:
     )
     n_warm: int = attrs.field(default=64, validator=checks.integer(0, optional=False))
     cors_origins: tuple[str, ...] = attrs.field(default=(), converter=_origins)
-    log_prompts: bool = attrs.field(default=False, validator=checks.boolean(optional=False))

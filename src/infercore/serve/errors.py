@@ -7,6 +7,7 @@ from typing import Any
 
 import attrs
 import msgspec
+from starlette.requests import ClientDisconnect
 
 from infercore import errors
 
@@ -52,9 +53,13 @@ def api_error(error: BaseException) -> ApiError:
     message = str(error)
     if isinstance(error, (msgspec.ValidationError, msgspec.DecodeError)):
         return ApiError(400, message, param=_param(message))
+    if isinstance(error, ClientDisconnect):
+        return ApiError(499, "the client left before its request was whole")
     for kind, status, name, code in _OURS:
         if isinstance(error, kind):
             param = getattr(error, "field", None) or getattr(error, "feature", None)
+            if param is not None and param.startswith("reasoning="):
+                param = "reasoning_effort"
             return ApiError(
                 status,
                 message,

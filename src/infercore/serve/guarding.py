@@ -8,6 +8,7 @@ import logging
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from infercore.serve.errors import ApiError
 from infercore.serve.responding import failure
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("infercore.serve.access")
 OPEN_PATHS = ("/health", "/")
+_MOST_DIGITS = 18  # of a length that a number of 64 bits can hold
 
 
 class Guard:
@@ -61,7 +63,7 @@ class Guard:
             log.info(
                 "%s %s %d",
                 scope["method"],
-                scope["path"],
+                quote(scope["path"]),
                 status or 499,
                 extra={"elapsed_ms": round(1000 * (time.perf_counter() - began), 1)},
             )
@@ -77,6 +79,7 @@ class Guard:
             namespace = self._namespace(scope)
             if scope["method"] == "POST" and self._n_active[namespace] >= self._n_most:
                 raise _too_many(self._n_most)
+            self._check_page(scope, origin)
             self._check_length(scope)
         except ApiError as error:
             await failure(error)(scope, receive, send)
@@ -112,9 +115,18 @@ class Guard:
             )
         return found
 
+    def _check_page(self, scope: Scope, origin: bytes | None) -> None:
+        """Refuse a web page of another origin: browsers send its POSTs without asking first."""
+        given = _header(scope, b"origin")
+        host = given.partition(b"://")[2]
+        if given and origin is None and host != _header(scope, b"host"):
+            raise ApiError(403, "this origin may not call", code="origin_not_allowed")
+
     def _check_length(self, scope: Scope) -> None:
         length = _header(scope, b"content-length")
-        if length.isdigit() and int(length) > self._config.max_body_bytes:
+        if length.isdigit() and (
+            len(length) > _MOST_DIGITS or int(length) > self._config.max_body_bytes
+        ):
             raise too_large(self._config.max_body_bytes)
 
     def _origin(self, scope: Scope) -> bytes | None:

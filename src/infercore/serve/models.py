@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from contextlib import asynccontextmanager
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from infercore.session.asynchronous import AsyncSession
     from infercore.session.pool import SessionPool
 
+log = logging.getLogger("infercore.serve")
 History = tuple[str, ...]
 
 
@@ -64,6 +66,7 @@ class Served:
         self._opens = opens
         self._last_use = time.monotonic()
         self._opening = asyncio.Lock()
+        self._loading: asyncio.Task[None] | None = None
         self.warm = Warm(0)
 
     @asynccontextmanager
@@ -71,18 +74,34 @@ class Served:
         """Give the pool, opened if need be, and keep it from being unloaded meanwhile."""
         self.n_active += 1
         try:
-            async with self._opening:
-                if self.pool is None or self.pool.closed:
-                    self.pool = await asyncio.to_thread(self._reopen)
+            while self.pool is None or self.pool.closed:
+                if self._loading is None or self._loading.done():
+                    self._loading = asyncio.create_task(self._load())
+                await asyncio.shield(self._loading)  # it goes on where this caller leaves
             yield self.pool
         finally:
             self.n_active -= 1
             self._last_use = time.monotonic()
 
+    async def _load(self) -> None:
+        async with self._opening:
+            if self.pool is None or self.pool.closed:
+                self.pool = await asyncio.to_thread(self._reopen)
+
     def _reopen(self) -> SessionPool:
         if self._opens is None:
             raise ApiError(503, f"model {self.name!r} is closed", "server_error", code="closed")
-        return self._opens()
+        try:
+            return self._opens()
+        except Exception as error:  # the operator's fault, never the caller's
+            log.exception("model %s cannot be opened", self.name)
+            raise ApiError(
+                503,
+                f"model {self.name!r} cannot be opened; the log says why",
+                "server_error",
+                code="not_loaded",
+                headers={"Retry-After": "5"},
+            ) from error
 
     async def unload_when_idle(self, seconds: float) -> None:
         """Close a pool that nobody has used for ``seconds`` and that can be opened again."""
@@ -100,6 +119,8 @@ class Served:
 
     async def close(self) -> None:
         """Close the sessions, and the pool where this server opened it."""
+        if self._loading is not None:
+            await asyncio.gather(self._loading, return_exceptions=True)
         await self.warm.close()
         if self._opens is not None:
             await self._close_pool()

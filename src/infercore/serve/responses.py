@@ -52,17 +52,13 @@ def asked_of(
         fields["max_tokens"] = min(limits)
     if config.request_timeout is not None:
         fields["timeout"] = config.request_timeout
-    form = response_form((request.text or {}).get("format"))
+    form = _form(request)
     if form is not None:
         fields["response_format"] = form
+    if other := _beside(request.reasoning, "effort"):
+        raise _refused(f"reasoning.{min(other)}", None, "'effort' alone")
     effort = (request.reasoning or {}).get("effort")
-    chat: dict[str, Any] = {"reasoning": reasoning_of(effort)}
-    if request.tools:
-        choice = request.tool_choice or "auto"
-        chat |= {
-            "tools": [_tool(tool) for tool in request.tools],
-            "tool_choice": choice["name"] if isinstance(choice, dict) else choice,
-        }
+    chat = {"reasoning": reasoning_of(effort), **_tool_fields(request)}
 
     def begin(session: AsyncSession, decode: dict[str, Any]) -> AsyncDecodeStream:
         return session.chat(messages, **chat, **decode)
@@ -75,6 +71,38 @@ def asked_of(
         fields=fields,
         n=1,
     )
+
+
+def _form(request: ResponsesRequest) -> Any:
+    if other := _beside(request.text, "format"):
+        raise _refused(f"text.{min(other)}", None, "'format' alone")
+    form = (request.text or {}).get("format")
+    if not isinstance(form, (dict, type(None))):
+        raise _refused("text.format", form, "an object")
+    return response_form(form)
+
+
+def _tool_fields(request: ResponsesRequest) -> dict[str, Any]:
+    choice = request.tool_choice
+    if request.tools:
+        tools = [_tool(tool) for tool in request.tools]
+        return {"tools": tools, "tool_choice": _chosen(choice or "auto")}
+    if choice not in (None, "none", "auto"):
+        raise _refused("tool_choice", choice, "null, 'none' or 'auto' without tools")
+    return {}
+
+
+def _beside(given: Mapping[str, Any] | None, name: str) -> set[str]:
+    return {key for key, value in (given or {}).items() if value is not None} - {name}
+
+
+def _chosen(choice: str | Mapping[str, Any]) -> str:
+    if isinstance(choice, str):
+        return choice
+    name = choice.get("name")
+    if choice.get("type") != "function" or not isinstance(name, str):
+        raise _refused("tool_choice", choice, "an object of type 'function' with a name")
+    return name
 
 
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:

@@ -57,22 +57,23 @@ async def run(app: App, *, host: str, port: int, lazy: bool, say: Callable[[str]
     Raises what opening a pool raises, and `OSError` where the address is taken.
     """
     bound = _bound(host, port)
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan="on",
+        timeout_graceful_shutdown=GRACE_S,
+        server_header=False,
+    )
+    server = Server(config, lambda: say(f"serving at {_url(bound)}"))
     try:
-        if not lazy:
-            for served in app.models.by_name.values():
+        with _told_to_end(lambda: _end(server, app)):
+            for served in () if lazy else app.models.by_name.values():
                 say(f"loading {served.name}")
                 async with served.used():
                     pass
-        config = uvicorn.Config(
-            app,
-            log_config=None,
-            access_log=False,
-            lifespan="on",
-            timeout_graceful_shutdown=GRACE_S,
-            server_header=False,
-        )
-        server = Server(config, lambda: say(f"serving at {_url(bound)}"))
-        with _told_to_end(lambda: _end(server, app)):
+                if server.should_exit:  # told while it loaded
+                    return
             await server.serve(sockets=[bound])
     finally:
         bound.close()

@@ -100,20 +100,24 @@ class _Loop:
 
     def answered(self, chunks: Iterable[StreamChunk]) -> list[ToolCall]:
         """Take an answer; return the calls in it, whose results are to be added to ``came``."""
-        message, calls = _message(chunks)
+        message, calls, reason = _message(chunks)
         self.came.append(message)
-        self._is_done = not calls
-        return calls
+        self._is_done = not calls or reason in ("cancelled", "timeout")
+        return [] if self._is_done else calls
 
 
 def _by_name(functions: Sequence[Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
     given = checks.items("functions", functions, "a sequence of functions")
-    if not given or not all(callable(function) for function in given):
-        raise checks.refuse("functions", functions, "functions, at least one")
+    if not given or not all(_has_name(function) for function in given):
+        raise checks.refuse("functions", functions, "functions with names, at least one")
     by_name = {function.__name__: function for function in given}
     if len(by_name) < len(given):
         raise checks.refuse("functions", functions, "functions of different names")
     return by_name
+
+
+def _has_name(function: object) -> bool:
+    return callable(function) and isinstance(getattr(function, "__name__", None), str)
 
 
 def _tool(name: str, function: Callable[..., Any]) -> dict[str, Any]:
@@ -125,20 +129,23 @@ def _tool(name: str, function: Callable[..., Any]) -> dict[str, Any]:
     }
 
 
-def _message(chunks: Iterable[StreamChunk]) -> tuple[Message, list[ToolCall]]:
-    text, thought, calls = "", "", list["ToolCall"]()
+def _message(chunks: Iterable[StreamChunk]) -> tuple[Message, list[ToolCall], str | None]:
+    text, thought, calls, reason = "", "", list["ToolCall"](), None
     for chunk in chunks:
+        reason = chunk.finish_reason
         text += chunk.text
         thought += chunk.reasoning
         calls += chunk.tool_calls
     message = Message(
         role="assistant", content=text, tool_calls=tuple(calls), reasoning=thought or None
     )
-    return message, calls
+    return message, calls, reason
 
 
 def _result(call: ToolCall, value: Any) -> Message:
-    content = value if isinstance(value, str) else json.dumps(value, default=str)
+    content = (
+        value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
+    )
     return Message(role="tool", content=content, tool_call_id=call.id, name=call.name)
 
 

@@ -1,0 +1,117 @@
+"""What an attacker found: each of these was answered otherwise once."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+httpx = pytest.importorskip("httpx", reason="the client that the tests use is not installed")
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from served import Served
+
+CHAT = "/v1/chat/completions"
+ASK = {"model": "tale", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+WRONG: dict[str, tuple[str, Any]] = {
+    "digits of an id": (CHAT, {**ASK, "logit_bias": {"1" * 5_000: 1}}),
+    "a bias beyond float32": (CHAT, {**ASK, "logit_bias": {"5": 1e308}}),
+    "a choice of no name": (CHAT, {**ASK, "tools": [TOOL], "tool_choice": {"function": 5}}),
+    "messages without end": (CHAT, {**ASK, "messages": ASK["messages"] * 3_000}),
+    "a prompt of nothing": ("/v1/completions", {"model": "tale", "prompt": [[]]}),
+    "prompts without end": ("/v1/completions", {"model": "tale", "prompt": ["a"] * 200}),
+    "a form of no object": (
+        "/v1/responses",
+        {"model": "tale", "input": "a", "text": {"format": 1}},
+    ),
+    "a verbosity": ("/v1/responses", {"model": "tale", "input": "a", "text": {"verbosity": "low"}}),
+    "a choice without tools": (
+        "/v1/responses",
+        {"model": "tale", "input": "a", "tool_choice": "required"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_request_is_400(served: Served, name: str) -> None:
+    path, body = WRONG[name]
+    answer = httpx.post(f"{served.url}{path}", json=body, timeout=60)
+    assert answer.status_code == 400, answer.text
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"model":"\xff"}', b'{"model":"tale","messages":' + b"[" * 99_999]
+)
+def test_a_body_that_is_no_json_is_400(served: Served, body: bytes) -> None:
+    assert httpx.post(f"{served.url}{CHAT}", content=body).status_code == 400
+
+
+def test_no_tokens_are_refused_and_not_without_limit(served: Served) -> None:
+    answer = httpx.post(f"{served.url}{CHAT}", json={**ASK, "max_completion_tokens": 0})
+    assert answer.status_code == 400
+
+
+def test_a_page_of_another_origin_may_not_call(served: Served) -> None:
+    headers = {"Origin": "http://evil", "Content-Type": "text/plain"}
+    assert httpx.post(f"{served.url}{CHAT}", json=ASK, headers=headers).status_code == 403
+    own = {"Origin": served.url}
+    assert httpx.post(f"{served.url}{CHAT}", json=ASK, headers=own).status_code == 200
+
+
+def test_what_is_echoed_shifts_the_offsets(served: Served) -> None:
+    asked = {"model": "tale", "prompt": "Once upon", "max_tokens": 2, "echo": True, "logprobs": 0}
+    choice = httpx.post(f"{served.url}/v1/completions", json=asked).json()["choices"][0]
+    assert choice["logprobs"]["text_offset"][0] == len("Once upon")
+
+
+def test_a_load_that_its_client_left_is_everybody_s(pack_path: Path) -> None:
+    import infercore as ic
+    from infercore.serve.models import Models
+
+    opened = []
+
+    def opens() -> Any:
+        opened.append(ic.open_pool(pack_path, n_ctx=64, n_threads=1))
+        return opened[-1]
+
+    async def story() -> None:
+        served = Models({"tale": opens}, n_warm=1).get("tale")
+
+        async def use() -> None:
+            async with served.used():
+                pass
+
+        leaving = [asyncio.create_task(use()) for _ in range(3)]
+        await asyncio.sleep(0)
+        for task in leaving:
+            task.cancel()
+        await asyncio.gather(*leaving, return_exceptions=True)
+        await use()
+        await served.close()
+
+    asyncio.run(story())
+    assert [pool.closed for pool in opened] == [True]
+
+
+def test_a_model_that_cannot_be_opened_tells_no_path(tmp_path: Path) -> None:
+    import infercore as ic
+    from infercore.serve.app import App
+    from infercore.serve.config import ServeConfig
+    from infercore.serve.models import Models
+
+    secret = tmp_path / "secret.bin"
+    secret.write_bytes(b"x")
+    app = App(Models({"tale": lambda: ic.open_pool(secret)}, n_warm=1), ServeConfig())
+
+    async def story() -> Any:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://here") as http:
+            return await http.post(CHAT, json=ASK)
+
+    answer = asyncio.run(story())
+    assert answer.status_code == 503
+    assert "secret" not in answer.text
