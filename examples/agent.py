@@ -3,7 +3,7 @@
 Shows: `Session.run_tools` offers functions to the model, runs what it calls, gives it the results,
 and goes on until it answers. Types and docstrings are what the model is told of a function. The
 conversation stays in the session, so each round evaluates only what came on top. The pack's model
-is tiny: it adds well, and often misreads the name of a place.
+is tiny: it calls in the right form, and often misreads names and results.
 
 Prints each conversation, and how much the session holds at the end.
 
