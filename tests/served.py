@@ -23,14 +23,17 @@ class Served:
     url: str
     app: Any
     pools: dict[str, Any]
+    clients: list[Any] = attrs.field(factory=list)
 
     def client(self, **fields: Any) -> Any:
         """Return the public client of the protocol."""
         import openai
 
-        return openai.OpenAI(
+        opened = openai.OpenAI(
             **{"base_url": f"{self.url}/v1", "api_key": "none", "max_retries": 0, **fields}
         )
+        self.clients.append(opened)
+        return opened
 
 
 def eventually(holds: Callable[[], bool], seconds: float = SECONDS) -> None:
@@ -56,7 +59,10 @@ def serving(pools: dict[str, Any], **config: Any) -> Iterator[Served]:
     try:
         eventually(lambda: bool(server.started))
         host, port = bound.getsockname()[:2]
-        yield Served(f"http://{host}:{port}", app, pools)
+        served = Served(f"http://{host}:{port}", app, pools)
+        yield served
+        for client in served.clients:
+            client.close()
     finally:
         server.should_exit = True
         thread.join(SECONDS)
