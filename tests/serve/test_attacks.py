@@ -29,6 +29,11 @@ WRONG: dict[str, tuple[str, Any]] = {
         {"model": "tale", "input": "a", "text": {"format": 1}},
     ),
     "a verbosity": ("/v1/responses", {"model": "tale", "input": "a", "text": {"verbosity": "low"}}),
+    "padding of a stream": (CHAT, {**ASK, "stream_options": {"include_obfuscation": True}}),
+    "options nobody knows": (
+        "/v1/responses",
+        {"model": "tale", "input": "a", "stream_options": {"x": 1}},
+    ),
     "a choice without tools": (
         "/v1/responses",
         {"model": "tale", "input": "a", "tool_choice": "required"},

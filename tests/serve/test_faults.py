@@ -131,7 +131,8 @@ def test_a_request_of_one_key_too_many(pool: Any) -> None:
 def test_time_is_over_before_the_first_token(pool: Any) -> None:
     with serving({"tale": pool}, request_timeout=0.001) as served:
         answer = httpx.post(f"{served.url}{CHAT}", json=LONG)
-    assert answer.status_code == 408 or answer.json()["choices"][0]["finish_reason"] == "length"
+    if answer.status_code != 408:  # a first token came in time: it ends soon after
+        assert answer.json()["usage"]["completion_tokens"] < LONG["max_tokens"]
 
 
 def test_metrics_count(served: Served) -> None:

@@ -135,7 +135,7 @@ class ResponsesRequest(Request, kw_only=True):
     tool_choice: str | Json | None = None
     text: Json | None = None
     stream: bool | None = None
-    stream_options: Json | None = None
+    stream_options: StreamOptions | None = None
     store: bool | None = None
     previous_response_id: str | None = None
     parallel_tool_calls: bool | None = None
@@ -181,6 +181,14 @@ SETTLED: dict[str, tuple[Any, ...]] = {
 
 def check_settled(request: Request) -> None:
     """Raise `InvalidInputError` for a field with a value that the server would have to act on."""
+    options = getattr(request, "stream_options", None)
+    if options is not None and options.include_obfuscation:
+        raise InvalidInputError(
+            "stream_options.include_obfuscation is not supported here; leave it out, or send false",
+            field="stream_options.include_obfuscation",
+            value=True,
+            allowed="false",
+        )
     for name, allowed in SETTLED.items():
         value = getattr(request, name, None)
         if value is None or value in allowed:
