@@ -17,7 +17,7 @@ import pairs
 import rivals
 
 import infercore as ic
-from infercore.cli import bench_run
+from infercore.measuring import parts
 
 if TYPE_CHECKING:
     import argparse
@@ -59,10 +59,8 @@ def loop(path: str, variant: str, options: argparse.Namespace) -> list[pairs.Row
     ):
         tokenizer = model.tokenizer
         bias = rivals.steady_bias(tokenizer)
-        system = bench_run.text_of(tokenizer, options.instructions)
-        results = [
-            bench_run.text_of(tokenizer, options.result, i + 1) for i in range(options.turns)
-        ]
+        system = parts.text_of(tokenizer, options.instructions)
+        results = [parts.text_of(tokenizer, options.result, i + 1) for i in range(options.turns)]
         rival = rivals.llama(path, n_ctx=n_ctx, n_threads=options.threads, **gpu)
         evaluated = {"infercore": Counter(), "create_chat_completion": Counter()}
         own = evaluated["infercore"].of_session(session, max_tokens=options.answer, bias=bias)

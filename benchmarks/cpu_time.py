@@ -16,7 +16,7 @@ import pairs
 import rivals
 
 import infercore as ic
-from infercore.cli import bench_run
+from infercore.measuring import parts
 
 if TYPE_CHECKING:
     import argparse
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 def of_context(context: ic.Context, sampler: ic.Sampler) -> Turn:
     def turn(ids: Sequence[int], n: int) -> None:
-        bench_run.decode_s(context, sampler, ids, n - 1)
+        parts.decode_s(context, sampler, ids, n - 1)
 
     return turn
 
@@ -79,8 +79,8 @@ def measure(path: str, options: argparse.Namespace) -> list[pairs.Row]:
         for told, turns in contenders(model, path, n_ctx, sampler).items():
 
             def run(turn: Turn) -> tuple[float, float]:
-                ids = bench_run.ids_of(model.tokenizer, options.prefill, next(starts))
-                other = bench_run.ids_of(model.tokenizer, options.prefill, next(starts))
+                ids = parts.ids_of(model.tokenizer, options.prefill, next(starts))
+                other = parts.ids_of(model.tokenizer, options.prefill, next(starts))
                 first = cpu_s(turn, ids, 1)
                 return first, cpu_s(turn, other, 1 + options.tokens) - first
 

@@ -15,7 +15,7 @@ import pairs
 from by_hand import RawLoop
 
 import infercore as ic
-from infercore.cli.bench_stats import in_turns
+from infercore.measuring.stats import in_turns
 
 if TYPE_CHECKING:
     import argparse

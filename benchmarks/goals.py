@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from infercore.cli.bench_stats import number
+from infercore.measuring.stats import number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

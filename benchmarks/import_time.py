@@ -8,7 +8,7 @@ import sys
 
 import pairs
 
-from infercore.cli.bench_stats import in_turns
+from infercore.measuring.stats import in_turns
 
 MODULES = {
     "infercore": "infercore",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pairs
 
 import infercore as ic
-from infercore.cli import bench_run
+from infercore.measuring import parts
 
 if TYPE_CHECKING:
     import argparse
@@ -30,7 +30,7 @@ def measure(path: str, options: argparse.Namespace) -> list[pairs.Row]:
         ic.load_model(path) as model,
         model.new_context(n_ctx=1024, n_threads=options.threads) as context,
     ):
-        ids = bench_run.ids_of(model.tokenizer, 900)
+        ids = parts.ids_of(model.tokenizer, 900)
         context.decode(ids[: options.suffix])  # the suffix's length is known
         context.decode_one(ids[0])
         for i in range(options.rounds):
@@ -38,8 +38,8 @@ def measure(path: str, options: argparse.Namespace) -> list[pairs.Row]:
             for j, name in enumerate((UNSEEN, SEEN)):
                 prefix = ids[7 * i + j : 7 * i + j + n]
                 suffix = ids[500 + i + j : 500 + i + j + options.suffix]
-                cold = bench_run.prefill_s(context, prefix)
-                warm = bench_run.ms(lambda s=suffix: context.decode(s))
+                cold = parts.prefill_s(context, prefix)
+                warm = parts.ms(lambda s=suffix: context.decode(s))
                 found["cold"][name].append(cold * 1e3)
                 found["warm"][name].append(warm)
     rows = []

@@ -17,7 +17,7 @@ import pairs
 import rivals
 
 import infercore as ic
-from infercore.cli import bench_facts, bench_run
+from infercore.measuring import machine, parts
 
 if TYPE_CHECKING:
     import argparse
@@ -39,9 +39,9 @@ def taken(by: str, path: str, small: str, options: argparse.Namespace) -> int:
 def child(path: str, small: str, *, n_ctx: int, **how: Any) -> None:
     """Print the bytes that a contender takes for the model at ``path``."""
     kept = [run(small, 8, n_ctx=64, **how)]
-    before = bench_facts.resident_bytes()
+    before = machine.resident_bytes()
     kept.append(run(path, N_TOUCHED, n_ctx=n_ctx, **how))
-    print(bench_facts.resident_bytes() - before)
+    print(machine.resident_bytes() - before)
     os._exit(0)  # closing takes time and tells nothing here
 
 
@@ -57,7 +57,7 @@ def run(path: str, n: int, *, by: str, n_ctx: int, threads: int, n_gpu_layers: i
         return pipe
     model = ic.load_model(path, n_gpu_layers=n_gpu_layers)
     context = model.new_context(n_ctx=n_ctx, n_threads=threads)
-    context.decode(bench_run.ids_of(model.tokenizer, n))
+    context.decode(parts.ids_of(model.tokenizer, n))
     return model, context
 
 
@@ -65,8 +65,8 @@ def measure(path: str, small: str, options: argparse.Namespace) -> list[pairs.Ro
     name, figure = pairs.name_of(path), f"resident, n_ctx {options.n_ctx}"
     gpu = {} if os.path.isdir(path) else {"n_gpu_layers": options.n_gpu_layers}
     plan = ic.plan_memory(path, n_ctx=options.n_ctx, n_threads=options.threads, **gpu)
-    parts = {"weights": plan.weights_bytes, "KV": plan.kv_bytes, "compute": plan.compute_bytes}
-    note = ", ".join(f"{part} {size / MIB:.0f}" for part, size in parts.items())
+    planned = {"weights": plan.weights_bytes, "KV": plan.kv_bytes, "compute": plan.compute_bytes}
+    note = ", ".join(f"{part} {size / MIB:.0f}" for part, size in planned.items())
     values = {"plan_memory": [plan.total_bytes / MIB] * options.rounds}
     for by in CONTENDERS[os.path.isdir(path)]:
         values[by] = [taken(by, path, small, options) / MIB for _ in range(options.rounds)]

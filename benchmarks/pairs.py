@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from infercore.cli import bench_facts
-from infercore.cli.bench_stats import Spread, in_turns, number, ratios, spread
-from infercore.cli.output import print_table
+from infercore.cli.terminal import print_table
+from infercore.measuring import machine
+from infercore.measuring.stats import Spread, in_turns, number, ratios, spread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -114,8 +114,8 @@ def finish(name: str, rows: Sequence[Row], options: argparse.Namespace) -> None:
     told = {
         "benchmark": name,
         "command": _command(),
-        "machine": bench_facts.machine(),
-        "versions": bench_facts.versions(),
+        "machine": machine.machine(),
+        "versions": machine.versions(),
         "rows": [_rounded(attrs.asdict(row)) for row in rows],
     }
     options.json.parent.mkdir(parents=True, exist_ok=True)

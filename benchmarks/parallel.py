@@ -18,7 +18,7 @@ import pairs
 import rivals
 
 import infercore as ic
-from infercore.cli import bench_run
+from infercore.measuring import parts
 
 if TYPE_CHECKING:
     import argparse
@@ -50,7 +50,7 @@ def own_context(context: ic.Context, sampler: ic.Sampler, ids: list[int], n: int
         context.clear()
         context.decode(ids)
 
-    return before, lambda: bench_run.steps_s(context, sampler, n)
+    return before, lambda: parts.steps_s(context, sampler, n)
 
 
 def own_llama(model: Any, ids: list[int], n: int) -> Job:
@@ -93,7 +93,7 @@ def measure(path: str, options: argparse.Namespace) -> list[pairs.Row]:
     gpu = {} if is_folder else {"n_gpu_layers": options.n_gpu_layers}
     n_ctx = N_BEFORE + n + 32
     with ic.load_model(path, **gpu) as model, ThreadPoolExecutor(width) as pool:
-        prompts = [bench_run.ids_of(model.tokenizer, N_BEFORE, i) for i in range(width)]
+        prompts = [parts.ids_of(model.tokenizer, N_BEFORE, i) for i in range(width)]
         fields: dict[str, Any] = {"n_ctx": n_ctx * width, "n_seq_max": width}
         wide = model.new_context(n_threads=threads, **fields)
         one = model.new_context(n_ctx=n_ctx, n_threads=threads)

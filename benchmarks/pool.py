@@ -25,8 +25,8 @@ import rivals
 from goals import ALONE, BETTER, OWNER, PIPELINE, POOL
 
 import infercore as ic
-from infercore.cli import bench_run
-from infercore.cli.bench_stats import in_turns, spread
+from infercore.measuring import parts
+from infercore.measuring.stats import in_turns, spread
 
 if TYPE_CHECKING:
     import argparse
@@ -111,7 +111,7 @@ def resident(path: str, options: argparse.Namespace) -> list[pairs.Row]:
         model.new_pool(n_threads=options.threads, **fields) as pool,
         pool.open_session(namespace="shared") as holder,
     ):
-        text = bench_run.text_of(model.tokenizer, n)
+        text = parts.text_of(model.tokenizer, n)
         holder.ensure_prefix(text)
         names = iter(range(10**6))
         runs = {
@@ -136,7 +136,7 @@ def moved(path: str, options: argparse.Namespace) -> list[pairs.Row]:
         model.new_pool(cache_bytes=2**31, **fields) as keeping,
         model.new_pool(**fields) as plain,
     ):
-        text = bench_run.text_of(model.tokenizer, n)
+        text = parts.text_of(model.tokenizer, n)
         sessions = [keeping.open_session(namespace=str(i)) for i in range(2)]
         others = [plain.open_session(namespace=str(i)) for i in range(2)]
         for session in (*sessions, *others):
@@ -173,7 +173,7 @@ def gap(path: str, options: argparse.Namespace) -> list[pairs.Row]:
                 n_parallel=width + 1,
                 n_threads=options.threads,
             ) as pool:
-                values = gaps(pool, width, bench_run.text_of(model.tokenizer, n), options)
+                values = gaps(pool, width, parts.text_of(model.tokenizer, n), options)
             figure = f"{width} running, a prompt of {n} arrives"
             made += [
                 pairs.Row(

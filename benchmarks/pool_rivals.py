@@ -29,8 +29,8 @@ import rivals
 from goals import POOL
 
 import infercore as ic
-from infercore.cli import bench_run
-from infercore.cli.bench_stats import in_turns
+from infercore.measuring import parts
+from infercore.measuring.stats import in_turns
 
 if TYPE_CHECKING:
     import argparse
@@ -204,7 +204,7 @@ def agents(path: str, options: argparse.Namespace) -> list[pairs.Row]:
         ) as pool,
     ):
         tokenizer = model.tokenizer
-        instructions = bench_run.text_of(tokenizer, n)
+        instructions = parts.text_of(tokenizer, n)
         first = tokenizer.encode(instructions)
         sessions = [pool.open_session() for _ in range(width)]
         histories = [list(first) for _ in range(width)]
@@ -230,8 +230,7 @@ def agents(path: str, options: argparse.Namespace) -> list[pairs.Row]:
         timed(seconds, rival, lambda: serve(first, 1))
         for turn in range(options.turns):
             texts = [
-                " " + bench_run.text_of(tokenizer, options.result, 7 * turn + i)
-                for i in range(width)
+                " " + parts.text_of(tokenizer, options.result, 7 * turn + i) for i in range(width)
             ]
             both = [(POOL, lambda t=texts: own(t)), (rival, lambda t=texts: other(t))]
             for name, work in both if turn % 2 == 0 else both[::-1]:

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from infercore.cli import bench_run
+from infercore.measuring import parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ N_BEFORE = 64
 
 def prompts(tokenizer: ic.Tokenizer, n: int, n_tokens: int = N_BEFORE) -> list[str]:
     """Return ``n`` texts of about ``n_tokens`` tokens that differ from their first word on."""
-    return [f"{i} {bench_run.text_of(tokenizer, n_tokens - 4, 31 * i + i // 29)}" for i in range(n)]
+    return [f"{i} {parts.text_of(tokenizer, n_tokens - 4, 31 * i + i // 29)}" for i in range(n)]
 
 
 def generate(session: Any, n: int, **options: Any) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import matplotlib as mpl
 from goals import GOALS, SPREAD, rows_of
 
-from infercore.cli.bench_stats import number
+from infercore.measuring.stats import number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

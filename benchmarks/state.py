@@ -11,7 +11,7 @@ import pairs
 import rivals
 
 import infercore as ic
-from infercore.cli import bench_run
+from infercore.measuring import parts
 
 if TYPE_CHECKING:
     import argparse
@@ -23,16 +23,16 @@ MIB = 2**20
 def saving(path: str, model: ic.Model, options: argparse.Namespace) -> list[pairs.Row]:
     n, fields = options.tokens, {"n_ctx": options.tokens + 128, "n_threads": options.threads}
     with model.new_session(**fields) as session, tempfile.TemporaryDirectory() as folder:
-        session.ensure_prefix(bench_run.text_of(model.tokenizer, n))
+        session.ensure_prefix(parts.text_of(model.tokenizer, n))
         held, snapshot = session.explain_context().resident_tokens, session.snapshot()
         file = Path(folder) / "session.kv"
         saves: dict[str, Callable[[], float]] = {
-            "Session.snapshot": lambda: bench_run.ms(session.snapshot),
-            "Session.save, a file": lambda: bench_run.ms(lambda: session.save(file)),
+            "Session.snapshot": lambda: parts.ms(session.snapshot),
+            "Session.save, a file": lambda: parts.ms(lambda: session.save(file)),
         }
         loads: dict[str, Callable[[], float]] = {
-            "Session.restore": lambda: bench_run.ms(lambda: session.restore(snapshot)),
-            "Session.load, a file": lambda: bench_run.ms(lambda: session.load(file)),
+            "Session.restore": lambda: parts.ms(lambda: session.restore(snapshot)),
+            "Session.load, a file": lambda: parts.ms(lambda: session.load(file)),
         }
         notes = {"Session.snapshot": f"{len(snapshot.data) / MIB:.1f} MiB"}
         if not os.path.isdir(path):
@@ -40,10 +40,10 @@ def saving(path: str, model: ic.Model, options: argparse.Namespace) -> list[pair
             rival = rivals.llama(
                 path, n_ctx=fields["n_ctx"], n_threads=options.threads, n_gpu_layers=gpu
             )
-            rival.eval(bench_run.ids_of(model.tokenizer, held))
+            rival.eval(parts.ids_of(model.tokenizer, held))
             state = rival.save_state()
-            saves["Llama.save_state"] = lambda: bench_run.ms(rival.save_state)
-            loads["Llama.load_state"] = lambda: bench_run.ms(lambda: rival.load_state(state))
+            saves["Llama.save_state"] = lambda: parts.ms(rival.save_state)
+            loads["Llama.load_state"] = lambda: parts.ms(lambda: rival.load_state(state))
             size = state.llama_state_size + state.scores.nbytes
             notes["Llama.save_state"] = f"{size / MIB:.1f} MiB"
         common: dict[str, Any] = {"model": pairs.name_of(path), "unit": "ms"}
@@ -56,7 +56,7 @@ def saving(path: str, model: ic.Model, options: argparse.Namespace) -> list[pair
 
 def forking(path: str, model: ic.Model, options: argparse.Namespace) -> list[pairs.Row]:
     n, fields = options.tokens, {"n_threads": options.threads}
-    text = bench_run.text_of(model.tokenizer, n)
+    text = parts.text_of(model.tokenizer, n)
     with (
         model.new_session(n_ctx=n + 1024, n_seq_max=2, kv_unified=True, **fields) as shared,
         model.new_session(n_ctx=n + 1024, **fields) as alone,
@@ -66,8 +66,8 @@ def forking(path: str, model: ic.Model, options: argparse.Namespace) -> list[pai
         held = shared.explain_context().resident_tokens
         return pairs.compare(
             {
-                "into a free sequence": lambda: bench_run.fork_ms(shared),
-                "into a new context": lambda: bench_run.fork_ms(alone),
+                "into a free sequence": lambda: parts.fork_ms(shared),
+                "into a new context": lambda: parts.fork_ms(alone),
             },
             model=pairs.name_of(path),
             figure=f"fork {held} tokens",

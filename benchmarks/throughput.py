@@ -18,7 +18,7 @@ import rivals
 from by_hand import RawLoop
 
 import infercore as ic
-from infercore.cli import bench_run
+from infercore.measuring import parts
 
 if TYPE_CHECKING:
     import argparse
@@ -55,7 +55,7 @@ class Check:
 def streamed(session: ic.Session, text: str, n: int) -> tuple[list[int], float]:
     """The tokens after ``text`` and the seconds that a stream takes after its first token."""
     session.ensure_prefix(text)
-    return bench_run.stream_s(session, n)
+    return parts.stream_s(session, n)
 
 
 def gguf(path: str, options: argparse.Namespace) -> list[pairs.Row]:
@@ -69,17 +69,17 @@ def gguf(path: str, options: argparse.Namespace) -> list[pairs.Row]:
         model.new_context(**fields) as context,
         model.new_session(**fields) as session,
     ):
-        prompt = bench_run.ids_of(model.tokenizer, n_prefill)
-        text = bench_run.text_of(model.tokenizer, N_BEFORE)
+        prompt = parts.ids_of(model.tokenizer, n_prefill)
+        text = parts.text_of(model.tokenizer, N_BEFORE)
         ids = model.tokenizer.encode(text)
         sampler, check = model.new_sampler(temperature=0), Check()
         prefill = {
-            "infercore": lambda: n_prefill / bench_run.prefill_s(context, prompt),
+            "infercore": lambda: n_prefill / parts.prefill_s(context, prompt),
             "ctypes loop": lambda: n_prefill / raw.prefill_s(prompt),
             "Llama.eval": lambda: n_prefill / rivals.llama_prefill_s(rival, prompt),
         }
         decode: dict[str, Decode] = {
-            "infercore": lambda _: bench_run.decode_s(context, sampler, ids, n),
+            "infercore": lambda _: parts.decode_s(context, sampler, ids, n),
             "infercore session": lambda _: streamed(session, text, n),
             "ctypes loop": lambda _: raw.run(ids, n),
             "Llama.generate": lambda _: rivals.llama_generate_s(rival, ids, n),
@@ -107,19 +107,19 @@ def folder(path: str, options: argparse.Namespace) -> list[pairs.Row]:
     ):
         # Another prompt in each turn: the pipeline's cache of prefixes would spare it the prefill,
         # and with it the step from a long input to a short one, for which the engine prepares.
-        texts = [bench_run.text_of(model.tokenizer, N_BEFORE, i) for i in range(options.rounds + 1)]
+        texts = [parts.text_of(model.tokenizer, N_BEFORE, i) for i in range(options.rounds + 1)]
         ids = [model.tokenizer.encode(text) for text in texts]
         sampler, check, fresh = model.new_sampler(temperature=0), Check(), Fresh(model, n_prefill)
         prefill = {
-            "infercore": lambda: n_prefill / bench_run.prefill_s(context, fresh.ids()),
-            ACCURATE: lambda: n_prefill / bench_run.prefill_s(exact, fresh.ids()),
+            "infercore": lambda: n_prefill / parts.prefill_s(context, fresh.ids()),
+            ACCURATE: lambda: n_prefill / parts.prefill_s(exact, fresh.ids()),
             ALIKE[ACCURATE]: lambda: n_prefill / fresh.seconds(accurate),
             AS_IT_COMES: lambda: n_prefill / fresh.seconds(as_it_comes),
         }
         decode: dict[str, Decode] = {
-            "infercore": lambda i: bench_run.decode_s(context, sampler, ids[i], n),
+            "infercore": lambda i: parts.decode_s(context, sampler, ids[i], n),
             "infercore session": lambda i: streamed(session, texts[i], n),
-            ACCURATE: lambda i: ([], bench_run.decode_s(exact, sampler, ids[i], n)[1]),
+            ACCURATE: lambda i: ([], parts.decode_s(exact, sampler, ids[i], n)[1]),
             ALIKE[ACCURATE]: lambda i: ([], after_first(accurate, ids[i], n)[1]),
             AS_IT_COMES: lambda i: ([], after_first(as_it_comes, ids[i], n)[1]),
         }
@@ -137,7 +137,7 @@ class Fresh:
     """Prompts that no cache of prefixes has seen."""
 
     def __init__(self, model: ic.Model, n_tokens: int) -> None:
-        self._ids = bench_run.ids_of(model.tokenizer, n_tokens)
+        self._ids = parts.ids_of(model.tokenizer, n_tokens)
         self._turn = 0
 
     def ids(self) -> list[int]:

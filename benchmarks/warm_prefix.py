@@ -16,8 +16,8 @@ import pairs
 import rivals
 
 import infercore as ic
-from infercore.cli import bench_run
-from infercore.cli.bench_stats import in_turns
+from infercore.measuring import parts
+from infercore.measuring.stats import in_turns
 
 if TYPE_CHECKING:
     import argparse
@@ -41,9 +41,9 @@ class Prompts:
         self._turn += 1
         head = f"{chr(97 + self._turn % 26)}{self._turn} "
         n = self._n_prefix + longer - len(self._tokenizer.encode(head))
-        prefix = head + bench_run.text_of(self._tokenizer, n, self._turn)
+        prefix = head + parts.text_of(self._tokenizer, n, self._turn)
         suffixes = (
-            " " + bench_run.text_of(self._tokenizer, self._n_suffix, 3 * self._turn + i)
+            " " + parts.text_of(self._tokenizer, self._n_suffix, 3 * self._turn + i)
             for i in range(2)
         )
         return (prefix, *suffixes)
@@ -55,8 +55,8 @@ Run = tuple[float, float]  # milliseconds: cold, warm
 def of_session(model: ic.Model, prompts: Prompts, n_ctx: int, n_threads: int) -> Run:
     prefix, first, second = prompts.next()
     with model.new_session(n_ctx=n_ctx, n_threads=n_threads) as session:
-        cold = bench_run.first_token(session, prefix, first)
-        warm = bench_run.first_token(session, prefix, second)
+        cold = parts.first_token(session, prefix, first)
+        warm = parts.first_token(session, prefix, second)
     return cold.ms, warm.ms
 
 

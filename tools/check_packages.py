@@ -149,7 +149,7 @@ def try_wheels(work: Path, dist: Path) -> None:
     empty.mkdir()
     programs = new_environment(work / "wheels")
     wheels = [str(one(dist, f"{package}-*.whl")) for package in FOLDERS]
-    wheels[0] += "[constraints]"
+    wheels[0] += "[cli,constraints]"
     run(programs / "python", "-m", "pip", "install", "--quiet", *wheels, cwd=empty)
     run(programs / "python", "-m", "pip", "check", cwd=empty)
     run(programs / "python", "-W", "error", "-c", SMOKE, cwd=empty)

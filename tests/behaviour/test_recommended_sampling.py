@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 import infercore as ic
 import pack
-from infercore.cli import main
+from infercore.cli.app import main
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,7 +16,7 @@ import fake_plugin
 import infercore
 import pack
 from cli.engines import REFERENCE, Engine
-from infercore.cli import main
+from infercore.cli.app import main
 from infercore.registry import default_registry
 
 if TYPE_CHECKING:

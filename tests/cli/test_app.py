@@ -12,7 +12,7 @@ import pytest
 
 import infercore
 from cli.engines import COMMAND, TIMEOUT_S
-from infercore.cli import main
+from infercore.cli.app import main
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -104,7 +104,7 @@ def test_each_command_has_help_and_debug(run, name) -> None:
 def test_help_imports_no_engine_and_no_numpy(arguments) -> None:
     source = f"""
 import json, sys
-from infercore.cli import main
+from infercore.cli.app import main
 try:
     main({arguments!r})
 except SystemExit as end:

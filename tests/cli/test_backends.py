@@ -10,8 +10,8 @@ import infercore
 def test_nothing_installed(run, machine) -> None:
     result = run("backends")
     assert result.exit_code == 0
-    assert "pip install infercore-llamacpp" in result.stdout
-    assert "pip install infercore-openvino" in result.stdout
+    assert "pip install ./plugins/llamacpp" in result.stdout
+    assert "pip install ./plugins/openvino" in result.stdout
 
 
 def test_table(run, machine) -> None:

@@ -8,9 +8,9 @@ import socket
 import pytest
 
 import pack
-from infercore.cli import bench_facts
-from infercore.cli.bench_run import PARTS, ids_of, text_of
-from infercore.cli.bench_stats import in_turns, number, ratios, spread
+from infercore.measuring import machine
+from infercore.measuring.parts import PARTS, ids_of, text_of
+from infercore.measuring.stats import in_turns, number, ratios, spread
 
 SMALL = ("--threads", "1", "--repeats", "1", "--decode-tokens", "4", "--prefix-tokens", "32,96")
 
@@ -168,13 +168,13 @@ def test_numbers(value, text) -> None:
 
 
 def test_the_machine_has_no_name() -> None:
-    facts = bench_facts.machine()
+    facts = machine.machine()
     assert set(facts) == {
         "system", "architecture", "processor", "cpus", "features", "memory_gib", "load_average",
     }  # fmt: skip
     assert socket.gethostname() not in facts.values()
     assert facts["cpus"] >= 1
-    assert bench_facts.resident_bytes() > 2**20
+    assert machine.resident_bytes() > 2**20
 
 
 @pytest.mark.parametrize("n", [1, 7, 300])

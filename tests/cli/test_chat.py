@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 import pack
 from cli.engines import COMMAND, CTRL_C, CTRL_D, ESCAPE, TIMEOUT_S, terminal
-from infercore.cli import main
+from infercore.cli.app import main
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -316,15 +316,16 @@ def test_ctrl_c_between_an_answer_and_the_prompt_keeps_the_chat(reference, tmp_p
 
 LATE = """
 import signal
-from infercore.cli import main, turns
+from infercore.cli.app import main
+from infercore.cli import generating
 
-told = turns.Show.end
+told = generating.Show.end
 
 def late(self, turn, **facts):
     told(self, turn, **facts)
     signal.raise_signal(signal.SIGINT)
 
-turns.Show.end = late
+generating.Show.end = late
 main(prog_name="infercore")
 """
 

@@ -58,7 +58,7 @@ def test_no_backend(run, machine, model_pack) -> None:
     result = run("demo")
     assert result.exit_code == 1
     assert result.stderr.startswith("error: no backend can be used here; llamacpp: not installed")
-    assert "pip install infercore-openvino" in result.stderr
+    assert "pip install ./plugins/openvino" in result.stderr
 
 
 def test_unusable_backends_are_told_and_left_out(run, machine, model_pack) -> None:
@@ -85,7 +85,7 @@ def test_missing_pack(run, machine, monkeypatch: pytest.MonkeyPatch) -> None:
     result = run("demo")
     assert result.exit_code == 1
     assert result.stderr.count("\n") == 1
-    assert "pip install infercore-models" in result.stderr
+    assert "pip install ./models" in result.stderr
 
 
 def test_backend_of_another_format(run, machine, model_pack) -> None:

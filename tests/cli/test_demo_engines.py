@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pack
-from infercore.cli import demo_text
+from infercore.cli import demo
 
 
 def test_second_turn_reuses_the_prefix(run, backend_name, pack_path) -> None:
@@ -30,7 +30,7 @@ def test_engines_tell_the_same_story(run) -> None:
 
 
 def test_texts_fill_the_window_with_room_to_spare(model) -> None:
-    assert 500 < len(model.tokenizer.encode(demo_text.PREFIX)) < 620
-    for suffix in demo_text.TURNS.values():
-        n_prompt = len(model.tokenizer.encode(demo_text.PREFIX + suffix))
-        assert n_prompt + demo_text.MAX_TOKENS <= demo_text.N_CTX
+    assert 500 < len(model.tokenizer.encode(demo.PREFIX)) < 620
+    for suffix in demo.TURNS.values():
+        n_prompt = len(model.tokenizer.encode(demo.PREFIX + suffix))
+        assert n_prompt + demo.MAX_TOKENS <= demo.N_CTX

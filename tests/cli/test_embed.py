@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 import infercore
 import pack
-from infercore.cli import main
+from infercore.cli.app import main
 
 TEXTS = ["Mira is a baker.", "Tom lives near the old mill."]
 

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from cli.engines import ESCAPE, TIMEOUT_S, terminal
-from infercore.cli import main
+from infercore.cli.app import main
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -66,7 +66,7 @@ def test_no_backend_installed_names_the_commands(run, tmp_path, monkeypatch) -> 
     for arguments in (("inspect", str(file)), ("inspect", str(file), "--backend", "llamacpp")):
         result = run(*arguments)
         assert result.exit_code == 1
-        assert "pip install infercore-llamacpp" in result.stderr
+        assert "pip install ./plugins/llamacpp" in result.stderr
         assert result.stderr.count("\n") == 1
 
 

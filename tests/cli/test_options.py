@@ -6,9 +6,8 @@ import attrs
 import click
 import pytest
 
-from infercore.cli import main
-from infercore.cli.option_rows import CONTEXT, MODEL, SAMPLING
-from infercore.cli.options import Bias, KeyValue, Numbers, given
+from infercore.cli.app import main
+from infercore.cli.options import CONTEXT, MODEL, SAMPLING, Bias, KeyValue, Numbers, given
 from infercore.values.config import ContextConfig, DecodeConfig, ModelConfig, SamplingConfig
 
 NOT_OPTIONS = {

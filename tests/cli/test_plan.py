@@ -8,7 +8,7 @@ import pytest
 
 import infercore
 import pack
-from infercore.cli.plan import free_bytes
+from infercore.cli.inspecting import free_bytes
 
 engines = pytest.mark.parametrize("engine", sorted(pack.FORMATS), indirect=True)
 
@@ -65,7 +65,7 @@ def test_too_little_memory_is_told(run, machine, monkeypatch) -> None:
         weights_bytes=2**30, kv_bytes=2**20, compute_bytes=0, peak_bytes=2**30, n_ctx=64
     )
     monkeypatch.setitem(vars(infercore), "plan_memory", lambda *_, **__: plan)
-    monkeypatch.setattr("infercore.cli.plan.free_bytes", lambda: 2**29)
+    monkeypatch.setattr("infercore.cli.inspecting.free_bytes", lambda: 2**29)
     result = run("plan", "model.gguf")
     assert result.exit_code == 0
     assert "DOES NOT FIT: n_ctx 64, peak 1,024.0 MiB of 512.0 MiB free" in result.stdout
@@ -84,7 +84,7 @@ def test_memory_that_a_container_may_take_back_is_free(monkeypatch, tmp_path) ->
     }
     for name, text in files.items():
         (tmp_path / name).write_text(text + "\n")
-    monkeypatch.setattr("infercore.cli.plan._CGROUP", tmp_path)
+    monkeypatch.setattr("infercore.cli.inspecting._CGROUP", tmp_path)
     assert free_bytes() == 2500
     (tmp_path / "memory.max").write_text("max\n")
     assert free_bytes() > 2**20

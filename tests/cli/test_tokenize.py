@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 import infercore
-from infercore.cli import main
-from infercore.cli.tokenize_text import quoted
+from infercore.cli.app import main
+from infercore.cli.inspecting import quoted
 
 SHEEP = "Whose sign is 🐑?"
 

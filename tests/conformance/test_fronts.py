@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 import pack
-from infercore.cli import main
+from infercore.cli.app import main
 from infercore.conformance import find_rig, rig_names, select
 from infercore.errors import BackendNotFoundError, PluginLoadError
 

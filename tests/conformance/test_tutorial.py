@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 import infercore
 import pack
-from infercore.cli import main
+from infercore.cli.app import main
 from infercore.registry import default_registry
 
 ROOT = Path(__file__).parents[2]

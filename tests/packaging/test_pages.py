@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
-from infercore.cli import main
+from infercore.cli.app import main
 
 if sys.version_info >= (3, 11):
     import tomllib

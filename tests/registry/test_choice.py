@@ -99,7 +99,7 @@ def test_known_backend_that_is_not_installed(
     file.parent.mkdir(exist_ok=True)
     file.write_bytes(content)
     target = file.parent if file.parent.name == "folder" else file
-    with pytest.raises(BackendNotFoundError, match=f"pip install infercore-{name}"):
+    with pytest.raises(BackendNotFoundError, match=f"pip install ./plugins/{name}"):
         registry.choose(target)
 
 

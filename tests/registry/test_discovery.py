@@ -297,7 +297,7 @@ def test_unknown_name(install: Install, registry: Registry) -> None:
 
 @pytest.mark.parametrize("name", ["llamacpp", "openvino"])
 def test_known_name_that_is_not_installed(name: str, registry: Registry) -> None:
-    with pytest.raises(BackendNotFoundError, match=f"pip install infercore-{name}"):
+    with pytest.raises(BackendNotFoundError, match=f"pip install ./plugins/{name}"):
         registry.get(name)
 
 

@@ -11,19 +11,16 @@ from typing import Any, NoReturn
 import click
 
 import infercore
-from infercore.cli.backends import backends
 from infercore.cli.bench import bench
 from infercore.cli.chat import chat
 from infercore.cli.conformance import conformance
 from infercore.cli.demo import demo
 from infercore.cli.embed import embed
 from infercore.cli.generate import generate
-from infercore.cli.inspect_model import inspect
-from infercore.cli.plan import plan
-from infercore.cli.running import EXIT_INTERRUPTED
+from infercore.cli.generating import EXIT_INTERRUPTED
+from infercore.cli.inspecting import backends, inspect, plan, tokenize
 from infercore.cli.serve import serve
 from infercore.cli.terminal import harmless, of_the_system, speak_utf8
-from infercore.cli.tokenize_text import tokenize
 
 EXIT_ERROR = 1
 EXIT_PIPE = 141  # as a shell reports a program that SIGPIPE ended

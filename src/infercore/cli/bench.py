@@ -9,21 +9,26 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import click
 
-from infercore.cli import bench_facts, bench_tune
-from infercore.cli.bench_run import N_PREFILL, PARTS, Bench, Figure, Settings
-from infercore.cli.bench_stats import number, spread
 from infercore.cli.loading import context_fields, loaded, plain
-from infercore.cli.options import CONTEXT_FOR_TEXT, SectionCommand, context_options, model_options
-from infercore.cli.output import print_json, print_table
-from infercore.cli.param_type import ParamType
-from infercore.cli.progress import counting
-from infercore.cli.terminal import write
+from infercore.cli.options import (
+    CONTEXT_FOR_TEXT,
+    ParamType,
+    SectionCommand,
+    context_options,
+    model_options,
+)
+from infercore.cli.terminal import counting, print_json, print_table, write
+from infercore.measuring import machine, tuning
+from infercore.measuring.parts import N_PREFILL, PARTS, Bench, Figure, Settings
+from infercore.measuring.stats import number, spread
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import infercore
+    from infercore.measuring.stats import Spread
 
+TUNE_COLUMNS = ("setting", "prefill", "decode", "worth it")
 COLUMNS = ("part", "what", "median", "range", "unit", "measured on")
 NOTE = """\
 Medians of {repeats} runs after one that does not count (cold and warm turns: all count).
@@ -114,7 +119,7 @@ def bench(
     if tunes:
         _tune(model, options, context, settings, as_json=as_json)
         return
-    machine, held = bench_facts.machine(), bench_facts.resident_bytes()
+    here, held = machine.machine(), machine.resident_bytes()
     begun = perf_counter()
     with loaded(model, options, context=True) as opened:
         load_ms = spread([(perf_counter() - begun) * 1e3])
@@ -124,14 +129,12 @@ def bench(
     figures = [Figure(part="load", name="model", unit="ms", value=load_ms), *figures]
     if as_json:
         told = {"model": about, "settings": attrs.asdict(settings), "context": _told(context)}
-        told |= {"machine": machine, "versions": bench_facts.versions()}
+        told |= {"machine": here, "versions": machine.versions()}
         told |= {"left_out": measuring.left_out}
         print_json({**told, "figures": [attrs.asdict(figure) for figure in figures]})
         return
     _print(about, figures, measuring.left_out)
-    click.echo(
-        NOTE.format(repeats=settings.repeats, load=machine["load_average"], cpus=machine["cpus"])
-    )
+    click.echo(NOTE.format(repeats=settings.repeats, load=here["load_average"], cpus=here["cpus"]))
 
 
 def _tune(
@@ -144,7 +147,7 @@ def _tune(
 ) -> None:
     n_prefill = min(max(settings.prefix_tokens), 2 * N_PREFILL)
     with loaded(path, options, context=True) as opened:
-        tried, refused = bench_tune.tune(
+        tried, refused = tuning.tune(
             opened,
             context,
             n_prefill=n_prefill,
@@ -153,9 +156,9 @@ def _tune(
         )
     if as_json:
         told = [{**attrs.asdict(each), "worth": each.is_worth_it} for each in tried]
-        print_json({"tried": told, "refused": refused, "machine": bench_facts.machine()})
+        print_json({"tried": told, "refused": refused, "machine": machine.machine()})
         return
-    bench_tune.show(tried, refused)
+    _show(tried, refused)
 
 
 def _measure(measuring: Bench, parts: Sequence[str]) -> list[Figure]:
@@ -202,3 +205,21 @@ def _row(figure: Figure) -> Sequence[str]:
     value = figure.value
     between = f"{number(value.low)} to {number(value.high)}" if value.n > 1 else ""
     return (figure.part, figure.name, number(value.median), between, figure.unit, figure.note)
+
+
+def _show(tried: Sequence[tuning.Tried], refused: Mapping[str, str]) -> None:
+    """Print the settings, the best first, and what to do."""
+    order = sorted(tried, key=lambda t: -t.best)
+    rows = [(t.name, _cell(t.prefill), _cell(t.decode), "yes" * t.is_worth_it) for t in order]
+    print_table(TUNE_COLUMNS, rows, right=TUNE_COLUMNS[1:3])
+    for name, reason in refused.items():
+        write(f"refused: {name}: {reason}\n")
+    worth = [t.name for t in order if t.is_worth_it]
+    if worth:
+        write("Worth changing here (1.05 times the default or more): " + "; ".join(worth) + "\n")
+    else:
+        write("Nothing tried is worth changing: the defaults are the fast settings here.\n")
+
+
+def _cell(value: Spread) -> str:
+    return f"{number(value.median)} ({number(value.low)} to {number(value.high)})"

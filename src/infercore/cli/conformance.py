@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from infercore.cli.output import print_json, print_table
+from infercore.cli.terminal import print_json, print_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,7 +10,7 @@ import click
 
 import infercore
 from infercore.cli.options import KeyValue, checked, given, option, sampling_options
-from infercore.cli.texts import read_file
+from infercore.cli.terminal import read_file
 from infercore.values.config import DecodeConfig, SamplingConfig, SpeculativeConfig
 
 if TYPE_CHECKING:

@@ -9,11 +9,16 @@ import click
 
 import infercore
 from infercore.cli.loading import context_fields, loaded
-from infercore.cli.option_rows import CONTEXT
-from infercore.cli.options import SectionCommand, context_options, model_options
-from infercore.cli.output import print_json, print_json_line
-from infercore.cli.terminal import tell
-from infercore.cli.texts import lines, read_file, read_stdin, stdin_is_piped
+from infercore.cli.options import CONTEXT, SectionCommand, context_options, model_options
+from infercore.cli.terminal import (
+    lines,
+    print_json,
+    print_json_line,
+    read_file,
+    read_stdin,
+    stdin_is_piped,
+    tell,
+)
 from infercore.engine import atomic
 
 POOLING = ("mean", "cls", "last", "rank")

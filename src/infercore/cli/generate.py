@@ -16,6 +16,7 @@ from infercore.cli.decoding import (
     overflow_option,
     system_message,
 )
+from infercore.cli.generating import EXIT_INTERRUPTED, Show
 from infercore.cli.loading import opened, plain
 from infercore.cli.options import (
     CONTEXT_FOR_TEXT,
@@ -23,9 +24,7 @@ from infercore.cli.options import (
     context_options,
     model_options,
 )
-from infercore.cli.running import EXIT_INTERRUPTED
-from infercore.cli.texts import read_file, read_stdin, stdin_is_piped, without_line_end
-from infercore.cli.turns import Show
+from infercore.cli.terminal import read_file, read_stdin, stdin_is_piped, without_line_end
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

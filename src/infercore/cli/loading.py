@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 import infercore
-from infercore.cli import progress
 from infercore.cli.options import given
-from infercore.cli.terminal import tell
+from infercore.cli.terminal import loading_bar, tell
 from infercore.registry import default_registry
 from infercore.values import checks
 from infercore.values.config import ContextConfig, ModelConfig
@@ -33,7 +32,7 @@ def loaded(path: str, options: Mapping[str, Any], *, context: bool = False) -> I
     own, _ = _backend_options(path, options, context=context)
     if own:
         fields["backend_options"] = own
-    with progress.loading(path) as report:
+    with loading_bar(path) as report:
         if report is not None:
             fields["progress"] = report
         model = infercore.load_model(path, backend=options["backend"], **fields)

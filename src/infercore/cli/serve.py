@@ -14,10 +14,9 @@ import click
 
 import infercore
 from infercore.cli.loading import plan_fields
-from infercore.cli.option_rows import CONTEXT
-from infercore.cli.options import SectionCommand, checked, context_options, load_options
-from infercore.cli.terminal import tell
-from infercore.cli.texts import read_file
+from infercore.cli.options import CONTEXT, SectionCommand, checked, context_options, load_options
+from infercore.cli.terminal import read_file, tell
+from infercore.values import install
 from infercore.values.pool import PoolConfig
 
 if TYPE_CHECKING:
@@ -79,7 +78,7 @@ def serve(models: tuple[str, ...], **options: Any) -> None:
     reranking, a page to chat at / and metrics at /metrics. Ctrl-C or SIGTERM lets the answers that
     have begun end, for at most 30 seconds.
 
-    Needs the extra: pip install 'infercore[serve]'
+    Needs the extra ``serve``.
     """
     paths = _named(models)
     keys = _keys(options["api_key_file"])
@@ -106,7 +105,7 @@ def _server_extra() -> Any:
         from infercore.serve import running  # noqa: PLC0415  (the extra)
     except ImportError as error:
         raise click.UsageError(
-            "serving needs more packages: pip install 'infercore[serve]'"
+            f"serving needs more packages; run: {install.of_extra('serve')}"
         ) from error
     return running
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from infercore.values import install
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -25,7 +27,7 @@ class KnownBackend:
     @property
     def install(self) -> str:
         """The command that installs it."""
-        return f"pip install infercore-{self.name}"
+        return install.plugin(self.name)
 
 
 def looks_like_gguf(path: str) -> bool:

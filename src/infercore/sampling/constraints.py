@@ -1,4 +1,4 @@
-"""Constraints on the generated text, by llguidance (``pip install 'infercore[constraints]'``)."""
+"""Constraints on the generated text, by llguidance (the extra ``constraints``)."""
 
 # ruff: noqa: SLF001  (a clone is filled in by its own class)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from infercore.errors import UnsupportedFeatureError
 from infercore.sampling.eog import eog_ids
 from infercore.sampling.per_tokenizer import PerTokenizer
+from infercore.values import install
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,7 +27,7 @@ def llguidance() -> ModuleType:
         return importlib.import_module("llguidance")
     except ImportError as error:
         raise UnsupportedFeatureError(
-            feature="response_format", hint="install it with: pip install 'infercore[constraints]'"
+            feature="response_format", hint=f"run: {install.of_extra('constraints')}"
         ) from error
 
 

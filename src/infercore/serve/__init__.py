@@ -1,10 +1,12 @@
 """An HTTP front over pools of sessions: the OpenAI protocol, on any ASGI server.
 
 ``infercore serve MODEL`` runs it; `create_app` makes the application for a program of one's own.
-Needs ``pip install 'infercore[serve]'``.
+Needs the extra ``serve``.
 """
 
 from __future__ import annotations
+
+from infercore.values import install
 
 try:
     from infercore.serve.app import create_app
@@ -12,7 +14,7 @@ except ModuleNotFoundError as error:
     if (error.name or "").split(".")[0] not in {"starlette", "msgspec", "prometheus_client"}:
         raise
     raise ImportError(
-        f"serving needs the package {error.name}; install it with: pip install 'infercore[serve]'"
+        f"serving needs the package {error.name}; run: {install.of_extra('serve')}"
     ) from error
 from infercore.serve.config import ServeConfig
 

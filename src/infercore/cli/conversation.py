@@ -1,4 +1,4 @@
-"""A chat's messages beside the session that holds them, and the turns that add to both."""
+"""A chat: its messages beside the session that holds them, and the file that keeps both."""
 
 from __future__ import annotations
 
@@ -6,16 +6,99 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from infercore.cli import chat_file
 from infercore.cli.decoding import need_template
-from infercore.cli.output import print_json_line
-from infercore.cli.terminal import tell
+from infercore.cli.terminal import print_json_line, tell
+from infercore.engine import atomic, blob
+from infercore.errors import InvalidInputError, ModelNotFoundError, SnapshotError
+from infercore.values.manifest import ContextManifest
+from infercore.values.session import Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from infercore import Model, Session, Snapshot, StreamChunk
-    from infercore.cli.turns import Show
+    from infercore import Model, Session, StreamChunk
+    from infercore.cli.generating import Show
+
+
+KIND = "chat"
+
+
+@attrs.frozen(kw_only=True)
+class Saved:
+    """What a file holds: messages, the template that was given, and the session's state."""
+
+    messages: list[dict[str, str]]
+    template: str | None
+    snapshot: Snapshot
+
+
+def write(
+    path: str, session: Session, messages: list[dict[str, str]], template: str | None
+) -> Snapshot:
+    """Write the chat to ``path``; return the state that was written.
+
+    Raises OSError where it cannot be written; an older file stays then.
+    """
+    snapshot = session.snapshot()
+    header = {
+        "kind": KIND,
+        "messages": messages,
+        "template": template,
+        "manifest": snapshot.manifest.to_dict(),
+        "resident_tokens": snapshot.resident_tokens,
+    }
+    atomic.write_whole(path, blob.pack(header, snapshot.data), private=True)
+    return snapshot
+
+
+def read(path: str) -> Saved:
+    """Return what `save` wrote.
+
+    Raises `ModelNotFoundError` where there is no file, `SnapshotError` for another or a damaged
+    one.
+    """
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+    except FileNotFoundError as error:
+        raise ModelNotFoundError(
+            f"there is no saved chat at {path}; check the path", path=path
+        ) from error
+    header, payload, _ = blob.unpack(data)
+    if header.get("kind") != KIND:
+        raise SnapshotError(
+            f"{path} holds a saved {header.get('kind')}, not a chat; give a file that /save wrote",
+            reason="kind",
+        )
+    try:
+        return _saved(header, bytes(payload))
+    except (InvalidInputError, LookupError, TypeError, ValueError) as error:
+        raise SnapshotError(
+            f"the header of {path} is malformed ({error}); save the chat anew", reason="header"
+        ) from error
+
+
+def _saved(header: dict[str, Any], payload: bytes) -> Saved:
+    messages = header["messages"]
+    for message in messages:
+        if set(message) != {"role", "content"} or not all(map(_is_text, message.values())):
+            raise ValueError("a message is not a role and a text")
+    template = header["template"]
+    if template is not None and not _is_text(template):
+        raise ValueError("the template is no text")
+    return Saved(
+        messages=list(messages),
+        template=template,
+        snapshot=Snapshot(
+            manifest=ContextManifest.from_dict(header["manifest"]),
+            data=payload,
+            resident_tokens=int(header["resident_tokens"]),
+        ),
+    )
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
 
 
 @attrs.define(kw_only=True)
@@ -95,16 +178,16 @@ class Chat:
         self.set_system(system)
 
     def save(self, path: str) -> Snapshot:
-        """Write the chat to a file; see `chat_file.save`."""
+        """Write the chat to a file; see `write`."""
         template = self.fields.get("chat_template")
-        return chat_file.save(path, self.session, self.messages, template)
+        return write(path, self.session, self.messages, template)
 
     def load(self, path: str) -> Snapshot:
         """Go on with the chat in a file; where it is refused, the messages are as before.
 
         A template that was given stays, else the saved one counts.
         """
-        saved = chat_file.read(path)
+        saved = read(path)
         self.session.restore(saved.snapshot)
         self.messages = saved.messages
         if saved.template is not None:

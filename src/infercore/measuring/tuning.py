@@ -8,18 +8,16 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 import infercore
-from infercore.cli.bench_run import N_START, decode_s, ids_of, prefill_s
-from infercore.cli.bench_stats import Spread, in_turns, number, ratios
-from infercore.cli.output import print_table
-from infercore.cli.terminal import write
+from infercore.measuring.parts import N_START, decode_s, ids_of, prefill_s
+from infercore.measuring.stats import Spread, in_turns, ratios
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+
 WORTH = 1.05
 NO_LOSS = 0.97
 N_CTX_SPARE = 64
-COLUMNS = ("setting", "prefill", "decode", "worth it")
 
 
 @attrs.frozen(kw_only=True)
@@ -138,21 +136,3 @@ def _tried(
             prefill=speed_up(lambda context: prefill_s(context, ids)),
             decode=speed_up(lambda context: decode_s(context, sampler, start, n_decode)[1]),
         )
-
-
-def show(tried: list[Tried], refused: Mapping[str, str]) -> None:
-    """Print the settings, the best first, and what to do."""
-    order = sorted(tried, key=lambda t: -t.best)
-    rows = [(t.name, _cell(t.prefill), _cell(t.decode), "yes" * t.is_worth_it) for t in order]
-    print_table(COLUMNS, rows, right=COLUMNS[1:3])
-    for name, reason in refused.items():
-        write(f"refused: {name}: {reason}\n")
-    worth = [t.name for t in order if t.is_worth_it]
-    if worth:
-        write("Worth changing here (1.05 times the default or more): " + "; ".join(worth) + "\n")
-    else:
-        write("Nothing tried is worth changing: the defaults are the fast settings here.\n")
-
-
-def _cell(value: Spread) -> str:
-    return f"{number(value.median)} ({number(value.low)} to {number(value.high)})"

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 import infercore
-from infercore.cli.bench_facts import resident_bytes
-from infercore.cli.bench_stats import Spread, spread
+from infercore.measuring.machine import resident_bytes
+from infercore.measuring.stats import Spread, spread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+
 
 TEXT = "the sun and a hare can see no end to it all so the old man had to run on"
 N_START = 64

@@ -1,0 +1,376 @@
+"""What is there: ``infercore backends``, ``inspect``, ``plan`` and ``tokenize``."""
+
+from __future__ import annotations
+
+import fnmatch
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import click
+
+import infercore
+from infercore.cli.loading import loaded, plain, plan_fields
+from infercore.cli.options import SectionCommand, context_options, model_options
+from infercore.cli.terminal import (
+    mebibytes,
+    print_json,
+    print_table,
+    read_file,
+    read_stdin,
+    stdin_is_piped,
+    without_line_end,
+    write,
+)
+from infercore.registry.known import KNOWN
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from infercore import MemoryPlan, Model, Tokenizer
+
+
+COLUMNS = ("name", "available", "version", "formats", "reason", "distribution")
+DEVICE_COLUMNS = ("backend", "device", "kind", "description", "memory MiB")
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--devices", is_flag=True, help="List devices too; this imports the engines.")
+def backends(as_json: bool, devices: bool) -> None:  # noqa: FBT001  (click passes flags)
+    """List the backends, with the reason why one cannot be used."""
+    infos = [*infercore.backends(devices=devices)]
+    infos += missing(infos)
+    if as_json:
+        print_json([attrs.asdict(info) for info in infos])
+        return
+    print_table(COLUMNS, [_of_backend(info) for info in infos])
+    if devices:
+        rows = [row for info in infos for row in _device_rows(info)]
+        print_table(DEVICE_COLUMNS, rows, right=("memory MiB",))
+
+
+def missing(infos: Sequence[infercore.BackendInfo]) -> list[infercore.BackendInfo]:
+    """Return the backends of this project that are not among ``infos``, with the command."""
+    names = {info.name for info in infos}
+    return [
+        infercore.BackendInfo(
+            name=known.name, available=False, reason=f"not installed; run: {known.install}"
+        )
+        for known in KNOWN.values()
+        if known.name not in names
+    ]
+
+
+def _of_backend(info: infercore.BackendInfo) -> Sequence[str]:
+    parts = [part for part in (info.distribution, info.plugin_version) if part]
+    return (
+        info.name,
+        "yes" if info.available else "no",
+        info.version or "",
+        ", ".join(info.formats),
+        info.reason or "",
+        " ".join(parts),
+    )
+
+
+def _device_rows(info: infercore.BackendInfo) -> list[Sequence[str]]:
+    return [
+        (info.name, device.name, device.kind, device.description, _mebibytes(device))
+        for device in info.devices
+    ]
+
+
+def _mebibytes(device: infercore.DeviceInfo) -> str:
+    total = device.memory_total_bytes
+    return "" if total is None else str(total // 2**20)
+
+
+WIDEST_VALUE = 100
+SPECIAL = ("bos", "eos", "eot")
+
+
+@click.command(cls=SectionCommand)
+@model_options
+@click.option(
+    "patterns", "--metadata", multiple=True, metavar="PATTERN",
+    help="Show only metadata whose key matches, such as '*rope*'; repeatable.",
+)  # fmt: skip
+@click.option("--no-metadata", is_flag=True, help="Show no metadata.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, with nothing cut short.")
+def inspect(
+    model: str,
+    patterns: tuple[str, ...],
+    no_metadata: bool,  # noqa: FBT001  (click passes flags)
+    as_json: bool,  # noqa: FBT001
+    **options: Any,
+) -> None:
+    """Load MODEL and tell what it is: shape, tokenizer, capabilities, digest, metadata.
+
+    It also tells which backends can read the file, and how to install one that is missing.
+    """
+    if patterns and no_metadata:
+        raise click.UsageError("--metadata and --no-metadata exclude each other; give one")
+    with loaded(model, options) as opened:
+        facts = _facts(opened, model)
+    shown = {} if no_metadata else _matching(facts["metadata"], patterns)
+    facts["metadata"] = shown
+    if as_json:
+        print_json(facts)
+        return
+    rows = [("path", model), *_rows(facts)]
+    print_table(("what", "value"), rows)
+    print_table(("capability", "value"), list(_flat(facts["capabilities"])))
+    print_table(("backend", "reads it", "why"), [tuple(row.values()) for row in facts["readers"]])
+    if shown:
+        print_table(("metadata", "value"), [(key, _short(value)) for key, value in shown.items()])
+
+
+def _facts(model: Model, path: str) -> dict[str, Any]:
+    info = plain(model.info)
+    return {
+        "path": path,
+        "backend": model.backend,
+        "digest": model.digest,
+        "info": {name: value for name, value in info.items() if name != "metadata"},
+        "tokenizer": _tokenizer(model.tokenizer),
+        "capabilities": plain(model.capabilities),
+        "readers": _readers(path),
+        "metadata": dict(sorted(info["metadata"].items())),
+    }
+
+
+def _tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
+    ids = {name: getattr(tokenizer, name) for name in SPECIAL}
+    return {
+        "n_vocab": tokenizer.n_vocab,
+        **{name: None if i is None else _special(tokenizer, i) for name, i in ids.items()},
+        "digest": tokenizer.digest,
+        "chat_template": tokenizer.chat_template,
+    }
+
+
+def _special(tokenizer: Tokenizer, token: int) -> dict[str, Any]:
+    return {"id": token, "text": tokenizer.token_bytes(token).decode("utf-8", errors="replace")}
+
+
+def _readers(path: str) -> list[dict[str, str]]:
+    """Return each backend with whether it reads the path, and why not."""
+    rows = []
+    infos = infercore.backends()
+    for info in infos:
+        if not info.available:
+            rows.append((info.name, "no", info.reason or "not available"))
+            continue
+        reads = infercore.get_backend(info.name).match(path) > 0
+        formats = f"reads {', '.join(info.formats)}" if info.formats else ""
+        rows.append((info.name, "yes" if reads else "no", formats))
+    for info in missing(infos):
+        reads = KNOWN[info.name].looks_like(path)
+        rows.append((info.name, "would" if reads else "no", info.reason or ""))
+    return [dict(zip(("backend", "reads", "why"), row, strict=True)) for row in rows]
+
+
+def _matching(metadata: Mapping[str, str], patterns: Sequence[str]) -> dict[str, str]:
+    """Return the entries that a pattern names, all of them without any."""
+    return {
+        key: value
+        for key, value in metadata.items()
+        if not patterns or any(fnmatch.fnmatchcase(key, pattern) for pattern in patterns)
+    }
+
+
+def _rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    info, tokenizer = facts["info"], facts["tokenizer"]
+    rows = [("backend", facts["backend"]), ("digest", facts["digest"])]
+    rows += [(name, _of_info(name, value)) for name, value in info.items()]
+    rows.append(("tokenizer digest", tokenizer["digest"]))
+    for name in SPECIAL:
+        token = tokenizer[name]
+        rows.append((name, "none" if token is None else f"{token['id']} {token['text']}"))
+    template = tokenizer["chat_template"]
+    rows.append(("chat template", f"yes, {len(template)} characters" if template else "no"))
+    return rows
+
+
+def _of_info(name: str, value: Any) -> str:
+    if name == "size_bytes":
+        return f"{value} ({mebibytes(value)} MiB)"
+    return _word(value)
+
+
+def _flat(capabilities: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [(name, _word(value)) for name, value in capabilities.items()]
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(str, value)) or "none"
+    return "none" if value is None else str(value)
+
+
+def _short(value: str) -> str:
+    """Return ``value``, cut where it would fill the screen."""
+    if len(value) <= WIDEST_VALUE:
+        return value
+    return f"{value[:WIDEST_VALUE]}... ({len(value)} characters; --json shows all)"
+
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+@click.command(cls=SectionCommand)
+@model_options
+@click.option("--json", "as_json", is_flag=True, help="Print JSON; sizes in bytes.")
+@context_options()
+def plan(model: str, as_json: bool, **options: Any) -> None:  # noqa: FBT001  (click passes flags)
+    """Tell how much memory MODEL and a context on it will take, without loading it.
+
+    The sum is set against the memory that is free on this machine now. It counts all devices
+    together; infercore backends --devices tells what a GPU has.
+    """
+    fields = plan_fields(model, options)
+    found = infercore.plan_memory(model, backend=options["backend"], **fields)
+    free = free_bytes()
+    if as_json:
+        print_json({**plain(found), "total_bytes": found.total_bytes, "free_bytes": free,
+                    "fits": found.peak_bytes <= free})  # fmt: skip
+        return
+    print_table(("what", "MiB"), [*_parts(found), ("free now", mebibytes(free))], right=("MiB",))
+    verdict = "fits" if found.peak_bytes <= free else "DOES NOT FIT"
+    click.echo(f"{verdict}: n_ctx {found.n_ctx}, peak {mebibytes(found.peak_bytes)} MiB of "
+               f"{mebibytes(free)} MiB free")  # fmt: skip
+
+
+def _parts(found: MemoryPlan) -> list[tuple[str, str]]:
+    kinds = sorted(found.kv_bytes_by_kind.items())
+    parts = [
+        ("weights", found.weights_bytes),
+        *[(f"KV cache, {kind}", n_bytes) for kind, n_bytes in kinds],
+        *([] if kinds else [("KV cache", found.kv_bytes)]),
+        ("compute", found.compute_bytes),
+        ("sum", found.total_bytes),
+        ("peak, loading included", found.peak_bytes),
+    ]
+    return [(name, mebibytes(n_bytes)) for name, n_bytes in parts]
+
+
+def free_bytes() -> int:
+    """Return the memory that programs may still take here, a container's limit included."""
+    import psutil  # noqa: PLC0415  (help needs none of it)
+
+    free = int(psutil.virtual_memory().available)
+    try:
+        limit = int((_CGROUP / "memory.max").read_text())
+        used = int((_CGROUP / "memory.current").read_text()) - _reclaimable_bytes()
+    except (OSError, ValueError):  # no control groups, or "max": no limit
+        return free
+    return max(0, min(free, limit - used))
+
+
+def _reclaimable_bytes() -> int:
+    """Pages of files that nobody used of late: the system drops them when memory is wanted."""
+    for line in (_CGROUP / "memory.stat").read_text().splitlines():
+        name, _, value = line.partition(" ")
+        if name == "inactive_file":
+            return int(value)
+    return 0
+
+
+@click.command(cls=SectionCommand)
+@model_options
+@click.argument("texts", metavar="[TEXT]...", nargs=-1)
+@click.option("-f", "--file", metavar="FILE", help="The text from FILE, taken as it is.")
+@click.option("--decode", "decodes", is_flag=True, help="TEXT holds token ids; print their text.")
+@click.option("--ids", "ids_only", is_flag=True, help="Print the ids alone, on one line.")
+@click.option(
+    "--no-special", is_flag=True,
+    help="Add no token such as BOS; with --decode: leave control tokens out.",
+)  # fmt: skip
+@click.option("--no-parse-special", is_flag=True, help="The text of a control token stays text.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def tokenize(
+    model: str,
+    texts: tuple[str, ...],
+    file: str | None,
+    decodes: bool,  # noqa: FBT001  (click passes flags)
+    **options: Any,
+) -> None:
+    """Print the tokens of TEXT: their ids, their exact bytes and how many there are.
+
+    Several arguments are joined by blanks, as in a shell's echo. Without any, the text comes
+    from standard input, its last line end left off.
+    """
+    if decodes and (options["ids_only"] or options["no_parse_special"]):
+        raise click.UsageError("--decode excludes --ids and --no-parse-special")
+    text = _text(texts, file)
+    ids = _ids(text) if decodes else []
+    with loaded(model, options) as opened:
+        if decodes:
+            _decode(opened.tokenizer, ids, options)
+        else:
+            _encode(opened.tokenizer, text, options)
+
+
+def _text(texts: tuple[str, ...], file: str | None) -> str:
+    if texts and file is not None:
+        raise click.UsageError("give TEXT or --file, not both")
+    if file is not None:
+        return read_file(file)
+    if not texts and not stdin_is_piped():
+        raise click.UsageError("no text; give one, or a file with --file, or pipe one in")
+    return " ".join(texts) if texts else without_line_end(read_stdin())
+
+
+def _ids(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.replace(",", " ").split()]
+    except ValueError as error:
+        raise click.UsageError(f"--decode takes token ids such as 12 7 45 ({error})") from error
+
+
+def _encode(tokenizer: Tokenizer, text: str, options: dict[str, Any]) -> None:
+    ids = tokenizer.encode(
+        text,
+        add_special=not options["no_special"],
+        parse_special=not options["no_parse_special"],
+    )
+    if options["as_json"]:
+        told: dict[str, Any] = {"n_tokens": len(ids), "ids": ids}
+        if not options["ids_only"]:
+            told["tokens"] = [_piece(tokenizer, token) for token in ids]
+        print_json(told)
+    elif options["ids_only"]:
+        click.echo(" ".join(map(str, ids)))
+    else:
+        pieces = [(i, token, quoted(tokenizer.token_bytes(token))) for i, token in enumerate(ids)]
+        print_table(("place", "id", "piece"), pieces, right=("place", "id"))
+        click.echo(f"{len(ids)} tokens")
+
+
+def _piece(tokenizer: Tokenizer, token: int) -> dict[str, Any]:
+    piece = tokenizer.token_bytes(token)
+    return {
+        "id": token,
+        "text": piece.decode("utf-8", errors="replace"),
+        "hex": piece.hex(),
+        "control": tokenizer.is_control(token),
+    }
+
+
+def quoted(piece: bytes) -> str:
+    """Return ``piece`` in quotes: as text where it is some, as bytes where it is a part of it."""
+    try:
+        return repr(piece.decode())
+    except UnicodeDecodeError:
+        return repr(piece)
+
+
+def _decode(tokenizer: Tokenizer, ids: list[int], options: dict[str, Any]) -> None:
+    text = tokenizer.decode(ids, skip_special=options["no_special"])
+    if options["as_json"]:
+        print_json({"n_tokens": len(ids), "ids": ids, "text": text})
+    else:
+        write(text + ("" if text.endswith("\n") else "\n"))
