@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import infercore as ic
+from infercore.serve.answering import answers
 from served import eventually, serving
 
 httpx = pytest.importorskip("httpx", reason="the client that the tests use is not installed")
@@ -118,12 +120,12 @@ def test_too_many_are_told_when_to_come_back(model: Any) -> None:
 def test_a_request_of_one_key_too_many(pool: Any) -> None:
     many = {**LONG, "n": 32, "stream": True}
     with (
-        serving({"tale": pool}, max_requests_per_key=1) as served,
+        serving({"tale": pool}, max_requests_per_key=32) as served,
         httpx.Client(base_url=served.url) as other,
         httpx.stream("POST", f"{served.url}{CHAT}", json=many) as first,
     ):
         next(first.iter_lines())
-        assert other.post(CHAT, json=ASK).status_code == 429
+        assert other.post(CHAT, json=ASK).status_code == 429, "each of the 32 answers counts"
         first.close()
         eventually(lambda: other.post(CHAT, json=ASK).status_code == 200)
 
@@ -133,6 +135,112 @@ def test_time_is_over_before_the_first_token(pool: Any) -> None:
         answer = httpx.post(f"{served.url}{CHAT}", json=LONG)
     if answer.status_code != 408:  # a first token came in time: it ends soon after
         assert answer.json()["usage"]["completion_tokens"] < LONG["max_tokens"]
+
+
+def slow_to_load(path: Path, seconds: float) -> Any:
+    def opens() -> Any:
+        time.sleep(seconds)
+        return ic.open_pool(path, n_ctx=256, n_threads=1)
+
+    return opens
+
+
+def test_loading_takes_its_part_of_a_requests_time(pack_path: Path) -> None:
+    import asyncio
+
+    from infercore.serve.app import App
+    from infercore.serve.config import ServeConfig
+    from infercore.serve.models import Models
+
+    models = Models({"tale": slow_to_load(pack_path, 0.5)}, n_warm=0)
+    app = App(models, ServeConfig(request_timeout=0.1))
+    asks = [(CHAT, ASK), ("/v1/embeddings", {"model": "tale", "input": "a"})]
+    asks += [("/tokenize", {"model": "tale", "prompt": "a"})]
+
+    async def story() -> None:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://here") as http:
+            answers = await asyncio.gather(*(http.post(path, json=body) for path, body in asks))
+            assert [answer.status_code for answer in answers] == [408, 408, 408]
+            for answer in answers:
+                assert answer.json()["error"]["code"] == "timeout"
+        await models.get("tale").close()
+
+    asyncio.run(story())
+
+
+def break_for_good(pool: Any) -> None:
+    error = ic.SessionFatalError("the engine has died", cause=RuntimeError("gone"))
+    pool.owner.ask(lambda: pool.owner.scheduler.fail(error))
+
+
+def test_a_pool_that_failed_for_good_is_opened_anew(pack_path: Path) -> None:
+    import asyncio
+
+    from infercore.serve.app import App
+    from infercore.serve.config import ServeConfig
+    from infercore.serve.models import Models
+
+    models = Models({"tale": slow_to_load(pack_path, 0)}, n_warm=4)
+
+    async def story() -> None:
+        transport = httpx.ASGITransport(App(models, ServeConfig()))
+        async with httpx.AsyncClient(transport=transport, base_url="http://here") as http:
+            first = await http.post(CHAT, json=ASK, timeout=60)
+            broken = models.get("tale").pool
+            await asyncio.to_thread(break_for_good, broken)
+            assert (await http.get("/health")).status_code == 200, "the next request opens it"
+            again = await http.post(CHAT, json=ASK, timeout=60)
+            assert models.get("tale").pool is not broken
+            texts = [a.json()["choices"][0]["message"]["content"] for a in (first, again)]
+            assert texts[0] == texts[1]
+        await models.get("tale").close()
+
+    asyncio.run(story())
+
+
+def test_a_pool_of_the_callers_that_failed_is_told_by_health(model: Any) -> None:
+    with model.new_pool(n_ctx=256, n_threads=1) as pool, serving({"tale": pool}) as served:
+        assert httpx.get(f"{served.url}/health").status_code == 200
+        break_for_good(pool)
+        health = httpx.get(f"{served.url}/health")
+        assert (health.status_code, health.json()["models"]) == (503, ["tale"])
+        assert httpx.post(f"{served.url}{CHAT}", json=ASK).status_code == 503
+
+
+def test_a_stream_of_responses_that_fails_says_so(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def failing(*arguments: Any) -> Any:
+        async for item in answers(*arguments):
+            yield item
+            raise ic.SessionFatalError("the engine has died", cause=RuntimeError("gone"))
+
+    monkeypatch.setattr("infercore.serve.responses.answers", failing)
+    ask = {"model": "tale", "input": "Tell me of Mira.", "stream": True}
+    with served.client().responses.create(**ask) as stream:
+        events = list(stream)
+    assert events[0].type == "response.created"
+    assert events[-1].type == "response.failed"
+    assert events[-1].response.error.code == "SessionFatalError"
+
+
+def test_names_that_somebody_points_here(pool: Any) -> None:
+    with serving({"tale": pool}, allowed_hosts=["Proxy.example"]) as served:
+        port = served.url.rsplit(":", 1)[1]
+        for host, status in (
+            (f"localhost:{port}", 200),
+            ("[::1]", 200),
+            ("proxy.example", 200),
+            (f"evil.example:{port}", 403),
+            ("127.0.0.1.evil.example", 403),
+            ("", 403),
+        ):
+            answer = httpx.get(f"{served.url}/v1/models", headers={"Host": host})
+            assert answer.status_code == status, host
+    with serving({"tale": pool}, api_keys=["k"]) as served:
+        headers = {"Host": "evil.example", "Authorization": "Bearer k"}
+        assert httpx.get(f"{served.url}/v1/models", headers=headers).status_code == 200
 
 
 def test_metrics_count(served: Served) -> None:
@@ -202,7 +310,6 @@ def test_a_wrong_command_line(pack_path: Path, arguments: tuple[str, ...], said:
 def test_models_are_loaded_when_asked_for_and_unloaded_when_idle(pack_path: Path) -> None:
     import asyncio
 
-    import infercore as ic
     from infercore.serve.app import App
     from infercore.serve.config import ServeConfig
     from infercore.serve.models import Models

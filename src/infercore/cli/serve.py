@@ -66,6 +66,10 @@ _OF_SERVER = ("max_tokens", "request_timeout", "max_body_bytes", "max_requests_p
     help="A web page's origin that may call; repeatable. [default: none]",
 )  # fmt: skip
 @click.option(
+    "allowed_hosts", "--allowed-host", multiple=True, metavar="NAME",
+    help="A name beside localhost that callers without keys may use; repeatable.",
+)  # fmt: skip
+@click.option(
     "--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True,
     help="How a line of the log looks; prompts are in none.",
 )  # fmt: skip
@@ -85,6 +89,7 @@ def serve(models: tuple[str, ...], **options: Any) -> None:
     _check_address(options["host"], keys, insecure=options["insecure"])
     server = _server_extra()
     fields = {"api_keys": keys, "cors_origins": options["cors_origins"]}
+    fields["allowed_hosts"] = options["allowed_hosts"]
     fields |= {name: options[name] for name in _OF_SERVER if options[name] is not None}
     config = checked(server.ServeConfig, fields)
     opens = {

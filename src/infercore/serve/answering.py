@@ -27,6 +27,7 @@ MAX_ANSWERS = 128
 MAX_MESSAGES = 2048
 _MOST_DIGITS = 10  # of a token id
 _MOST_BIAS = 1e6
+_LEAST_TIME = 1e-3
 FINISHED = {
     "eos": "stop",
     "stop": "stop",
@@ -54,6 +55,7 @@ class Asked:
     begin: Callable[[AsyncSession, dict[str, Any]], AsyncDecodeStream]
     fields: dict[str, Any]
     n: int
+    timeout: float | None
     prompt: Any = None
     began: float = attrs.field(factory=time.perf_counter)
 
@@ -72,8 +74,6 @@ def sampling_fields(request: Sampled, config: ServeConfig, n_tokens: int | None)
         fields["stop"] = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop)
     if request.logit_bias:
         fields["logit_bias"] = _bias(request.logit_bias)
-    if config.request_timeout is not None:
-        fields["timeout"] = config.request_timeout
     forms = {"gbnf": ("grammar", request.grammar), "regex": ("pattern", request.regex)}
     given = {kind: form for kind, form in forms.items() if form[1] is not None}
     if len(given) > 1:
@@ -128,14 +128,14 @@ def history_of(messages: Sequence[Any]) -> History:
 async def _session(asked: Asked, *, first: bool) -> AsyncIterator[AsyncSession]:
     """Give a session: the one that holds the conversation's earlier turns, or a new one."""
     served = asked.served
-    async with served.used() as pool:
+    async with served.used(asked.timeout) as pool:
         session = served.warm.take(asked.namespace, asked.history) if first else None
         if session is None or session.closed:
             session = await pool.aopen_session(namespace=asked.namespace, overflow="error")
         try:
             yield session
         finally:  # what a client left in the middle is as warm as what it read to the end
-            if first and asked.history and not pool.closed:
+            if first and asked.history and served.pool is pool and served.works:
                 await served.warm.put(asked.namespace, asked.history, session)
             else:
                 await session.close()
@@ -195,6 +195,9 @@ async def _answer(asked: Asked, number: int, metrics: Metrics) -> AsyncGenerator
         fields["seed"] = (fields["seed"] + number) % (MAX_SEED + 1)
     name = asked.served.name
     async with _session(asked, first=number == 0) as session:
+        if asked.timeout is not None:  # loading took its part
+            left = asked.began + asked.timeout - time.perf_counter()
+            fields["timeout"] = max(left, _LEAST_TIME)
         stream = asked.begin(session, fields)
         last: float | None = None
         try:
@@ -212,7 +215,12 @@ async def _answer(asked: Asked, number: int, metrics: Metrics) -> AsyncGenerator
             await stream.aclose()
 
 
-def usage_of(usages: Sequence[Any]) -> dict[str, Any]:
+def thought_tokens(chunk: StreamChunk) -> int:
+    """Return how many of a chunk's tokens are of a thought: those of text beside it are not."""
+    return len(chunk.tokens) if chunk.reasoning and not chunk.text else 0
+
+
+def usage_of(usages: Sequence[Any], n_thought: int = 0) -> dict[str, Any]:
     """Return the protocol's usage of all answers; their prompt counts once."""
     prompt = max((usage.prompt_tokens for usage in usages), default=0)
     completion = sum(usage.completion_tokens for usage in usages)
@@ -222,4 +230,5 @@ def usage_of(usages: Sequence[Any]) -> dict[str, Any]:
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": cached},
+        "completion_tokens_details": {"reasoning_tokens": n_thought},
     }

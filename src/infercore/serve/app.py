@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from importlib import resources
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,7 +16,7 @@ from starlette.routing import Route
 
 from infercore.serve import chat, completions, openapi, responses, vectors, wire
 from infercore.serve.config import ServeConfig
-from infercore.serve.errors import ApiError
+from infercore.serve.errors import ApiError, timed_out
 from infercore.serve.guarding import Guard
 from infercore.serve.metrics import Metrics
 from infercore.serve.models import Models
@@ -23,7 +24,7 @@ from infercore.serve.responding import Document, Events, failure, json_response
 from infercore.values import checks
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 
     from starlette.requests import Request
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -150,20 +151,38 @@ class App:
 
     # -- vectors and tokens --------------------------------------------------------------------
 
+    def _in_time(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> Document:
+        """Answer with what comes of ``work``; a call of the engine that has begun is not cut."""
+
+        async def limited() -> Any:
+            limit = self.config.request_timeout
+            try:
+                return await asyncio.wait_for(work(), limit)
+            except asyncio.TimeoutError as error:
+                raise timed_out("this request was not answered", limit) from error
+
+        return Document(limited())
+
     async def _embeddings(self, request: wire.EmbeddingsRequest, _: str) -> ASGIApp:
-        return Document(vectors.embeddings(request, self.models.get(request.model)))
+        return self._in_time(partial(vectors.embeddings, request, self.models.get(request.model)))
 
     async def _rerank(self, request: wire.RerankRequest, _: str) -> ASGIApp:
-        return Document(vectors.rerank(request, self.models.get(request.model)))
+        return self._in_time(partial(vectors.rerank, request, self.models.get(request.model)))
 
     async def _tokenize(self, request: wire.TokenizeRequest, _: str) -> ASGIApp:
-        async with self.models.get(request.model).used() as pool:
-            tokens = pool.tokenizer.encode(request.prompt, add_special=request.add_special)
-        return json_response({"tokens": tokens})
+        async def tokens() -> Any:
+            async with self.models.get(request.model).used() as pool:
+                found = pool.tokenizer.encode(request.prompt, add_special=request.add_special)
+                return {"tokens": found}
+
+        return self._in_time(tokens)
 
     async def _detokenize(self, request: wire.DetokenizeRequest, _: str) -> ASGIApp:
-        async with self.models.get(request.model).used() as pool:
-            return json_response({"prompt": pool.tokenizer.decode(request.tokens)})
+        async def text() -> Any:
+            async with self.models.get(request.model).used() as pool:
+                return {"prompt": pool.tokenizer.decode(request.tokens)}
+
+        return self._in_time(text)
 
     # -- facts ---------------------------------------------------------------------------------
 
@@ -186,8 +205,11 @@ class App:
             return failure(error)
 
     async def _health(self, _: Request) -> Response:
-        status = "draining" if self.draining else "ok"
-        return json_response({"status": status}, 503 if self.draining else 200)
+        failed = [name for name, served in self.models.by_name.items() if served.failed]
+        if self.draining or failed:
+            status = {"status": "draining"} if self.draining else {"status": "failed"}
+            return json_response({**status, "models": failed}, 503)
+        return json_response({"status": "ok"})
 
     async def _show_metrics(self, _: Request) -> Response:
         return Response(self.metrics.text(), media_type="text/plain; version=0.0.4")
@@ -202,8 +224,9 @@ def _reading(kind: type[R], work: Callable[[R, str], Any]) -> Callable[[Request]
 
     async def endpoint(request: Request) -> ASGIApp:
         try:
-            body = await _body(request)
-            answer: ASGIApp = await work(_decoded(decoder, body), request.scope["namespace"])
+            asked = _decoded(decoder, await _body(request))
+            request.scope["places"].take(asked.n_places - 1)
+            answer: ASGIApp = await work(asked, request.scope["namespace"])
         except Exception as error:  # noqa: BLE001  (each becomes an answer)
             return failure(error)
         return answer

@@ -17,6 +17,7 @@ from infercore.serve.answering import (
     history_of,
     n_answers,
     sampling_fields,
+    thought_tokens,
     usage_of,
 )
 from infercore.serve.responding import DONE, event
@@ -62,6 +63,7 @@ def asked_of(request: ChatRequest, served: Served, namespace: str, config: Serve
         begin=begin,
         fields=fields,
         n=n_answers(request),
+        timeout=config.request_timeout,
     )
 
 
@@ -226,9 +228,11 @@ async def whole(request: ChatRequest, asked: Asked, metrics: Metrics) -> dict[st
     """Return the answers as one document."""
     choices = [_Choice() for _ in range(asked.n)]
     usages: list[Any] = []
+    n_thought = 0
     async with aclosing(answers(asked, metrics)) as chunks:
         async for number, chunk in chunks:
             choices[number].add(chunk)
+            n_thought += thought_tokens(chunk)
             if chunk.usage is not None:
                 usages.append(chunk.usage)
     pool = asked.served.pool
@@ -244,7 +248,7 @@ async def whole(request: ChatRequest, asked: Asked, metrics: Metrics) -> dict[st
             }
             for number, choice in enumerate(choices)
         ],
-        "usage": usage_of(usages),
+        "usage": usage_of(usages, n_thought),
     }
 
 
@@ -257,6 +261,7 @@ async def streamed(
     if wants_usage:
         head["usage"] = None
     usages: list[Any] = []
+    n_thought = 0
     n_calls = [0] * asked.n
     begun = [False] * asked.n
     async with aclosing(answers(asked, metrics)) as chunks:
@@ -268,6 +273,7 @@ async def streamed(
                 )
             if chunk.usage is not None:
                 usages.append(chunk.usage)
+            n_thought += thought_tokens(chunk)
             delta = _piece(chunk, n_calls[number])
             n_calls[number] += len(chunk.tool_calls)
             if delta or chunk.logprobs:
@@ -278,7 +284,7 @@ async def streamed(
                 reason = FINISHED[chunk.finish_reason]
                 yield event({**head, "choices": [_delta(number, {}, reason=reason)]})
     if wants_usage:
-        yield event({**head, "choices": [], "usage": usage_of(usages)})
+        yield event({**head, "choices": [], "usage": usage_of(usages, n_thought)})
     yield DONE
 
 

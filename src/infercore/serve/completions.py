@@ -117,6 +117,7 @@ def asked_of(
         begin=begin,
         fields=fields,
         n=n_answers(request),
+        timeout=config.request_timeout,
         prompt=prompt,
     )
 

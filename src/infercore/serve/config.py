@@ -22,6 +22,10 @@ def _strings(field: str, value: Sequence[str]) -> tuple[str, ...]:
     return names
 
 
+def _hosts(value: Sequence[str]) -> tuple[str, ...]:
+    return tuple(name.lower() for name in _strings("allowed_hosts", value))
+
+
 def _keys(value: Sequence[str]) -> tuple[str, ...]:
     return _strings("api_keys", value)
 
@@ -38,11 +42,14 @@ class ServeConfig:
     ``Authorization: Bearer KEY``; each key has a namespace of its own, so that callers never
     share prefixes. ``max_body_bytes`` bounds a request's body, ``max_tokens`` the answer of one
     that asks for more or for no limit (None = until the window is full), and
-    ``max_requests_per_key`` how many of one key are answered or wait at the same time. A request
-    ends after ``request_timeout`` seconds, waiting included (None = never). While a stream waits,
+    ``max_requests_per_key`` how many answers to one key are given or waited for at the same time
+    (``n`` and prompts in one request count each). A request ends after ``request_timeout`` seconds,
+    loading and waiting included (None = never). While a stream waits,
     a comment goes out every ``keep_alive`` seconds. ``n_warm`` conversations of each model stay
     open after their answer, for their next turn. ``cors_origins`` are the origins of web pages
-    that may call ("*" = any). Prompts are in no log.
+    that may call ("*" = any). Without keys, a server that is called at a loopback address answers
+    to loopback names and to ``allowed_hosts`` alone: a name that somebody else points there is
+    refused. Prompts are in no log.
 
     Raises `InvalidInputError` for a value that is not allowed.
     """
@@ -59,3 +66,4 @@ class ServeConfig:
     )
     n_warm: int = attrs.field(default=64, validator=checks.integer(0, optional=False))
     cors_origins: tuple[str, ...] = attrs.field(default=(), converter=_origins)
+    allowed_hosts: tuple[str, ...] = attrs.field(default=(), converter=_hosts)

@@ -30,6 +30,12 @@ class ApiError(Exception):
         return {"error": {**fields, "code": self.code}}
 
 
+def timed_out(state: str, seconds: float | None) -> ApiError:
+    """Return the answer to a request that took more than ``seconds``."""
+    told = f"{state} after {seconds:g} seconds" if seconds is not None else state
+    return ApiError(408, told, "timeout_error", code="timeout")
+
+
 _OURS: tuple[tuple[type[BaseException], int, str, str | None], ...] = (
     (errors.ContextOverflowError, 400, "invalid_request_error", "context_length_exceeded"),
     (errors.InvalidInputError, 400, "invalid_request_error", None),

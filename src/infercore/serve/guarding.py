@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 import logging
 import time
 from collections import Counter
@@ -75,23 +76,23 @@ class Guard:
             await send({"type": "http.response.start", "status": 204, "headers": _PREFLIGHT})
             await send({"type": "http.response.body", "body": b""})
             return
+        places = _Places(self._n_active, self._n_most)
         try:
-            namespace = self._namespace(scope)
-            if scope["method"] == "POST" and self._n_active[namespace] >= self._n_most:
-                raise _too_many(self._n_most)
+            self._check_host(scope)
+            places.namespace = namespace = self._namespace(scope)
+            if scope["method"] == "POST":
+                places.take(1)
             self._check_page(scope, origin)
             self._check_length(scope)
         except ApiError as error:
+            places.give_back()
             await failure(error)(scope, receive, send)
             return
-        scope["namespace"] = namespace
-        self._n_active[namespace] += 1
+        scope["namespace"], scope["places"] = namespace, places
         try:
             await self._app(scope, _Limited(receive, self._config.max_body_bytes), send)
         finally:
-            self._n_active[namespace] -= 1
-            if not self._n_active[namespace]:
-                del self._n_active[namespace]
+            places.give_back()
 
     @property
     def _n_most(self) -> int:
@@ -114,6 +115,22 @@ class Guard:
                 headers={"WWW-Authenticate": "Bearer"},
             )
         return found
+
+    def _check_host(self, scope: Scope) -> None:
+        """Refuse a name that was made to point here: a page of that name is no other origin.
+
+        Where keys are asked for, or others than this machine reach the server, names say nothing.
+        """
+        address = (scope.get("server") or ("",))[0]
+        name = _name_of(_header(scope, b"host").decode("latin-1"))
+        if self._keys or not _is_loopback(address) or _is_loopback(name):
+            return
+        if name not in self._config.allowed_hosts:
+            raise ApiError(
+                403,
+                f"this server is not {name!r}; the operator may allow that name",
+                code="host_not_allowed",
+            )
 
     def _check_page(self, scope: Scope, origin: bytes | None) -> None:
         """Refuse a web page of another origin: browsers send its POSTs without asking first."""
@@ -144,6 +161,22 @@ _PREFLIGHT = [
 ]
 
 
+def _name_of(host: str) -> str:
+    """Return the name in a Host header, without its port."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0].lower()
+
+
+def _is_loopback(name: str) -> bool:
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
 def _cors(origin: bytes | None) -> list[tuple[bytes, bytes]]:
     return (
         [] if origin is None else [(b"access-control-allow-origin", origin), (b"vary", b"Origin")]
@@ -165,14 +198,34 @@ def too_large(n_most: int) -> ApiError:
     return ApiError(413, f"the body is larger than {n_most} bytes", code="request_too_large")
 
 
-def _too_many(n_most: int) -> ApiError:
-    return ApiError(
-        429,
-        f"{n_most} requests of this key are being answered; ask again later",
-        "rate_limit_error",
-        code="too_many_requests",
-        headers={"Retry-After": "1"},
-    )
+class _Places:
+    """The answers of one request, among those of its key that are given at the same time."""
+
+    def __init__(self, n_active: Counter[str], n_most: int) -> None:
+        self.namespace = ""
+        self._n_active = n_active
+        self._n_most = n_most
+        self._n_taken = 0
+
+    def take(self, n: int) -> None:
+        """Count ``n`` answers more. Raises an `ApiError` of status 429 beyond the limit."""
+        if self._n_active[self.namespace] + n > self._n_most:
+            raise ApiError(
+                429,
+                f"at most {self._n_most} answers are given to one key at the same time; ask later",
+                "rate_limit_error",
+                code="too_many_requests",
+                headers={"Retry-After": "1"},
+            )
+        self._n_active[self.namespace] += n
+        self._n_taken += n
+
+    def give_back(self) -> None:
+        """Count none of them any more."""
+        self._n_active[self.namespace] -= self._n_taken
+        if not self._n_active[self.namespace]:
+            del self._n_active[self.namespace]
+        self._n_taken = 0
 
 
 class _Limited:

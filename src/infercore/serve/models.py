@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from infercore.errors import InvalidInputError
-from infercore.serve.errors import ApiError
+from infercore.serve.errors import ApiError, timed_out
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
@@ -69,15 +69,33 @@ class Served:
         self._loading: asyncio.Task[None] | None = None
         self.warm = Warm(0)
 
+    @property
+    def works(self) -> bool:
+        """Whether there is a pool that answers; one that is not loaded yet is none."""
+        return self.pool is not None and not self.pool.closed and self.pool.failure is None
+
+    @property
+    def failed(self) -> bool:
+        """Whether the pool ended and no request opens it again."""
+        return self._opens is None and not self.works
+
     @asynccontextmanager
-    async def used(self) -> AsyncIterator[SessionPool]:
-        """Give the pool, opened if need be, and keep it from being unloaded meanwhile."""
+    async def used(self, timeout: float | None = None) -> AsyncIterator[SessionPool]:
+        """Give the pool, opened if need be, and keep it from being unloaded meanwhile.
+
+        Raises an `ApiError` of status 408 where opening takes more than ``timeout`` seconds.
+        """
         self.n_active += 1
         try:
-            while self.pool is None or self.pool.closed:
+            while self.pool is None or not self.works:
                 if self._loading is None or self._loading.done():
                     self._loading = asyncio.create_task(self._load())
-                await asyncio.shield(self._loading)  # it goes on where this caller leaves
+                try:  # it goes on where this caller leaves
+                    await asyncio.wait_for(asyncio.shield(self._loading), timeout)
+                except asyncio.TimeoutError as error:
+                    if self._loading.done():  # its own
+                        raise
+                    raise timed_out(f"model {self.name!r} was still loading", timeout) from error
             yield self.pool
         finally:
             self.n_active -= 1
@@ -85,14 +103,19 @@ class Served:
 
     async def _load(self) -> None:
         async with self._opening:
-            if self.pool is None or self.pool.closed:
-                self.pool = await asyncio.to_thread(self._reopen)
+            if self.works:
+                return
+            if self._opens is None:
+                told = f"model {self.name!r} has ended"
+                raise ApiError(503, told, "server_error", code="closed")
+            if self.pool is not None:
+                log.error("model %s failed and is opened anew", self.name)
+                await self._close_pool()
+            self.pool = await asyncio.to_thread(self._reopen, self._opens)
 
-    def _reopen(self) -> SessionPool:
-        if self._opens is None:
-            raise ApiError(503, f"model {self.name!r} is closed", "server_error", code="closed")
+    def _reopen(self, opens: Callable[[], SessionPool]) -> SessionPool:
         try:
-            return self._opens()
+            return opens()
         except Exception as error:  # the operator's fault, never the caller's
             log.exception("model %s cannot be opened", self.name)
             raise ApiError(

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from infercore.errors import InvalidInputError
-from infercore.serve.answering import Asked, answers, history_of
+from infercore.serve.answering import Asked, answers, history_of, thought_tokens
 from infercore.serve.chat import call_row, plain_message, reasoning_of, response_form
-from infercore.serve.responding import event
+from infercore.serve.errors import api_error
+from infercore.serve.responding import event, log
 from infercore.serve.wire import SETTLED, ChatMessage, check_settled
 
 if TYPE_CHECKING:
@@ -50,8 +51,6 @@ def asked_of(
     limits = [n for n in (request.max_output_tokens, config.max_tokens) if n is not None]
     if limits:
         fields["max_tokens"] = min(limits)
-    if config.request_timeout is not None:
-        fields["timeout"] = config.request_timeout
     form = _form(request)
     if form is not None:
         fields["response_format"] = form
@@ -70,6 +69,7 @@ def asked_of(
         begin=begin,
         fields=fields,
         n=1,
+        timeout=config.request_timeout,
     )
 
 
@@ -162,6 +162,7 @@ class _Output:
     def __init__(self, request: ResponsesRequest) -> None:
         self.items: list[dict[str, Any]] = []
         self._n_events = 0
+        self._n_thought = 0
         self._response: dict[str, Any] = {
             "id": f"resp_{uuid.uuid4().hex}",
             "object": "response",
@@ -199,6 +200,7 @@ class _Output:
 
     def add(self, chunk: StreamChunk) -> list[bytes]:
         events = []
+        self._n_thought += thought_tokens(chunk)
         if chunk.reasoning:
             events += self._thought(chunk.reasoning)
         if chunk.text:
@@ -315,10 +317,16 @@ class _Output:
             "input_tokens": usage.prompt_tokens,
             "input_tokens_details": {"cached_tokens": cached},
             "output_tokens": usage.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": self._n_thought},
             "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         }
         return [*events, self.event(f"response.{kind}", response=self._response)]
+
+    def fail(self, error: Exception) -> bytes:
+        told = api_error(error)
+        self._response["status"] = "failed"
+        self._response["error"] = {"code": told.code or told.kind, "message": told.message}
+        return self.event("response.failed", response=self._response)
 
     @property
     def response(self) -> dict[str, Any]:
@@ -331,17 +339,23 @@ async def streamed(
     """Give the response as events."""
     output = _Output(request)
     begun = False
-    async with aclosing(answers(asked, metrics)) as chunks:
-        async for _, chunk in chunks:
-            if not begun:
-                begun = True
-                for told in output.begun():
+    try:
+        async with aclosing(answers(asked, metrics)) as chunks:
+            async for _, chunk in chunks:
+                if not begun:
+                    begun = True
+                    for told in output.begun():
+                        yield told
+                for told in output.add(chunk):
                     yield told
-            for told in output.add(chunk):
-                yield told
-            if chunk.finish_reason is not None and chunk.usage is not None:
-                for told in output.end(chunk.finish_reason, chunk.usage):
-                    yield told
+                if chunk.finish_reason is not None and chunk.usage is not None:
+                    for told in output.end(chunk.finish_reason, chunk.usage):
+                        yield told
+    except Exception as error:
+        if not begun:
+            raise
+        log.exception("stream failed")
+        yield output.fail(error)
 
 
 async def whole(request: ResponsesRequest, asked: Asked, metrics: Metrics) -> dict[str, Any]:

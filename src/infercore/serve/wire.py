@@ -21,6 +21,11 @@ class Request(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     model: str
 
+    @property
+    def n_places(self) -> int:
+        """How many answers it takes, as a limit of one key counts them."""
+        return 1
+
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Options of a stream."""
@@ -52,6 +57,11 @@ class Sampled(Request, kw_only=True):
     min_tokens: int | None = None
     grammar: str | None = None
     regex: str | None = None
+
+    @property
+    def n_places(self) -> int:
+        """How many answers it takes."""
+        return max(1, self.n or 1)
 
 
 class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -103,6 +113,12 @@ class CompletionRequest(Sampled, kw_only=True):
     echo: bool | None = None
     suffix: str | None = None
     best_of: int | None = None
+
+    @property
+    def n_places(self) -> int:
+        """How many answers it takes."""
+        is_one = isinstance(self.prompt, str) or all(isinstance(i, int) for i in self.prompt)
+        return max(1, self.n or 1) * (1 if is_one else len(self.prompt))
 
 
 class EmbeddingsRequest(Request, kw_only=True):

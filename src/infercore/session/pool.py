@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from infercore.errors import SessionFatalError
     from infercore.protocols.guarded import SessionContext, SessionModel
     from infercore.protocols.public import Tokenizer
     from infercore.protocols.spi import FloatArray
@@ -174,6 +175,11 @@ class SessionPool:
             return self._embedder.closed
         scheduler = self._owner.scheduler
         return scheduler.closed or scheduler.stopping
+
+    @property
+    def failure(self) -> SessionFatalError | None:
+        """What ended the pool's engine for good; None while it works. Close a pool that failed."""
+        return None if self._owner is None else self._owner.scheduler.fatal
 
     def stats(self) -> PoolStats:
         """Return what the pool did and does; it never waits for a step."""
