@@ -17,14 +17,28 @@ NODE_MODULES = "INFERCORE_NODE_MODULES"
 SCRIPTS = Path(__file__).parent / "clients"
 
 
-def test_the_javascript_client(served: Served, tmp_path: Path) -> None:
+BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+
+
+def run_script(name: str, tmp_path: Path, *arguments: str) -> None:
     modules = os.environ.get(NODE_MODULES)
     node = shutil.which("node")
     if modules is None or node is None:
-        pytest.skip(f"needs node, and {NODE_MODULES} with the npm package openai")
-    script = Path(shutil.copy(SCRIPTS / "openai.mjs", tmp_path))
+        pytest.skip(f"needs node, and {NODE_MODULES} with the npm packages openai, puppeteer-core")
+    script = Path(shutil.copy(SCRIPTS / name, tmp_path))
     (tmp_path / "node_modules").symlink_to(modules)
     done = subprocess.run(
-        [node, str(script), served.url], capture_output=True, text=True, timeout=100, check=False
+        [node, str(script), *arguments], capture_output=True, text=True, timeout=100, check=False
     )
     assert (done.returncode, done.stdout.strip()) == (0, "ok"), done.stderr
+
+
+def test_the_javascript_client(served: Served, tmp_path: Path) -> None:
+    run_script("openai.mjs", tmp_path, served.url)
+
+
+def test_the_page_in_a_browser(served: Served, tmp_path: Path) -> None:
+    found = [path for name in BROWSERS if (path := shutil.which(name)) is not None]
+    if os.environ.get(NODE_MODULES) is not None:
+        assert found, f"no browser: install one of {', '.join(BROWSERS)}"
+    run_script("page.mjs", tmp_path, served.url, *found[:1])
