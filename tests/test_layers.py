@@ -11,7 +11,12 @@ import infercore
 
 ROOT = Path(__file__).parents[1]
 PLUGINS = sorted((ROOT / "plugins").glob("*/src/**/*.py"))
-PUBLIC_MODULES = {"infercore", "infercore.testing", "infercore.conformance"}
+PUBLIC_MODULES = {
+    "infercore",
+    "infercore.conformance",
+    "infercore.testing",
+    *(f"infercore.weight_files{part}" for part in ("", ".gguf", ".lora", ".safetensors")),
+}
 
 
 def foreign_imports(source: str) -> list[str]:

@@ -19,6 +19,8 @@ WINDOW = 32
 _TYPES = {
     "float32": 0,
     "float16": 1,
+    "q8_0": 8,
+    "bfloat16": 30,
     "int8": 24,
     "int16": 25,
     "int32": 26,

@@ -14,7 +14,7 @@ from llamacpp import random_gguf
 
 @pytest.fixture
 def header(plugin_model):
-    from infercore_llamacpp import header
+    from infercore.weight_files import gguf as header
 
     return header
 

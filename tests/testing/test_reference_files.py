@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from infercore.errors import BackendUnavailableError, ModelFormatError, ModelNotFoundError
-from infercore.testing import load_reference_model, safetensors
+from infercore.testing import load_reference_model
 from infercore.testing.reference import storyteller
 from infercore.values.config import ModelConfig
+from infercore.weight_files import safetensors
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import numpy as np
 
 from infercore.errors import ModelFormatError
 from infercore.testing.products import Matrix
-from infercore.testing.safetensors import take
+from infercore.weight_files.safetensors import take
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

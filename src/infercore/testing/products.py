@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 import attrs
 import numpy as np
 
+from infercore.weight_files.lora import Target
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from infercore.protocols.spi import FloatArray
-    from infercore.testing.lora import Delta
+    from infercore.weight_files.lora import Pair
 
 ROWS = 64
 """Output rows of one piece of work. It is fixed, so the bits do not depend on the threads."""
@@ -24,6 +26,12 @@ class Matrix:
 
     name: str
     weight: FloatArray
+
+
+def adapter_target(matrices: Mapping[str, Matrix]) -> Target:
+    """Return what adapters of a model with these matrices must fit."""
+    shapes = {name: matrix.weight.shape for name, matrix in matrices.items()}
+    return Target(backend="reference", shapes=shapes)
 
 
 class Workers:
@@ -55,15 +63,15 @@ class Workers:
 class Products:
     """What a forward pass multiplies with: weights, and what adapters add to them."""
 
-    def __init__(self, workers: Workers, deltas: Sequence[Delta]) -> None:
+    def __init__(self, workers: Workers, adapters: Sequence[Mapping[str, Pair]]) -> None:
         self._workers = workers
-        self._deltas = deltas
+        self._adapters = adapters
 
     def __call__(self, x: FloatArray, matrix: Matrix) -> FloatArray:
         """Return ``x`` [n, n_in] times the transpose of the matrix, adapters included."""
         out = self._workers.product(x, matrix.weight)
-        for delta in self._deltas:
-            if matrix.name in delta.pairs:
-                a, b = delta.pairs[matrix.name]
-                out += np.float32(delta.scale) * ((x @ a.T) @ b.T)
+        for adapter in self._adapters:
+            pair = adapter.get(matrix.name)
+            if pair is not None:
+                out += np.float32(pair.scale) * ((x @ pair.a.T) @ pair.b.T)
         return out

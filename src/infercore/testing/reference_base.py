@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from infercore.errors import DecodeAbortedError
-from infercore.testing import lora
-from infercore.testing.products import Products, Workers
+from infercore.testing.products import Products, Workers, adapter_target
+from infercore.weight_files import lora
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from infercore.protocols.spi import FloatArray
-    from infercore.testing.lora import Delta
     from infercore.testing.products import Matrix
     from infercore.values.config import AdapterSpec
+    from infercore.weight_files.lora import Pair
 
 
 class Base:
@@ -39,7 +39,7 @@ class Base:
         self._hidden_ids: Sequence[tuple[int, ...]] = ()
         self._aborted = threading.Event()
         self._ask: Callable[[], bool] | None = None
-        self._deltas: Sequence[Delta] = ()
+        self._adapters: Sequence[Mapping[str, Pair]] = ()
         self.set_adapters(effective["adapters"])
         self.workers = self._hired(effective["n_threads"], effective["n_threads_batch"])
 
@@ -59,12 +59,13 @@ class Base:
 
     def set_adapters(self, adapters: Sequence[AdapterSpec]) -> None:
         """Replace the whole list; unchanged where one of them cannot be read."""
-        self._deltas = [lora.read(adapter, self._matrices) for adapter in adapters]
+        target = adapter_target(self._matrices)
+        self._adapters = [lora.read(adapter, target) for adapter in adapters]
         self._effective["adapters"] = tuple(adapters)
 
     def _product(self, n_tokens: int) -> Products:
         """Return what a step of ``n_tokens`` multiplies with."""
-        return Products(self.workers[n_tokens > 1], self._deltas)
+        return Products(self.workers[n_tokens > 1], self._adapters)
 
     def abort(self) -> None:
         """Stop the call that runs, before its next layer; from any thread."""

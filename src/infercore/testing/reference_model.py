@@ -13,19 +13,19 @@ from infercore.errors import ModelFormatError
 from infercore.testing import (
     bert,
     llama,
-    lora,
     reference_context,
     reference_encoder,
     reference_settings,
-    safetensors,
 )
 from infercore.testing.attention import FLASH_BLOCK
 from infercore.testing.kv_formats import KV_FORMATS
+from infercore.testing.products import adapter_target
 from infercore.testing.reference_context import ReferenceContext
 from infercore.testing.reference_encoder import EncoderContext
 from infercore.testing.reference_sampler import ReferenceSampler
 from infercore.testing.reference_tokenizer import ReferenceTokenizer, json_object
 from infercore.values.info import MemoryPlan, ModelInfo
+from infercore.weight_files import lora, safetensors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -59,9 +59,9 @@ class Loaded:
 
     def merge(self, adapters: Sequence[AdapterSpec]) -> None:
         """Add adapters to the weights for good, in place of applying them at each product."""
-        for delta in [lora.read(adapter, self.matrices) for adapter in adapters]:
-            for name, (a, b) in delta.pairs.items():
-                self.matrices[name].weight[...] += np.float32(delta.scale) * (b @ a)
+        for pairs in [lora.read(adapter, adapter_target(self.matrices)) for adapter in adapters]:
+            for name, pair in pairs.items():
+                self.matrices[name].weight[...] += np.float32(pair.scale) * (pair.b @ pair.a)
         if adapters:  # other weights than the files': no state goes from one to the other
             self.runtime = {**self.runtime, "merged": [attrs.astuple(spec) for spec in adapters]}
 

@@ -120,7 +120,7 @@ def _path(value: str | os.PathLike[str]) -> str:
 
 @attrs.frozen(kw_only=True)
 class AdapterSpec:
-    """A LoRA adapter file and the scale it is applied with."""
+    """A LoRA adapter (a GGUF file, or a folder of PEFT) and the scale it is applied with."""
 
     path: str = attrs.field(converter=_path)
     scale: float = attrs.field(default=1.0, validator=checks.number(optional=False))

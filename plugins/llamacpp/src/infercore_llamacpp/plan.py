@@ -17,8 +17,8 @@ from infercore import (
     ModelNotFoundError,
     OutOfMemoryError,
 )
+from infercore.weight_files import gguf as headers
 from infercore_llamacpp import gguf, loading, log, settings
-from infercore_llamacpp import header as headers
 from infercore_llamacpp.library import api
 from infercore_llamacpp.traits import KV_BLOCK, read_traits
 

@@ -11,12 +11,12 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from infercore_llamacpp import header as headers
+from infercore.weight_files import gguf as headers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from infercore_llamacpp.header import Header
+    from infercore.weight_files.gguf import Header
 
 MAX_LAYERS = 512  # LLAMA_MAX_LAYERS
 _ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")

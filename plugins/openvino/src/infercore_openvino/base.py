@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from infercore import DecodeAbortedError, PerfCounters
+from infercore_openvino.adapters import read as read_adapters
 from infercore_openvino.outputs import Rows, pooled, wanted_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import numpy.typing as npt
 
-    from infercore import Capabilities
+    from infercore import AdapterSpec, Capabilities
+    from infercore_openvino.adapters import Joined
     from infercore_openvino.compiled import Compiled, CompiledGraphs
     from infercore_openvino.settings import Settings
 
@@ -33,10 +35,17 @@ class BaseContext:
 
     capabilities: Capabilities
 
-    def __init__(self, compiled: Compiled, graphs: CompiledGraphs, settings: Settings) -> None:
+    def __init__(
+        self,
+        compiled: Compiled,
+        graphs: CompiledGraphs,
+        settings: Settings,
+        adapters: Joined | None = None,
+    ) -> None:
         self._compiled = compiled
         self._graphs = graphs
-        self._request = compiled.engine.create_infer_request()
+        self._adapters: Joined = adapters or {}
+        self._request = compiled.new_request(self._adapters)
         self._settings = settings
         self.tolerance = settings.tolerance(rounded=compiled.group_size > 0)
         self.n_batch = settings.n_batch
@@ -70,7 +79,7 @@ class BaseContext:
             "embeddings": s.embeddings,
             "kv_unified": s.kv_unified,
             "no_perf": not s.timed,
-            "adapters": (),
+            "adapters": tuple(s.adapters),
             "form": self._compiled.graph.form,
             "num_streams": self._compiled.n_streams,
             "precision": "accurate" if highest else "default",
@@ -95,6 +104,27 @@ class BaseContext:
 
     def _step(self, tokens: Tokens, seq_id: int, out_rows: Any, hidden_rows: Any) -> None:
         """Append ``tokens``, at most n_ubatch; on failure nothing is appended."""
+        raise NotImplementedError
+
+    # -- adapters ------------------------------------------------------------------------------
+
+    def set_adapters(self, adapters: Sequence[AdapterSpec]) -> None:
+        """Replace the whole list; unchanged where one of them cannot be read."""
+        form, joined = self._compiled.graph.form, read_adapters(adapters, self._compiled.graph)
+        compiled = self._graphs.take(form, self._settings, joined)
+        try:
+            request = compiled.new_request(joined)
+            self._move_to(compiled, request)
+        except BaseException:
+            self._graphs.give_back(compiled)
+            raise
+        self._graphs.give_back(self._compiled)
+        self._begin_outputs()
+        self._compiled, self._request, self._adapters = compiled, request, joined
+        self.effective["adapters"] = tuple(adapters)
+
+    def _move_to(self, compiled: Compiled, request: Any) -> None:
+        """Let ``request`` go on from what is held; on failure nothing is changed."""
         raise NotImplementedError
 
     # -- appending -----------------------------------------------------------------------------

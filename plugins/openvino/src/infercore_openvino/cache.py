@@ -39,8 +39,8 @@ class KvArray:
     """
 
     def __init__(self, port: Any, n_blocks: int) -> None:
-        self.port = port
-        self.is_key = port.get_any_name().startswith("key")
+        self.name: str = port.get_any_name()
+        self.is_key = self.name.startswith("key")
         self._type = port.get_element_type()
         self.type_name: str = self._type.to_string()
         self._stored_as = _STORED_AS[self.type_name]

@@ -6,13 +6,14 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from infercore import ModelLoadError, UnsupportedFeatureError
-from infercore_openvino import arithmetic
+from infercore_openvino import adapters, arithmetic
 from infercore_openvino.arithmetic import GROUP_SIZE
 from infercore_openvino.engine import BACKEND, first_lines, logger, memory_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Sequence
 
+    from infercore_openvino.adapters import Joined
     from infercore_openvino.arithmetic import Arithmetic
     from infercore_openvino.graph import Graph
     from infercore_openvino.settings import Settings
@@ -36,6 +37,12 @@ class Compiled:
         self.n_streams = int(engine.get_property("NUM_STREAMS"))
         self.rotates: bool | None = None
         self.is_causal: bool | None = None
+
+    def new_request(self, adapters_of: Joined) -> Any:
+        """Return a request that computes with these adapters, whose numbers must stay alive."""
+        request = self.engine.create_infer_request()
+        adapters.bind(self.engine, request, adapters_of)
+        return request
 
     def drop(self) -> None:
         """Give its memory back, for good: run again after this, the engine corrupts the heap."""
@@ -82,15 +89,19 @@ class CompiledGraphs:
             self._graphs[form] = self._build(form)
         return self._graphs[form]
 
-    def take(self, form: str, settings: Settings) -> Compiled:
-        """Return the compiled graph for ``settings``, with one more user."""
+    def take(self, form: str, settings: Settings, adapted: Iterable[str] = ()) -> Compiled:
+        """Return the compiled graph for ``settings``, with one more user.
+
+        ``adapted`` names the matrices that adapters change.
+        """
+        names = tuple(sorted(adapted))
         with self._lock:
             group_size = self._group_size(form, settings.arithmetic)
             properties = {**settings.properties, GROUP_SIZE: str(group_size)}
-            key = (form, settings.n_streams, *sorted(properties.items()))
+            key = (form, names, settings.n_streams, *sorted(properties.items()))
             if key not in self._compiled:
                 self._drop_idle()
-                self._compiled[key] = self._compile(form, settings, properties)
+                self._compiled[key] = self._compile(form, settings, properties, names)
             compiled = self._compiled[key]
             compiled.n_users += 1
         return compiled
@@ -121,8 +132,12 @@ class CompiledGraphs:
         for key in [k for k, c in self._compiled.items() if not c.n_users]:
             self._compiled.pop(key).drop()
 
-    def _compile(self, form: str, settings: Settings, properties: dict[str, Any]) -> Compiled:
+    def _compile(
+        self, form: str, settings: Settings, properties: dict[str, Any], adapted: Sequence[str]
+    ) -> Compiled:
         graph = self.graph(form)
+        if adapted:
+            graph = adapters.with_inputs(graph, adapted)
         properties = {**self._extra, **properties}
         logger.debug("compiling the %s form for %s with %s", form, self._device, properties)
         try:

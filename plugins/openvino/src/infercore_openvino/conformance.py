@@ -12,33 +12,44 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 BACKEND = "openvino"
-MODEL, FORMAT = "storyteller", "openvino"
+MODEL, FORMAT, ADAPTER = "storyteller", "openvino", "storyteller-lora"
 TOLERANCE = 5e-3
 """Float32 weights and cache."""
 
 # What the rigs must bring and declare: lost, it fails the run and is not refused in silence.
 _REQUIRED = (
     "oracle", "observe", "encoder", "kv_remove_any", "state", "sequence_state", "logits_all",
-    "embeddings", "chat_template", "plan_memory",
+    "embeddings", "chat_template", "plan_memory", "adapter", "lora",
 )  # fmt: skip
 _OF_BLOCKS = ("kv_copy_any", "kv_shift", "kv_divide", "multi_sequence")
 
 
 def rig() -> Rig:
     """Return the rig. Raises `ModelNotFoundError` without the model pack."""
-    rig = _rig(observe=observe)
+    rig = _rig(observe=observe, adapter_format="gguf-f32")
     rig.require = (*_REQUIRED, *_OF_BLOCKS)
     return rig
 
 
 def stateful_rig() -> Rig:
     """Return the rig of the form that is used where a graph cannot be made paged."""
-    rig = _rig(observe=observe_stateful, variant="stateful", backend_options={"form": "stateful"})
+    rig = _rig(
+        observe=observe_stateful,
+        variant="stateful",
+        adapter_format="hf",
+        backend_options={"form": "stateful"},
+    )
     rig.known = {"MEM-8": "engine: OpenVINO leaves a thread behind for each model it compiles"}
     return rig
 
 
-def _rig(*, observe: Callable[[Any, int], Observation], variant: str = "", **fields: Any) -> Rig:
+def _rig(
+    *,
+    observe: Callable[[Any, int], Observation],
+    variant: str = "",
+    adapter_format: str,
+    **fields: Any,
+) -> Rig:
     path = pack_path(MODEL)
     return Rig(
         backend=BACKEND,
@@ -49,6 +60,8 @@ def _rig(*, observe: Callable[[Any, int], Observation], variant: str = "", **fie
         model_name=MODEL,
         encoder=pack_path("encoder"),
         encoder_name="encoder",
+        adapter=pack_path(ADAPTER, adapter_format),
+        adapter_name=ADAPTER,
         tolerance=TOLERANCE,
         exact={
             "precision": "accurate",
@@ -63,7 +76,7 @@ def _rig(*, observe: Callable[[Any, int], Observation], variant: str = "", **fie
     )
 
 
-def pack_path(name: str) -> str:
+def pack_path(name: str, form: str = FORMAT) -> str:
     """Return where a model of the pack lies. Raises `ModelNotFoundError` without the pack."""
     try:
         import infercore_models  # noqa: PLC0415  (a distribution of its own)
@@ -71,7 +84,7 @@ def pack_path(name: str) -> str:
         raise infercore.ModelNotFoundError(
             "the model pack is not installed; run: pip install infercore-models", path=name
         ) from error
-    return str(infercore_models.path(name, FORMAT))
+    return str(infercore_models.path(name, form))
 
 
 def observe(context: Any, seq_id: int) -> Observation:

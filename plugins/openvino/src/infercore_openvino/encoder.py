@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from infercore import ContextConfig
+    from infercore_openvino.adapters import Joined
     from infercore_openvino.base import Floats, Tokens
     from infercore_openvino.compiled import Compiled, CompiledGraphs
     from infercore_openvino.files import ModelFiles
@@ -61,6 +62,10 @@ def settings_of(config: ContextConfig, files: ModelFiles, device: str) -> Settin
     found = settings(config, files, device=device, attention=attention)
     if found.form is not None:
         raise _unsupported("form", found.form, "an encoder has a form of its own; leave it out")
+    if config.adapters:
+        raise _unsupported(
+            "adapters", config.adapters, "an encoder's graph takes none; leave it out"
+        )
     if config.embeddings is False:
         raise _no_other_output("embeddings")
     trained = trained_window(files)
@@ -100,8 +105,14 @@ def _no_other_output(name: str) -> UnsupportedFeatureError:
 class EncoderContext(BaseContext):
     """Texts over one infer request; several of a call are rows of it, padded to one length."""
 
-    def __init__(self, compiled: Compiled, graphs: CompiledGraphs, settings: Settings) -> None:
-        super().__init__(compiled, graphs, settings)
+    def __init__(
+        self,
+        compiled: Compiled,
+        graphs: CompiledGraphs,
+        settings: Settings,
+        adapters: Joined | None = None,
+    ) -> None:
+        super().__init__(compiled, graphs, settings, adapters)
         self.capabilities = capabilities(settings)
         self._dtypes = {
             name: _DTYPES[port.get_element_type().to_string()]

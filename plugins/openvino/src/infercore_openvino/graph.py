@@ -9,7 +9,7 @@ they are arrays of our own: trimming is a change of an integer, a fork shares bl
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +21,8 @@ from infercore_openvino.engine import BACKEND, first_lines, logger, memory_error
 from infercore_openvino.facts import sliding_window
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from infercore_openvino.files import ModelFiles
     from infercore_openvino.rope import Floats
 
@@ -44,7 +46,7 @@ class Graph:
     """A graph in one form.
 
     ``inv_freq`` are its rotary frequencies, None if not found; ``slides`` tells whether layers
-    look back over a window only.
+    look back over a window only; ``config`` is the model's ``config.json``.
     """
 
     model: Any
@@ -52,6 +54,7 @@ class Graph:
     shape: Shape
     inv_freq: Floats | None
     slides: bool = False
+    config: Mapping[str, Any] = field(default_factory=dict)
 
 
 def build(core: Any, files: ModelFiles, form: str, path: str) -> Graph:
@@ -75,7 +78,9 @@ def build(core: Any, files: ModelFiles, form: str, path: str) -> Graph:
         n_params=n_params,
     )
     slides = sliding_window(files.config) is not None
-    return Graph(model=model, form=form, shape=shape, inv_freq=inv_freq, slides=slides)
+    return Graph(
+        model=model, form=form, shape=shape, inv_freq=inv_freq, slides=slides, config=files.config
+    )
 
 
 def read(core: Any, xml: str, path: str) -> Any:

@@ -13,13 +13,15 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from infercore import MemoryPlan, OutOfMemoryError, free_bytes, read_regular
+from infercore import MemoryPlan, ModelNotFoundError, OutOfMemoryError, free_bytes, read_regular
+from infercore.weight_files import lora
 from infercore_openvino.facts import KvShape
 from infercore_openvino.files import MAX_GRAPH_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from infercore import AdapterSpec
     from infercore_openvino.files import ModelFiles
     from infercore_openvino.settings import Settings
 
@@ -48,12 +50,14 @@ def plan(files: ModelFiles, settings: Settings) -> MemoryPlan:
     arrays of a step; estimates, within a few percent of the whole.
     """
     kv = _cache_bytes(files, settings)
-    weights = files.weights_bytes
+    weights = files.weights_bytes + sum(map(_adapter_bytes, settings.adapters))
     n_streams = settings.properties.get("NUM_STREAMS", 1)
     held = _weights_held(files, settings.inference, n_streams)
     step = _step_bytes(files.config, settings.n_ubatch)
     of_layer = _per_token(files) // max(1, KvShape.of(files.config).n_layer) * _FLOAT_BYTES
-    compute = max(0, held - weights) + step + _n_cells(settings) * of_layer * _LIVE_CACHES
+    compute = (
+        max(0, held - files.weights_bytes) + step + _n_cells(settings) * of_layer * _LIVE_CACHES
+    )
     total = weights + kv + compute
     return MemoryPlan(
         weights_bytes=weights,
@@ -63,6 +67,14 @@ def plan(files: ModelFiles, settings: Settings) -> MemoryPlan:
         n_ctx=settings.n_ctx,
         kv_bytes_by_kind={"full": kv},
     )
+
+
+def _adapter_bytes(adapter: AdapterSpec) -> int:
+    path = adapter.path
+    try:
+        return os.path.getsize(os.path.join(path, lora.TENSORS) if os.path.isdir(path) else path)
+    except OSError as error:
+        raise ModelNotFoundError(f"there is no adapter at {path}", path=path) from error
 
 
 def check_cache_fits(files: ModelFiles, settings: Settings) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from infercore import ContextConfig, UnsupportedFeatureError
 from infercore_openvino import (
+    adapters,
     arithmetic,
     cpu,
     encoder,
@@ -186,9 +187,10 @@ class OpenVinoModel:
         asked = _settings_of(self._files, config, self._device)
         memory.check_cache_fits(self._files, asked)
         form = _form_of(asked, self._default_form, self._device)
-        compiled = self._graphs.take(form, asked)
+        joined = adapters.read(asked.adapters, self._graphs.graph(form))
+        compiled = self._graphs.take(form, asked, joined)
         try:
-            return _CONTEXTS[form](compiled, self._graphs, asked)
+            return _CONTEXTS[form](compiled, self._graphs, asked, joined)
         except BaseException:
             self._graphs.give_back(compiled)
             raise

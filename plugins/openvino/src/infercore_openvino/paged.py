@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from infercore_openvino.adapters import Joined
     from infercore_openvino.base import Tokens
     from infercore_openvino.blocks import Positions
     from infercore_openvino.compiled import Compiled, CompiledGraphs
@@ -48,6 +49,7 @@ def capabilities(settings: Settings, graph: Graph, *, shift: bool) -> Capabiliti
         embeddings=True,
         pooling=POOLING,
         abort=True,
+        lora=True,
         kv_types=settings.kv_types,
         flash_attention=FLASH_ATTENTION,
     )
@@ -72,8 +74,14 @@ class PagedContext(BaseContext):
             hint=hint,
         )
 
-    def __init__(self, compiled: Compiled, graphs: CompiledGraphs, settings: Settings) -> None:
-        super().__init__(compiled, graphs, settings)
+    def __init__(
+        self,
+        compiled: Compiled,
+        graphs: CompiledGraphs,
+        settings: Settings,
+        adapters: Joined | None = None,
+    ) -> None:
+        super().__init__(compiled, graphs, settings, adapters)
         s = settings
         per_sequence = s.n_ctx if s.kv_unified else -(-s.n_ctx // s.n_seq_max)
         self._cache = KvCache(
@@ -98,6 +106,12 @@ class PagedContext(BaseContext):
 
     def _bind_cache(self) -> None:
         self._paged.bind_cache(self._cache.arrays)
+
+    def _move_to(self, compiled: Compiled, request: Any) -> None:
+        paged = PagedRequest(compiled.engine, request, compiled.n_threads)
+        paged.bind_cache(self._cache.arrays)
+        self._paged.drop()
+        self._paged = paged
 
     # -- queries -------------------------------------------------------------------------------
 

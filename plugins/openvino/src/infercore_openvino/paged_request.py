@@ -37,6 +37,7 @@ class PagedRequest:
     """Runs steps over the blocks of a cache."""
 
     def __init__(self, engine: Any, request: Any, n_threads: int) -> None:
+        self._engine = engine
         self._request = request
         self._run: Any = Runner(request, n_threads).run
         self._ports = {name: engine.input(name) for name in _INPUTS}
@@ -62,7 +63,7 @@ class PagedRequest:
     def bind_cache(self, arrays: Sequence[KvArray]) -> None:
         """Let the graph read and write ``arrays``."""
         for array in arrays:
-            self._request.set_tensor(array.port, array.tensor())
+            self._request.set_tensor(self._engine.input(array.name), array.tensor())
 
     def run(
         self,
@@ -134,4 +135,4 @@ class PagedRequest:
 
     def drop(self) -> None:
         """Let go of the request."""
-        self._request = self._run = None
+        self._request = self._run = self._engine = None

@@ -11,9 +11,9 @@ from infercore_openvino.engine import BACKEND
 from infercore_openvino.facts import asked_window
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from infercore import ContextConfig
+    from infercore import AdapterSpec, ContextConfig
     from infercore_openvino.arithmetic import Arithmetic
     from infercore_openvino.files import ModelFiles
 
@@ -39,7 +39,6 @@ _HINTS = {
     "op_offload": "all operations run on one device",
     "swa_full": "the whole cache is always kept",
     "pooling_type": "give 'none', 'mean', 'cls' or 'last'",
-    "adapters": "merge them into the model before it is exported",
 }
 _ROPE_HINT = "the exported graph has its rotary embedding built in; leave it out"
 
@@ -63,6 +62,7 @@ class Settings:
     timed: bool
     kv_types: tuple[str, ...]
     properties: Mapping[str, Any]
+    adapters: Sequence[AdapterSpec] = ()
     fixed: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -121,6 +121,7 @@ def settings(
         timed=config.no_perf is not True,
         kv_types=kv_types,
         properties=_properties(chosen, numbers, kv_type, n_threads, n_streams),
+        adapters=config.adapters,
         fixed=fixed,
     )
 
@@ -166,8 +167,6 @@ def _refuse(config: ContextConfig, fixed: Mapping[str, Any]) -> None:
         raise _unsupported("flash_attn", "on")
     if config.pooling_type not in {None, *POOLING}:
         raise _unsupported("pooling_type", config.pooling_type)
-    if config.adapters:
-        raise _unsupported("adapters", config.adapters)
 
 
 # Values that leave a field to the model, and those of YaRN that matter only where it is in use.

@@ -22,6 +22,7 @@ from infercore_openvino.settings import FLASH_ATTENTION, POOLING
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from infercore_openvino.adapters import Joined
     from infercore_openvino.base import Tokens
     from infercore_openvino.compiled import Compiled, CompiledGraphs
     from infercore_openvino.settings import Settings
@@ -41,6 +42,7 @@ def capabilities(settings: Settings) -> Capabilities:
         embeddings=True,
         pooling=POOLING,
         abort=True,
+        lora=True,
         kv_types=tuple(name for name in settings.kv_types if name != "u8"),
         flash_attention=FLASH_ATTENTION,
     )
@@ -50,6 +52,10 @@ def _order(name: str) -> tuple[int, str]:
     """Sort variables by layer, keys first; some exports garble the end of the name."""
     found = _STATE_NAME.match(name)
     return (int(found[1]), found[2]) if found else (-1, name)
+
+
+def _variables(request: Any) -> list[Any]:
+    return sorted(request.query_state(), key=lambda variable: _order(variable.name))
 
 
 class StatefulContext(BaseContext):
@@ -77,8 +83,14 @@ class StatefulContext(BaseContext):
                 hint=hint,
             )
 
-    def __init__(self, compiled: Compiled, graphs: CompiledGraphs, settings: Settings) -> None:
-        super().__init__(compiled, graphs, settings)
+    def __init__(
+        self,
+        compiled: Compiled,
+        graphs: CompiledGraphs,
+        settings: Settings,
+        adapters: Joined | None = None,
+    ) -> None:
+        super().__init__(compiled, graphs, settings, adapters)
         self.capabilities = capabilities(settings)
         self._inputs = {name for port in compiled.engine.inputs for name in port.get_names()}
         self._positions: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
@@ -142,15 +154,17 @@ class StatefulContext(BaseContext):
 
     # -- state ---------------------------------------------------------------------------------
 
-    def _variables(self) -> list[Any]:
-        return sorted(self._request.query_state(), key=lambda variable: _order(variable.name))
-
     def _data(self) -> list[Any]:
-        return [variable.state.data for variable in self._variables()]
+        return [variable.state.data for variable in _variables(self._request)]
 
     def _put(self, arrays: list[Any]) -> None:
-        for variable, array in zip(self._variables(), arrays, strict=True):
+        for variable, array in zip(_variables(self._request), arrays, strict=True):
             variable.state = ov.Tensor(array)
+
+    def _move_to(self, compiled: Compiled, request: Any) -> None:  # noqa: ARG002
+        if len(self._held):
+            for variable, array in zip(_variables(request), self._data(), strict=True):
+                variable.state = ov.Tensor(array)
 
     def _identity(self) -> dict[str, Any]:
         names = ("form", "inference_precision", "dynamic_quantization_group_size", "type_k")
@@ -189,5 +203,5 @@ class StatefulContext(BaseContext):
     def warmup(self) -> None:
         """Run a token in a request of its own."""
         one = np.ones(1, dtype=np.int64)
-        request = self._compiled.engine.create_infer_request()
+        request = self._compiled.new_request(self._adapters)
         self._infer(request, one, one - 1, one, one - 1, one[:0])

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from infercore.errors import ModelFormatError
+from infercore.values.files import open_regular
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,7 +25,7 @@ _DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
 def read(path: str) -> dict[str, FloatArray]:
     """Return every tensor of the file as float32, by name. Raises `ModelFormatError`."""
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         data = file.read()
     try:
         size = int.from_bytes(data[:_LENGTH_BYTES], "little")
@@ -33,7 +34,7 @@ def read(path: str) -> dict[str, FloatArray]:
         return {
             name: _tensor(entry, body) for name, entry in header.items() if name != "__metadata__"
         }
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelFormatError(
             f"{path} is no whole safetensors file ({error}); fetch it anew", path=path
         ) from error

@@ -1,4 +1,4 @@
-"""Reads the header of a GGUF file: its metadata and the list of its tensors, never their data.
+"""Reads the header of a GGUF file: its metadata and the list of its tensors, not their numbers.
 
 Source of the layout: ``docs/gguf.md`` in the ggml repository.
 """
@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from infercore import open_regular
+from infercore.values.files import open_regular
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 
 _SCALARS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
 _STRING, _ARRAY = 8, 9
+MAGIC = b"GGUF"
 _START = 8  # behind the magic number and the version
 MAX_DIMENSIONS = 4
+ALIGNMENT = 32
 # Beyond what any model has, and within what is read in a moment: the counts come from the file.
 MAX_ENTRIES, MAX_TENSORS, MAX_ITEMS, MAX_TEXT_BYTES = 2**14, 2**17, 2**23, 2**26
 MAX_HEADER_BYTES = 2**29
@@ -36,11 +38,15 @@ class ImplausibleError(ValueError):
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor's name, its dimensions, the fastest one first, and the number of its type."""
+    """A tensor's name, its dimensions, the fastest one first, the number of its type, its place.
+
+    ``offset`` counts bytes from the start of the file.
+    """
 
     name: str
     dims: tuple[int, ...]
     kind: int
+    offset: int
 
 
 @dataclass
@@ -117,9 +123,11 @@ class _Reader:
             if key in header.metadata:
                 header.doubled.append(key)
             header.metadata[key] = self._readers[self._one("<I")]()
-        for _ in range(n_tensors):
-            tensor = self._tensor()
-            header.tensors[tensor.name] = tensor
+        tensors = [self._tensor() for _ in range(n_tensors)]
+        step = header.metadata.get("general.alignment", ALIGNMENT)
+        step = step if isinstance(step, int) and step > 0 else ALIGNMENT
+        start = -(-self._at // step) * step
+        header.tensors = {t.name: replace(t, offset=start + t.offset) for t in tensors}
         return header
 
     def _take(self, layout: str) -> tuple[Any, ...]:
@@ -160,5 +168,5 @@ class _Reader:
         if n_dims > MAX_DIMENSIONS:
             raise MalformedError(f"its tensor {name!r} has {n_dims} dimensions")
         dims = self._take(f"<{n_dims}Q")
-        kind, _offset = self._take("<IQ")
-        return Tensor(name, dims, kind)
+        kind, offset = self._take("<IQ")
+        return Tensor(name, dims, kind, offset)
