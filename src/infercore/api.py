@@ -16,11 +16,11 @@ from infercore.errors import (
     InferCoreError,
     ModelFormatError,
     ModelLoadError,
-    ModelNotFoundError,
     OutOfMemoryError,
     PluginError,
     UnsupportedFeatureError,
 )
+from infercore.locating import locate
 from infercore.registry import default_registry
 from infercore.registry.choice import check_score
 from infercore.session.async_context import AsyncContext
@@ -81,7 +81,7 @@ def load_model(
     is held then.
     """
     built = checks.build(ModelConfig, config, fields)
-    where = _existing(path)
+    where = locate(path, backend=backend)
     return _load(_descriptor(backend, where), where, built)
 
 
@@ -101,7 +101,7 @@ def open_session(
     """
     if not isinstance(path_or_model, (str, os.PathLike)):
         return _loaded(path_or_model, backend).new_session(config, **fields)
-    where = _existing(path_or_model)
+    where = locate(path_or_model, backend=backend)
     descriptor = _descriptor(backend, where)
     of_model = _take_model_fields(fields, config, descriptor)
     with _load(descriptor, where, of_model) as model:
@@ -205,7 +205,7 @@ def open_pool(
     if not isinstance(path_or_model, (str, os.PathLike)):
         pool: SessionPool = _loaded(path_or_model, backend).new_pool(config, **fields)
         return pool
-    where = _existing(path_or_model)
+    where = locate(path_or_model, backend=backend)
     descriptor = _descriptor(backend, where)
     of_context = None if config is None else config.context
     of_model = _take_model_fields(fields, of_context, descriptor)
@@ -249,7 +249,7 @@ def embed(
     if not isinstance(path_or_model, (str, os.PathLike)):
         model = _loaded(path_or_model, backend)
         return embed_texts(model, texts, fields, pooling=pooling, normalize=normalize)
-    where = _existing(path_or_model)
+    where = locate(path_or_model, backend=backend)
     descriptor = _descriptor(backend, where)
     of_model = _take_model_fields(fields, None, descriptor)
     with _load(descriptor, where, of_model) as model:
@@ -281,7 +281,7 @@ def rerank(
     if not isinstance(path_or_model, (str, os.PathLike)):
         model = _loaded(path_or_model, backend)
         return rank_documents(model, query, documents, fields, top_n)
-    where = _existing(path_or_model)
+    where = locate(path_or_model, backend=backend)
     descriptor = _descriptor(backend, where)
     of_model = _take_model_fields(fields, None, descriptor)
     with _load(descriptor, where, of_model) as model:
@@ -302,7 +302,7 @@ def plan_memory(
     chosen as in `load_model`. Raises `UnsupportedFeatureError` where it cannot tell before loading,
     and what loading and opening raise for a field that cannot be honoured.
     """
-    where = _existing(path)
+    where = locate(path, backend=backend)
     descriptor = _descriptor(backend, where)
     plan = getattr(descriptor, "plan_memory", None)
     if plan is None:
@@ -353,7 +353,7 @@ class CoreBackend:
     def load_model(self, path: AnyPath, config: ModelConfig | None = None, **fields: Any) -> Model:
         """Return the model at ``path``; see `infercore.load_model`."""
         built = checks.build(ModelConfig, config, fields)
-        return _load(self._descriptor, _existing(path), built)
+        return _load(self._descriptor, locate(path, backend=self.name), built)
 
 
 def _loaded(model: Any, backend: str | None) -> Model:
@@ -366,25 +366,6 @@ def _loaded(model: Any, backend: str | None) -> Model:
         )
     loaded: Model = model
     return loaded
-
-
-def _existing(path: AnyPath) -> str:
-    if not isinstance(path, (str, os.PathLike)):
-        raise checks.refuse("path", path, "a path, as str or os.PathLike")
-    where = os.fspath(path)
-    try:
-        exists = os.path.exists(where)
-    except ValueError as error:
-        raise checks.refuse("path", where, "a path without NUL characters") from error
-    if not where or not exists:
-        raise ModelNotFoundError(f"there is no model at {where!r}; check the path", path=where)
-    if not os.path.isfile(where) and not os.path.isdir(where):
-        raise ModelFormatError(
-            f"{where!r} is neither a file nor a folder, but a pipe or a device; give the model's "
-            "own path",
-            path=where,
-        )
-    return where
 
 
 def _load(descriptor: BackendDescriptor, path: str, config: ModelConfig) -> GuardedModel:

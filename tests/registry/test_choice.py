@@ -156,3 +156,12 @@ def test_missing_file(install: Install, registry: Registry, tmp_path: Path) -> N
 def test_path_that_is_no_path(path: Any, registry: Registry) -> None:
     with pytest.raises(InvalidInputError, match="path"):
         registry.choose(path)
+
+
+def test_safetensors_are_to_be_converted(
+    install: Install, registry: Registry, tmp_path: Path
+) -> None:
+    install("other", good("other", score="0"))
+    (tmp_path / "model.safetensors").write_bytes(b"x")
+    with pytest.raises(BackendNotFoundError, match="converted first, see docs/how-to/get-a-model"):
+        registry.choose(tmp_path)

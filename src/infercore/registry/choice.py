@@ -17,6 +17,7 @@ from infercore.errors import (
 )
 from infercore.registry.known import KNOWN, KnownBackend, known_for
 from infercore.registry.record import Record, described
+from infercore.values import install
 from infercore.values.checks import is_number, nearest
 
 if TYPE_CHECKING:
@@ -144,11 +145,19 @@ def none_reads(path: str, records: Sequence[Record], found: Sequence[Match]) -> 
         )
     else:
         text = f"none of the installed backends reads {path} ({_summary(records, found)})"
-        text += "; check the file, or name a backend"
+        text += _advice(path)
     error = BackendNotFoundError(text, candidates=sorted({record.name for record in records}))
     if broken is not None:
         error.__cause__ = broken.error
     return error
+
+
+def _advice(path: str) -> str:
+    """Say what to do with a path that nothing reads."""
+    names = os.listdir(path) if os.path.isdir(path) else [path]
+    if any(name.lower().endswith(".safetensors") for name in names):
+        return f"; safetensors weights must be converted first, see {install.GET_A_MODEL}"
+    return "; check the file, or name a backend"
 
 
 def _broken_for(

@@ -25,3 +25,7 @@ def model_pack() -> str:
     if ON_AN_INDEX:
         return "pip install infercore-models"
     return "pip install ./models (in a checkout of infercore)"
+
+
+GET_A_MODEL = "docs/how-to/get-a-model.md"
+"""The page that says where models come from."""

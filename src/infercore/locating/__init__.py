@@ -1,0 +1,5 @@
+"""Where the model is that somebody names: a path, the hub, the model pack or an alias."""
+
+from infercore.locating.locate import locate
+
+__all__ = ["locate"]

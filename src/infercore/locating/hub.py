@@ -1,0 +1,315 @@
+"""Models of the hub, through `huggingface_hub`: its cache, its tokens, its way to be offline."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import hashlib
+import importlib
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from infercore.errors import (
+    InferCoreError,
+    InvalidInputError,
+    ModelLoadError,
+    ModelNotFoundError,
+    UnsupportedFeatureError,
+)
+from infercore.locating.variants import Variant, chosen, variants
+from infercore.values import install
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+_CHUNK_BYTES = 1 << 22
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".onnx")
+
+
+@attrs.frozen(kw_only=True)
+class HubName:
+    """``ORG/REPO`` and what of it is wanted."""
+
+    repo: str
+    wanted: str | None
+
+    def __str__(self) -> str:
+        return f"hf:{self.repo}" + (f":{self.wanted}" if self.wanted else "")
+
+
+@attrs.frozen(kw_only=True)
+class Held:
+    """A model in the cache."""
+
+    repo: str
+    variant: Variant
+    path: str
+    size_bytes: int
+
+
+def parsed(text: str) -> HubName:
+    """Return the parts of ``ORG/REPO[:QUANT or FILE]``. Raises `InvalidInputError`."""
+    repo, colon, wanted = text.partition(":")
+    organisation, slash, name = repo.partition("/")
+    if not (organisation and slash and name) or "/" in name or (colon and not wanted):
+        raise InvalidInputError(
+            f"'hf:{text}' names no model of the hub; write hf:ORG/REPO, hf:ORG/REPO:QUANT or "
+            "hf:ORG/REPO:FILE",
+            field="path",
+            value=f"hf:{text}",
+        )
+    return HubName(repo=repo, wanted=wanted or None)
+
+
+def fetch(text: str, *, kinds: Sequence[str], update: bool = False) -> str:
+    """Return the path of the model ``ORG/REPO[:QUANT or FILE]``, fetched if it is not here yet.
+
+    What the cache holds is taken as it is, without a request; ``update`` asks the hub for a newer
+    one. Each file that comes is compared with the hub's checksum. Raises `ModelNotFoundError`,
+    `ModelLoadError` (no network, refused, damaged, no room), `UnsupportedFeatureError` without
+    the extra ``hub``; whole files that came before that stay in the cache.
+    """
+    name = parsed(text)
+    library = _library()
+    if not update and (path := _cached(library, name, kinds)) is not None:
+        return path
+    with _typed(library, name):
+        info = library.HfApi().repo_info(name.repo, files_metadata=True)
+        siblings = {each.rfilename: each for each in info.siblings}
+        variant = _one(name, variants(siblings), kinds, siblings)
+        paths = {file: _download(library, name, siblings[file], info.sha) for file in variant.files}
+        _mark_as_main(library, name, variant)
+    main = paths[variant.main]
+    return os.path.dirname(main) if variant.kind == "openvino" else main
+
+
+def held() -> list[Held]:
+    """Return the models of the hub's cache; none without the extra ``hub``."""
+    try:
+        library = _library()
+    except UnsupportedFeatureError:
+        return []
+    return [each for repo in _repositories(library) for each in _held(library, repo)]
+
+
+# -- the cache -------------------------------------------------------------------------------------
+
+
+def _cached(library: Any, name: HubName, kinds: Sequence[str]) -> str | None:
+    found = _held(library, name.repo)
+    wanted = chosen([each.variant for each in found], name.wanted, kinds)
+    if name.wanted is None and len(wanted) != 1:
+        return None
+    return next((each.path for each in found if wanted and each.variant == wanted[0]), None)
+
+
+def _repositories(library: Any) -> list[str]:
+    try:
+        folders = sorted(os.listdir(library.constants.HF_HUB_CACHE))
+    except OSError:
+        return []
+    named = [folder.split("--") for folder in folders]
+    return [f"{parts[1]}/{'--'.join(parts[2:])}" for parts in named
+            if len(parts) > 2 and parts[0] == "models"]  # fmt: skip  # noqa: PLR2004
+
+
+def _held(library: Any, repo: str) -> list[Held]:
+    """The models of a repository in the cache, of its newest snapshot that has each."""
+    folder = os.path.join(
+        library.constants.HF_HUB_CACHE, "models--" + repo.replace("/", "--"), "snapshots"
+    )
+    found: dict[str, Held] = {}
+    for snapshot in _newest_first(folder):
+        files = dict(_files(snapshot))
+        for variant in variants(files):
+            size = sum(files[file] for file in variant.files)
+            path = os.path.normpath(os.path.join(snapshot, variant.path))
+            one = Held(repo=repo, variant=variant, path=path, size_bytes=size)
+            found.setdefault(variant.main, one)
+    return list(found.values())
+
+
+def _newest_first(folder: str) -> list[str]:
+    """The snapshots in ``folder``: the one that ``main`` is, then the others by their age."""
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return []
+    main = ""
+    with contextlib.suppress(OSError), open(os.path.join(folder, "..", "refs", "main")) as file:
+        main = file.read().strip()
+    paths = {name: os.path.join(folder, name) for name in names}
+    order = sorted(names, key=lambda name: (name != main, -os.path.getmtime(paths[name])))
+    return [paths[name] for name in order]
+
+
+def _files(snapshot: str) -> Iterator[tuple[str, int]]:
+    """The files of a snapshot with their sizes; links to nowhere are left out."""
+    for folder, _, names in os.walk(snapshot):
+        for name in names:
+            path = os.path.join(folder, name)
+            with contextlib.suppress(OSError):
+                yield os.path.relpath(path, snapshot).replace(os.sep, "/"), os.path.getsize(path)
+
+
+# -- what comes from the hub -----------------------------------------------------------------------
+
+
+def _one(
+    name: HubName, found: Sequence[Variant], kinds: Sequence[str], files: Mapping[str, Any]
+) -> Variant:
+    """Return the model that ``name`` means. Raises `ModelNotFoundError` with what is there."""
+    wanted = chosen(found, name.wanted, kinds)
+    if len(wanted) == 1:
+        return wanted[0]
+    if not found:
+        raise ModelNotFoundError(f"{name.repo} {_holds_none(files)}", path=str(name))
+    labels = [each.label for each in found]
+    listed = ", ".join(each.label if labels.count(each.label) == 1 else each.main for each in found)
+    if wanted:
+        why = f"{name} may be one of several models"
+    else:
+        why = f"{name.repo} has no model {name.wanted!r}"
+    raise ModelNotFoundError(f"{why}; name one of these, as hf:{name.repo}:NAME: {listed}",
+                             path=str(name))  # fmt: skip
+
+
+def _holds_none(files: Mapping[str, Any]) -> str:
+    if any(file.lower().endswith(_WEIGHTS) for file in files):
+        return (
+            "holds weights that must be converted first; look for a repository of it with GGUF "
+            f"or OpenVINO files, or see {install.GET_A_MODEL}"
+        )
+    return "holds no GGUF file and no openvino_model.xml"
+
+
+def _download(library: Any, name: HubName, sibling: Any, revision: str) -> str:
+    """Return the path of a file in the cache, fetched and compared if it was not there."""
+    file = sibling.rfilename
+    here = library.try_to_load_from_cache(name.repo, file, revision=revision)
+    if isinstance(here, str):
+        return here
+    path: str = library.hf_hub_download(
+        name.repo, file, revision=revision, tqdm_class=_bars(library)
+    )
+    if not _is_whole(path, sibling):
+        for wrong in (os.path.realpath(path), path):
+            with contextlib.suppress(OSError):
+                os.unlink(wrong)
+        raise ModelLoadError(
+            f"{file} of {name.repo} came damaged (its checksum is not the hub's) and was deleted; "
+            "fetch it again",
+            path=str(name),
+        )
+    return path
+
+
+def _is_whole(path: str, sibling: Any) -> bool:
+    """Tell whether the file has the checksum that the hub states for it."""
+    lfs, blob = getattr(sibling, "lfs", None), getattr(sibling, "blob_id", None)
+    if lfs is not None:
+        return _digest(path, hashlib.sha256()) == str(lfs.sha256)
+    if blob is not None:
+        head = f"blob {os.path.getsize(path)}\0".encode()
+        return _digest(path, hashlib.sha1(head, usedforsecurity=False)) == str(blob)
+    return True
+
+
+def _digest(path: str, digest: Any) -> str:
+    with open(path, "rb") as file:
+        for chunk in iter(functools.partial(file.read, _CHUNK_BYTES), b""):
+            digest.update(chunk)
+    return str(digest.hexdigest())
+
+
+def _mark_as_main(library: Any, name: HubName, variant: Variant) -> None:
+    """Let the cache know that these files are the branch ``main``, or tools that prune drop them.
+
+    Whatever goes wrong: the model is here.
+    """
+    with contextlib.suppress(Exception):
+        library.hf_hub_download(name.repo, variant.main, tqdm_class=_bars(library))
+
+
+def _bars(library: Any) -> Any:
+    """Return the library's bars: on a terminal alone."""
+
+    class Bar(library.utils.tqdm):  # type: ignore[misc]
+        def __init__(self, *args: Any, **fields: Any) -> None:
+            if sys.stderr is None or not sys.stderr.isatty():
+                fields["disable"] = True
+            super().__init__(*args, **fields)
+
+    return Bar
+
+
+# -- errors ----------------------------------------------------------------------------------------
+
+
+def _library() -> Any:
+    try:
+        return importlib.import_module("huggingface_hub")
+    except ImportError as error:
+        raise UnsupportedFeatureError(
+            feature="models by name (hf:)",
+            hint=f"they need the package huggingface_hub; run: {install.of_extra('hub')}",
+        ) from error
+
+
+@contextlib.contextmanager
+def _typed(library: Any, name: HubName) -> Iterator[None]:
+    """Raise what the library raises as a typed error in plain words."""
+    try:
+        yield
+    except InferCoreError:
+        raise
+    except Exception as error:
+        labels = ", ".join(each.variant.label for each in _held(library, name.repo))
+        cached = f" (of it the cache has: {labels})" if labels else ""
+        raise _told(library.errors, name, error, cached) from error
+
+
+def _told(  # noqa: PLR0911  (a return for each answer of the hub)
+    errors: Any, name: HubName, error: Exception, cached: str
+) -> InferCoreError:
+    at = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
+    page = f"{at.rstrip('/')}/{name.repo}"
+    path = str(name)
+    if isinstance(error, errors.GatedRepoError):
+        return ModelLoadError(
+            f"{name.repo} is given only to those who accept its terms: do so at {page}, then run "
+            "`hf auth login` or set HF_TOKEN",
+            path=path,
+        )
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return ModelNotFoundError(
+            f"the hub has no model {name.repo}, or it is private; check the name, or log in with "
+            "`hf auth login` or HF_TOKEN",
+            path=path,
+        )
+    if isinstance(error, errors.HFValidationError):
+        return InvalidInputError(f"{name} names no model of the hub: {error}", field="path",
+                                 value=path)  # fmt: skip
+    if isinstance(error, errors.OfflineModeIsEnabled):
+        return ModelNotFoundError(
+            f"{name} is not in the cache{cached}, and HF_HUB_OFFLINE forbids fetching it", path=path
+        )
+    if getattr(error, "errno", None) == errno.ENOSPC:
+        return ModelLoadError(f"there is no room for {name} on the disk", path=path)
+    response = getattr(error, "response", None)
+    if response is not None:
+        return ModelLoadError(
+            f"the hub refused {name} with status {response.status_code}; try again later, or check "
+            f"{page}",
+            path=path,
+        )
+    first = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return ModelLoadError(
+        f"{name} is not in the cache{cached}, and the hub at {at} cannot be reached ({first}); "
+        "check the network, then try again",
+        path=path,
+    )
