@@ -1,7 +1,7 @@
 """What a child process does with a file before its parent loads it; see `infercore.engine.trial`.
 
-Run as ``python -m infercore.trial`` with the request as JSON on standard input. What is raised
-here the parent will be told by its own load: only the child's death counts.
+Run as ``python -m infercore.trial`` with the request as a line of JSON on standard input. What is
+raised here the parent will be told by its own load: only the child's death counts.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from infercore.protocols.public import Context, Model
+    from infercore.values.info import BackendDescriptor
 
 _SMALL_BYTES = 1 << 28  # of such a model more is evaluated than a large one has time for
 _TEXT = "Once upon a time \t\r\n {x: 1}  \u00e9\u2028\u6f22\U0001f600 \u2581 </s> <0x0A>"
@@ -26,18 +27,19 @@ def main() -> None:
     """Load the model that standard input names, use it a little, and end without destructors."""
     import infercore as ic  # noqa: PLC0415  (the parent reads only names from here)
     from infercore.engine import trial  # noqa: PLC0415
+    from infercore.registry import default_registry  # noqa: PLC0415
 
-    asked = json.load(sys.stdin)
+    asked = json.loads(sys.stdin.readline())
     config = ic.ModelConfig(**asked["config"], check_in_child=False)
-    backend = ic.get_backend(asked["backend"])
+    descriptor = default_registry().get(asked["backend"])
     _say(trial.BEGUN)
     with contextlib.suppress(Exception):
         if asked["only_plan"]:
             fields = {**asked["config"], "check_in_child": False}
             ic.plan_memory(asked["path"], backend=asked["backend"], **fields)
         else:
-            with backend.load_model(asked["path"], config) as model:
-                use(model, asked.get("adapters", ()))
+            with _guarded(descriptor.loader(asked["path"], config), descriptor) as model:
+                use(model, asked.get("adapters", ()), asked["options"])
     _say(trial.ENDED)
     os._exit(0)
 
@@ -47,8 +49,22 @@ def _say(line: str) -> None:
     sys.stdout.flush()
 
 
-def use(model: Model, adapters: Sequence[str] = ()) -> None:
-    """Tokenize a text and evaluate some tokens, with ``adapters`` where there are any."""
+def _guarded(inner: Any, descriptor: BackendDescriptor) -> Model:
+    """Return the model without what sessions and chats need: their import would take a while."""
+    from infercore.engine.model import GuardedModel, Services  # noqa: PLC0415
+
+    none: Any = None
+    services = Services(new_sampler=none, new_session=none, new_pool=none, dialect=none)
+    return GuardedModel(inner, descriptor=descriptor, services=services, load_ms=0.0)
+
+
+def use(
+    model: Model, adapters: Sequence[str] = (), options: Mapping[str, Any] | None = None
+) -> None:
+    """Tokenize a text and evaluate some tokens, with ``adapters`` where there are any.
+
+    ``options`` are the context's ``backend_options``.
+    """
     import infercore as ic  # noqa: PLC0415  (the parent reads only names from here)
 
     with contextlib.suppress(Exception):  # a file may hold no vocabulary
@@ -58,7 +74,7 @@ def use(model: Model, adapters: Sequence[str] = ()) -> None:
     if is_small := model.info.size_bytes <= _SMALL_BYTES:  # threads would only wait for each other
         fields.update(n_threads=1, n_threads_batch=1)
     chosen = tuple(ic.AdapterSpec(path=path) for path in adapters)
-    with model.new_context(adapters=chosen, **fields) as context:
+    with model.new_context(adapters=chosen, backend_options=options or {}, **fields) as context:
         _evaluate(context, model, 40 if is_small else 3)
 
 

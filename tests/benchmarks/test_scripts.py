@@ -233,6 +233,13 @@ def test_import_time(results) -> None:
     assert "infercore" in contenders(rows, "import time")
 
 
+def test_load_cost(results) -> None:
+    pack.need_backend("llamacpp")
+    rows = results("load_cost.py", pack.model_path("llamacpp"), "--rounds", "1")
+    for figure in ("first, load", "first, to a token", "later load"):
+        assert contenders(rows, figure) == {"with the check", "without"}
+
+
 def test_sampling() -> None:
     assert "mask" in run_script("sampling.py", "--vocabulary", "2000", "--steps", "5")
 

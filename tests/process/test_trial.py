@@ -177,3 +177,19 @@ def test_openvino_dies_over_a_graph(tmp_path):
     graph.write_text(graph.read_text().replace('type="Slice"', 'type="Assign"', 1))
     with pytest.raises(ic.ModelFormatError, match="trial in a child process"):
         ic.load_model(folder)
+
+
+@pytest.mark.parametrize("backend", ["llamacpp", "openvino"])
+@pytest.mark.parametrize("kind", ["storyteller", "encoder"])
+def test_the_trial_itself_runs_to_its_end(backend, kind):
+    """What a child raises is not told, so that a refused option would make every trial hollow."""
+    pack.need_backend(backend)
+    import infercore_models
+    from infercore import trial as child
+
+    formats = {"llamacpp": "gguf-f32", "openvino": "openvino"}
+    options = default_registry().get(backend).trial_options
+    with ic.load_model(
+        infercore_models.path(kind, formats[backend]), backend=backend, check_in_child=False
+    ) as model:
+        child.use(model, (), options)

@@ -8,6 +8,7 @@ file, and of smaller files by their digest too.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -67,7 +68,7 @@ def check(
         return
     if config.check_in_child is None and not _is_installed(descriptor.name):
         return  # handed over in person, so that no child can find it
-    asked = _request(descriptor.name, path, config, only_plan=only_plan, adapters=adapters)
+    asked = _request(descriptor, path, config, only_plan=only_plan, adapters=adapters)
     if asked is None:
         _no_child(path, config, "its options cannot be handed over")
         return
@@ -77,7 +78,7 @@ def check(
         return
     if descriptor.check_file is not None and not adapters:
         descriptor.check_file(path)
-    reason = _try(adapters[0] if adapters else path, asked, _seconds(files))
+    reason = _try(descriptor, adapters[0] if adapters else path, asked, _seconds(files))
     if reason is not None:
         _no_child(path, config, reason)
         return
@@ -90,12 +91,22 @@ def _is_installed(backend: str) -> bool:
 
 
 def _request(
-    backend: str, path: str, config: ModelConfig, *, only_plan: bool, adapters: Sequence[str]
+    descriptor: BackendDescriptor,
+    path: str,
+    config: ModelConfig,
+    *,
+    only_plan: bool,
+    adapters: Sequence[str],
 ) -> str | None:
     """Return what the child is asked to do, None where it cannot be said in JSON."""
     fields = attrs.asdict(config, recurse=False)
     given = {name: _plain(value) for name, value in fields.items() if name not in _NOT_ASKED}
-    request: dict[str, Any] = {"backend": backend, "path": os.path.abspath(path), "config": given}
+    request: dict[str, Any] = {
+        "backend": descriptor.name,
+        "path": os.path.abspath(path),
+        "config": given,
+        "options": _plain(descriptor.trial_options),
+    }
     if adapters:
         request["adapters"] = [os.path.abspath(adapter) for adapter in adapters]
     try:
@@ -133,22 +144,13 @@ def _seconds(files: Sequence[str]) -> float:
 # -- the child ---------------------------------------------------------------------------------
 
 
-def _try(path: str, asked: str, seconds: float) -> str | None:
+def _try(descriptor: BackendDescriptor, path: str, asked: str, seconds: float) -> str | None:
     """Run the child; return why there was none. Raises for one that did not live."""
     if not sys.executable:
         return "this Python runs inside of a program and has no executable"
     folders = os.pathsep.join(os.path.abspath(entry) for entry in sys.path if entry)
     try:
-        done = subprocess.run(  # noqa: S603  (our own module, in our own interpreter)
-            [sys.executable, *_FLAGS, "-m", CHILD],
-            env={**os.environ, "PYTHONPATH": folders},
-            input=asked,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=seconds,
-            check=False,
-        )
+        done = _run(descriptor, asked, {**os.environ, "PYTHONPATH": folders}, seconds)
     except OSError as error:
         return str(error)
     except subprocess.TimeoutExpired as error:
@@ -162,6 +164,35 @@ def _try(path: str, asked: str, seconds: float) -> str | None:
     if ENDED not in done.stdout:
         raise _death(path, done)
     return None
+
+
+def _run(
+    descriptor: BackendDescriptor, asked: str, environment: dict[str, str], seconds: float
+) -> subprocess.CompletedProcess[str]:
+    """Return what became of the child. While it works, this process imports the engine."""
+    command = [sys.executable, *_FLAGS, "-m", CHILD]
+    with subprocess.Popen(  # noqa: S603  (our own module, in our own interpreter)
+        command,
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    ) as child:
+        try:
+            assert child.stdin is not None  # noqa: S101  (it was asked for)
+            with contextlib.suppress(BrokenPipeError):
+                child.stdin.write(asked + "\n")
+                child.stdin.flush()
+            if descriptor.devices is not None:
+                with contextlib.suppress(Exception):  # the load says what is wrong
+                    descriptor.devices()
+            out, err = child.communicate(timeout=seconds)
+        except BaseException:
+            child.kill()
+            raise
+    return subprocess.CompletedProcess(command, child.returncode, out, err)
 
 
 def _last_line(text: str) -> str:
@@ -194,7 +225,7 @@ def _keys(descriptor: BackendDescriptor, asked: str, files: Sequence[str]) -> li
     """
     version = descriptor.engine_version() if descriptor.engine_version is not None else ""
     request = json.loads(asked)
-    del request["path"], request["only_plan"]
+    del request["path"], request["only_plan"], request["options"]
     request.pop("adapters", None)
     how = f"{json.dumps(request, sort_keys=True)}|{version}"
     stats = [(os.path.realpath(file), os.stat(file)) for file in sorted(files)]

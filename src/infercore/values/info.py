@@ -200,6 +200,7 @@ class BackendDescriptor:
     others that a model is loaded with belong to the identity of its saved state.
     ``tries_in_child=False`` says that reading a file cannot end the process, as for a reader in
     Python: then files not seen before are not tried in a child (`ModelConfig.check_in_child`).
+    ``trial_options`` are the ``backend_options`` of the child's context: what opens one sooner.
     """
 
     name: str = attrs.field(validator=checks.text())
@@ -216,6 +217,7 @@ class BackendDescriptor:
     files: Any = None
     check_file: Any = None
     tries_in_child: bool = attrs.field(default=True, validator=checks.boolean(optional=False))
+    trial_options: Mapping[str, Any] = attrs.field(factory=dict, converter=checks.frozen_mapping)
     model_options: tuple[str, ...] = attrs.field(default=(), converter=_names)
     context_options: tuple[str, ...] = attrs.field(default=(), converter=_names)
     neutral_options: tuple[str, ...] = attrs.field(default=(), converter=_names)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _SCALARS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))
 _STRING, _ARRAY = 8, 9
 MAGIC = b"GGUF"
+_LENGTH = struct.Struct("<Q")
 _START = 8  # behind the magic number and the version
 MAX_DIMENSIONS = 4
 ALIGNMENT = 32
@@ -159,8 +160,26 @@ class _Reader:
         kind = self._one("<I")
         count = self._count("<Q", MAX_ITEMS, "items in an array")
         if kind == _STRING:
-            return tuple(self._bytes() for _ in range(count))
+            return self._texts(count)
         return self._take(f"<{count}{_SCALARS[kind]}")
+
+    def _texts(self, count: int) -> tuple[bytes, ...]:
+        """Return what `_bytes` would, ``count`` times, a good deal sooner."""
+        texts, at, data = [], self._at, self._data
+        unpack = _LENGTH.unpack_from
+        for _ in range(count):
+            start = at + _LENGTH.size
+            if start > len(data):
+                self._need(start)
+            (length,) = unpack(data, at)
+            if length > MAX_TEXT_BYTES:
+                raise ImplausibleError(f"it says that it has {length} bytes in a text")
+            at = start + length
+            if at > len(data):
+                self._need(at)
+            texts.append(bytes(data[start:at]))
+        self._at = at
+        return tuple(texts)
 
     def _tensor(self) -> Tensor:
         name = self._text()

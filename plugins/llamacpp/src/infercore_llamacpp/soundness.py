@@ -107,7 +107,7 @@ def _byte_kinds(header: Header) -> Iterator[str]:
     tokens, kinds = (
         header.metadata.get(f"tokenizer.ggml.{key}") for key in ("tokens", "token_type")
     )
-    if not isinstance(tokens, tuple) or not isinstance(kinds, tuple):
+    if not isinstance(tokens, tuple) or not isinstance(kinds, tuple) or _BYTE_KIND not in kinds:
         return
     knows_bytes = header.metadata.get("tokenizer.ggml.model") != "bert"
     for number, (token, kind) in enumerate(zip(tokens, kinds, strict=False)):

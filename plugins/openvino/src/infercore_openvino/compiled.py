@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from infercore import ModelLoadError, UnsupportedFeatureError
@@ -19,6 +22,21 @@ if TYPE_CHECKING:
     from infercore_openvino.settings import Settings
 
 _RANK = 4
+_alive: weakref.WeakSet[Compiled] = weakref.WeakSet()
+
+
+def _never_free() -> None:
+    """In a child of `os.fork`: the end of a compiled graph waits for threads of the parent.
+
+    So a reference to each is given away; else a child that ends as Python ends would hang.
+    """
+    for compiled in _alive:
+        if compiled.engine is not None:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(compiled.engine))
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_never_free)
 
 
 class Compiled:
@@ -37,6 +55,7 @@ class Compiled:
         self.n_streams = int(engine.get_property("NUM_STREAMS"))
         self.rotates: bool | None = None
         self.is_causal: bool | None = None
+        _alive.add(self)
 
     def new_request(self, adapters_of: Joined) -> Any:
         """Return a request that computes with these adapters, whose numbers must stay alive."""

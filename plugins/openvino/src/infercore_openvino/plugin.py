@@ -130,4 +130,5 @@ def infercore_backend() -> BackendDescriptor:
         model_options=tuple(MODEL_OPTIONS),
         context_options=tuple(CONTEXT_OPTIONS),
         neutral_options=("cache_dir",),
+        trial_options={"dynamic_quantization_group_size": 0},
     )
