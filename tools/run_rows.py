@@ -1,68 +1,108 @@
-"""Runs the test of each row of the coverage pages, and fails where one shows nothing.
+"""Runs every row of the coverage page on each engine, and writes the page from what came out.
 
-    python tools/run_rows.py [--only TEXT]
+    python tools/run_rows.py [--backend NAME]... [--only TEXT] [--check]
 
-Prints each row with how its test ended on each engine. A row without a test that passed is an
-error: no row says yes without an assertion.
+Without options it writes docs/reference/coverage.md; with ``--check`` it compares instead, the
+columns of the engines that ran. A row that fails is an error either way.
 """
 
 from __future__ import annotations
 
 import argparse
-import re
-import subprocess
 import sys
-import tempfile
-import xml.etree.ElementTree as ET
-from collections import Counter, defaultdict
+import traceback
 from pathlib import Path
 
+from rows import fields, peers, seeds
+from rows.bench import FORMATS, Bench, outcome
+
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ("seed-coverage.md", "peer-coverage.md")
-ROW = re.compile(r"^\| (?P<there>.+?) \|.*`(?P<test>tests/[\w/]+\.py::test_\w+)` \|$")
+PAGE = ROOT / "docs" / "reference" / "coverage.md"
+SEEDS = (seeds.ION7, seeds.MULLAMA, fields.FIELDS, seeds.CREATION, seeds.GO)
+PEERS = (
+    peers.CONTEXTS, peers.ENDS, peers.SAMPLING, peers.CACHE, peers.CHAT, peers.TOKENS, peers.MODELS,
+)  # fmt: skip
+SECTIONS = (*SEEDS, *PEERS)
+HEAD = """# Coverage of other APIs
+
+What other programs' interfaces have and what their tests ask for, with its name here. Each row is
+an assertion that ran on both engines: *holds*, or *refused* with the engine's reason, after which
+the model was seen to compute what it did before. Written by `python tools/run_rows.py`; a test runs
+it again and compares.
+"""
 
 
-def rows() -> list[tuple[str, str]]:
-    """What each row speaks of, and its test; rows that name a law are the suite's to run."""
-    found = []
-    for page in PAGES:
-        text = (ROOT / "docs" / "reference" / page).read_text(encoding="utf-8")
-        matches = filter(None, map(ROW.match, text.splitlines()))
-        found += [(match["there"], match["test"]) for match in matches]
-    return found
+def run(backend: str, only: str = "") -> tuple[dict[tuple[str, str], str], int]:
+    """Return how each row ends on ``backend``, by section and statement; and how many fail."""
+    found, failed = {}, 0
+    with Bench(backend) as bench:
+        for section in SECTIONS:
+            for row in section.rows:
+                if only not in f"{row.there} {row.here}":
+                    continue
+                try:
+                    found[section.title, row.there] = outcome(row, bench)
+                except Exception:  # noqa: BLE001  (any is a failed row)
+                    print("FAIL", backend, row.there)
+                    traceback.print_exc()
+                    failed += 1
+    return found, failed
 
 
-def outcomes(tests: list[str]) -> dict[str, Counter[str]]:
-    """How the cases of each test ended, by its id; one run of pytest for all."""
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:randomly"]
-        subprocess.run([*command, f"--junitxml={report}", *tests], cwd=ROOT, check=False)
-        found: dict[str, Counter[str]] = defaultdict(Counter)
-        for case in ET.parse(report).iter("testcase"):  # noqa: S314  (our own report)
-            path = case.attrib["classname"].replace(".", "/") + ".py"
-            name = case.attrib["name"].split("[")[0]
-            kinds = {child.tag for child in case} & {"failure", "error", "skipped"}
-            found[f"{path}::{name}"][next(iter(kinds), "passed")] += 1
+def page(found: dict[str, dict[tuple[str, str], str]]) -> str:
+    """Return the page; ``found`` has the outcomes of each engine."""
+    parts = [HEAD]
+    for section in SECTIONS:
+        parts.append(f"## {section.title}\n\n| there | here | {' | '.join(found)} |")
+        parts.append("|---" * (2 + len(found)) + "|")
+        for row in section.rows:
+            cells = [found[name][section.title, row.there] for name in found]
+            parts.append(f"| {row.there} | {row.here} | {' | '.join(cells)} |")
+        parts.append("")
+    parts[1:] = ["\n".join(parts[1:])]
+    return "\n".join(parts)
+
+
+def written(text: str, backend: str) -> dict[tuple[str, str], str]:
+    """Return what a page says of ``backend``."""
+    found = {}
+    for part in text.split("\n## ")[1:]:
+        title, *lines = part.splitlines()
+        table = [line.strip("|").split(" | ") for line in lines if line.startswith("|")]
+        cells = [[cell.strip() for cell in line] for line in table]
+        place = cells[0].index(backend)
+        found.update({(title, row[0]): row[place] for row in cells[2:]})
     return found
 
 
 def main() -> int:
-    """Run, print, and return 1 where a row shows nothing."""
+    """Run; return 1 where a row fails or the page says otherwise."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="", help="only rows that hold this text")
-    only = parser.parse_args().only
-    wanted = [row for row in rows() if only in " ".join(row)]
-    found = outcomes(sorted({test for _, test in wanted}))
-    empty = 0
-    for there, test in wanted:
-        ended = found.get(test, Counter())
-        holds = ended["passed"] > 0 and not ended["failure"] + ended["error"]
-        empty += not holds
-        print("ok  " if holds else "FAIL", there, "|", test, dict(ended))
-    print(f"{len(wanted) - empty} of {len(wanted)} rows are shown")
-    return int(bool(empty))
+    parser.add_argument("--backend", action="append", choices=[*FORMATS], help="default: both")
+    parser.add_argument("--only", default="", help="only rows that hold this text; nothing written")
+    parser.add_argument("--check", action="store_true", help="compare with the page")
+    given = parser.parse_args()
+    names = given.backend or [*FORMATS]
+    runs = {name: run(name, given.only) for name in names}
+    wrong = sum(failed for _, failed in runs.values())
+    for name, (found, failed) in runs.items():
+        holds = sum(value == "holds" for value in found.values())
+        print(f"{name}: {holds} hold, {len(found) - holds} refused, {failed} fail")
+    if given.check and not given.only:
+        said = PAGE.read_text(encoding="utf-8")
+        for name, (found, _) in runs.items():
+            differ = set(found.items()) ^ set(written(said, name).items())
+            wrong += len(differ)
+            for key, value in sorted(differ):
+                print(f"{name}: the page and the run differ at {key}: {value}")
+    elif not given.only and not wrong and names == [*FORMATS]:
+        PAGE.write_text(page({name: found for name, (found, _) in runs.items()}), encoding="utf-8")
+    elif given.only:
+        for name, (found, _) in runs.items():
+            for (_, there), value in found.items():
+                print(f"{name:8} {value:60.60} {there}")
+    return int(bool(wrong))
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The rows of the coverage page: what the seeds and peers have, each with its assertion."""
