@@ -53,7 +53,7 @@ nitpick_ignore_regex = [
     ("py:class", r"(pathlib\.Path|NDArray|infercore\.testing\.faults\.FaultyModel)"),
     (
         "py:class",
-        r"(FloatArray|TokenArray|AnyPath|A|T|StateAfter|Standing|SessionModel|optional)",
+        r"(FloatArray|TokenArray|AnyPath|\w+Fields|FinishReason|Pooling|CoreSession|A|T|StateAfter|Standing|SessionModel|optional)",
     ),  # short names of types
 ]
 

@@ -11,6 +11,7 @@ Prints the three nearest passages for each question, with their cosines.
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import infercore as ic
 from default_model import default_model
@@ -32,7 +33,7 @@ QUESTIONS = (
 def main() -> None:
     """Embed the passages once, then all questions."""
     path = sys.argv[1] if len(sys.argv) > 1 else default_model("encoder")
-    pooling = sys.argv[2] if len(sys.argv) > 2 else None  # noqa: PLR2004  (the second argument)
+    pooling: Any = sys.argv[2] if len(sys.argv) > 2 else None  # noqa: PLR2004  (the second argument)
     with ic.load_model(path) as model:
         passages = ic.embed(model, PASSAGES, pooling=pooling)
         cosines = ic.embed(model, QUESTIONS, pooling=pooling) @ passages.T

@@ -1,18 +1,17 @@
 """Tables that are read from the classes: the fields of a config, and the errors with their states.
 
 ``config-fields`` takes the name of an attrs class of infercore. Types, defaults and what is
-accepted come from the class; what a field means stands in ``reference/fields.toml``, which must
-have an entry for each field and no others.
+accepted come from the class; what a field means stands in ``infercore.values.field_texts``, which
+must have an entry for each field and no others. The lists of fields that docstrings end with are
+left out of the reference, which has these tables.
 """
 
 from __future__ import annotations
 
 import inspect
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
-import tomllib
 from docutils import nodes
 from docutils.statemachine import StringList
 from sphinx.util.docutils import SphinxDirective
@@ -20,13 +19,12 @@ from sphinx.util.docutils import SphinxDirective
 import infercore
 from infercore import errors
 from infercore.errors import InvalidInputError
+from infercore.values import field_texts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from sphinx.application import Sphinx
-
-MEANINGS = Path(__file__).parents[1] / "reference" / "fields.toml"
 
 
 class _Unacceptable:
@@ -61,12 +59,12 @@ class ConfigFields(Table):
         """Return the table."""
         name = self.arguments[0]
         cls = getattr(infercore, name)
-        self.env.note_dependency(str(MEANINGS))
-        meanings = tomllib.loads(MEANINGS.read_text(encoding="utf-8"))[name]
+        self.env.note_dependency(field_texts.__file__)
+        meanings = field_texts.TEXTS[name]
         fields = attrs.fields(cls)
         odd = {field.name for field in fields} ^ set(meanings)
         if odd:
-            raise self.error(f"{MEANINGS.name} and {name} differ in {', '.join(sorted(odd))}")
+            raise self.error(f"field_texts and {name} differ in {', '.join(sorted(odd))}")
         rows = [(f"`{f.name}`", accepted(f), default(f), meanings[f.name]) for f in fields]
         return self.table(("field", "takes", "default", "meaning"), rows)
 
@@ -116,6 +114,14 @@ def _error_row(error: type[errors.InferCoreError]) -> tuple[str, ...]:
     return link, f"`{builtin.__name__}`", facts, error.state_after
 
 
+def leave_out_fields(_: Sphinx, __: str, ___: str, ____: Any, _____: Any, lines: list[str]) -> None:
+    """End a docstring before its first list of fields."""
+    for place, line in enumerate(lines):
+        if line.startswith(field_texts.HEADING):
+            del lines[place:]
+            break
+
+
 _NOT_FACTS = {"self", "message", "args", "kwargs"}
 
 
@@ -123,4 +129,5 @@ def setup(app: Sphinx) -> dict[str, Any]:
     """Register the directives."""
     app.add_directive("config-fields", ConfigFields)
     app.add_directive("error-table", ErrorTable)
+    app.connect("autodoc-process-docstring", leave_out_fields)
     return {"parallel_read_safe": True}

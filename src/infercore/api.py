@@ -35,15 +35,27 @@ from infercore.values.config import (
     SamplingConfig,
     sampling_of,
 )
+from infercore.values.field_texts import lists_fields
 from infercore.values.pool import PoolConfig, is_for_a_pool, pool_config, shared_context
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from typing_extensions import Unpack
+
+    from infercore.embedding import Pooling
     from infercore.protocols.public import Backend, Model, Sampler
     from infercore.protocols.session import Session
     from infercore.protocols.spi import FloatArray
     from infercore.session.pool import SessionPool
+    from infercore.values.fields import (
+        ContextFields,
+        EmbedFields,
+        ModelFields,
+        OpenPlanFields,
+        OpenPoolFields,
+        OpenSessionFields,
+    )
     from infercore.values.info import BackendDescriptor, BackendInfo, MemoryPlan
 
     AnyPath = str | os.PathLike[str]
@@ -67,12 +79,13 @@ def get_backend(name: str) -> Backend:
     return CoreBackend(default_registry().get(name))
 
 
+@lists_fields("ModelConfig")
 def load_model(
     path: AnyPath,
     *,
     backend: str | None = None,
     config: ModelConfig | None = None,
-    **fields: Any,
+    **fields: Unpack[ModelFields],
 ) -> Model:
     """Return the model at ``path``, loaded by ``backend`` or by the one that suits it best.
 
@@ -85,12 +98,13 @@ def load_model(
     return _load(_descriptor(backend, where), where, built)
 
 
+@lists_fields("SessionOptions", "ContextConfig", "ModelConfig")
 def open_session(
     path_or_model: AnyPath | Model,
     *,
     backend: str | None = None,
     config: ContextConfig | None = None,
-    **fields: Any,
+    **fields: Unpack[OpenSessionFields],
 ) -> Session:
     """Return a session on a model, or on the model at a path, which it then owns.
 
@@ -99,13 +113,14 @@ def open_session(
     where it belongs, to the model or to the context. Raises what `load_model` and
     `Model.new_session` raise; nothing is held then.
     """
+    given: dict[str, Any] = {**fields}
     if not isinstance(path_or_model, (str, os.PathLike)):
-        return _loaded(path_or_model, backend).new_session(config, **fields)
+        return _loaded(path_or_model, backend).new_session(config, **given)
     where = locate(path_or_model, backend=backend)
     descriptor = _descriptor(backend, where)
-    of_model = _take_model_fields(fields, config, descriptor)
+    of_model = _take_model_fields(given, config, descriptor)
     with _load(descriptor, where, of_model) as model:
-        return model.new_session(config, **fields)
+        return model.new_session(config, **given)
 
 
 _MODEL_FIELDS = {a.name for a in ModelConfig.__attrs_attrs__} - {"backend_options"}
@@ -142,12 +157,13 @@ def _descriptor(backend: str | None, path: str) -> BackendDescriptor:
     return registry.get(backend) if backend is not None else registry.choose(path)
 
 
+@lists_fields("SessionOptions", "ContextConfig", "ModelConfig")
 def aopen_session(
     path_or_model: AnyPath | Model,
     *,
     backend: str | None = None,
     config: ContextConfig | None = None,
-    **fields: Any,
+    **fields: Unpack[OpenSessionFields],
 ) -> Opening[AsyncSession]:
     """Return what ``async with`` opens an `AsyncSession` from, and what awaiting gives one.
 
@@ -160,8 +176,9 @@ def aopen_session(
     return Opening(work, AsyncSession)
 
 
+@lists_fields("ContextConfig")
 def aopen_context(
-    model: Model, *, config: ContextConfig | None = None, **fields: Any
+    model: Model, *, config: ContextConfig | None = None, **fields: Unpack[ContextFields]
 ) -> Opening[AsyncContext]:
     """Return what ``async with`` opens an `AsyncContext` from, and what awaiting gives one.
 
@@ -172,12 +189,13 @@ def aopen_context(
     return Opening(lambda: loaded.new_context(config, **fields), AsyncContext)
 
 
+@lists_fields("PoolConfig", "ContextConfig", "ModelConfig")
 def aopen_pool(
     path_or_model: AnyPath | Model,
     *,
     backend: str | None = None,
     config: PoolConfig | None = None,
-    **fields: Any,
+    **fields: Unpack[OpenPoolFields],
 ) -> Opening[SessionPool]:
     """Return what ``async with`` opens a `SessionPool` from, and what awaiting gives one.
 
@@ -190,26 +208,27 @@ def aopen_pool(
     return Opening(work, lambda pool: pool)
 
 
+@lists_fields("PoolConfig", "ContextConfig", "ModelConfig")
 def open_pool(
     path_or_model: AnyPath | Model,
     *,
     backend: str | None = None,
     config: PoolConfig | None = None,
-    **fields: Any,
+    **fields: Unpack[OpenPoolFields],
 ) -> SessionPool:
     """Return a pool of sessions on a model, or on the model at a path, which it then owns.
 
     ``fields`` are those of `PoolConfig`, of its context, and of `ModelConfig` (for a path). Raises
     what `load_model` and `Model.new_pool` raise; nothing is held then.
     """
+    given: dict[str, Any] = {**fields}
     if not isinstance(path_or_model, (str, os.PathLike)):
-        pool: SessionPool = _loaded(path_or_model, backend).new_pool(config, **fields)
-        return pool
+        return _loaded(path_or_model, backend).new_pool(config, **given)
     where = locate(path_or_model, backend=backend)
     descriptor = _descriptor(backend, where)
     of_context = None if config is None else config.context
-    of_model = _take_model_fields(fields, of_context, descriptor)
-    built = pool_config(config, fields)
+    of_model = _take_model_fields(given, of_context, descriptor)
+    built = pool_config(config, given)
     if built.isolate:
         raise UnsupportedFeatureError(
             feature="isolate", backend=descriptor.name, hint="open the pool without isolate"
@@ -226,10 +245,10 @@ def embed(
     path_or_model: AnyPath | Model,
     texts: Sequence[str],
     *,
-    pooling: str | None = None,
+    pooling: Pooling | None = None,
     normalize: bool = True,
     backend: str | None = None,
-    **fields: Any,
+    **fields: Unpack[EmbedFields],
 ) -> FloatArray:
     """Return one vector for each of ``texts``, in their order: float32 [n_texts, n_embd].
 
@@ -249,11 +268,12 @@ def embed(
     if not isinstance(path_or_model, (str, os.PathLike)):
         model = _loaded(path_or_model, backend)
         return embed_texts(model, texts, fields, pooling=pooling, normalize=normalize)
+    given: dict[str, Any] = {**fields}
     where = locate(path_or_model, backend=backend)
     descriptor = _descriptor(backend, where)
-    of_model = _take_model_fields(fields, None, descriptor)
+    of_model = _take_model_fields(given, None, descriptor)
     with _load(descriptor, where, of_model) as model:
-        return embed_texts(model, texts, fields, pooling=pooling, normalize=normalize)
+        return embed_texts(model, texts, given, pooling=pooling, normalize=normalize)
 
 
 def rerank(
@@ -263,7 +283,7 @@ def rerank(
     *,
     top_n: int | None = None,
     backend: str | None = None,
-    **fields: Any,
+    **fields: Unpack[EmbedFields],
 ) -> list[tuple[int, float]]:
     """Return place and score of each of ``documents``, the one that answers ``query`` best first.
 
@@ -281,19 +301,21 @@ def rerank(
     if not isinstance(path_or_model, (str, os.PathLike)):
         model = _loaded(path_or_model, backend)
         return rank_documents(model, query, documents, fields, top_n)
+    given: dict[str, Any] = {**fields}
     where = locate(path_or_model, backend=backend)
     descriptor = _descriptor(backend, where)
-    of_model = _take_model_fields(fields, None, descriptor)
+    of_model = _take_model_fields(given, None, descriptor)
     with _load(descriptor, where, of_model) as model:
-        return rank_documents(model, query, documents, fields, top_n)
+        return rank_documents(model, query, documents, given, top_n)
 
 
+@lists_fields("ContextConfig", "PoolConfig", "ModelConfig")
 def plan_memory(
     path: AnyPath,
     config: ContextConfig | PoolConfig | None = None,
     *,
     backend: str | None = None,
-    **fields: Any,
+    **fields: Unpack[OpenPlanFields],
 ) -> MemoryPlan:
     """Return the bytes that the model at ``path`` will take with such a context, or such a pool.
 
@@ -308,9 +330,10 @@ def plan_memory(
     if plan is None:
         raise UnsupportedFeatureError(feature="plan_memory", backend=descriptor.name)
     of_context = config.context if isinstance(config, PoolConfig) else config
-    of_model = _take_model_fields(fields, of_context, descriptor)
-    pool = pool_config(_pool(config), fields) if is_for_a_pool(config, fields) else None
-    built = checks.build(ContextConfig, of_context, fields) if pool is None else pool.context
+    given: dict[str, Any] = {**fields}
+    of_model = _take_model_fields(given, of_context, descriptor)
+    pool = pool_config(_pool(config), given) if is_for_a_pool(config, given) else None
+    built = checks.build(ContextConfig, of_context, given) if pool is None else pool.context
     checks.check_options("backend_options", built.backend_options, descriptor.context_options)
     trial.check(descriptor, where, of_model, only_plan=True)
     with calls.typed(descriptor.name, "planning memory"):
@@ -350,7 +373,9 @@ class CoreBackend:
         """Return how well it reads ``path``: 0 = not at all."""
         return float(self._descriptor.match(os.fspath(path)))
 
-    def load_model(self, path: AnyPath, config: ModelConfig | None = None, **fields: Any) -> Model:
+    def load_model(
+        self, path: AnyPath, config: ModelConfig | None = None, **fields: Unpack[ModelFields]
+    ) -> Model:
         """Return the model at ``path``; see `infercore.load_model`."""
         built = checks.build(ModelConfig, config, fields)
         return _load(self._descriptor, locate(path, backend=self.name), built)
@@ -406,6 +431,7 @@ def _guarded(
             services=_SERVICES,
             load_ms=load_ms,
             options=config.backend_options,
+            name=os.path.basename(os.path.normpath(path)),
             try_adapter=lambda adapter: _try_adapter(descriptor, path, config, adapter),
         )
     except BaseException as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
     Tokens = list[int]
 
+Pooling = Literal["mean", "cls", "last", "rank"]
 POOLING = ("mean", "cls", "last", RANK)
-_DECIDED = (
+DECIDED = (
     "n_ctx", "n_batch", "n_ubatch", "n_seq_max", "kv_unified", "pooling_type", "embeddings",
     "on_oom", "n_ctx_min",
 )  # fmt: skip
@@ -71,7 +72,7 @@ def embed_texts(
 def _check_fields(fields: Mapping[str, Any]) -> None:
     """Refuse what is no field of a context, and those that follow from the texts."""
     checks.build(ContextConfig, None, fields)
-    for name in _DECIDED:
+    for name in DECIDED:
         if name in fields:
             raise InvalidInputError(
                 f"embed chooses {name} itself, so that the texts fit; leave it out",

@@ -116,6 +116,13 @@ class GuardedContext:
 
     # -- facts ---------------------------------------------------------------------------------
 
+    def __repr__(self) -> str:
+        if self.closed:
+            return "<Context closed>"
+        n_held = sum(map(self._cells.length, range(self.n_seq_max)))
+        shape = f"{n_held}/{self.n_ctx} tokens, n_seq_max {self.n_seq_max}"
+        return f"<Context on {self._native.backend}, {shape}>"
+
     @property
     def effective(self) -> Mapping[str, Any]:
         """The value in force of each `ContextConfig` field; ``n_ctx`` as the engine padded it."""

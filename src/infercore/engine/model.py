@@ -23,8 +23,9 @@ from infercore.errors import (
     SessionClosedError,
     UnsupportedFeatureError,
 )
-from infercore.values import checks
+from infercore.values import checks, shown
 from infercore.values.config import KV_TYPES, ContextConfig, SamplingConfig
+from infercore.values.field_texts import lists_fields
 from infercore.values.manifest import kv_options
 from infercore.values.pool import PoolConfig, is_for_a_pool, pool_config, shared_context
 from infercore.values.recommended import recommended_sampling
@@ -32,13 +33,20 @@ from infercore.values.recommended import recommended_sampling
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from typing_extensions import Self
+    from typing_extensions import Self, Unpack
 
     from infercore.protocols.public import Sampler
     from infercore.protocols.session import Session
     from infercore.protocols.spi import EngineModel
     from infercore.session.pool import SessionPool
     from infercore.values.config import AdapterSpec
+    from infercore.values.fields import (
+        ContextFields,
+        PlanFields,
+        PoolFields,
+        SamplingFields,
+        SessionFields,
+    )
     from infercore.values.info import BackendDescriptor, Capabilities, MemoryPlan, ModelInfo
 
 SESSION_FIELDS = ("profile_id", "prompt_format", "add_bos", "overflow")
@@ -108,8 +116,10 @@ class GuardedModel:
         load_ms: float = 0.0,
         options: Mapping[str, Any] | None = None,
         try_adapter: Callable[[str], None] | None = None,
+        name: str = "",
     ) -> None:
         plugin_checks.check_model(inner, descriptor.name)
+        self._name = name
         self._inner = inner
         self._weights = _Weights(inner)
         self._descriptor = descriptor
@@ -133,6 +143,13 @@ class GuardedModel:
         self._finalizer = weakref.finalize(self, self._weights.release)
         # A tokenizer keeps the weights that it reads, also where the model is let go of.
         self._tokenizer_finalizer = weakref.finalize(self.tokenizer, _Lease(weights))
+
+    def __repr__(self) -> str:
+        if self.closed:
+            return "<Model closed>"
+        shape = f"{self.info.architecture} {shown.count(self.info.n_params)}"
+        whose = f"{self._name} on {self.backend}".lstrip()
+        return f"<Model {whose}, {shape}, n_ctx_train {self.info.n_ctx_train}>"
 
     @property
     def capabilities(self) -> Capabilities:
@@ -172,7 +189,10 @@ class GuardedModel:
                 state="forked",
             )
 
-    def new_context(self, config: ContextConfig | None = None, **fields: Any) -> GuardedContext:
+    @lists_fields("ContextConfig")
+    def new_context(
+        self, config: ContextConfig | None = None, **fields: Unpack[ContextFields]
+    ) -> GuardedContext:
         """Return a new context on these weights; see `Model.new_context`."""
         self._check_open()
         return self.context_of(checks.build(ContextConfig, config, fields))
@@ -267,7 +287,10 @@ class GuardedModel:
             "adapters": digest.adapter_identities(effective.get("adapters") or ()),
         }
 
-    def new_sampler(self, config: SamplingConfig | None = None, **fields: Any) -> Sampler:
+    @lists_fields("SamplingConfig")
+    def new_sampler(
+        self, config: SamplingConfig | None = None, **fields: Unpack[SamplingFields]
+    ) -> Sampler:
         """Return a sampler for this model's vocabulary; see `Model.new_sampler`."""
         self._check_open()
         return self._services.new_sampler(self, checks.build(SamplingConfig, config, fields))
@@ -298,7 +321,10 @@ class GuardedModel:
             raise
         return GuardedSampler(inner, n_vocab=self.tokenizer.n_vocab, release=lease)
 
-    def new_session(self, config: ContextConfig | None = None, **fields: Any) -> Session:
+    @lists_fields("SessionOptions", "ContextConfig")
+    def new_session(
+        self, config: ContextConfig | None = None, **fields: Unpack[SessionFields]
+    ) -> Session:
         """Return a session over a new context of its own; see `Model.new_session`."""
         kinds = self._inner.capabilities
         if kinds.encoder:
@@ -309,15 +335,19 @@ class GuardedModel:
                     "encode() and decode()"
                 )
             raise UnsupportedFeatureError(feature="session", backend=self.backend, hint=hint)
-        options = {name: fields.pop(name) for name in SESSION_FIELDS if name in fields}
-        context = self.new_context(config, **fields)
+        given: dict[str, Any] = {**fields}
+        options = {name: given.pop(name) for name in SESSION_FIELDS if name in given}
+        context = self.new_context(config, **given)
         try:
             return self._services.new_session(self, context, options)
         except BaseException:
             context.close()
             raise
 
-    def new_pool(self, config: PoolConfig | None = None, **fields: Any) -> SessionPool:
+    @lists_fields("PoolConfig", "ContextConfig")
+    def new_pool(
+        self, config: PoolConfig | None = None, **fields: Unpack[PoolFields]
+    ) -> SessionPool:
         """Return a pool of sessions that share one engine; see `Model.new_pool`."""
         built = pool_config(config, fields)
         if built.isolate:
@@ -327,7 +357,10 @@ class GuardedModel:
         self._check_open()
         return self._services.new_pool(self, built)
 
-    def plan_memory(self, config: ContextConfig | None = None, **fields: Any) -> MemoryPlan:
+    @lists_fields("ContextConfig", "PoolConfig")
+    def plan_memory(
+        self, config: ContextConfig | None = None, **fields: Unpack[PlanFields]
+    ) -> MemoryPlan:
         """Return the bytes that such a context will take; see `Model.plan_memory`."""
         self._check_open()
         if is_for_a_pool(config, fields):

@@ -26,6 +26,9 @@ class GuardedSampler:
         self._gate = Gate("sampler")
         self._finalizer = weakref.finalize(self, _close, inner, release, fork_count(), self._gate)
 
+    def __repr__(self) -> str:
+        return "<Sampler closed>" if self._gate.closed else "<Sampler native>"
+
     @property
     def seed(self) -> int | None:
         """The seed in use."""

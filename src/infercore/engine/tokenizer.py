@@ -86,6 +86,9 @@ class GuardedTokenizer:
         self.add_bos = inner.add_bos
         self.chat_template = inner.chat_template
 
+    def __repr__(self) -> str:
+        return f"<Tokenizer of {self.n_vocab} tokens{' closed' * self._is_closed()}>"
+
     def _engine(self) -> EngineTokenizer:
         if self._is_closed():
             raise SessionClosedError("the model of this tokenizer is closed; load it again")

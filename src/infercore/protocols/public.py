@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from infercore.values.field_texts import lists_fields
+
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +13,7 @@ if TYPE_CHECKING:
 
     import numpy as np
     import numpy.typing as npt
-    from typing_extensions import Self
+    from typing_extensions import Self, Unpack
 
     from infercore.protocols.session import Session
     from infercore.session.pool import SessionPool
@@ -20,6 +22,14 @@ if TYPE_CHECKING:
         ContextConfig,
         ModelConfig,
         SamplingConfig,
+    )
+    from infercore.values.fields import (
+        ContextFields,
+        ModelFields,
+        PlanFields,
+        PoolFields,
+        SamplingFields,
+        SessionFields,
     )
     from infercore.values.info import (
         BackendInfo,
@@ -50,11 +60,12 @@ class Backend(Protocol):
     def match(self, path: str | os.PathLike[str]) -> float:
         """Return how well it reads ``path``: 0 = not at all."""
 
+    @lists_fields("ModelConfig")
     def load_model(
         self,
         path: str | os.PathLike[str],
         config: ModelConfig | None = None,
-        **fields: Any,
+        **fields: Unpack[ModelFields],
     ) -> Model:
         """Return the model at ``path``. Raises `ModelLoadError`; nothing is held then."""
 
@@ -169,23 +180,38 @@ class Model(Protocol):
     def closed(self) -> bool:
         """Whether `close` was called."""
 
-    def new_context(self, config: ContextConfig | None = None, **fields: Any) -> Context:
+    @lists_fields("ContextConfig")
+    def new_context(
+        self, config: ContextConfig | None = None, **fields: Unpack[ContextFields]
+    ) -> Context:
         """Return a new context on these weights; it keeps the model alive.
 
         Raises `UnsupportedFeatureError`, `InvalidInputError` or `OutOfMemoryError`; the model
         is unchanged by them.
         """
 
-    def new_sampler(self, config: SamplingConfig | None = None, **fields: Any) -> Sampler:
+    @lists_fields("SamplingConfig")
+    def new_sampler(
+        self, config: SamplingConfig | None = None, **fields: Unpack[SamplingFields]
+    ) -> Sampler:
         """Return a sampler for this model's vocabulary."""
 
-    def new_pool(self, config: PoolConfig | None = None, **fields: Any) -> SessionPool:
+    @lists_fields("PoolConfig", "ContextConfig")
+    def new_pool(
+        self, config: PoolConfig | None = None, **fields: Unpack[PoolFields]
+    ) -> SessionPool:
         """Return a pool of sessions that share one context; ``fields`` as in `open_pool`."""
 
-    def new_session(self, config: ContextConfig | None = None, **fields: Any) -> Session:
+    @lists_fields("SessionOptions", "ContextConfig")
+    def new_session(
+        self, config: ContextConfig | None = None, **fields: Unpack[SessionFields]
+    ) -> Session:
         """Return a session over a new context of its own."""
 
-    def plan_memory(self, config: ContextConfig | None = None, **fields: Any) -> MemoryPlan:
+    @lists_fields("ContextConfig", "PoolConfig")
+    def plan_memory(
+        self, config: ContextConfig | None = None, **fields: Unpack[PlanFields]
+    ) -> MemoryPlan:
         """Return the bytes that such a context will take."""
 
     def close(self) -> None:
@@ -271,7 +297,13 @@ class Context(Protocol):
     def closed(self) -> bool:
         """Whether `close` was called."""
 
-    def decode(self, tokens: Sequence[int], *, seq_id: int = 0, logits: str = "last") -> None:
+    def decode(
+        self,
+        tokens: Sequence[int],
+        *,
+        seq_id: int = 0,
+        logits: str = "last",
+    ) -> None:
         """Append ``tokens`` at the sequence's end, in chunks of ``n_batch``.
 
         ``logits`` is "last" (one row, of the last token), "all" (a row a token) or "none". No

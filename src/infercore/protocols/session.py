@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from infercore.values.field_texts import lists_fields
+
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import TracebackType
 
-    from typing_extensions import Self
+    from typing_extensions import Self, Unpack
 
     from infercore.values.config import DecodeConfig
+    from infercore.values.fields import ChatFields, DecodeFields, RunToolsFields
     from infercore.values.session import (
         Beam,
         Completion,
@@ -66,7 +69,10 @@ class Session(Protocol):
         raises `DecodeAbortedError`: the prefix stands, asking again goes on.
         """
 
-    def decode(self, config: DecodeConfig | None = None, **fields: Any) -> Iterator[StreamChunk]:
+    @lists_fields("DecodeConfig", "SamplingConfig")
+    def decode(
+        self, config: DecodeConfig | None = None, **fields: Unpack[DecodeFields]
+    ) -> Iterator[StreamChunk]:
         """Return an iterator that generates from here, one `StreamChunk` after another.
 
         ``fields`` are those of `DecodeConfig` and `SamplingConfig`. The last chunk has the finish
@@ -93,7 +99,8 @@ class Session(Protocol):
         cancel raises `DecodeAbortedError`. Raises what `decode` raises: state unchanged.
         """
 
-    def sample_many(self, n: int, **decode: Any) -> list[Completion]:
+    @lists_fields("DecodeConfig", "SamplingConfig")
+    def sample_many(self, n: int, **decode: Unpack[DecodeFields]) -> list[Completion]:
         """Return ``n`` continuations: with the seed, the one after it, and so on.
 
         ``decode`` are the fields of `decode`. The session is as it was: none of them is part of
@@ -101,7 +108,10 @@ class Session(Protocol):
         turns. A cancel raises `DecodeAbortedError`. Raises what `decode` raises: state unchanged.
         """
 
-    def infill(self, prefix: str, suffix: str, **decode: Any) -> Iterator[StreamChunk]:
+    @lists_fields("DecodeConfig", "SamplingConfig")
+    def infill(
+        self, prefix: str, suffix: str, **decode: Unpack[DecodeFields]
+    ) -> Iterator[StreamChunk]:
         """Return an iterator over the text that belongs between ``prefix`` and ``suffix``.
 
         What stands before the gap becomes the prefix, what stands behind it the suffix; control
@@ -119,7 +129,8 @@ class Session(Protocol):
         range that is none: state unchanged.
         """
 
-    def generate(self, text: str | Sequence[int], **decode: Any) -> str:
+    @lists_fields("DecodeConfig", "SamplingConfig")
+    def generate(self, text: str | Sequence[int], **decode: Unpack[DecodeFields]) -> str:
         """Return the text generated after ``text`` as suffix.
 
         ``text`` may be token ids. An empty prefix is set where there is none: of a text what the
@@ -170,8 +181,9 @@ class Session(Protocol):
         Raises `ModelNotFoundError` where there is no file, and what `restore` raises.
         """
 
+    @lists_fields("ChatRequest", "DecodeConfig", "SamplingConfig")
     def chat(
-        self, messages: Sequence[Message | Mapping[str, Any]], **decode: Any
+        self, messages: Sequence[Message | Mapping[str, Any]], **decode: Unpack[ChatFields]
     ) -> Iterator[StreamChunk]:
         """Return an iterator over the answer to ``messages``, as the model's template has them.
 
@@ -194,13 +206,14 @@ class Session(Protocol):
         and what `prefill_suffix` and `decode` raise.
         """
 
+    @lists_fields("ChatRequest", "DecodeConfig", "SamplingConfig")
     def run_tools(
         self,
         messages: Sequence[Message | Mapping[str, Any]],
         functions: Sequence[Callable[..., Any]],
         *,
         max_rounds: int = 8,
-        **decode: Any,
+        **decode: Unpack[RunToolsFields],
     ) -> list[Message]:
         """Chat, run the functions that the model calls, and go on until it answers in text.
 

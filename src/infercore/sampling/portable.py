@@ -104,6 +104,11 @@ class PortableSampler:
         self._best: tuple[int, float, FloatArray | None] | None = None
         self._n_chosen = 0
 
+    def __repr__(self) -> str:
+        if self._closed:
+            return "<Sampler closed>"
+        return f"<Sampler portable, temperature {self._config.temperature:g}, seed {self._seed}>"
+
     @property
     def seed(self) -> int:
         """The seed in use, 0 to 2**32 - 2; drawn at construction where the config had None."""

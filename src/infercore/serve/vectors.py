@@ -12,6 +12,7 @@ from infercore.errors import InvalidInputError
 from infercore.serve.wire import check_settled
 
 if TYPE_CHECKING:
+    from infercore.embedding import Pooling
     from infercore.serve.models import Served
     from infercore.serve.wire import EmbeddingsRequest, RerankRequest
 
@@ -42,7 +43,7 @@ async def embeddings(request: EmbeddingsRequest, served: Served) -> dict[str, An
                 value=request.dimensions,
                 allowed=f"null or {n_embd}",
             )
-        pooling = None if pool.capabilities.encoder else "mean"
+        pooling: Pooling | None = None if pool.capabilities.encoder else "mean"
         vectors = await pool.aembed(texts, pooling=pooling)
         n_tokens = sum(len(pool.tokenizer.encode(text)) for text in texts)
     as_text = request.encoding_format == "base64"

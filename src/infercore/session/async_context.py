@@ -34,6 +34,9 @@ class AsyncContext:
         self._context: Any = context
         self._turns = Turns(shared_threads, context.abort)
 
+    def __repr__(self) -> str:
+        return repr(self._context).replace("<", "<Async", 1)
+
     @property
     def context(self) -> Context:
         """The context itself; it is busy while a call of it is awaited."""

@@ -19,14 +19,16 @@ from infercore.session import tool_loop
 from infercore.session.chat_stream import ChatStream
 from infercore.session.pool_stream import PoolStream
 from infercore.session.turns import Turns
+from infercore.values.field_texts import lists_fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
     from types import TracebackType
 
-    from typing_extensions import Self
+    from typing_extensions import Self, Unpack
 
     from infercore.values.config import DecodeConfig
+    from infercore.values.fields import ChatFields, DecodeFields, RunToolsFields
     from infercore.values.session import (
         Beam,
         Completion,
@@ -79,6 +81,9 @@ class AsyncSession:
         self._session = session
         self._turns = Turns(self._executor, session.cancel)
 
+    def __repr__(self) -> str:
+        return repr(self._session).replace("<", "<Async", 1)
+
     @property
     def state(self) -> str:
         """The state's name."""
@@ -114,7 +119,10 @@ class AsyncSession:
         call = partial(self._session.prefill_suffix, suffix, timeout=timeout)
         return cast("SuffixStatus", await self.run(call))
 
-    def decode(self, config: DecodeConfig | None = None, **fields: Any) -> AsyncDecodeStream:
+    @lists_fields("DecodeConfig", "SamplingConfig")
+    def decode(
+        self, config: DecodeConfig | None = None, **fields: Unpack[DecodeFields]
+    ) -> AsyncDecodeStream:
         """Return an asynchronous iterator that generates from here; see `Session.decode`.
 
         A wrong option, state or lack of room is raised at once. A grammar is compiled and a draft
@@ -124,8 +132,9 @@ class AsyncSession:
         built = self._session.check_decode(config, fields)
         return AsyncDecodeStream(self, lambda: self._session.decode(built))
 
+    @lists_fields("ChatRequest", "DecodeConfig", "SamplingConfig")
     def chat(
-        self, messages: Sequence[Message | Mapping[str, Any]], **fields: Any
+        self, messages: Sequence[Message | Mapping[str, Any]], **fields: Unpack[ChatFields]
     ) -> AsyncDecodeStream:
         """Return an asynchronous iterator over the answer; see `Session.chat`.
 
@@ -133,13 +142,14 @@ class AsyncSession:
         """
         return AsyncDecodeStream(self, lambda: self._session.chat(messages, **fields))
 
+    @lists_fields("ChatRequest", "DecodeConfig", "SamplingConfig")
     async def run_tools(
         self,
         messages: Sequence[Message | Mapping[str, Any]],
         functions: Sequence[Callable[..., Any]],
         *,
         max_rounds: int = 8,
-        **decode: Any,
+        **decode: Unpack[RunToolsFields],
     ) -> list[Message]:
         """See `Session.run_tools`; coroutine functions are awaited, others run in a thread.
 
@@ -147,7 +157,8 @@ class AsyncSession:
         """
         return await tool_loop.arun(self.chat, messages, functions, max_rounds=max_rounds, **decode)
 
-    async def generate(self, text: str | Sequence[int], **decode: Any) -> str:
+    @lists_fields("DecodeConfig", "SamplingConfig")
+    async def generate(self, text: str | Sequence[int], **decode: Unpack[DecodeFields]) -> str:
         """See `Session.generate`."""
         return cast("str", await self.run(lambda: self._session.generate(text, **decode)))
 
@@ -171,12 +182,14 @@ class AsyncSession:
         )
         return cast("list[Beam]", await self.run(call))
 
-    async def sample_many(self, n: int, **decode: Any) -> list[Completion]:
+    @lists_fields("DecodeConfig", "SamplingConfig")
+    async def sample_many(self, n: int, **decode: Unpack[DecodeFields]) -> list[Completion]:
         """See `Session.sample_many`."""
         call = partial(self._session.sample_many, n, **decode)
         return cast("list[Completion]", await self.run(call))
 
-    def infill(self, prefix: str, suffix: str, **decode: Any) -> AsyncDecodeStream:
+    @lists_fields("DecodeConfig", "SamplingConfig")
+    def infill(self, prefix: str, suffix: str, **decode: Unpack[DecodeFields]) -> AsyncDecodeStream:
         """Return an asynchronous iterator over the text of a gap; see `Session.infill`.
 
         The prefill runs when the iterator is first asked, and raises there.
@@ -242,6 +255,9 @@ class AsyncDecodeStream:
         self._stream: Any = None
         self._pooled: PoolStream | None = None
         self._reader: asyncio.Task[Any] | None = None
+
+    def __repr__(self) -> str:
+        return "<Generation not begun>" if self._stream is None else repr(self._stream)
 
     def __aiter__(self) -> AsyncDecodeStream:
         return self

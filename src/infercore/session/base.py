@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import attrs
 
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
+Overflow = Literal["error", "truncate", "shift"]
+
 
 @attrs.frozen(kw_only=True)
 class SessionOptions:
@@ -49,7 +51,7 @@ class SessionOptions:
     profile_id: str | None = attrs.field(default=None, validator=checks.text(optional=True))
     prompt_format: str | None = attrs.field(default=None, validator=checks.text(optional=True))
     add_bos: bool | None = attrs.field(default=None, validator=checks.boolean())
-    overflow: str = attrs.field(
+    overflow: Overflow = attrs.field(
         default="error", validator=checks.one_of("error", "truncate", "shift", optional=False)
     )
 
@@ -125,6 +127,12 @@ class SessionBase:
             adapters=adapter_identities(shared.context.effective.get("adapters") or ()),
         )
         self._manifest_digest = self.identity.digest
+
+    def __repr__(self) -> str:
+        if self.gate.closed:
+            return "<Session closed>"
+        held = f"{self.resident.n_wanted}/{int(self.context.n_ctx_seq)} tokens"
+        return f"<Session {self.state} {held}>"
 
     @property
     def state(self) -> str:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from infercore.session.paged import PagedContext
     from infercore.session.session import CoreSession
     from infercore.values.config import DecodeConfig
-    from infercore.values.session import StreamChunk
+    from infercore.values.session import FinishReason, StreamChunk
 
 MOST = 256
 _FLOAT = np.float32
@@ -80,7 +80,7 @@ def beam_search(session: CoreSession, options: BeamOptions) -> list[Beam]:
                 moves = search.step(rows.after(moves))
         finally:
             rows.close()
-    short = "context" if room < options.max_tokens else "length"
+    short: FinishReason = "context" if room < options.max_tokens else "length"
     ended_at = time.perf_counter()
     return [
         _beam(
@@ -105,7 +105,9 @@ def _rate(n: int, seconds: float) -> float | None:
     return n / seconds if n > 0 and seconds > 0 else None
 
 
-def _beam(session: CoreSession, path: Path, *, score: float, short: str, usage: Usage) -> Beam:
+def _beam(
+    session: CoreSession, path: Path, *, score: float, short: FinishReason, usage: Usage
+) -> Beam:
     text = TextAssembler()
     pieces = [session.pieces[token] for token in path.tokens]
     shown = [text.push(b"" if piece.is_control else piece.data) for piece in pieces]
@@ -284,7 +286,7 @@ def _completion(chunks: Sequence[StreamChunk]) -> Completion:
     return Completion(
         text="".join(chunk.text for chunk in chunks),
         tokens=tuple(token for chunk in chunks for token in chunk.tokens),
-        finish_reason=str(last.finish_reason),
+        finish_reason=cast("FinishReason", last.finish_reason),
         usage=cast("Usage", last.usage),
         logprobs=None if last.logprobs is None else tuple(logprobs),
     )

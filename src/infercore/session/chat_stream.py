@@ -60,6 +60,9 @@ class ChatStream:
         """Whether the last chunk has come, or the stream was closed."""
         return self._stream.finished
 
+    def __repr__(self) -> str:
+        return repr(self._stream)
+
     def __iter__(self) -> Iterator[StreamChunk]:
         return self
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     from infercore.values.config import DecodeConfig
 
+Reasoning = Literal["parsed", "text", "off"]
+
 _MANY_CHARACTERS = 8  # for a token: with more a text will hardly fit
 _GIVEN_APART = ("messages", "tools", "bos_token", "eos_token", "chat_template")
 
@@ -35,8 +37,8 @@ class ChatRequest:
 
     messages: Sequence[Message | Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] | None = None
-    tool_choice: Any = "auto"
-    reasoning: str = attrs.field(
+    tool_choice: str | Mapping[str, Any] = "auto"
+    reasoning: Reasoning = attrs.field(
         default="parsed", validator=checks.one_of("parsed", "text", "off", optional=False)
     )
     reasoning_budget: int | None = attrs.field(default=None, validator=checks.integer(low=0))

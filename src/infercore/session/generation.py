@@ -83,6 +83,10 @@ class Generation:
         self._first_at: float | None = None
         self._last_at = 0.0
 
+    def __repr__(self) -> str:
+        most = "" if self.config.max_tokens is None else f"/{self.config.max_tokens}"
+        return f"<Generation {self.n_completion}{most} tokens>"
+
     # -- choosing ------------------------------------------------------------------------------
 
     def prime(self, tokens: Sequence[int]) -> None:

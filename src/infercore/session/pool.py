@@ -29,18 +29,21 @@ from infercore.session.scheduler import Scheduler
 from infercore.session.session import CoreSession
 from infercore.session.store import Store
 from infercore.values import checks
+from infercore.values.field_texts import lists_fields
 from infercore.values.pool import PoolStats, shared_context
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from typing_extensions import Self
+    from typing_extensions import Self, Unpack
 
+    from infercore.embedding import Pooling
     from infercore.errors import SessionFatalError
     from infercore.protocols.guarded import SessionContext, SessionModel
     from infercore.protocols.public import Tokenizer
     from infercore.protocols.spi import FloatArray
     from infercore.values.config import ContextConfig, DecodeConfig
+    from infercore.values.fields import SessionOptionFields
     from infercore.values.info import Capabilities, ModelInfo
     from infercore.values.pool import PoolConfig
 
@@ -133,6 +136,15 @@ class SessionPool:
         return self._owner
 
     # -- facts ---------------------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        if self.closed:
+            return "<SessionPool closed>"
+        if self._owner is None:
+            return f"<SessionPool on {self.model.backend}, for embeddings>"
+        now = self.stats()
+        sessions = f"n_open {now.n_open}, n_running {now.n_running}, n_waiting {now.n_waiting}"
+        return f"<SessionPool {sessions}, {now.n_cells_used}/{now.n_cells} cells>"
 
     @property
     def info(self) -> ModelInfo:
@@ -232,7 +244,10 @@ class SessionPool:
 
     # -- sessions ------------------------------------------------------------------------------
 
-    def open_session(self, *, namespace: str = "", **options: Any) -> CoreSession:
+    @lists_fields("SessionOptions")
+    def open_session(
+        self, *, namespace: str = "", **options: Unpack[SessionOptionFields]
+    ) -> CoreSession:
         """Return a session of this pool; it waits for nothing.
 
         Prefixes are shared within ``namespace`` alone. ``options`` are ``profile_id``,
@@ -253,7 +268,7 @@ class SessionPool:
     # -- texts ---------------------------------------------------------------------------------
 
     def embed(
-        self, texts: Sequence[str], *, pooling: str | None = None, normalize: bool = True
+        self, texts: Sequence[str], *, pooling: Pooling | None = None, normalize: bool = True
     ) -> FloatArray:
         """Return one vector for each of ``texts``: float32 [n_texts, n_embd].
 
@@ -272,7 +287,7 @@ class SessionPool:
         return unit(vectors) if normalize and not ranks else vectors
 
     async def aembed(
-        self, texts: Sequence[str], *, pooling: str | None = None, normalize: bool = True
+        self, texts: Sequence[str], *, pooling: Pooling | None = None, normalize: bool = True
     ) -> FloatArray:
         """See `embed`."""
         return await asyncio.to_thread(self.embed, texts, pooling=pooling, normalize=normalize)
@@ -301,7 +316,10 @@ class SessionPool:
         if self._store is not None:
             self._store.flush(namespace)
 
-    async def aopen_session(self, *, namespace: str = "", **options: Any) -> AsyncSession:
+    @lists_fields("SessionOptions")
+    async def aopen_session(
+        self, *, namespace: str = "", **options: Unpack[SessionOptionFields]
+    ) -> AsyncSession:
         """Return an `AsyncSession` of this pool; options as in `open_session`."""
         return AsyncSession(self.open_session(namespace=namespace, **options))
 

@@ -55,6 +55,9 @@ class PoolStream:
         self._reads = False
         self.finished = False
 
+    def __repr__(self) -> str:
+        return repr(self._generation).replace(">", " finished>" if self.finished else ">")
+
     def __iter__(self) -> Self:
         return self
 

@@ -18,6 +18,7 @@ from infercore.session.parts import EMPTY, PREFIXED, Parts
 from infercore.session.prefill import Prefilling, as_input
 from infercore.values import checks
 from infercore.values.config import DecodeConfig, SamplingConfig, sampling_of
+from infercore.values.field_texts import lists_fields
 from infercore.values.manifest import hash_text, hash_token_ids
 from infercore.values.session import PrefixInput, PrefixStatus, SuffixInput
 
@@ -25,8 +26,11 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Mapping, Sequence
 
+    from typing_extensions import Unpack
+
     from infercore.session.base import Home, SessionOptions
     from infercore.session.stream import DecodeStream
+    from infercore.values.fields import DecodeFields, RunToolsFields
     from infercore.values.session import Beam, Completion, Message, Snapshot
 
 
@@ -35,7 +39,10 @@ class CoreSession(Prefilling):
 
     # -- decode --------------------------------------------------------------------------------
 
-    def decode(self, config: DecodeConfig | None = None, **fields: Any) -> DecodeStream:
+    @lists_fields("DecodeConfig", "SamplingConfig")
+    def decode(
+        self, config: DecodeConfig | None = None, **fields: Unpack[DecodeFields]
+    ) -> DecodeStream:
         """Return an iterator that generates from here; see `Session.decode`.
 
         Fields of `SamplingConfig` may be given as well. The session is held until the iterator
@@ -145,7 +152,8 @@ class CoreSession(Prefilling):
             self._check_decodable(may_shift=False)
             return branches.beam_search(self, options)
 
-    def sample_many(self, n: int, **decode: Any) -> list[Completion]:
+    @lists_fields("DecodeConfig", "SamplingConfig")
+    def sample_many(self, n: int, **decode: Unpack[DecodeFields]) -> list[Completion]:
         """Return ``n`` continuations, each with its own seed; see `Session.sample_many`.
 
         Raises `InvalidInputError` for an option, and what `decode` raises; *unchanged*.
@@ -166,8 +174,13 @@ class CoreSession(Prefilling):
         with self.entered("evict"):
             return PrefixStatus(**self._status_fields(evicting.evict(self, start, end)))
 
+    @lists_fields("DecodeConfig", "SamplingConfig")
     def infill(
-        self, prefix: str, suffix: str, config: DecodeConfig | None = None, **decode: Any
+        self,
+        prefix: str,
+        suffix: str,
+        config: DecodeConfig | None = None,
+        **decode: Unpack[DecodeFields],
     ) -> DecodeStream:
         """Return an iterator over the text between ``prefix`` and ``suffix``; see `Session.infill`.
 
@@ -190,7 +203,8 @@ class CoreSession(Prefilling):
                 raise
             return self._stream_of(generation, started=started)
 
-    def generate(self, text: str | Sequence[int], **decode: Any) -> str:
+    @lists_fields("DecodeConfig", "SamplingConfig")
+    def generate(self, text: str | Sequence[int], **decode: Unpack[DecodeFields]) -> str:
         """Return the text generated after ``text`` as suffix; see `Session.generate`.
 
         Raises what `prefill_suffix` and `decode` raise; a bad option leaves the state unchanged.
@@ -216,18 +230,19 @@ class CoreSession(Prefilling):
             stream = self._stream_of(generation, started=started)
         return "".join(chunk.text for chunk in stream)
 
+    @lists_fields("ChatRequest", "DecodeConfig", "SamplingConfig")
     def chat(
         self,
         messages: Sequence[Message | Mapping[str, Any]],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        tool_choice: Any = "auto",
-        reasoning: str = "parsed",
+        tool_choice: str | Mapping[str, Any] = "auto",
+        reasoning: chatting.Reasoning = "parsed",
         reasoning_budget: int | None = None,
         chat_template: str | None = None,
         template_variables: Mapping[str, Any] | None = None,
         parse_special: bool = False,
-        **decode: Any,
+        **decode: Unpack[DecodeFields],
     ) -> ChatStream:
         """Return an iterator over the answer to ``messages``; see `Session.chat`.
 
@@ -268,13 +283,14 @@ class CoreSession(Prefilling):
                 dropped_messages=turn.dropped,
             )
 
+    @lists_fields("ChatRequest", "DecodeConfig", "SamplingConfig")
     def run_tools(
         self,
         messages: Sequence[Message | Mapping[str, Any]],
         functions: Sequence[Callable[..., Any]],
         *,
         max_rounds: int = 8,
-        **decode: Any,
+        **decode: Unpack[RunToolsFields],
     ) -> list[Message]:
         """Chat, run what the model calls, and go on until it answers; see `Session.run_tools`."""
         return tool_loop.run(self.chat, messages, functions, max_rounds=max_rounds, **decode)

@@ -53,6 +53,9 @@ class DecodeStream:
         self._deadline = None if timeout is None else self._started + timeout
         self.finished = False
 
+    def __repr__(self) -> str:
+        return repr(self._generation).replace(">", " finished>" if self.finished else ">")
+
     def __iter__(self) -> DecodeStream:
         return self
 

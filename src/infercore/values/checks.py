@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import attrs
 
 from infercore.errors import InvalidInputError
+from infercore.values.field_texts import TEXTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -229,11 +230,28 @@ def check_options(field: str, options: Mapping[str, object], known: Iterable[str
     for key in options:
         if key not in names:
             raise InvalidInputError(
-                f"unknown option {key!r} in {field}; {nearest(str(key), names)}",
+                f"unknown option {key!r} in {field}; {_home(key) or nearest(str(key), names)}",
                 field=field,
                 value=key,
                 allowed=names,
             )
+
+
+_HOMES = {
+    "ModelConfig": "load_model",
+    "ContextConfig": "new_session, new_context or open_session",
+    "SessionOptions": "new_session or open_session",
+    "PoolConfig": "new_pool or open_pool",
+    "DecodeConfig": "decode, generate or chat",
+    "SamplingConfig": "decode, generate or chat",
+    "ChatRequest": "chat",
+}
+
+
+def _home(name: str) -> str:
+    """Return where the field ``name`` of another config belongs, "" where there is none."""
+    homes = (home for cls, home in _HOMES.items() if name in TEXTS[cls])
+    return next((f"give it to {home}" for home in homes), "")
 
 
 def build(cls: type[T], config: T | None, fields: Mapping[str, Any]) -> T:

@@ -11,6 +11,7 @@ import attrs
 
 from infercore.errors import InvalidInputError, UnsupportedFeatureError
 from infercore.values import checks
+from infercore.values.field_texts import lists_fields
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 KnownKVType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl", "u8"]
 KV_TYPES: tuple[str, ...] = get_args(KnownKVType)
 QUANTISED_KV_TYPES = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
-POOLING_TYPES = ("none", "mean", "cls", "last", "rank")
+PoolingType = Literal["none", "mean", "cls", "last", "rank"]
+POOLING_TYPES: tuple[str, ...] = get_args(PoolingType)
 PRECISIONS = ("default", "accurate", "fast")
 ROPE_SCALING_TYPES = ("none", "linear", "yarn", "longrope")
 MAX_SEQUENCES = 256
@@ -79,6 +81,7 @@ def _callable(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
         raise checks.refuse(attribute.name, value, "a callable or None")
 
 
+@lists_fields("ModelConfig")
 @attrs.frozen(kw_only=True)
 class ModelConfig:
     """How to load a model. None leaves the choice to the backend.
@@ -97,7 +100,7 @@ class ModelConfig:
     """
 
     n_gpu_layers: int | None = attrs.field(default=None, validator=checks.integer(-1, 2**31 - 1))
-    split_mode: str | None = attrs.field(
+    split_mode: Literal["none", "layer", "row"] | None = attrs.field(
         default=None, validator=checks.one_of("none", "layer", "row")
     )
     main_gpu: int | None = attrs.field(default=None, validator=checks.integer(0, 255))
@@ -118,6 +121,7 @@ def _path(value: str | os.PathLike[str]) -> str:
     return path
 
 
+@lists_fields("AdapterSpec")
 @attrs.frozen(kw_only=True)
 class AdapterSpec:
     """A LoRA adapter (a GGUF file, or a folder of PEFT) and the scale it is applied with."""
@@ -155,6 +159,7 @@ def _no_defrag(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
         )
 
 
+@lists_fields("ContextConfig")
 @attrs.frozen(kw_only=True)
 class ContextConfig:
     """The fields of llama.cpp's context parameters; None leaves the choice to the backend.
@@ -184,7 +189,7 @@ class ContextConfig:
     n_threads_batch: int | None = attrs.field(
         default=None, validator=checks.integer(1, MAX_THREADS)
     )
-    rope_scaling_type: str | None = attrs.field(
+    rope_scaling_type: Literal["none", "linear", "yarn", "longrope"] | None = attrs.field(
         default=None, validator=checks.one_of(*ROPE_SCALING_TYPES)
     )
     rope_freq_base: float | None = attrs.field(default=None, validator=checks.number(0))
@@ -195,12 +200,18 @@ class ContextConfig:
     yarn_beta_slow: float | None = attrs.field(default=None, validator=checks.number(-1))
     yarn_orig_ctx: int | None = attrs.field(default=None, validator=checks.integer(0, 2**31 - 1))
     defrag_thold: None = attrs.field(default=None, validator=_no_defrag)
-    pooling_type: str | None = attrs.field(default=None, validator=checks.one_of(*POOLING_TYPES))
-    attention_type: str | None = attrs.field(
+    pooling_type: PoolingType | None = attrs.field(
+        default=None, validator=checks.one_of(*POOLING_TYPES)
+    )
+    attention_type: Literal["causal", "non-causal"] | None = attrs.field(
         default=None, validator=checks.one_of("causal", "non-causal")
     )
-    flash_attn: str | None = attrs.field(default=None, validator=checks.one_of("auto", "on", "off"))
-    precision: str | None = attrs.field(default=None, validator=checks.one_of(*PRECISIONS))
+    flash_attn: Literal["auto", "on", "off"] | None = attrs.field(
+        default=None, validator=checks.one_of("auto", "on", "off")
+    )
+    precision: Literal["default", "accurate", "fast"] | None = attrs.field(
+        default=None, validator=checks.one_of(*PRECISIONS)
+    )
     type_k: KnownKVType | KVType | None = attrs.field(default=None, validator=_kv_type)
     type_v: KnownKVType | KVType | None = attrs.field(default=None, validator=_kv_type)
     embeddings: bool | None = attrs.field(default=None, validator=checks.boolean())
@@ -210,7 +221,7 @@ class ContextConfig:
     kv_unified: bool | None = attrs.field(default=None, validator=checks.boolean())
     no_perf: bool | None = attrs.field(default=None, validator=checks.boolean())
     adapters: tuple[AdapterSpec, ...] = attrs.field(default=(), converter=_adapters)
-    on_oom: str = attrs.field(
+    on_oom: Literal["raise", "shrink"] = attrs.field(
         default="raise", validator=checks.one_of("raise", "shrink", optional=False)
     )
     n_ctx_min: int = attrs.field(default=256, validator=checks.integer(1, optional=False))
@@ -290,6 +301,7 @@ def refuse_unhonoured(
             raise UnsupportedFeatureError(feature=shown, backend=backend, hint=hint)
 
 
+@lists_fields("SamplingConfig")
 @attrs.frozen(kw_only=True)
 class SamplingConfig:
     """How the next token is chosen; the same meaning on every backend.
@@ -314,7 +326,9 @@ class SamplingConfig:
     xtc_threshold: float = attrs.field(default=0.1, validator=checks.number(0, 1, optional=False))
     dynatemp_range: float = attrs.field(default=0.0, validator=checks.number(0, optional=False))
     dynatemp_exponent: float = attrs.field(default=1.0, validator=checks.number(0, optional=False))
-    mirostat: int = attrs.field(default=0, validator=checks.one_of(0, 1, 2, optional=False))
+    mirostat: Literal[0, 1, 2] = attrs.field(
+        default=0, validator=checks.one_of(0, 1, 2, optional=False)
+    )
     mirostat_tau: float = attrs.field(default=5.0, validator=checks.number(0, optional=False))
     mirostat_eta: float = attrs.field(default=0.1, validator=checks.number(0, optional=False))
     repeat_penalty: float = attrs.field(default=1.0, validator=checks.number(1e-6, optional=False))
@@ -333,7 +347,7 @@ class SamplingConfig:
     min_keep: int = attrs.field(default=1, validator=checks.integer(0, optional=False))
     ignore_eos: bool = attrs.field(default=False, validator=checks.boolean(optional=False))
     no_repeat_ngram_size: int = attrs.field(default=0, validator=checks.integer(0, optional=False))
-    implementation: str = attrs.field(
+    implementation: Literal["auto", "native", "portable"] = attrs.field(
         default="auto",
         validator=checks.one_of("auto", "native", "portable", optional=False),
     )
@@ -361,6 +375,7 @@ def _processors(value: Sequence[Any] | None) -> tuple[Any, ...]:
     return processors
 
 
+@lists_fields("SpeculativeConfig")
 @attrs.frozen(kw_only=True)
 class SpeculativeConfig:
     """How next tokens are guessed ahead and verified in one call; the tokens stay the same.
@@ -371,7 +386,7 @@ class SpeculativeConfig:
     the log, and nothing else.
     """
 
-    kind: str = attrs.field(
+    kind: Literal["prompt_lookup", "draft_model"] = attrs.field(
         default="prompt_lookup",
         validator=checks.one_of("prompt_lookup", "draft_model", optional=False),
     )
@@ -392,6 +407,7 @@ def _speculative(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
         raise checks.refuse(attribute.name, value, "a SpeculativeConfig, 'auto' or None")
 
 
+@lists_fields("DecodeConfig")
 @attrs.frozen(kw_only=True)
 class DecodeConfig:
     """How one decode runs.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping  # noqa: TC003  (attrs resolves annotations)
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 
 from infercore.values import checks
 from infercore.values.config import SamplingConfig
+from infercore.values.shown import count, fields_table, one_line, size, table
 
 
 @attrs.frozen(kw_only=True)
@@ -46,6 +47,9 @@ class BackendInfo:
     priority: int = 0
     devices: tuple[DeviceInfo, ...] = ()
 
+    def __repr__(self) -> str:
+        return one_line(self)
+
 
 def _true(_: object) -> bool:
     return True
@@ -70,11 +74,13 @@ class Capabilities:
     text that a chat may hold; sessions take none yet, so that no backend may declare any.
     """
 
-    kv_remove: str = attrs.field(
+    kv_remove: Literal["any", "suffix", "rollback", "none"] = attrs.field(
         default="none", validator=checks.one_of("any", "suffix", "rollback", "none")
     )
     max_rollback: int = 0
-    kv_copy: str = attrs.field(default="none", validator=checks.one_of("any", "full", "none"))
+    kv_copy: Literal["any", "full", "none"] = attrs.field(
+        default="none", validator=checks.one_of("any", "full", "none")
+    )
     kv_shift: bool = False
     kv_divide: bool = False
     multi_sequence: bool = False
@@ -93,6 +99,12 @@ class Capabilities:
     native_sampler: bool = False
     perf: bool = attrs.field(default=True, converter=_true)
     media: tuple[str, ...] = attrs.field(default=(), validator=_no_media)
+
+    def __repr__(self) -> str:
+        return one_line(self)
+
+    def _repr_html_(self) -> str:
+        return fields_table(self)
 
 
 def _sampling(_: Any, __: attrs.Attribute[Any], value: Mapping[str, Any]) -> None:
@@ -130,6 +142,22 @@ class ModelInfo:
         factory=dict, converter=checks.frozen_mapping, validator=_sampling
     )
 
+    def __repr__(self) -> str:
+        return one_line(self)
+
+    def _repr_html_(self) -> str:
+        rows = [
+            ("architecture", self.architecture),
+            ("weights", f"{count(self.n_params)}, {size(self.size_bytes)}"),
+            ("trained window", f"{self.n_ctx_train:,} tokens"),
+            ("vocabulary", f"{self.n_vocab:,} tokens"),
+            ("layers", self.n_layer),
+            ("heads", f"{self.n_head} ({self.n_head_kv} of keys and values)"),
+            ("embedding", self.n_embd),
+            *sorted(self.sampling.items()),
+        ]
+        return table(self.description or self.architecture, rows)
+
 
 @attrs.frozen(kw_only=True)
 class MemoryPlan:
@@ -152,6 +180,22 @@ class MemoryPlan:
     def total_bytes(self) -> int:
         """Bytes held once everything is loaded."""
         return self.weights_bytes + self.kv_bytes + self.compute_bytes
+
+    def __repr__(self) -> str:
+        return one_line(self)
+
+    def _repr_html_(self) -> str:
+        parts = {
+            "weights": self.weights_bytes,
+            "KV cache": self.kv_bytes,
+            "compute": self.compute_bytes,
+        }
+        rows = [
+            *((name, size(n_bytes)) for name, n_bytes in parts.items()),
+            ("total", size(self.total_bytes)),
+            ("peak, loading included", size(self.peak_bytes)),
+        ]
+        return table(f"Memory for a window of {self.n_ctx:,} tokens", rows, parts)
 
 
 @attrs.frozen(kw_only=True)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
 from infercore.errors import InvalidInputError
 from infercore.values import checks
 from infercore.values.config import MAX_SEQUENCES, ContextConfig
+from infercore.values.field_texts import lists_fields
+from infercore.values.shown import one_line, table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,6 +42,7 @@ def _seconds() -> Any:
     return checks.number(1e-3, 1e9, optional=False)
 
 
+@lists_fields("PoolConfig")
 @attrs.frozen(kw_only=True)
 class PoolConfig:
     """How many sessions share one engine, and what they share it with.
@@ -71,7 +74,7 @@ class PoolConfig:
     max_waiting: int = attrs.field(
         default=1024, validator=checks.integer(0, 2**31 - 1, optional=False)
     )
-    batching: str = attrs.field(
+    batching: Literal["auto", "always", "never"] = attrs.field(
         default="auto", validator=checks.one_of("auto", "always", "never", optional=False)
     )
     batch_invariant: bool = attrs.field(default=False, validator=checks.boolean(optional=False))
@@ -207,3 +210,12 @@ class PoolStats:
     n_restarts: int = 0
     batching: str = "always"
     step_ms: float | None = None
+
+    def __repr__(self) -> str:
+        return one_line(self)
+
+    def _repr_html_(self) -> str:
+        rows = [(field.name, getattr(self, field.name)) for field in attrs.fields(PoolStats)]
+        own = self.n_cells_used - self.n_cells_shared
+        parts = {"cells of one session": own, "shared cells": self.n_cells_shared}
+        return table("PoolStats", rows, parts, self.n_cells - self.n_cells_used)

@@ -5,18 +5,22 @@ from __future__ import annotations
 import importlib
 import operator
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
 from infercore.errors import InvalidTokenError
 from infercore.values import checks
+from infercore.values.field_texts import lists_fields
 from infercore.values.manifest import ContextManifest
+from infercore.values.shown import fields_table, one_line, table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from infercore.values.config import SamplingConfig
+
+FinishReason = Literal["eos", "stop", "length", "context", "cancelled", "timeout", "tool_calls"]
 
 
 def _manifest(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
@@ -55,10 +59,11 @@ def _check_text_or_tokens(given: PrefixInput | SuffixInput) -> None:
         raise checks.refuse("parse_special", given.parse_special, "it with a text only")
 
 
-def _boundary(given: SuffixInput) -> str:
+def _boundary(given: SuffixInput) -> Literal["joint", "split"]:
     return "joint" if given.tokens is None else "split"
 
 
+@lists_fields("PrefixInput")
 @attrs.frozen(kw_only=True)
 class PrefixInput:
     """The stable text, or its token ids, and what the caller states of its identity.
@@ -76,7 +81,7 @@ class PrefixInput:
     manifest: ContextManifest | None = attrs.field(default=None, validator=_manifest)
     parse_special: bool = attrs.field(default=True, validator=checks.boolean(optional=False))
     cache_class: str | None = attrs.field(default=None, validator=checks.text(optional=True))
-    on_mismatch: str = attrs.field(
+    on_mismatch: Literal["cold", "error"] = attrs.field(
         default="cold", validator=checks.one_of("cold", "error", optional=False)
     )
 
@@ -84,6 +89,7 @@ class PrefixInput:
         _check_text_or_tokens(self)
 
 
+@lists_fields("SuffixInput")
 @attrs.frozen(kw_only=True)
 class SuffixInput:
     """The volatile text that follows the prefix, or its token ids, which are taken as they are.
@@ -98,10 +104,10 @@ class SuffixInput:
     text: str | None = attrs.field(default=None, validator=checks.text(optional=True))
     tokens: tuple[int, ...] | None = attrs.field(default=None, converter=_token_ids)
     manifest: ContextManifest | None = attrs.field(default=None, validator=_manifest)
-    mode: str = attrs.field(
+    mode: Literal["replace", "append"] = attrs.field(
         default="replace", validator=checks.one_of("replace", "append", optional=False)
     )
-    boundary: str = attrs.field(
+    boundary: Literal["joint", "split"] = attrs.field(
         default=attrs.Factory(_boundary, takes_self=True),
         validator=checks.one_of("joint", "split", optional=False),
     )
@@ -141,6 +147,9 @@ class PrefixStatus:
     shared_tokens: int = 0
     restored_tokens: int = 0
 
+    def __repr__(self) -> str:
+        return one_line(self)
+
 
 @attrs.frozen(kw_only=True)
 class SuffixStatus:
@@ -172,6 +181,9 @@ class SuffixStatus:
     shared_tokens: int = 0
     restored_tokens: int = 0
 
+    def __repr__(self) -> str:
+        return one_line(self)
+
 
 @attrs.frozen(kw_only=True)
 class Usage:
@@ -200,6 +212,12 @@ class Usage:
     reevaluated_tokens: int = 0
     sampling: SamplingConfig | None = attrs.field(default=None, repr=False)
 
+    def __repr__(self) -> str:
+        return one_line(self)
+
+    def _repr_html_(self) -> str:
+        return fields_table(self, without=("sampling",))
+
 
 @attrs.frozen(kw_only=True)
 class TokenLogprob:
@@ -227,7 +245,7 @@ class StreamChunk:
     text: str
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] | None = None
-    finish_reason: str | None = None
+    finish_reason: FinishReason | None = None
     usage: Usage | None = None
     shifted_out: tuple[int, ...] = ()
     stopped_by: str | int | None = None
@@ -235,6 +253,9 @@ class StreamChunk:
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     dropped_messages: tuple[int, ...] = ()
+
+    def __repr__(self) -> str:
+        return one_line(self)
 
 
 @attrs.frozen(kw_only=True)
@@ -247,9 +268,12 @@ class Completion:
 
     text: str
     tokens: tuple[int, ...]
-    finish_reason: str
+    finish_reason: FinishReason
     usage: Usage
     logprobs: tuple[TokenLogprob, ...] | None = None
+
+    def __repr__(self) -> str:
+        return one_line(self)
 
 
 @attrs.frozen(kw_only=True)
@@ -287,12 +311,24 @@ class ContextReport:
     stable_byte_hash: str | None
     stable_token_hash: str | None
     manifest_digest: str
-    manifest: ContextManifest
+    manifest: ContextManifest = attrs.field(repr=False)
     closed: bool
     fatal_cause: str | None = None
     pending_tokens: int = 0
     held_tokens: int = 0
     cuts: tuple[int, ...] = ()
+
+    def __repr__(self) -> str:
+        return one_line(self)
+
+    def _repr_html_(self) -> str:
+        parts = {
+            "prefix": self.prefix_tokens,
+            "suffix": self.suffix_tokens,
+            "generated": self.generated_tokens,
+        }
+        rows = [*parts.items(), ("free", self.available_tokens), ("window", self.n_ctx)]
+        return table(f"Session {self.state}", rows, parts, self.available_tokens)
 
 
 def _calls(value: Any) -> tuple[Any, ...]:
