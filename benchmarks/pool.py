@@ -59,8 +59,9 @@ def together(path: str, options: argparse.Namespace) -> list[pairs.Row]:
         if os.path.isdir(path):
             batching = rivals.Batching(path, n_threads=threads)
             runs[PIPELINE] = lambda: batching.rate(ids, n)
-        in_turns(runs, 1)
-        found = in_turns(runs, options.rounds)
+        apart = {name: pooled.in_own_thread(run) for name, run in runs.items()}
+        in_turns(apart, 1)
+        found = in_turns(apart, options.rounds)
         crowd.close()
     if TURNS in found:
         both = zip(found[BATCHED], found[TURNS], strict=True)

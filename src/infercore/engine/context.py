@@ -113,6 +113,7 @@ class GuardedContext:
         self.n_batch = inner.n_batch
         self.n_ubatch = inner.n_ubatch
         self._finalizer = weakref.finalize(self, _close, inner, release, fork_count(), self._gate)
+        self.release_threads()  # others may compute from now on
 
     # -- facts ---------------------------------------------------------------------------------
 
@@ -592,6 +593,15 @@ class GuardedContext:
             if own is not None:
                 self._native.judged(own)
 
+    def release_threads(self) -> None:
+        """Let the engine end the threads that it keeps for the calling thread, if it keeps any.
+
+        The next call starts them anew.
+        """
+        release = self._native.optional.release_threads
+        if release is not None:
+            release()
+
     def perf(self) -> PerfCounters:
         """Return times and counts since the start or `reset_perf`."""
         with self._gate:
@@ -633,5 +643,6 @@ def _close(inner: EngineContext, release: Callable[[], None], born: int, gate: G
         return
     try:
         inner.close()
+        getattr(inner, "release_threads", int)()
     finally:
         release()

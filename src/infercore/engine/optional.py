@@ -37,6 +37,7 @@ class OptionalCalls:
     clear_abort: Callable[[], None] | None
     native_handle: Callable[[], Any] | None
     sequence_size: Callable[[int], int] | None
+    release_threads: Callable[[], object] | None
     shares_cells: bool
     takes_views: bool
 

@@ -64,6 +64,9 @@ class SessionContext(Context, Protocol):
     def count_reused(self, n_tokens: int) -> None:
         """Add tokens that were asked for and found resident to the counters."""
 
+    def release_threads(self) -> None:
+        """Let the engine end the threads that it keeps for the calling thread."""
+
 
 class SequenceContext(Protocol):
     """**Protocol:** what a session calls of where its one sequence lives.

@@ -30,11 +30,13 @@ Further optional methods, each with a default in the guard: ``decode_one``, ``de
 ``seq_pos_min``, ``seq_pos_max``, ``clear``, ``synchronize``, ``warmup``, ``set_causal_attention``,
 ``set_abort_callback``, ``sequence_size(seq_id)`` (bytes that ``save_sequence`` gives),
 ``native_handle`` (of a model too: ``native_handle() -> int or object``, for those who want the
-engine's own API). Times and counts (``perf``) are kept by the guard. ``decode_spans(tokens,
-positions, seq_ids, wanted)`` is ``decode_batch`` by columns (int32, int32, int32 and bool, each
-[n_tokens], at most ``n_batch``): each entry belongs to one sequence, and those of a sequence follow
-each other at its next positions. Saved state may be bytes or any other contiguous buffer; it comes
-back as bytes, or as a memoryview where the context has ``takes_views = True``, which saves a copy.
+engine's own API), ``release_threads`` (the calling thread computes nothing for a while: worker
+threads that the engine keeps for it may end; from any thread, beside calls of others). Times and
+counts (``perf``) are kept by the guard. ``decode_spans(tokens, positions, seq_ids, wanted)`` is
+``decode_batch`` by columns (int32, int32, int32 and bool, each [n_tokens], at most ``n_batch``):
+each entry belongs to one sequence, and those of a sequence follow each other at its next
+positions. Saved state may be bytes or any other contiguous buffer; it comes back as bytes, or as a
+memoryview where the context has ``takes_views = True``, which saves a copy.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from infercore.protocols.guarded import SessionContext
     from infercore.protocols.public import Context, Sampler
     from infercore.protocols.spi import FloatArray
     from infercore.values.config import AdapterSpec
@@ -30,9 +31,9 @@ class AsyncContext:
     logits and embeddings are the caller's own, not views. Facts and `abort` wait for nothing.
     """
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: SessionContext) -> None:
         self._context: Any = context
-        self._turns = Turns(shared_threads, context.abort)
+        self._turns = Turns(shared_threads, context.abort, context.release_threads)
 
     def __repr__(self) -> str:
         return repr(self._context).replace("<", "<Async", 1)

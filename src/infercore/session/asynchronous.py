@@ -79,7 +79,7 @@ class AsyncSession:
 
     def __init__(self, session: Any) -> None:
         self._session = session
-        self._turns = Turns(self._executor, session.cancel)
+        self._turns = Turns(self._executor, session.cancel, self._rest)
 
     def __repr__(self) -> str:
         return repr(self._session).replace("<", "<Async", 1)
@@ -104,6 +104,11 @@ class AsyncSession:
     def _executor(self) -> ThreadPoolExecutor:
         owner = getattr(self._session.context, "owner", None)
         return shared_threads() if owner is None else cast("ThreadPoolExecutor", owner.waiters())
+
+    def _rest(self) -> None:
+        release = getattr(self._session.context, "release_threads", None)
+        if release is not None:  # with an owner, its thread alone calls the engine
+            release()
 
     async def ensure_prefix(
         self, prefix: PrefixInput | str | Sequence[int], *, timeout: float | None = None

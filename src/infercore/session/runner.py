@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 _END_SECONDS = 10.0
+_PAUSE_S = 0.02
 _owners: weakref.WeakSet[Owner] = weakref.WeakSet()
 
 
@@ -182,9 +183,12 @@ def _wait(scheduler: Scheduler) -> None:
     deadline = scheduler.next_deadline()
     timeout = None if deadline is None else max(0.0, deadline - time.perf_counter()) + 1e-4
     try:
-        work = scheduler.inbox.get(timeout=timeout)
+        work = scheduler.inbox.get(timeout=_PAUSE_S if timeout is None else timeout)
     except Empty:
-        return
+        if timeout is not None:
+            return
+        scheduler.context.release_threads()  # the engine's, so that others' have the processors
+        work = scheduler.inbox.get()
     scheduler.do(work)
 
 

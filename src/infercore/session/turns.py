@@ -16,14 +16,19 @@ T = TypeVar("T")
 class Turns:
     """Runs the calls of one object in threads of ``executor()``, in the order they came.
 
-    ``stop`` ends the call that runs; it is asked again until the call has ended.
+    ``stop`` ends the call that runs; it is asked again until the call has ended. ``rest`` is called
+    in the thread after each call: the next one may come in another thread.
     """
 
     def __init__(
-        self, executor: Callable[[], ThreadPoolExecutor], stop: Callable[[], object]
+        self,
+        executor: Callable[[], ThreadPoolExecutor],
+        stop: Callable[[], object],
+        rest: Callable[[], object],
     ) -> None:
         self._executor = executor
         self._stop = stop
+        self._rest = rest
         self._last: asyncio.Future[None] | None = None  # what the next call has to wait for
 
     async def run(self, work: Callable[[], T]) -> T:
@@ -42,7 +47,7 @@ class Turns:
                 before.add_done_callback(lambda _: _settle(mine))
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
-        job = self._executor().submit(work)
+        job = self._executor().submit(self._one, work)
         future = asyncio.wrap_future(job)
         try:
             return await asyncio.shield(future)
@@ -50,6 +55,12 @@ class Turns:
             if not job.cancel():
                 await self._stopped(job, future)
             raise
+
+    def _one(self, work: Callable[[], T]) -> T:
+        try:
+            return work()
+        finally:
+            self._rest()
 
     async def _stopped(self, job: Future[Any], done: asyncio.Future[Any]) -> None:
         """Stop until ``job`` is done, however often the task is cancelled meanwhile."""

@@ -10,6 +10,7 @@ from infercore_llamacpp import state
 from infercore_llamacpp.decoding import NO_ROOM, Decoding
 from infercore_llamacpp.library import api
 from infercore_llamacpp.settings import refuse
+from infercore_llamacpp.threads import ender
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
     from infercore import AdapterSpec
     from infercore_llamacpp.decoding import Ints
+
+
+_end_team = ender(api._lib)  # noqa: SLF001  (the library has no public name)
 
 
 class LlamaContext(Decoding):
@@ -77,6 +81,8 @@ class LlamaContext(Decoding):
         state.load_sequence(self.handle, self.memory, seq_id, data, self.model.traits)
 
     # -- live controls -------------------------------------------------------------------------
+
+    release_threads = staticmethod(_end_team)
 
     def set_threads(self, n: int, n_batch: int) -> None:
         """Set the thread counts for single tokens and for batches."""

@@ -1,12 +1,19 @@
-"""How many threads to use when nobody says."""
+"""How many threads to use when nobody says, and the end of those that a caller leaves behind."""
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 MAX_THREADS = 512
+_SOFT = 1  # omp_pause_soft
+_GOMP, _LOADED = "libgomp.so.1", getattr(os, "RTLD_NOLOAD", 0)
 _CPUS = Path("/sys/devices/system/cpu")
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 _OLD_QUOTA, _OLD_PERIOD = (
@@ -23,6 +30,32 @@ def default_threads() -> tuple[int, int]:
     cpus = _allowed_cpus()
     limit = min(_quota(), MAX_THREADS)
     return max(1, min(_physical_cores(cpus), limit)), max(1, min(len(cpus), limit))
+
+
+def ender(library: Any) -> Callable[[], object]:
+    """Return what ends the worker threads that GNU's OpenMP keeps for the calling thread.
+
+    Each thread that ever computed keeps such a team. Once all teams together have more threads
+    than there are processors, libgomp lets them sleep at every barrier in place of spinning a
+    moment (``gomp_throttled_spin_count_var``), and each step takes half as long again. The next
+    call starts a team anew, in some 50 us. With another OpenMP, or none, there is nothing to end.
+
+    ``library`` is llama.cpp's, through whose dependencies the functions are found. Source:
+    https://gcc.gnu.org/onlinedocs/libgomp/omp_005fpause_005fresource_005fall.html
+    """
+    try:
+        ours = library if hasattr(library, "GOMP_parallel") else ctypes.CDLL(_GOMP, _LOADED)
+        pause = ours.omp_pause_resource_all
+    except (OSError, AttributeError):
+        return int
+    pause.argtypes, pause.restype = [ctypes.c_int], ctypes.c_int
+    born = os.getpid()
+
+    def end() -> None:
+        if os.getpid() == born:  # in a child of os.fork the team's threads are not there
+            pause(_SOFT)
+
+    return end
 
 
 def _allowed_cpus() -> set[int]:
