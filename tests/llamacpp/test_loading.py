@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import signal
 import subprocess
 import sys
 
@@ -25,7 +27,7 @@ def load(plugin_model, path, **fields):
         (b"version https://git-lfs.github.com/spec/v1\n", "Git LFS pointer"),
         (b"<!DOCTYPE html>", "web page"),
         (b"GGUF\x03\0\0\0" + b"\xff" * 64, "tensors"),
-        (b"GGUF\x03\0\0\0" + b"\0" * 64, "llama.cpp cannot load"),
+        (b"GGUF\x03\0\0\0" + b"\0" * 64, "holds no weights"),
     ],
 )
 def test_what_is_no_model_is_refused_with_the_reason(plugin_model, tmp_path, content, said):
@@ -78,7 +80,7 @@ def test_a_file_that_ends_the_process_is_refused_by_its_header(plugin_model, twi
 
 
 def test_an_adapter_is_no_model(plugin_model, tmp_path):
-    with pytest.raises(ic.ModelFormatError, match="context_length"):
+    with pytest.raises(ic.ModelFormatError, match="it is an adapter"):
         load(plugin_model, random_gguf.write(tmp_path / "lora.gguf", "adapter"))
 
 
@@ -253,3 +255,45 @@ def test_planned_memory_is_what_the_engine_lays_out(story, tiny):
     assert set(sliding.kv_bytes_by_kind) == {"full", "sliding"}
     recurrent = tiny("recurrent").plan_memory(ic.ContextConfig(n_ctx=4096))
     assert set(recurrent.kv_bytes_by_kind) == {"recurrent"}
+
+
+def test_a_file_of_a_vocabulary_alone_says_so(tmp_path):
+    metadata = {**random_gguf._metadata("llama"), "tokenizer.ggml.tokens": ["a", "b"]}
+    path = random_gguf.write_file(tmp_path / "vocabulary.gguf", metadata, {})
+    for look in (ic.load_model, ic.plan_memory):
+        with pytest.raises(ic.ModelFormatError, match="holds a vocabulary and no weights"):
+            look(path)
+
+
+class Interrupted(logging.Handler):
+    """Ctrl-C in the midst of a line of the engine's log."""
+
+    def __init__(self, at):
+        super().__init__()
+        self.left = at
+
+    def emit(self, _record):
+        self.left -= 1
+        if self.left == 0:
+            signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("at", [1, 5, 40])
+def test_an_interruption_in_the_log_is_not_lost(plugin_model, story_path, monkeypatch, at):
+    log = plugin_model.log
+    freed, free = [], plugin_model.api.llama_model_free
+    monkeypatch.setattr(
+        plugin_model.api, "llama_model_free", lambda handle: (freed.append(handle), free(handle))
+    )
+    handler, hook, level = Interrupted(at), sys.unraisablehook, log.LOGGER.level
+    log.LOGGER.addHandler(handler)
+    log.LOGGER.setLevel(logging.DEBUG)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            load(plugin_model, story_path)
+    finally:
+        log.LOGGER.removeHandler(handler)
+        log.LOGGER.setLevel(level)
+    assert len(freed) == 1
+    assert sys.unraisablehook is hook
+    load(plugin_model, story_path)  # nothing of it comes later

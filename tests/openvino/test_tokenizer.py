@@ -183,3 +183,49 @@ def test_the_byte_alphabet_has_every_byte_once() -> None:
 )
 def test_pieces(description, piece, expected) -> None:
     assert piece_reader(description)(piece) == expected
+
+
+def of_unigram(copied, **model):
+    """Return a tokenizer that puts a space before each text, with a token for what it lacks."""
+    texts = ["<unk>", "<s>", "\u2581", "\u2581a", "\u2581b", "a", "b"]
+    path = copied / "tokenizer.json"
+    description = {
+        "version": "1.0",
+        "added_tokens": [
+            {"id": i, "content": text, "special": True, "single_word": False, "lstrip": False,
+             "rstrip": False, "normalized": False}
+            for i, text in enumerate(texts[:2])
+        ],
+        "pre_tokenizer": {"type": "Metaspace", "replacement": "\u2581",
+                          "prepend_scheme": "always", "split": False},
+        "decoder": {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always"},
+        "model": {"type": "Unigram", "unk_id": 0, "byte_fallback": False,
+                  "vocab": [[text, -float(i)] for i, text in enumerate(texts)], **model},
+    }  # fmt: skip
+    path.write_text(json.dumps(description))
+    return JsonTokenizer(find(str(copied)), 7, str(copied))
+
+
+def test_a_space_behind_an_unknown_character_is_kept(copied) -> None:
+    tokenizer = of_unigram(copied)
+    ids = encode(tokenizer, "a\u2603 b")
+    assert ids == [3, 0, 4]
+    assert tokenizer.decode(ids, skip_special=False) == "a<unk> b"
+    assert tokenizer.decode([3, 1, 4], skip_special=False) == "a<s>b"  # a control token splits
+
+
+def test_what_a_stream_shows_is_what_decode_says(copied) -> None:
+    import random
+
+    from infercore.engine.tokenizer import GuardedTokenizer
+    from infercore.session.pieces import Pieces
+
+    inner = of_unigram(copied)
+    tokenizer = GuardedTokenizer(inner, dialect=None, is_closed=lambda: False)
+    pieces, rng = Pieces(tokenizer), random.Random(0)
+    for _ in range(300):
+        tokens = [5, *(rng.randrange(7) for _ in range(8))]
+        shown = [
+            pieces.shown(t, before) for before, t in zip([None, *tokens], tokens, strict=False)
+        ]
+        assert b"".join(shown).decode() == tokenizer.decode(tokens), tokens

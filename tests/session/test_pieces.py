@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import random
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import infercore as ic
+import pack
 from infercore.session.pieces import Pieces
 
 
@@ -32,3 +34,68 @@ def test_a_token_outside_the_vocabulary_is_refused_each_time(toy: Any) -> None:
         with pytest.raises(ic.InvalidTokenError):
             pieces[bad]
     assert len(pieces) == 0
+
+
+class SpacePrefix:
+    """The tokenizer of a vocabulary that puts a space behind each token that splits a text."""
+
+    TEXTS = ("a", " th", "<s>", "     th", " ", "<u>")
+
+    def token_bytes(self, token):
+        return self.TEXTS[token].encode()
+
+    def is_control(self, token):
+        return self.TEXTS[token] == "<s>"
+
+    def is_eog(self, token):
+        return False
+
+    def decode(self, tokens, *, skip_special=False):
+        shown, at_start = [], True
+        for token in tokens:
+            text = self.TEXTS[token]
+            if text in {"<s>", "<u>"}:
+                at_start = True
+                if skip_special and text == "<s>":
+                    continue
+            elif at_start:
+                text, at_start = text.removeprefix(" "), False
+            shown.append(text)
+        return "".join(shown)
+
+
+@pytest.mark.parametrize("skip_special", [True, False])
+def test_a_stream_shows_what_decode_says(skip_special):
+    tokenizer = SpacePrefix()
+    pieces, generator = Pieces(tokenizer), random.Random(0)
+    for _ in range(300):
+        tokens = [0, *(generator.randrange(len(tokenizer.TEXTS)) for _ in range(6))]
+        shown = [
+            pieces.shown(token, before)
+            for before, token in zip([None, *tokens], tokens, strict=False)
+            if not (skip_special and tokenizer.is_control(token))
+        ]
+        assert b"".join(shown).decode() == tokenizer.decode(tokens, skip_special=skip_special)
+
+
+def test_a_decode_shows_what_the_tokenizer_says(monkeypatch):
+    """Forced tokens: in the stream stood five spaces, and four in the tokenizer's text."""
+    pack.need_backend("llamacpp")
+    tokenizer = SpacePrefix()
+    with ic.load_model(pack.model_path("llamacpp"), check_in_child=False) as model:
+        guarded, forced = model.tokenizer, [1, 2, 3, 0, 1]
+        for name in ("token_bytes", "is_control", "is_eog"):
+            monkeypatch.setattr(guarded, name, lambda t, name=name: getattr(tokenizer, name)(t % 6))
+        monkeypatch.setattr(guarded, "decode", lambda ts, **k: tokenizer.decode(ts, **k))
+        left = iter(forced)
+
+        def only(ids, logits):
+            row = logits.copy()
+            row[:] = -1e9
+            row[next(left)] = 0
+            return row
+
+        with model.new_session(n_ctx=64) as session:
+            session.ensure_prefix([7, 8])
+            text = "".join(chunk.text for chunk in session.decode(max_tokens=5, processors=[only]))
+    assert text == " th    tha th"

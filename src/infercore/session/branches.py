@@ -109,8 +109,11 @@ def _beam(
     session: CoreSession, path: Path, *, score: float, short: FinishReason, usage: Usage
 ) -> Beam:
     text = TextAssembler()
-    pieces = [session.pieces[token] for token in path.tokens]
-    shown = [text.push(b"" if piece.is_control else piece.data) for piece in pieces]
+    pieces, before = session.pieces, [None, *path.tokens]
+    shown = [
+        text.push(b"" if pieces[token].is_control else pieces.shown(token, previous))
+        for previous, token in zip(before, path.tokens)  # noqa: B905  (one more stands before)
+    ]
     return Beam(
         text="".join(shown) + text.flush(),
         tokens=path.tokens,

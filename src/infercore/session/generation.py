@@ -65,6 +65,7 @@ class Generation:
         self._pieces = pieces
         self._stops = frozenset(config.stop_tokens)
         self._text = TextAssembler(config.stop, include=config.include_stop)
+        self._previous: int | None = None
         self._queue: deque[Chosen] = deque()
         self.looks_ahead = drafter is not None or getattr(sampler, "constraint", None) is not None
         self._sampling = sampling_of(config)
@@ -126,7 +127,9 @@ class Generation:
             self._logprobs.append(chosen.logprob)
         shown = self.config.special_text or not piece.is_control
         looks = self.n_completion > self.config.min_tokens
-        text = self._text.push(piece.data if shown else b"", looks=looks)
+        data = self._pieces.shown(token, self._previous) if shown else b""
+        self._previous = token
+        text = self._text.push(data, looks=looks)
         if self._text.stopped:  # the text before a stop string is kept for the last chunk
             self.reason, self._rest = "stop", text
             return None

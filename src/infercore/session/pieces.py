@@ -26,9 +26,30 @@ class Pieces(dict[int, Piece]):
     def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__()
         self._tokenizer = tokenizer
+        self._strips: bool | None = None
+        self._splits: dict[int, bool] = {}
 
     def __missing__(self, token: int) -> Piece:
         ask = self._tokenizer
         piece = Piece(ask.token_bytes(token), ask.is_control(token), ask.is_eog(token))
         self[token] = piece
         return piece
+
+    def shown(self, token: int, previous: int | None) -> bytes:
+        """Return the bytes that `Tokenizer.decode` shows of ``token`` behind ``previous``.
+
+        Vocabularies that put a space before each text put one behind each token that splits it,
+        and take it away again.
+        """
+        data = self[token].data
+        if previous is None or self._strips is False or not data.startswith(b" "):
+            return data
+        if self._strips is None:
+            self._strips = self._text(token) != data.decode("utf-8", "replace")
+        if previous not in self._splits:
+            behind = self._text(previous) + data[1:].decode("utf-8", "replace")
+            self._splits[previous] = self._text(previous, token) == behind
+        return data[1:] if self._splits[previous] else data
+
+    def _text(self, *tokens: int) -> str:
+        return self._tokenizer.decode(tokens)

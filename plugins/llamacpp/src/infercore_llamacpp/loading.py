@@ -63,6 +63,7 @@ def load(path: str, config: ModelConfig, *, allocate: bool = True) -> Loaded:
     with log.listening() as lines:
         handle = api.llama_model_load_from_file(os.fsencode(path), params)
         del keep_alive
+        log.raise_interruption(lambda: _free(handle))
         if progress.error is not None:
             _free(handle)
             raise progress.error

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections import deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from types import TracebackType
 
 E = TypeVar("E", bound=BaseException)
 
@@ -29,6 +31,7 @@ class _Thread(threading.local):
         self.pending = ""
         self.complaints: deque[str] = deque(maxlen=KEPT_LINES)
         self.listeners: list[list[str]] = []
+        self.interruption: BaseException | None = None
 
 
 _thread = _Thread()
@@ -60,16 +63,54 @@ def _flush(state: _Thread) -> None:
 
 @contextmanager
 def listening() -> Iterator[list[str]]:
-    """Collect this thread's lines from INFO up; complaints outlive only a failure."""
+    """Collect this thread's lines from INFO up; complaints outlive only a failure.
+
+    A Ctrl-C that Python tells `receive` cannot pass through the engine: it is raised at the end.
+    """
     lines: list[str] = []
     _thread.complaints.clear()
     _thread.listeners.append(lines)
     try:
-        yield lines
+        with _interruptions_kept():
+            yield lines
         _thread.complaints.clear()
     finally:
         _flush(_thread)
         _thread.listeners.remove(lines)
+
+
+@contextmanager
+def _interruptions_kept() -> Iterator[None]:
+    """Keep what ctypes drops of `receive`; only the main thread is told of signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = sys.unraisablehook
+
+    def keep(dropped: sys.UnraisableHookArgs) -> None:
+        if _is_ours(dropped.exc_traceback):
+            _thread.interruption = dropped.exc_value
+        else:
+            before(dropped)
+
+    sys.unraisablehook = keep
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+        raise_interruption(lambda: None)
+
+
+def _is_ours(trace: TracebackType | None) -> bool:
+    return trace is not None and trace.tb_frame.f_code is receive.__code__
+
+
+def raise_interruption(undo: Callable[[], object]) -> None:
+    """Raise what interrupted `receive`, if anything did, after ``undo``."""
+    error, _thread.interruption = _thread.interruption, None
+    if error is not None:
+        undo()
+        raise error
 
 
 def explain(error: E) -> E:

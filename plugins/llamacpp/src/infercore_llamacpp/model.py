@@ -74,6 +74,7 @@ class LlamaModel:
         self._check_fits(config, chosen)
         with log.listening() as lines:
             handle = api.llama_init_from_model(self.handle, settings.to_params(chosen, self.traits))
+            log.raise_interruption(lambda: handle and api.llama_free(handle))
             if not handle:
                 raise log.explain(
                     OutOfMemoryError(

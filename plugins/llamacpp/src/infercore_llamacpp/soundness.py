@@ -71,6 +71,15 @@ def _of_adapter(header: Header) -> Iterator[str]:
             yield f"its tensor {tensor.name!r} is of type {tensor.kind}"
 
 
+def _not_a_model(header: Header) -> Iterator[str]:
+    """Files of the same format that hold something else."""
+    if header.metadata.get("general.type") == "adapter":
+        yield "it is an adapter; load the model that it belongs to, and give it as adapters"
+    elif not header.tensors and not header.metadata.get("split.count"):
+        vocabulary = "tokenizer.ggml.tokens" in header.metadata
+        yield "it holds a vocabulary and no weights" if vocabulary else "it holds no weights"
+
+
 def _layers(header: Header) -> Iterator[str]:
     value = header.own("block_count")
     if value is not None and not (_is_count(value) and 1 <= value <= MAX_LAYERS):
@@ -167,6 +176,7 @@ def _most(value: Any) -> int:
 
 
 _RULES: tuple[Callable[[Header], Iterator[str]], ...] = (
+    _not_a_model,
     _layers,
     _tokens,
     _byte_tokens,

@@ -48,6 +48,7 @@ class JsonTokenizer:
         self._plain.encode_special_tokens = True
         description = json.loads(text)
         self._added = {t["id"]: t for t in description.get("added_tokens") or ()}
+        self._unknown = _unknown(description.get("model") or {}, self._parsing)
         self._read_piece = piece_reader(description)
         self._set_special_ids(files)
         self._prefix, self._suffix = self._frame(files.tokenizer)
@@ -100,7 +101,7 @@ class JsonTokenizer:
         for token in tokens:
             piece = self.token_bytes(token)
             if token in self._added:
-                at_start = self._adds_space
+                at_start = self._adds_space and token != self._unknown
                 if skip_special and self.is_control(token):
                     continue
             elif at_start:
@@ -153,6 +154,15 @@ class JsonTokenizer:
     def _control(self, name: str) -> int | None:
         token = self._parsing.token_to_id(name)
         return int(token) if token is not None and self.is_control(token) else None
+
+
+def _unknown(model: Mapping[str, Any], tokenizer: Any) -> int | None:
+    """Return the token that stands for characters outside the vocabulary: it splits no text."""
+    if model.get("byte_fallback"):
+        return None
+    named = model.get("unk_token")
+    found = tokenizer.token_to_id(named) if isinstance(named, str) else model.get("unk_id")
+    return found if isinstance(found, int) else None
 
 
 def _ids(value: object) -> list[int]:
