@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 
 from infercore.chat.dialect import dialect_of
 from infercore.engine import calls, trial, window
-from infercore.engine.model import GuardedModel, Services
+from infercore.engine.arguments import check_bool
+from infercore.engine.model import SESSION_FIELDS, GuardedModel, Services
 from infercore.errors import (
     BackendUnavailableError,
     InferCoreError,
@@ -104,23 +105,59 @@ def open_session(
     *,
     backend: str | None = None,
     config: ContextConfig | None = None,
+    isolate: bool = False,
+    step_timeout: float | None = None,
+    load_timeout: float | None = None,
+    max_restarts: int | None = None,
+    restart_window: float | None = None,
     **fields: Unpack[OpenSessionFields],
 ) -> Session:
     """Return a session on a model, or on the model at a path, which it then owns.
 
     ``fields`` are those of `ContextConfig`, `ModelConfig` (for a path) and the session's own:
     ``profile_id``, ``prompt_format``, ``add_bos``, ``overflow``. Of ``backend_options`` each goes
-    where it belongs, to the model or to the context. Raises what `load_model` and
+    where it belongs, to the model or to the context. With ``isolate=True`` (a path alone) model and
+    session live in a process of their own, which may die: ``step_timeout``, ``load_timeout``,
+    ``max_restarts`` and ``restart_window`` as in `PoolConfig`. Raises what `load_model` and
     `Model.new_session` raise; nothing is held then.
     """
     given: dict[str, Any] = {**fields}
+    limits = {
+        "step_timeout": step_timeout,
+        "load_timeout": load_timeout,
+        "max_restarts": max_restarts,
+        "restart_window": restart_window,
+    }
+    limits = {name: value for name, value in limits.items() if value is not None}
+    _check_isolate(path_or_model, check_bool("isolate", isolate), limits)
     if not isinstance(path_or_model, (str, os.PathLike)):
         return _loaded(path_or_model, backend).new_session(config, **given)
     where = locate(path_or_model, backend=backend)
     descriptor = _descriptor(backend, where)
     of_model = _take_model_fields(given, config, descriptor)
+    if isolate:
+        options = {name: given.pop(name) for name in SESSION_FIELDS if name in given}
+        alone = PoolConfig(n_parallel=1, context=ContextConfig() if config is None else config)
+        pool = _isolated(where, descriptor, of_model, pool_config(alone, {**given, **limits}))
+        try:
+            session: Session = pool.open_only_session(options)
+        except BaseException:
+            pool.close()
+            raise
+        return session
     with _load(descriptor, where, of_model) as model:
         return model.new_session(config, **given)
+
+
+def _check_isolate(path_or_model: object, isolate: bool, limits: Mapping[str, Any]) -> None:  # noqa: FBT001
+    """Refuse what only a process of its own has, where there is none."""
+    for name, value in limits.items():
+        if not isolate:
+            raise checks.refuse(name, value, "isolate=True beside it: it is that process's")
+    if isolate and not isinstance(path_or_model, (str, os.PathLike)):
+        raise checks.refuse(
+            "isolate", True, "a path to open_session(path, isolate=True): this model is here"
+        )
 
 
 _MODEL_FIELDS = {a.name for a in ModelConfig.__attrs_attrs__} - {"backend_options"}
@@ -163,6 +200,11 @@ def aopen_session(
     *,
     backend: str | None = None,
     config: ContextConfig | None = None,
+    isolate: bool = False,
+    step_timeout: float | None = None,
+    load_timeout: float | None = None,
+    max_restarts: int | None = None,
+    restart_window: float | None = None,
     **fields: Unpack[OpenSessionFields],
 ) -> Opening[AsyncSession]:
     """Return what ``async with`` opens an `AsyncSession` from, and what awaiting gives one.
@@ -171,7 +213,17 @@ def aopen_session(
     """
 
     def work() -> Session:
-        return open_session(path_or_model, backend=backend, config=config, **fields)
+        return open_session(
+            path_or_model,
+            backend=backend,
+            config=config,
+            isolate=isolate,
+            step_timeout=step_timeout,
+            load_timeout=load_timeout,
+            max_restarts=max_restarts,
+            restart_window=restart_window,
+            **fields,
+        )
 
     return Opening(work, AsyncSession)
 
@@ -230,15 +282,22 @@ def open_pool(
     of_model = _take_model_fields(given, of_context, descriptor)
     built = pool_config(config, given)
     if built.isolate:
-        raise UnsupportedFeatureError(
-            feature="isolate", backend=descriptor.name, hint="open the pool without isolate"
-        )
+        return cast("SessionPool", _isolated(where, descriptor, of_model, built))
     model = _load(descriptor, where, of_model)
     try:
         return _new_pool(model, built, owns_model=True)
     except BaseException:
         model.close()
         raise
+
+
+def _isolated(
+    path: str, descriptor: BackendDescriptor, model: ModelConfig, config: PoolConfig
+) -> Any:
+    """Return a pool whose engine lives in a process of its own."""
+    from infercore.isolated.pool import IsolatedPool  # noqa: PLC0415  (imports NumPy)
+
+    return IsolatedPool(os.path.abspath(path), descriptor.name, model, config)
 
 
 def embed(

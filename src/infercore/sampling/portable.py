@@ -134,6 +134,18 @@ class PortableSampler:
         """Whether `close` was called."""
         return self._closed
 
+    @property
+    def position(self) -> tuple[int, float]:
+        """Where it stands in its random numbers, and mirostat's mu: for `move_to` of another."""
+        return int(self._random.bit_generator.state["state"]["state"]), self._mu
+
+    def move_to(self, position: tuple[int, float]) -> None:
+        """Go on as a sampler of the same seed whose `position` this was."""
+        generator = self._random.bit_generator
+        state = generator.state
+        state["state"]["state"], self._mu = position
+        generator.state = state
+
     def sample(self, context: Context, i: int = -1) -> int:
         """Return a token from output row ``i`` of ``context``, accepted exactly once.
 

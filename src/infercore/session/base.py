@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import attrs
@@ -112,7 +113,7 @@ class SessionBase:
         self._has_sequence = True
         self._tokenizer = model.tokenizer
         self.pieces = Pieces(model.tokenizer)
-        self._new_sampler = new_sampler
+        self._new_sampler = self.new_sampler = new_sampler
         self._options = options
         self.overflow = options.overflow
         self._state = EMPTY
@@ -252,6 +253,12 @@ class SessionBase:
             raise SessionBusyError(
                 f"{operation} has to wait: a decode is open; read it to its end, or close it"
             )
+
+    def sample_through(
+        self, wrap: Callable[[Callable[[DecodeConfig], Any], DecodeConfig], Any]
+    ) -> None:
+        """Let ``wrap(new_sampler, config)`` make the samplers of later decodes; not of a fork's."""
+        self.new_sampler = partial(wrap, self._new_sampler)
 
     # -- ends ----------------------------------------------------------------------------------
 

@@ -133,6 +133,10 @@ class Scheduler:
         self._free_ids = list(range(self.context.n_seq_max - 1, -1, -1))
         self._alone: deque[Job] = deque()
         self._suspects: set[Sequence] = set()
+        self.lone: set[Sequence] = set()
+        """Sequences that share no call until they have caught up once."""
+        self.on_call: Callable[[list[Sequence]], object] | None = None
+        """Called with the sequences of each engine call before it, and with none after it."""
         self._given: list[tuple[Generating, Item]] = []
         self._notices: dict[asyncio.AbstractEventLoop, list[Callable[[], object]]] = {}
         self._age = 0
@@ -244,6 +248,7 @@ class Scheduler:
         if sequence.job is not None:
             self._drop(sequence.job)
         self.sequences.discard(sequence)
+        self.lone.discard(sequence)
         if not self.closed and self.fatal is None:
             self._let_go(sequence, keep=True)
 
@@ -260,6 +265,8 @@ class Scheduler:
         sequence.keep(job.n_keep)
         if self.multiple is not None:
             sequence.hold_whole_calls()
+        if sequence in self.lone:
+            self._alone.append(job)
         job.n_before = len(sequence.tokens)
         if job.tokens:
             sequence.extend(job.tokens)
@@ -883,10 +890,15 @@ class Scheduler:
             n_rows += n if n_guessed else whole
             n_prompt += n if job.is_prompt else 0
         try:
+            if self.on_call is not None:
+                self.on_call([job.sequence for job, _ in parts])
             self._call(spans)
         except BaseException as error:  # noqa: BLE001  (each job is told)
             self._failed(parts, error)
             return
+        finally:
+            if self.on_call is not None:
+                self.on_call([])
         elapsed = (time.perf_counter() - started) * 1e3
         self._account(parts, n_prompt, elapsed)
         self._take(parts, spans, rows)
@@ -935,8 +947,9 @@ class Scheduler:
     ) -> None:
         """Let each that has caught up choose from its row."""
         for (job, _), (_, _, mode), row in zip(parts, spans, rows, strict=True):
-            if job in self._alone:
+            if job in self._alone and (mode != "none" or job.sequence not in self.lone):
                 self._alone.remove(job)
+                self.lone.discard(job.sequence)
             if mode != "none":
                 self._caught_up(job, row)
 

@@ -94,7 +94,7 @@ class CoreSession(Prefilling):
             self._check_rows()
         drafter = drafter_of(config, self)
         try:
-            sampler = self._new_sampler(config)
+            sampler = self.new_sampler(config)
         except BaseException:
             if drafter is not None:
                 drafter.close()

@@ -50,6 +50,18 @@ def _plain(parts: Parts) -> dict[str, Any]:
     return plain
 
 
+def value_of(session: CoreSession) -> dict[str, Any]:
+    """Return what a session is without its engine: its state, its parts and its tokens."""
+    tokens = session.resident.wanted()
+    return {"state": session.state, "parts": _plain(session.parts), "tokens": tokens}
+
+
+def adopt(session: CoreSession, value: dict[str, Any]) -> None:
+    """Let a new session be what `value_of` returned; its tokens are evaluated when needed."""
+    session.resident.owed = list(value["tokens"])
+    session.enter(value["state"], _parts(value["parts"], len(value["tokens"])))
+
+
 def _opened(data: bytes) -> dict[str, Any]:
     """Return what a session noted in its saved sequence, as objects. Raises `SnapshotError`.
 

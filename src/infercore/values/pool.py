@@ -58,9 +58,11 @@ class PoolConfig:
     Sequences that lose their cells go to ``cache_bytes`` bytes of host memory, then to at most
     ``cache_dir_bytes`` bytes of files in ``cache_dir``. A stream that nobody reads for
     ``reader_timeout`` seconds is cancelled. An engine that fails for good is opened anew, at most
-    ``max_restarts`` times in ``restart_window`` seconds. ``isolate`` (the engine in a process of
-    its own), ``step_timeout`` and ``load_timeout`` other than the defaults are refused when the
-    pool is opened: no pool can isolate its engine yet.
+    ``max_restarts`` times in ``restart_window`` seconds. With ``isolate`` model and pool live in a
+    process of their own, which is started anew when it dies, as often: that of `open_pool` with a
+    path. A call of the engine that takes ``step_timeout`` seconds more than is expected ends the
+    process, as does loading for more than ``load_timeout``; without ``isolate`` these two are
+    refused when the pool is opened.
 
     Raises `InvalidInputError` for a value that is not allowed, a window beyond ``n_cells``, and
     for the fields of a context that a pool sets itself: ``n_seq_max`` and ``pooling_type``.

@@ -1,0 +1,1 @@
+"""A pool whose engine lives in a process of its own: what crosses, who starts it, what is kept."""

@@ -1,0 +1,51 @@
+"""What a worker shows without being asked: a page of memory that outlives it."""
+
+from __future__ import annotations
+
+import mmap
+import struct
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SIZE = 4096
+_HEAD = struct.Struct("<dI")
+_MOST = (SIZE - _HEAD.size) // 4
+
+
+class Board:
+    """Which sessions are in the engine call that runs, and until when it should have ended."""
+
+    def __init__(self, file: int) -> None:
+        self._page = mmap.mmap(file, SIZE)
+
+    def begin(self, ids: Sequence[int], seconds: float) -> None:
+        """Note that a call for the sessions ``ids`` begins, which may take ``seconds``."""
+        ids = ids[:_MOST]
+        struct.pack_into(
+            f"<dI{len(ids)}I", self._page, 0, time.monotonic() + seconds, len(ids), *ids
+        )
+
+    def end(self) -> None:
+        """Note that no call runs."""
+        _HEAD.pack_into(self._page, 0, 0.0, 0)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the call that runs should have ended."""
+        until, _ = _HEAD.unpack_from(self._page, 0)
+        return bool(until) and time.monotonic() > until
+
+    @property
+    def in_call(self) -> list[int] | None:
+        """The sessions of the call that runs, None where none does."""
+        until, n = _HEAD.unpack_from(self._page, 0)
+        if not until:
+            return None
+        return list(struct.unpack_from(f"<{min(n, _MOST)}I", self._page, _HEAD.size))
+
+    def close(self) -> None:
+        """Let go of the page."""
+        self._page.close()

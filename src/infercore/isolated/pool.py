@@ -1,0 +1,211 @@
+"""A pool of sessions whose engine lives in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from infercore.errors import SessionClosedError, UnsupportedFeatureError
+from infercore.isolated.process import EngineProcess
+from infercore.isolated.session import IsolatedSession
+from infercore.isolated.tokenizer import IsolatedTokenizer
+from infercore.session.asynchronous import AsyncSession
+from infercore.session.base import SessionOptions
+from infercore.values import checks
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from typing_extensions import Self
+
+    from infercore.protocols.spi import FloatArray
+    from infercore.values.config import ModelConfig
+    from infercore.values.info import Capabilities, ModelInfo
+    from infercore.values.pool import PoolConfig, PoolStats
+
+_N_WAITERS = 256
+
+
+class IsolatedPool:
+    """The face of a `SessionPool` whose model and sessions live in a worker process.
+
+    ``model`` is None. A worker that dies or hangs is started anew, and every session goes on from
+    its tokens, at most ``config.max_restarts`` times in ``config.restart_window`` seconds; then
+    every call raises `SessionFatalError` with the first cause.
+    """
+
+    model = None
+
+    def __init__(self, path: str, backend: str, model: ModelConfig, config: PoolConfig) -> None:
+        if model.progress is not None:
+            raise UnsupportedFeatureError(
+                feature="progress", backend=backend, hint="callbacks stay in their own process"
+            )
+        load = {"path": path, "backend": backend, "model": model, "config": config}
+        self.config = config
+        self.process = EngineProcess(
+            load,
+            step_timeout=config.step_timeout,
+            load_timeout=config.load_timeout,
+            max_restarts=config.max_restarts,
+            restart_window=config.restart_window,
+        )
+        facts = self.process.facts
+        self.info: ModelInfo = facts["info"]
+        self.capabilities: Capabilities = facts["capabilities"]
+        self.effective: Mapping[str, Any] = facts["effective"]
+        self.tokenizer = IsolatedTokenizer(facts["tokenizer"], self.process.ask)
+        self._targets = itertools.count(1)
+        self._lock = threading.Lock()
+        self._n_users = 0
+        self._draining = False
+        self._waiters: ThreadPoolExecutor | None = None
+
+    def _ask(self, name: str, *args: Any, **fields: Any) -> Any:
+        return self.process.ask(name, *args, **fields)
+
+    def _of_pool(self, name: str, *args: Any, **fields: Any) -> Any:
+        self.check_open()
+        return self._ask("of_pool", name, list(args), fields)
+
+    # -- for its sessions ----------------------------------------------------------------------
+
+    @property
+    def owner(self) -> IsolatedPool:
+        """Who has the threads in which calls of tasks wait."""
+        return self
+
+    def waiters(self) -> ThreadPoolExecutor:
+        """Return the threads in which the calls of tasks wait."""
+        with self._lock:
+            if self._waiters is None:
+                self._waiters = ThreadPoolExecutor(
+                    _N_WAITERS, thread_name_prefix="infercore-waiter"
+                )
+            return self._waiters
+
+    def new_target(self) -> int:
+        """Return a number for a session."""
+        return next(self._targets)
+
+    def count_users(self, change: int) -> bool:
+        """Count open sessions; True where there is none any more."""
+        with self._lock:
+            self._n_users += change
+            return self._n_users == 0
+
+    def check_open(self) -> None:
+        """Raise where no call may begin any more."""
+        if self._draining or self.closed:
+            raise SessionClosedError("this pool is closed; open a new one")
+        self.process.check()
+
+    # -- the face of a pool --------------------------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self.process.closed
+
+    def stats(self) -> PoolStats:
+        """Return what the pool does, and did since its process began; it never waits for a step."""
+        process = self.process
+        call = process.send(process.epoch, 0, "stats")
+        call.done.wait()
+        if call.error is None:
+            self._stats = call.result
+        stats: PoolStats = self._stats
+        return attrs.evolve(stats, n_restarts=stats.n_restarts + process.n_restarts)
+
+    def open_session(self, *, namespace: str = "", **options: Any) -> IsolatedSession:
+        """Return a session of this pool; see `SessionPool.open_session`."""
+        return self._open(namespace, options)
+
+    def open_only_session(self, options: Mapping[str, Any]) -> IsolatedSession:
+        """Return a session that ends the pool with itself and its forks."""
+        return self._open("", options, owns_pool=True)
+
+    def _open(
+        self, namespace: str, options: Mapping[str, Any], *, owns_pool: bool = False
+    ) -> IsolatedSession:
+        checks.check_text("namespace", namespace)
+        built = checks.build(SessionOptions, None, options)
+        self.check_open()
+        given = {"namespace": namespace, **attrs.asdict(built)}
+        return IsolatedSession(self, self.new_target(), given, owns_pool=owns_pool)
+
+    async def aopen_session(self, *, namespace: str = "", **options: Any) -> AsyncSession:
+        """Return an `AsyncSession` of this pool; options as in `open_session`."""
+        return AsyncSession(
+            await asyncio.to_thread(self.open_session, namespace=namespace, **options)
+        )
+
+    def embed(
+        self, texts: Sequence[str], *, pooling: str | None = None, normalize: bool = True
+    ) -> FloatArray:
+        """Return one vector for each of ``texts``; see `SessionPool.embed`."""
+        listed = list(checks.items("texts", texts, "a sequence of texts"))
+        vectors: FloatArray = self._of_pool("embed", listed, pooling=pooling, normalize=normalize)
+        return vectors
+
+    async def aembed(
+        self, texts: Sequence[str], *, pooling: str | None = None, normalize: bool = True
+    ) -> FloatArray:
+        """See `embed`."""
+        return await asyncio.to_thread(self.embed, texts, pooling=pooling, normalize=normalize)
+
+    def rerank(
+        self, query: str, documents: Sequence[str], *, top_n: int | None = None
+    ) -> list[tuple[int, float]]:
+        """Return place and score of each of ``documents``; see `SessionPool.rerank`."""
+        listed = list(checks.items("documents", documents, "a sequence of texts"))
+        ranked: list[tuple[int, float]] = self._of_pool("rerank", query, listed, top_n=top_n)
+        return ranked
+
+    async def arerank(
+        self, query: str, documents: Sequence[str], *, top_n: int | None = None
+    ) -> list[tuple[int, float]]:
+        """See `rerank`."""
+        return await asyncio.to_thread(self.rerank, query, documents, top_n=top_n)
+
+    def flush_cache(self, namespace: str | None = None) -> None:
+        """Forget what is kept of sequences that lost their cells."""
+        self._of_pool("flush_cache", namespace)
+
+    # -- ends ----------------------------------------------------------------------------------
+
+    def drain(self, timeout: float | None = None) -> bool:
+        """Let the calls that have begun end, and no new one begin; see `SessionPool.drain`."""
+        self.check_open()
+        self._draining = True
+        return bool(self._ask("of_pool", "drain", [timeout], {}))
+
+    def close(self) -> None:
+        """End everything; idempotent. What runs is cancelled."""
+        self._draining = True
+        self.process.close()
+
+    async def adrain(self, timeout: float | None = None) -> bool:
+        """See `drain`."""
+        return await asyncio.to_thread(self.drain, timeout)
+
+    async def aclose(self) -> None:
+        """See `close`."""
+        await asyncio.to_thread(self.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

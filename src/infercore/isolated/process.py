@@ -1,0 +1,494 @@
+"""The process of an isolated engine: started, asked, watched, and started anew when it has died."""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from collections import deque
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from select import select
+from typing import TYPE_CHECKING, Any
+
+from infercore.engine.gate import fork_count
+from infercore.errors import (
+    InvalidStateError,
+    ModelLoadError,
+    SessionClosedError,
+    SessionFatalError,
+    UnsupportedFeatureError,
+)
+from infercore.isolated import wire
+from infercore.isolated.board import SIZE, Board
+from infercore.session.jobs import Latch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+_PROGRAM = (
+    "import sys; sys.path[:] = sys.argv[5:]; from infercore.isolated.worker import main; "
+    "main(*map(int, sys.argv[1:5]))"
+)
+_END_SECONDS = 10.0
+_ASKS_SOMETIMES = 5.0
+_INNOCENT = frozenset({"next", "cancel", "end", "close", "explain_context"})
+"""Calls that do nothing between two engine calls that could end a process."""
+_processes: weakref.WeakSet[EngineProcess] = weakref.WeakSet()
+
+
+class DeathError(Exception):
+    """The process died before it answered; ``cause`` says how."""
+
+    def __init__(self, cause: BaseException) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+class _Call:
+    """A request that waits for its answer."""
+
+    __slots__ = ("done", "error", "name", "result", "target", "value")
+
+    def __init__(self, target: int, name: str) -> None:
+        self.target = target
+        self.name = name
+        self.done = Latch()
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.value: Any = None
+
+
+class _Child:
+    """One process, its pipes, and the requests that it has not answered."""
+
+    def __init__(self, on_death: weakref.WeakMethod[Callable[..., object]]) -> None:
+        self._on_death = on_death
+        self._files: list[int] = []
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        self.calls: dict[int, _Call] = {}
+        self.death: BaseException | None = None
+        self.reason: str | None = None
+        self.is_loaded = False
+        self.heard_at = time.monotonic()
+        try:
+            self._start()
+        except BaseException:
+            self._close_files()
+            raise
+        self.born = fork_count()
+        self._reader = threading.Thread(target=self._read, name="infercore-isolated", daemon=True)
+        self._reader.start()
+
+    def _start(self) -> None:
+        requests, self._to = self._pipe()
+        self._from, answers = self._pipe()
+        life, self._life = self._pipe()
+        with tempfile.TemporaryFile() as page:
+            page.truncate(SIZE)
+            self.board = Board(page.fileno())
+            given = (requests, answers, life, page.fileno())
+            paths = [path for path in sys.path if isinstance(path, str)]
+            self.process = subprocess.Popen(  # noqa: S603  (this Python, and nothing of a caller's)
+                [sys.executable, "-c", _PROGRAM, *map(str, given), *paths],
+                stdin=subprocess.DEVNULL,
+                pass_fds=given,
+                start_new_session=True,  # Ctrl-C at the terminal is this program's business
+            )
+        for file in (requests, answers, life):
+            self._files.remove(file)
+            os.close(file)
+
+    def _pipe(self) -> tuple[int, int]:
+        pair = os.pipe()
+        self._files += pair
+        return pair
+
+    # -- asking --------------------------------------------------------------------------------
+
+    def send(
+        self,
+        target: int,
+        name: str,
+        args: Sequence[Any],
+        fields: Mapping[str, Any],
+    ) -> _Call:
+        """Send a request; a child that is dead answers it at once. Raises for what cannot cross."""
+        call = _Call(target, name)
+        number = next(self._numbers)
+        frame = wire.pack([number, target, name, list(args), dict(fields)])
+        if not self.calls:
+            self.heard_at = time.monotonic()
+        self.calls[number] = call
+        with suppress(OSError), self._lock:  # who reads sees its death too
+            wire.write_all(self._to, frame)
+        if self.death is not None and self.calls.pop(number, None) is not None:
+            call.error = DeathError(self.death)
+            call.done.open()
+        return call
+
+    def ask_whether_it_works(self) -> bool:
+        """Send a ping if the pipe takes it; False where it does not."""
+        if not self._lock.acquire(timeout=0.1):
+            return False
+        try:
+            if not select([], [self._to], [], 0)[1]:
+                return False
+            wire.write_all(self._to, wire.pack([0, 0, "ping", [], {}]))
+        except OSError:
+            return False
+        finally:
+            self._lock.release()
+        return True
+
+    # -- answers -------------------------------------------------------------------------------
+
+    def _take(self, n: int) -> bytes:
+        data = self._input.read(n)
+        if len(data) < n:
+            raise EOFError
+        return data
+
+    def _read(self) -> None:
+        """Hand out answers until the process ends, or says what is no answer."""
+        self._files.remove(self._from)
+        with os.fdopen(self._from, "rb") as self._input:
+            try:
+                while True:
+                    self._answer(wire.read(self._take))
+            except (EOFError, OSError):
+                pass
+            except Exception as error:  # noqa: BLE001  (it is corrupt)
+                self.reason = self.reason or f"sent what is no answer ({error})"
+        self._bury()
+
+    def _answer(self, answer: Any) -> None:
+        self.heard_at = time.monotonic()
+        number, is_well, result, value = answer
+        call = self.calls.pop(number, None)
+        if call is None:
+            return
+        call.value = value
+        if is_well:
+            call.result = result
+        else:
+            call.error = result
+        call.done.open()
+
+    def _bury(self) -> None:
+        """Wait for the process, and let those know who wait for it."""
+        self.process.kill()
+        code = self.process.wait()
+        cause = ChildProcessError(f"the process of the engine {self.reason or _end_of(code)}")
+        self.death = cause
+        judge = self._on_death()
+        if judge is not None:
+            judge(self, cause)
+        with self._lock:
+            self._close_files()
+        for number in list(self.calls):
+            call = self.calls.pop(number, None)
+            if call is not None:
+                call.error = DeathError(cause)
+                call.done.open()
+
+    def kill(self, reason: str) -> None:
+        """End the process, which ``reason`` says why."""
+        self.reason = self.reason or reason
+        self.process.kill()
+
+    def end(self, seconds: float) -> None:
+        """Let the process end, for at most ``seconds``, and wait until it is gone."""
+        with self._lock:
+            self._close_files()
+        if threading.current_thread() is not self._reader:
+            self._reader.join(seconds)
+            if self._reader.is_alive():
+                self.process.kill()
+                self._reader.join(_END_SECONDS)
+
+    def _close_files(self) -> None:
+        while self._files:
+            os.close(self._files.pop())
+
+    def forget(self) -> None:
+        """In a fork: let go of a process that is the parent's."""
+        with suppress(OSError):
+            self._close_files()
+        self.process.returncode = 0
+
+
+def _end_of(code: int) -> str:
+    if code >= 0:
+        return f"ended with status {code}"
+    with suppress(ValueError):
+        return f"was ended by {signal.Signals(-code).name}"
+    return f"was ended by signal {-code}"
+
+
+class EngineProcess:
+    """Answers for one pool in a process that may die: the next request starts another.
+
+    Which sessions were in the engine call of two deaths in a row, `ended` tells; what is tried
+    alone, `lone`. After ``max_restarts`` starts within ``restart_window`` every request raises
+    `SessionFatalError` with the first cause.
+    """
+
+    def __init__(
+        self,
+        load: Mapping[str, Any],
+        *,
+        step_timeout: float,
+        load_timeout: float,
+        max_restarts: int,
+        restart_window: float,
+    ) -> None:
+        if os.name != "posix" or not sys.executable:
+            raise UnsupportedFeatureError(
+                feature="isolate", hint="processes of this kind are started on POSIX systems alone"
+            )
+        self._load = dict(load)
+        self._step_timeout = step_timeout
+        self._load_timeout = load_timeout
+        self._max_restarts = max_restarts
+        self._restart_window = restart_window
+        self._lock = threading.RLock()
+        self._deaths: deque[float] = deque()
+        self._first_cause: BaseException | None = None
+        self._child: _Child | None = None
+        self._suspects: set[int] = set()
+        self._lone: set[int] = set()
+        self.ended: dict[int, BaseException] = {}
+        self.fatal: SessionFatalError | None = None
+        self.closed = False
+        self.epoch = 0
+        self.n_restarts = 0
+        self.left: SimpleQueue[tuple[int, str] | None] = SimpleQueue()
+        """Sessions and streams that were dropped; put here by finalizers, which take no lock."""
+        self._last: list[_Child | None] = [None]
+        weakref.finalize(self, _kill_last, self._last)
+        self.facts = self._started()
+        _processes.add(self)
+        watch = threading.Thread(
+            target=_watch, args=(weakref.ref(self), self.left), name="infercore-watch", daemon=True
+        )
+        watch.start()
+
+    @property
+    def pid(self) -> int | None:
+        """The process, None where none runs."""
+        child = self._child
+        return None if child is None or child.death is not None else child.process.pid
+
+    def check(self) -> None:
+        """Raise unless a call may be made."""
+        if self._child is not None and self._child.born != fork_count():
+            raise InvalidStateError(
+                "this pool was opened before os.fork(); open a new one in the child",
+                operation="use",
+                state="forked",
+            )
+        if self.closed:
+            raise SessionClosedError("this pool is closed; open a new one")
+        if self.fatal is not None:
+            raise SessionFatalError(str(self.fatal), cause=self.fatal.cause)
+
+    def here(self) -> int:
+        """Return the number of the process that answers now, started if need be."""
+        with self._lock:
+            self.check()
+            if self._child is None or self._child.death is not None:
+                self._started()
+                self.n_restarts += 1
+            return self.epoch
+
+    def _started(self) -> dict[str, Any]:
+        """Start a process and load the model; return the facts about it."""
+        while True:
+            child = _Child(weakref.WeakMethod(self._noted_death))
+            self.epoch += 1
+            self._child = self._last[0] = child
+            call = child.send(0, "load", (), self._load)
+            try:
+                if not call.done.wait(self._load_timeout):
+                    child.kill(f"did not load within {self._load_timeout:g} seconds")
+                    call.done.wait()
+            except BaseException:
+                child.kill("was not waited for")
+                child.end(_END_SECONDS)
+                raise
+            if call.error is None:
+                child.is_loaded = True
+                facts: dict[str, Any] = call.result
+                return facts
+            if not isinstance(call.error, DeathError):
+                child.end(_END_SECONDS)
+                if self.n_restarts or self._deaths:
+                    self._fail(call.error)
+                    self.check()
+                raise call.error
+            if not hasattr(self, "facts"):
+                path = str(self._load["path"])
+                raise ModelLoadError(
+                    f"{path} could not be loaded: {call.error.cause}", path=path
+                ) from call.error.cause
+            self.check()
+
+    # -- asking --------------------------------------------------------------------------------
+
+    def send(
+        self,
+        epoch: int,
+        target: int,
+        name: str,
+        args: Sequence[Any] = (),
+        fields: Mapping[str, Any] | None = None,
+    ) -> _Call:
+        """Send a request to the process number ``epoch``; one that is gone has died."""
+        child = self._child
+        if child is None or epoch != self.epoch:
+            call = _Call(target, name)
+            call.error = DeathError(ChildProcessError("the process of the engine is gone"))
+            call.done.open()
+            return call
+        return child.send(target, name, args, fields or {})
+
+    def ask(self, name: str, *args: Any, **fields: Any) -> Any:
+        """Return what the pool answers, from another process where one died over it."""
+        while True:
+            call = self.send(self.here(), 0, name, args, fields)
+            call.done.wait()
+            if call.error is None:
+                return call.result
+            if not isinstance(call.error, DeathError):
+                raise call.error
+
+    # -- deaths --------------------------------------------------------------------------------
+
+    def _noted_death(self, child: _Child, cause: BaseException) -> None:
+        """Judge a death: who was in the call, and whether there were too many."""
+        if self.closed or child.born != fork_count():
+            return
+        calls = list(child.calls.values())
+        begun = {call.target for call in calls if call.name not in _INNOCENT} - {0}
+        in_call = child.board.in_call
+        suspects = begun if in_call is None else (set(in_call) or begun)
+        for target in suspects & self._suspects:
+            self.ended[target] = cause
+        self._suspects = suspects
+        self._lone = set(suspects)
+        now = time.monotonic()
+        while self._deaths and now - self._deaths[0] > self._restart_window:
+            self._deaths.popleft()
+        if not self._deaths:
+            self._first_cause = cause
+        self._deaths.append(now)
+        if len(self._deaths) > self._max_restarts:
+            self._fail(self._first_cause or cause)
+
+    def _fail(self, cause: BaseException) -> None:
+        self.fatal = self.fatal or SessionFatalError(
+            f"this pool's engine died too often: {cause}; open a new pool", cause=cause
+        )
+
+    def is_lone(self, target: int) -> bool:
+        """Whether a session may be why the last process died; answers so once."""
+        is_lone = target in self._lone
+        self._lone.discard(target)
+        return is_lone
+
+    def went_on(self, target: int) -> None:
+        """Note that a session got further than where the last process died."""
+        self._suspects.discard(target)
+
+    def look(self) -> None:
+        """End a process that hangs."""
+        child = self._child
+        if child is None or child.death is not None or not (child.calls and child.is_loaded):
+            return
+        if child.board.is_late:
+            child.kill(f"did not end a step within {self._step_timeout:g} seconds of the expected")
+        silent = time.monotonic() - child.heard_at
+        if silent > self._step_timeout + 2 * min(_ASKS_SOMETIMES, self._step_timeout / 4):
+            child.kill(f"did not answer for {silent:.0f} seconds")
+        elif silent > min(_ASKS_SOMETIMES, self._step_timeout / 4):
+            child.ask_whether_it_works()
+
+    @property
+    def look_every(self) -> float:
+        """Seconds between two looks."""
+        return min(1.0, self._step_timeout / 4)
+
+    def let_go(self, target: int, name: str) -> None:
+        """End what was dropped, if the process that had it lives."""
+        child = self._child
+        if child is not None and child.death is None and not self.closed:
+            child.send(target, name, (), {})
+
+    def close(self, *, wait: bool = True) -> None:
+        """End the process; idempotent."""
+        with self._lock:
+            if self.closed:
+                return
+            self.closed = True
+            child = self._child
+        self.left.put(None)
+        if child is None or child.born != fork_count():
+            return
+        if wait and child.death is None:
+            call = child.send(0, "close", (), {})
+            call.done.wait(_END_SECONDS)
+        child.end(_END_SECONDS if wait else 0)
+        child.board.close()
+
+    def forget(self) -> None:
+        """In a child of `os.fork`: the process is the parent's."""
+        if self._child is not None:
+            self._child.forget()
+
+
+def _watch(process: weakref.ref[EngineProcess], left: SimpleQueue[Any]) -> None:
+    """Look after a process until it is closed, or nobody has it any more."""
+    every = 0.05
+    while True:
+        item: Any = ()
+        with suppress(Empty):
+            item = left.get(timeout=every)
+        there = process()
+        if item is None or there is None or there.closed:
+            return
+        if item:
+            there.let_go(*item)
+        there.look()
+        every = there.look_every
+        del there
+
+
+def _kill_last(last: list[_Child | None]) -> None:
+    """What becomes of a process that nobody has any more; it takes no lock."""
+    if last[0] is not None and last[0].death is None and last[0].born == fork_count():
+        last[0].kill("was dropped")
+
+
+@atexit.register
+def _close_all() -> None:
+    for process in list(_processes):
+        with suppress(Exception):
+            process.close()
+
+
+def _forget_all() -> None:
+    for process in list(_processes):
+        process.forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_all)

@@ -1,0 +1,542 @@
+"""A session whose engine lives in another process, and may die: its value is kept here."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from infercore.engine.gate import Gate
+from infercore.errors import InferCoreError, SessionBusyError, SessionFatalError
+from infercore.isolated.process import DeathError
+from infercore.session import snapshots, tool_loop
+from infercore.session.observer import observed, stream_begins, stream_ended
+from infercore.session.parts import CLOSED, FATAL
+from infercore.session.session import decode_config
+from infercore.values import checks
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from typing_extensions import Self
+
+    from infercore.isolated.pool import IsolatedPool
+    from infercore.values.config import DecodeConfig
+    from infercore.values.session import (
+        Beam,
+        Completion,
+        ContextReport,
+        Message,
+        PrefixInput,
+        PrefixStatus,
+        Snapshot,
+        StreamChunk,
+        SuffixInput,
+        SuffixStatus,
+    )
+
+
+class IsolatedSession:
+    """A `Session` of an `IsolatedPool`.
+
+    What it is without its engine (state, parts, tokens) comes back with every answer; where the
+    engine's process has died, the next one is given that and the call is made again.
+    """
+
+    def __init__(
+        self,
+        pool: IsolatedPool,
+        target: int,
+        options: Mapping[str, Any],
+        *,
+        owns_pool: bool = False,
+        forked: tuple[int, ContextReport, Any] | None = None,
+    ) -> None:
+        self.context = pool  # an AsyncSession asks it for threads
+        self._pool = pool
+        self._process = pool.process
+        self._target = target
+        self._options = dict(options)
+        self._owns_pool = owns_pool
+        self._gate = Gate("session")
+        self._value: Any = None
+        self._opened: _Opened | None = None
+        self._cancelled = False
+        self._epoch = 0
+        if forked is None:
+            self._arrive()
+        else:
+            self._epoch, self._report, self._value = forked
+        pool.count_users(1)
+        self._drop = weakref.finalize(self, _dropped, pool, target)
+
+    # -- facts ---------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> str:
+        """EMPTY, PREFIXED, READY, DECODED, CLOSED or FATAL."""
+        return self.explain_context().state
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._gate.closed
+
+    def explain_context(self) -> ContextReport:
+        """Report what is resident; see `Session.explain_context`."""
+        if not self.closed and self._gate.fatal is None:
+            call = self._process.send(self._epoch, self._target, "explain_context")
+            call.done.wait()
+            self._report = self._known() if call.error is not None else call.result
+        state = self._report.state
+        if self.closed:
+            state = CLOSED
+        elif self._gate.fatal is not None:
+            state = FATAL
+        fatal = self._gate.fatal
+        return attrs.evolve(
+            self._report,
+            state=state,
+            closed=state == CLOSED,
+            fatal_cause=None if fatal is None else str(fatal.cause),
+        )
+
+    def _known(self) -> ContextReport:
+        """Return the report of a session that no engine holds anything of."""
+        report, value = self._report, self._value
+        if value is None:
+            return report
+        parts, n = value["parts"], len(value["tokens"])
+        n_prefix = min(parts["n_prefix"], n)
+        n_generated = min(parts["n_generated"], n - n_prefix)
+        return attrs.evolve(
+            report,
+            state=value["state"],
+            resident_tokens=n,
+            prefix_tokens=n_prefix,
+            suffix_tokens=n - n_prefix - n_generated,
+            generated_tokens=n_generated,
+            warm_tail_tokens=0,
+            pending_tokens=0,
+            held_tokens=0,
+            available_tokens=max(0, report.n_ctx - n),
+            stable_byte_hash=parts["byte_hash"],
+            stable_token_hash=parts["token_hash"],
+        )
+
+    # -- asking --------------------------------------------------------------------------------
+
+    @contextmanager
+    def _entered(self, operation: str) -> Iterator[None]:
+        """Hold the session for a call: alone, and with no decode open."""
+        with self._gate:
+            self._leave_dropped()
+            if self._opened is not None:
+                raise SessionBusyError(
+                    f"{operation} has to wait: a decode is open; read it to its end, or close it"
+                )
+            self._cancelled = False
+            with observed(operation):
+                yield
+
+    def _leave_dropped(self) -> None:
+        """End a stream that nobody has any more."""
+        opened = self._opened
+        if opened is not None and opened.is_dropped:
+            self.end(opened)
+
+    def _arrive(self) -> None:
+        """Be in the process that answers now: with what this session is, where it is another."""
+        while True:
+            cause = self._process.ended.get(self._target)
+            if cause is not None:
+                raise self._gate.fail(cause)
+            try:
+                epoch = self._process.here()
+            except SessionFatalError as error:
+                raise self._gate.fail(error.cause) from error
+            if epoch == self._epoch:
+                return
+            is_lone = self._process.is_lone(self._target)
+            given = [self._target, self._options, self._value]
+            call = self._process.send(epoch, 0, "open_session", given, {"lone": is_lone})
+            call.done.wait()
+            if call.error is None:
+                self._epoch = epoch
+                self._report = call.result
+                return
+            if not isinstance(call.error, DeathError):
+                raise call.error
+
+    def _ask(self, name: str, *args: Any, **fields: Any) -> Any:
+        """Return what the engine's process answers; made anew in another where one died over it."""
+        started = time.perf_counter()
+        while True:
+            self._arrive()
+            call = self._process.send(self._epoch, self._target, name, args, fields)
+            self._wait(call)
+            if call.error is None:
+                if self._opened is None:  # beginning a stream anew is no progress
+                    self._process.went_on(self._target)
+                return call.result
+            if not isinstance(call.error, DeathError):
+                raise self._judged(call.error)
+            if fields.get("timeout") is not None:
+                left = fields["timeout"] - (time.perf_counter() - started)
+                fields = {**fields, "timeout": max(1e-3, left)}
+
+    def _wait(self, call: Any) -> None:
+        """Wait for an answer; an interruption cancels the call and waits for that."""
+        try:
+            if self._cancelled:
+                self._send_cancel()
+            call.done.wait()
+        except BaseException:
+            self.cancel()
+            call.done.wait()
+            raise
+        finally:
+            if call.value is not None:
+                self._value = call.value
+
+    def _judged(self, error: BaseException) -> BaseException:
+        if isinstance(error, SessionFatalError):
+            self._gate.fail(error.cause)
+        return error
+
+    def _call(self, name: str, *args: Any, **fields: Any) -> Any:
+        with self._entered(name):
+            return self._ask(name, *args, **fields)
+
+    # -- prefix and suffix ---------------------------------------------------------------------
+
+    def ensure_prefix(
+        self, prefix: PrefixInput | str | Sequence[int], *, timeout: float | None = None
+    ) -> PrefixStatus:
+        """Make the context equal ``prefix``; see `Session.ensure_prefix`."""
+        checks.check_seconds("timeout", timeout)
+        status: PrefixStatus = self._call("ensure_prefix", prefix, timeout=timeout)
+        return status
+
+    def prefill_suffix(
+        self, suffix: SuffixInput | str | Sequence[int], *, timeout: float | None = None
+    ) -> SuffixStatus:
+        """Put ``suffix`` after the prefix; see `Session.prefill_suffix`."""
+        checks.check_seconds("timeout", timeout)
+        status: SuffixStatus = self._call("prefill_suffix", suffix, timeout=timeout)
+        return status
+
+    def evict(self, start: int, end: int) -> PrefixStatus:
+        """Take the tokens in [start, end) out of the context; see `Session.evict`."""
+        status: PrefixStatus = self._call("evict", start, end)
+        return status
+
+    # -- generating ----------------------------------------------------------------------------
+
+    def _decode_config(
+        self, config: DecodeConfig | None, fields: Mapping[str, Any]
+    ) -> DecodeConfig:
+        return decode_config(config, fields, self._pool.info.sampling)
+
+    def decode(self, config: DecodeConfig | None = None, **fields: Any) -> IsolatedStream:
+        """Return an iterator that generates from here; see `Session.decode`."""
+        return self._stream("decode", self._decode_config(config, fields))
+
+    def check_decode(self, config: DecodeConfig | None, fields: Mapping[str, Any]) -> DecodeConfig:
+        """Return the config of a decode that could begin now; raises what `decode` raises."""
+        built = self._decode_config(config, fields)
+        self._call("check_decode", built, {})
+        return built
+
+    def chat(
+        self, messages: Sequence[Message | Mapping[str, Any]], **fields: Any
+    ) -> IsolatedStream:
+        """Return an iterator over the answer to ``messages``; see `Session.chat`."""
+        return self._stream("chat", messages, **fields)
+
+    def infill(
+        self, prefix: str, suffix: str, config: DecodeConfig | None = None, **decode: Any
+    ) -> IsolatedStream:
+        """Return an iterator over the text of a gap; see `Session.infill`."""
+        return self._stream("infill", prefix, suffix, self._decode_config(config, decode))
+
+    def generate(self, text: str | Sequence[int], **decode: Any) -> str:
+        """Return the text generated after ``text`` as suffix; see `Session.generate`."""
+        return str(self._call("generate", text, **decode))
+
+    def beam_search(self, n_beams: int, **options: Any) -> list[Beam]:
+        """Return the likeliest continuations, best first; see `Session.beam_search`."""
+        beams: list[Beam] = self._call("beam_search", n_beams, **options)
+        return beams
+
+    def sample_many(self, n: int, **decode: Any) -> list[Completion]:
+        """Return ``n`` continuations, each with its own seed; see `Session.sample_many`."""
+        found: list[Completion] = self._call("sample_many", n, **decode)
+        return found
+
+    def run_tools(
+        self,
+        messages: Sequence[Message | Mapping[str, Any]],
+        functions: Sequence[Callable[..., Any]],
+        *,
+        max_rounds: int = 8,
+        **decode: Any,
+    ) -> list[Message]:
+        """Chat, run what the model calls here, and go on; see `Session.run_tools`."""
+        return tool_loop.run(self.chat, messages, functions, max_rounds=max_rounds, **decode)
+
+    # -- streams -------------------------------------------------------------------------------
+
+    def _stream(self, kind: str, *args: Any, **fields: Any) -> IsolatedStream:
+        with self._entered(kind):
+            opened = _Opened(kind, args, fields)
+            self._begin(opened)
+            self._opened = opened
+            stream = IsolatedStream(self, opened)
+            opened.stream = weakref.ref(stream)
+            return stream
+
+    def _begin(self, opened: _Opened) -> None:
+        opened.seed = self._ask("open", *opened.request()) if opened.seed is None else opened.seed
+        opened.epoch = self._epoch
+
+    def _ask_of(self, opened: _Opened, name: str) -> Any:
+        """Ask about an open stream; where its process died it is begun anew behind its tokens."""
+        while True:
+            self._arrive()
+            if opened.epoch != self._epoch:
+                opened.n_begun += 1
+                self._ask("open", *opened.request())
+                opened.epoch = self._epoch
+            call = self._process.send(self._epoch, self._target, name)
+            self._wait(call)
+            if call.error is None:
+                return call.result
+            if not isinstance(call.error, DeathError):
+                raise self._judged(call.error)
+
+    def read(self, opened: _Opened) -> StreamChunk | None:
+        """Return the next chunk of a stream, None at its end."""
+        with self._gate:
+            try:
+                chunk, tokens, position = self._ask_of(opened, "next")
+            except BaseException:
+                with suppress(InferCoreError):
+                    self.end(opened)
+                raise
+            if chunk is None:
+                self._opened = None
+                return None
+            opened.note(tokens, position)
+            self._process.went_on(self._target)
+            shown: StreamChunk = chunk
+            if shown.finish_reason is not None:
+                self._opened = None
+                shown = opened.ended(shown)
+            return shown
+
+    def end(self, opened: _Opened) -> None:
+        """Close a stream; the session is held."""
+        if self._opened is opened:
+            try:
+                if self._gate.bar is None:
+                    self._ask_of(opened, "end")
+            finally:
+                self._opened = None
+
+    def end_alone(self, opened: _Opened) -> None:
+        """Close a stream; while another thread takes a step, that step ends it."""
+        if self._opened is not opened:
+            return
+        try:
+            with self._gate:
+                self.end(opened)
+        except SessionBusyError:
+            self.cancel()
+
+    # -- state as a value ----------------------------------------------------------------------
+
+    def snapshot(self) -> Snapshot:
+        """Return the session's state as a value; see `Session.snapshot`."""
+        snapshot: Snapshot = self._call("snapshot")
+        return snapshot
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Take the state of ``snapshot``; see `Session.restore`."""
+        self._call("restore", snapshot)
+
+    def save(self, path: str | os.PathLike[str]) -> Snapshot:
+        """Write the state to a file, whole or not at all; see `Session.save`."""
+        where = checks.check_path("path", path)
+        snapshot = self.snapshot()
+        snapshots.write(snapshot, where)
+        return snapshot
+
+    def load(self, path: str | os.PathLike[str]) -> Snapshot:
+        """Take the state in a file that `save` wrote; see `Session.load`."""
+        where = checks.check_path("path", path)
+        with self._entered("load"):
+            snapshot = snapshots.read(where)
+            self._ask("restore", snapshot)
+            return snapshot
+
+    def fork(self) -> IsolatedSession:
+        """Return an independent session in the same state, of the same pool."""
+        with self._entered("fork"):
+            target = self._pool.new_target()
+            try:
+                report = self._ask("fork", target)
+            except BaseException:
+                self._process.left.put((target, "close"))
+                raise
+            forked = (self._epoch, report, self._value)
+            return IsolatedSession(
+                self._pool, target, self._options, owns_pool=self._owns_pool, forked=forked
+            )
+
+    # -- ends ----------------------------------------------------------------------------------
+
+    def cancel(self) -> None:
+        """End the prefill or decode that runs, from any thread; nothing where none runs."""
+        self._cancelled = True
+        self._send_cancel()
+
+    def _send_cancel(self) -> None:
+        self._process.send(self._epoch, self._target, "cancel")
+
+    def close(self) -> None:
+        """Release everything; idempotent. What runs is cancelled first."""
+        if not self._gate.entered_here():
+            self.cancel()
+        if not self._gate.shut() or self._drop.detach() is None:
+            return
+        self._opened = None
+        if not self._process.closed:
+            call = self._process.send(self._epoch, self._target, "close")
+            call.done.wait()
+            if call.error is None:
+                self._report = call.result
+        self._process.ended.pop(self._target, None)
+        last = self._pool.count_users(-1)
+        if last and self._owns_pool:
+            self._pool.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _dropped(pool: IsolatedPool, target: int) -> None:
+    """What becomes of a session that was dropped; it takes no lock."""
+    pool.process.left.put((target, "close"))
+
+
+class _Opened:
+    """A stream that was begun: what it was asked, and what was made since."""
+
+    def __init__(self, kind: str, args: Sequence[Any], fields: Mapping[str, Any]) -> None:
+        self.kind = kind
+        self.args = args
+        self.fields = dict(fields)
+        self.started = time.perf_counter()
+        self.first_at: float | None = None
+        self.seed: int | None = None
+        self.epoch = 0
+        self.tokens: list[int] = []
+        self.position: Any = None
+        self.n_shown = 0
+        self.n_begun = 0
+        self.stream: weakref.ref[IsolatedStream] | None = None
+
+    @property
+    def is_dropped(self) -> bool:
+        """Whether nobody has the stream any more."""
+        return self.stream is not None and self.stream() is None
+
+    def request(self) -> list[Any]:
+        """Return what begins it, or lets it go on behind its tokens."""
+        replay = None
+        if self.seed is not None:
+            replay = [self.seed, self.tokens, self.position, self.n_shown]
+        return [self.kind, list(self.args), self.fields, replay]
+
+    def note(self, tokens: Sequence[int], position: Any) -> None:
+        """Note what came with a chunk."""
+        self.tokens += tokens
+        self.position = position
+        self.n_shown += 1
+        if self.first_at is None:
+            self.first_at = time.perf_counter()
+
+    def ended(self, chunk: StreamChunk) -> StreamChunk:
+        """Return the last chunk, with the true times where it was begun more than once."""
+        usage = chunk.usage
+        if not self.n_begun or usage is None or self.first_at is None:
+            return chunk
+        elapsed = time.perf_counter() - self.first_at
+        n = usage.completion_tokens
+        return attrs.evolve(
+            chunk,
+            usage=attrs.evolve(
+                usage,
+                time_to_first_token_ms=(self.first_at - self.started) * 1e3,
+                tokens_per_second=(n - 1) / elapsed if n > 1 and elapsed > 0 else None,
+            ),
+        )
+
+
+class IsolatedStream:
+    """An iterator of `StreamChunk`; a context manager that closes itself."""
+
+    def __init__(self, session: IsolatedSession, opened: _Opened) -> None:
+        self._session = session
+        self._opened = opened
+        self._begun = False
+        self.finished = False
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> StreamChunk:
+        session = self._session
+        if self.finished and not session.closed:
+            raise StopIteration
+        if not self._begun:
+            self._begun = True
+            stream_begins()
+        try:
+            chunk = session.read(self._opened)
+        except BaseException as error:
+            if not isinstance(error, SessionBusyError):
+                self.finished = True
+                stream_ended(self._opened.started, None, error)
+            raise
+        if chunk is None or chunk.finish_reason is not None:
+            self.finished = True
+            stream_ended(self._opened.started, None if chunk is None else chunk.usage)
+        if chunk is None:
+            raise StopIteration
+        return chunk
+
+    def cancel(self) -> None:
+        """End with ``finish_reason="cancelled"`` at the next step; from any thread."""
+        if not self.finished:
+            self._session.cancel()
+
+    def close(self) -> None:
+        """End the decode; what was shown is the session's, which is free again. Idempotent."""
+        if not self.finished:
+            self._session.end_alone(self._opened)
+            self.finished = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

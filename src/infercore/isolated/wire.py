@@ -1,0 +1,221 @@
+"""Frames between a program and its worker: JSON with bytes beside it, and nothing that is code.
+
+A worker may be corrupt, so of what it sends only known value classes are built, through their own
+checks, and a frame that is not well formed is a `FrameError`.
+"""
+
+from __future__ import annotations
+
+import builtins
+import json
+import os
+import struct
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import numpy as np
+
+from infercore import errors
+from infercore.errors import InferCoreError, UnsupportedFeatureError
+from infercore.sampling.class_schema import schema_of_class
+from infercore.values import config, info, manifest, pool, session
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_HEAD = struct.Struct("<II")
+_SIZE = struct.Struct("<Q")
+_MOST_JSON = 1 << 30
+_MOST_PARTS = 1 << 16
+_MOST_BYTES = 1 << 40
+_PLAIN = (str, int, float, bool, type(None))
+_KINDS = "biuf"
+_CLASSES: dict[str, type] = {
+    name: found
+    for module in (config, info, manifest, pool, session)
+    for name, found in vars(module).items()
+    if isinstance(found, type) and attrs.has(found) and not name.startswith("_")
+}
+
+
+class FrameError(Exception):
+    """What was read is no frame of ours."""
+
+
+class _Packer:
+    """Makes a value plain; ``loose`` writes what cannot cross as its text, else it is refused."""
+
+    def __init__(self, *, loose: bool) -> None:
+        self.parts: list[bytes] = []
+        self._loose = loose
+
+    def plain(self, value: Any, name: str) -> Any:  # noqa: C901, PLR0911  (a case a kind)
+        kind = type(value)
+        if kind in _PLAIN:
+            return value
+        if kind is list or kind is tuple:
+            items = [self.plain(item, name) for item in value]
+            return {"$l": items} if kind is list else {"$t": items}
+        if isinstance(value, config.KVType):
+            return {"$k": str(value)}
+        if isinstance(value, (bytes, bytearray, memoryview)):
+            self.parts.append(bytes(value))
+            return {"$b": len(self.parts) - 1}
+        if isinstance(value, Mapping):
+            return {"$d": [[self.plain(k, name), self.plain(v, name)] for k, v in value.items()]}
+        if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in _KINDS:
+            return self._array(np.asarray(value))
+        if isinstance(value, BaseException):
+            return self._error(value)
+        if _CLASSES.get(kind.__name__) is kind:
+            return {"$v": kind.__name__, "f": self._fields(value)}
+        if isinstance(value, os.PathLike):
+            return os.fspath(value)
+        if name == "response_format" and isinstance(value, type) and attrs.has(value):
+            return self.plain(schema_of_class(value), name)
+        if isinstance(value, (str, int, float)):  # of a class of its own, such as an enum
+            base = next(b for b in (bool, int, float, str) if isinstance(value, b))
+            return base(value)
+        if self._loose:
+            return str(value)
+        raise UnsupportedFeatureError(
+            feature=name,
+            hint=f"a {kind.__name__} cannot be handed to the process of an isolated engine; leave "
+            "it out, or open without isolate=True",
+        )
+
+    def _array(self, value: Any) -> Any:
+        self.parts.append(np.ascontiguousarray(value).tobytes())
+        return {"$a": len(self.parts) - 1, "s": list(value.shape), "k": value.dtype.str}
+
+    def _fields(self, value: Any) -> dict[str, Any]:
+        """Return the fields that are not at their defaults."""
+        found = {}
+        for field in attrs.fields(type(value)):
+            item = getattr(value, field.name)
+            default = field.default
+            unset = (
+                item is default
+                if default is None or default is attrs.NOTHING
+                else (type(item) is type(default) and item == default)
+            )
+            if field.init and not unset:
+                found[field.alias] = self.plain(item, field.name)
+        return found
+
+    def _error(self, error: BaseException) -> Any:
+        loose = _Packer(loose=True)
+        loose.parts = self.parts
+        facts = {key: loose.plain(item, key) for key, item in vars(error).items()}
+        cause = error.__cause__
+        return {
+            "$e": _error_name(error),
+            "args": [loose.plain(item, "args") for item in error.args],
+            "facts": facts,
+            "cause": None if cause is None or cause is error else loose.plain(str(cause), "cause"),
+        }
+
+
+def _error_name(error: BaseException) -> str:
+    """Return the nearest class of ``error`` that both sides know."""
+    for kind in type(error).__mro__:
+        if _error_class(kind.__name__) is kind:
+            return kind.__name__
+    return "RuntimeError"
+
+
+def _error_class(name: str) -> type[BaseException] | None:
+    found = getattr(errors, name, None) or getattr(builtins, name, None)
+    is_error = isinstance(found, type) and issubclass(found, BaseException)
+    return found if is_error else None
+
+
+def pack(message: Any, *, loose: bool = False) -> bytes:
+    """Return the frame of ``message``.
+
+    Raises `UnsupportedFeatureError`, naming the field, for what cannot cross; with ``loose`` that
+    crosses as its text.
+    """
+    packer = _Packer(loose=loose)
+    plain = packer.plain(message, "value")
+    text = json.dumps(plain, separators=(",", ":")).encode()
+    parts = packer.parts
+    sizes = b"".join(_SIZE.pack(len(part)) for part in parts)
+    return b"".join((_HEAD.pack(len(text), len(parts)), sizes, text, *parts))
+
+
+def read(take: Callable[[int], bytes]) -> Any:
+    """Return the next message; ``take(n)`` returns n bytes. Raises `EOFError`, `FrameError`."""
+    n_text, n_parts = _HEAD.unpack(take(_HEAD.size))
+    if n_text > _MOST_JSON or n_parts > _MOST_PARTS:
+        raise FrameError("a frame that is too large")
+    sizes = [_SIZE.unpack(take(_SIZE.size))[0] for _ in range(n_parts)]
+    if sum(sizes) > _MOST_BYTES:
+        raise FrameError("a frame that is too large")
+    text = take(n_text)
+    parts = [take(size) for size in sizes]
+    try:
+        return _value(json.loads(text), parts)
+    except FrameError:
+        raise
+    except Exception as error:
+        raise FrameError(f"a frame that cannot be read: {error!r}") from error
+
+
+def _value(plain: Any, parts: list[bytes]) -> Any:  # noqa: C901, PLR0911  (a case a kind)
+    if type(plain) is not dict:
+        if type(plain) is list:
+            raise FrameError("a list that is none")
+        return plain
+    kind = next(iter(plain))
+    given = plain[kind]
+    if kind == "$l":
+        return [_value(item, parts) for item in given]
+    if kind == "$t":
+        return tuple([_value(item, parts) for item in given])
+    if kind == "$d":
+        return {_value(key, parts): _value(item, parts) for key, item in given}
+    if kind == "$v":
+        fields = {str(key): _value(item, parts) for key, item in plain["f"].items()}
+        return _CLASSES[given](**fields)
+    if kind == "$b":
+        return parts[given]
+    if kind == "$a":
+        dtype = np.dtype(plain["k"])
+        if dtype.kind not in _KINDS:
+            raise FrameError("an array of no numbers")
+        return np.frombuffer(parts[given], dtype=dtype).reshape(plain["s"]).copy()
+    if kind == "$k":
+        return config.KVType(given)
+    if kind == "$e":
+        return _as_error(plain, parts)
+    raise FrameError(f"a value of no kind: {kind!r}")
+
+
+def _as_error(plain: dict[str, Any], parts: list[bytes]) -> BaseException:
+    found = _error_class(str(plain["$e"])) or RuntimeError
+    args = tuple(_value(item, parts) for item in plain["args"])
+    error: BaseException
+    if issubclass(found, InferCoreError):
+        error = found.__new__(found, *args)
+        error.args = args
+    else:
+        try:
+            error = found(*args)
+        except TypeError:  # a class with arguments of its own
+            error = RuntimeError(*args)
+    for key, item in plain["facts"].items():
+        setattr(error, str(key), _value(item, parts))
+    if plain["cause"] is not None:
+        error.__cause__ = RuntimeError(plain["cause"])
+    return error
+
+
+def write_all(file: int, data: bytes) -> None:
+    """Write all of ``data``."""
+    n = os.write(file, data)
+    if n < len(data):
+        rest = memoryview(data)[n:]
+        while rest:
+            rest = rest[os.write(file, rest) :]

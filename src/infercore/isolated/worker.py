@@ -1,0 +1,354 @@
+"""What runs in the process of an isolated engine: it answers one pool's calls until it ends."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from infercore.errors import InferCoreError, SessionClosedError, UnsupportedFeatureError
+from infercore.isolated import wire
+from infercore.isolated.board import Board
+from infercore.isolated.replay import NotedSampler, Replay
+from infercore.session import snapshots
+from infercore.values.config import sampling_of
+from infercore.values.pool import PoolConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from infercore.session.pool import SessionPool
+    from infercore.session.session import CoreSession
+    from infercore.values.config import DecodeConfig
+
+_AT_ONCE = frozenset({"ping", "stats", "explain_context", "cancel"})
+"""Calls that wait for nothing, and so are answered by the thread that reads."""
+_CALLS = frozenset(
+    {
+        "ensure_prefix",
+        "prefill_suffix",
+        "generate",
+        "beam_search",
+        "sample_many",
+        "evict",
+        "snapshot",
+        "restore",
+        "check_decode",
+    }
+)
+_OWN_CALLS = frozenset({"open", "next", "end", "fork"})
+_TOKENIZER = frozenset(
+    {"encode", "decode", "token_bytes", "is_eog", "is_control", "apply_chat_template"}
+)
+_STREAMS = frozenset({"decode", "chat", "infill"})
+_N_THREADS = 4096
+_SLACK = 20.0
+"""A call that takes so many times the mean of late is still expected."""
+
+
+class _Held:
+    """A session, its open stream, and what was noted of that."""
+
+    def __init__(self, session: CoreSession) -> None:
+        self.session = session
+        self.lock = threading.Lock()
+        self.stream: Any = None
+        self.replay: Replay | None = None
+        self.sampler: NotedSampler | None = None
+        self.n_told = 0
+        session.sample_through(self._new_sampler)
+
+    def _new_sampler(
+        self, make: Callable[[DecodeConfig], Any], config: DecodeConfig
+    ) -> NotedSampler:
+        sampling = sampling_of(config)
+        if sampling.implementation == "native":
+            raise UnsupportedFeatureError(
+                feature="implementation='native'",
+                backend=self.session.model.backend,
+                hint="an engine's own sampler ends with its process; use 'portable', or open "
+                "without isolate=True",
+            )
+        replay, self.replay = self.replay, None
+        if replay is not None:
+            seeded = attrs.evolve(sampling, seed=replay.seed)
+            config = attrs.evolve(config, sampling=seeded)
+        self.sampler = NotedSampler(make(config), replay)
+        return self.sampler
+
+    # -- streams -------------------------------------------------------------------------------
+
+    def open(self, kind: str, args: Sequence[Any], fields: dict[str, Any], replay: Any) -> Any:
+        """Begin a stream; with ``replay`` one that goes on behind what was shown before."""
+        self.replay = None if replay is None else Replay(*replay)
+        self.sampler, self.n_told = None, 0
+        try:
+            self.stream = getattr(self.session, kind)(*args, **fields)
+            for _ in range(0 if replay is None else replay[-1]):
+                next(self.stream, None)
+        except BaseException:
+            self.stream = None
+            raise
+        finally:
+            self.replay = None
+        return None if self.sampler is None else self.sampler.seed
+
+    def next(self) -> list[Any]:
+        """Return the next chunk (None at the end), the tokens chosen meanwhile and the place."""
+        chunk = next(self.stream, None)
+        sampler = self.sampler
+        if chunk is None or sampler is None:
+            return [chunk, [], None]
+        (n, position), told = sampler.mark, self.n_told
+        self.n_told = n
+        return [chunk, sampler.tokens[told:n], position]
+
+    def end(self) -> None:
+        """Close the stream."""
+        stream, self.stream = self.stream, None
+        if stream is not None:
+            stream.close()
+
+
+class Worker:
+    """Answers the requests for one pool."""
+
+    def __init__(self, requests: int, answers: int, board: int) -> None:
+        self._requests = os.fdopen(requests, "rb")
+        self._answers = answers
+        self._lock = threading.Lock()
+        self._board = Board(board)
+        self._threads = ThreadPoolExecutor(_N_THREADS, thread_name_prefix="infercore-call")
+        self._held: dict[int, _Held] = {}
+        self._ids: dict[int, int] = {}  # of sequences, by the identity of the object
+        self._model: Any = None
+        self._pool: SessionPool | None = None
+        self._step_timeout = 60.0
+
+    def run(self) -> None:
+        """Answer until the requests end."""
+        while True:
+            number, target, name, args, fields = wire.read(self._take)
+            work = partial(self._answer, number, target, name, args, fields)
+            if name in _AT_ONCE:
+                work()
+            else:
+                self._threads.submit(work)
+
+    def _take(self, n: int) -> bytes:
+        data = self._requests.read(n)
+        if len(data) < n:
+            os._exit(0)  # the program that it works for is gone
+        return data
+
+    def _answer(
+        self, number: int, target: int, name: str, args: list[Any], fields: dict[str, Any]
+    ) -> None:
+        try:
+            if target:
+                answer = [number, True, *self._of_session(target, name, args, fields)]
+            else:
+                answer = [number, True, getattr(self, f"do_{name}")(*args, **fields), None]
+        except BaseException as error:  # noqa: BLE001  (it is the caller's to see)
+            answer = [number, False, error, self._value(target, name)]
+        frame = wire.pack(answer, loose=True)
+        with self._lock:
+            wire.write_all(self._answers, frame)
+
+    # -- sessions ------------------------------------------------------------------------------
+
+    def _of_session(self, target: int, name: str, args: list[Any], fields: dict[str, Any]) -> Any:
+        """Return the answer, and the session's value where the call may have changed it."""
+        held = self._held.get(target)
+        if held is None:
+            raise SessionClosedError("this session is closed; open a new one")
+        if name in _AT_ONCE or name == "close":
+            return getattr(self, f"_{name}")(held), None
+        with held.lock:
+            return self._work_on(held, target, name, args, fields)
+
+    def _work_on(
+        self, held: _Held, target: int, name: str, args: list[Any], fields: dict[str, Any]
+    ) -> Any:
+        """Do what the program asks for, one call after the other.
+
+        The program knows whether a stream is open: what it left when it was interrupted is not.
+        """
+        if name not in ("next", "end"):
+            held.end()
+        if name in _CALLS:
+            answer = getattr(held.session, name)(*args, **fields)
+        elif name in _OWN_CALLS:
+            answer = getattr(self, f"_{name}")(held, *args)
+        else:
+            raise ValueError(name)
+        keeps_value = name == "open" or (name == "next" and held.stream is not None)
+        return answer, None if keeps_value else self._value(target, name)
+
+    @staticmethod
+    def _next(held: _Held) -> Any:
+        answer = held.next()
+        if answer[0] is None or answer[0].finish_reason is not None:
+            held.stream = None
+        return answer
+
+    @staticmethod
+    def _open(held: _Held, kind: str, args: Any, fields: dict[str, Any], replay: Any) -> Any:
+        if kind not in _STREAMS:
+            raise ValueError(kind)
+        return held.open(kind, args, fields, replay)
+
+    @staticmethod
+    def _end(held: _Held) -> None:
+        held.end()
+
+    @staticmethod
+    def _explain_context(held: _Held) -> Any:
+        return held.session.explain_context()
+
+    @staticmethod
+    def _cancel(held: _Held) -> None:
+        held.session.cancel()
+
+    def _fork(self, held: _Held, target: int) -> Any:
+        return self._keep(target, held.session.fork())
+
+    def _close(self, held: _Held) -> Any:
+        target = self._ids.pop(id(held.session.context.sequence))  # type: ignore[attr-defined]
+        self._held.pop(target, None)
+        held.session.close()
+        return held.session.explain_context()
+
+    def _value(self, target: int, name: str) -> Any:
+        held = self._held.get(target)
+        if held is None or name in _AT_ONCE or held.session.closed:
+            return None
+        return snapshots.value_of(held.session)
+
+    def _keep(self, target: int, session: CoreSession) -> Any:
+        self._held[target] = _Held(session)
+        self._ids[id(session.context.sequence)] = target  # type: ignore[attr-defined]
+        return session.explain_context()
+
+    # -- the pool ------------------------------------------------------------------------------
+
+    def do_load(self, path: str, backend: str, model: Any, config: PoolConfig) -> dict[str, Any]:
+        """Load model and pool; return the facts about them."""
+        infercore = importlib.import_module("infercore")
+        plain = PoolConfig()
+        times = {name: getattr(plain, name) for name in ("step_timeout", "load_timeout")}
+        self._step_timeout = config.step_timeout
+        self._model = infercore.load_model(path, backend=backend, config=model)
+        own = attrs.evolve(config, isolate=False, **times)
+        self._pool = pool = self._model.new_pool(own)
+        if not pool.capabilities.encoder:
+            pool.owner.scheduler.on_call = self._note_call
+        tokenizer = pool.tokenizer
+        names = ("n_vocab", "bos", "eos", "eot", "add_bos", "chat_template", "digest")
+        return {
+            "info": pool.info,
+            "backend": self._model.backend,
+            "capabilities": pool.capabilities,
+            "effective": dict(pool.effective),
+            "tokenizer": {
+                **{name: getattr(tokenizer, name) for name in names},
+                "tool_format": tokenizer.tool_format,
+                "fim": tokenizer.fim,
+            },
+        }
+
+    def _note_call(self, sequences: Sequence[Any]) -> None:
+        """Show whose call begins, before the engine can end the process."""
+        if not sequences:
+            self._board.end()
+            return
+        mean_ms = self._pooled.owner.scheduler.count.step_ms or 0.0
+        found = (self._ids.get(id(sequence)) for sequence in sequences)
+        ids = [number for number in found if number is not None]
+        self._board.begin(ids, self._step_timeout + _SLACK * mean_ms / 1e3)
+
+    @property
+    def _pooled(self) -> SessionPool:
+        if self._pool is None:
+            raise SessionClosedError("this pool is closed; open a new one")
+        return self._pool
+
+    def do_open_session(
+        self, target: int, options: dict[str, Any], value: Any, *, lone: bool
+    ) -> Any:
+        """Open a session; with a ``value`` the one that had it in another process."""
+        pool = self._pooled
+        session = pool.open_session(**options)
+        try:
+            if value is not None:
+                snapshots.adopt(session, value)
+        except BaseException:
+            session.close()
+            raise
+        if lone:
+            scheduler, sequence = pool.owner.scheduler, session.context.sequence  # type: ignore[attr-defined]
+            scheduler.post(partial(scheduler.lone.add, sequence))
+        return self._keep(target, session)
+
+    def do_ping(self) -> None:
+        """Say that this process works."""
+
+    def do_stats(self) -> Any:
+        """Return the pool's."""
+        return self._pooled.stats()
+
+    def do_of_pool(self, name: str, args: list[Any], fields: dict[str, Any]) -> Any:
+        """Return what a call of the pool returns."""
+        if name not in ("embed", "rerank", "flush_cache", "drain"):
+            raise ValueError(name)
+        return getattr(self._pooled, name)(*args, **fields)
+
+    def do_tokenizer(self, name: str, args: list[Any], fields: dict[str, Any]) -> Any:
+        """Return what a call of the tokenizer returns."""
+        if name not in _TOKENIZER:
+            raise ValueError(name)
+        return getattr(self._pooled.tokenizer, name)(*args, **fields)
+
+    def do_close(self) -> None:
+        """Close pool and model; the process ends when its pipes are closed."""
+        if self._pool is not None:
+            self._pool.close()
+        if self._model is not None:
+            self._model.close()
+
+
+def _end_with(life: int) -> None:
+    """End this process when the other end of ``life`` is closed, whatever it is doing.
+
+    On Linux the kernel sees to it, also while an engine holds the interpreter.
+    """
+    if sys.platform == "linux":
+        import fcntl  # noqa: PLC0415  (POSIX)
+
+        signal.signal(signal.SIGIO, signal.SIG_DFL)
+        fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
+        flags = fcntl.fcntl(life, fcntl.F_GETFL)
+        fcntl.fcntl(life, fcntl.F_SETFL, flags | os.O_ASYNC)
+    threading.Thread(target=_wait_for_end, args=(life,), daemon=True).start()
+
+
+def _wait_for_end(life: int) -> None:
+    os.read(life, 1)
+    os._exit(0)
+
+
+def main(requests: int, answers: int, life: int, board: int) -> None:
+    """Work for the program at the other end of the pipes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the program's business
+    _end_with(life)
+    try:
+        Worker(requests, answers, board).run()
+    except (OSError, wire.FrameError, InferCoreError):
+        os._exit(1)

@@ -1,0 +1,402 @@
+"""Pools and sessions whose engine lives in a process of its own: what crosses, and what dies."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+import infercore as ic
+
+sys.path.append(str(Path(__file__).parent))
+
+import kill_cases
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="isolation needs POSIX")
+
+FIELDS = {"n_threads": 1, "n_threads_batch": 1}
+SECONDS = 60.0
+TEXTS = ("Once upon a time", "The baker had a dog", "A little girl", "tick tock tick tock")
+
+
+@pytest.fixture(scope="module")
+def pool(pack_path: Path, backend_name: str) -> Iterator[Any]:
+    """Return an isolated pool; each test may kill its worker."""
+    with ic.open_pool(
+        pack_path,
+        backend=backend_name,
+        isolate=True,
+        **kill_cases.POOL,
+        **kill_cases.LIMITS,
+        **FIELDS,
+    ) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def plain(model: Any) -> Iterator[Any]:
+    """Return the same pool in this process."""
+    with model.new_pool(**kill_cases.POOL, **FIELDS) as opened:
+        yield opened
+
+
+@pytest.fixture
+def session(pool: Any) -> Iterator[Any]:
+    with pool.open_session() as opened:
+        yield opened
+
+
+def told(session: Any, text: str = TEXTS[0], n: int = 24, **fields: Any) -> list[int]:
+    session.ensure_prefix(text)
+    return [t for chunk in session.decode(max_tokens=n, **fields) for t in chunk.tokens]
+
+
+def told_here(plain: Any, *args: Any, **fields: Any) -> list[int]:
+    with plain.open_session() as session:
+        return told(session, *args, **fields)
+
+
+def kill(pool: Any, name: str = "SIGKILL") -> None:
+    os.kill(pool.process.pid, getattr(signal, name))
+
+
+def wait_until(holds: Callable[[], bool], seconds: float = SECONDS) -> None:
+    until = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+# -- the same as in this process ---------------------------------------------------------------
+
+
+def test_answers_are_those_of_a_pool_in_this_process(pool: Any, plain: Any) -> None:
+    assert pool.model is None
+    assert pool.info == plain.info
+    assert pool.capabilities == plain.capabilities
+    tokens = pool.tokenizer.encode("The little dog")
+    assert tokens == plain.tokenizer.encode("The little dog")
+    assert pool.tokenizer.decode(tokens) == plain.tokenizer.decode(tokens)
+    assert pool.tokenizer.digest == plain.tokenizer.digest
+    for fields in (
+        {"temperature": 0},
+        {"seed": 7},
+        {"seed": 8, "mirostat": 2},
+        {"seed": 9, "stop": ["."]},
+    ):
+        with pool.open_session() as ours, plain.open_session() as theirs:
+            assert told(ours, **fields) == told(theirs, **fields), fields
+            assert ours.state == theirs.state
+            assert attrs_of(ours.explain_context()) == attrs_of(theirs.explain_context())
+            assert ours.generate(" and then", max_tokens=8, **fields) == theirs.generate(
+                " and then", max_tokens=8, **fields
+            )
+
+
+def attrs_of(report: Any) -> dict[str, Any]:
+    return {name: getattr(report, name) for name in ("resident_tokens", "manifest", "state")}
+
+
+def test_errors_have_their_types_and_facts(session: Any) -> None:
+    with pytest.raises(ic.InvalidStateError):
+        next(session.decode())
+    with pytest.raises(ic.ContextOverflowError) as caught:
+        session.ensure_prefix("word " * 400)
+    assert caught.value.stage == "prefix"
+    assert caught.value.n_ctx == kill_cases.POOL["n_ctx"]
+    session.ensure_prefix("Once")
+    with pytest.raises(ic.GrammarError) as wrong:
+        session.decode(response_format={"type": "regex", "pattern": "("})
+    assert wrong.value.source
+    stream = session.decode(max_tokens=4)
+    with pytest.raises(ic.SessionBusyError):
+        session.ensure_prefix("other")
+    stream.close()
+    assert session.state in ("PREFIXED", "READY", "DECODED")
+
+
+def test_what_cannot_cross_is_refused_by_name(session: Any, pack_path: Path) -> None:
+    session.ensure_prefix("Once upon a time")
+    before = session.explain_context()
+    for fields in ({"processors": [lambda ids, row: row]}, {"response_format": dict.get}):
+        with pytest.raises(ic.UnsupportedFeatureError, match=next(iter(fields))):
+            session.decode(**fields)
+    with pytest.raises(ic.UnsupportedFeatureError, match="implementation='native'"):
+        session.decode(implementation="native")
+    with pytest.raises(ic.UnsupportedFeatureError, match="progress"):
+        ic.open_pool(pack_path, isolate=True, progress=print)
+    assert session.explain_context() == before
+    assert told(session, temperature=0)
+
+
+def test_a_model_that_is_here_cannot_be_isolated(model: Any) -> None:
+    with pytest.raises(ic.InvalidInputError, match="open_pool"):
+        model.new_pool(isolate=True)
+    with pytest.raises(ic.InvalidInputError, match="open_session"):
+        ic.open_session(model, isolate=True)
+
+
+def test_forks_snapshots_and_files(pool: Any, session: Any, tmp_path: Path) -> None:
+    first = told(session, temperature=0, n=8)
+    with session.fork() as twin:
+        kill(pool)
+        assert [t for c in twin.decode(max_tokens=6, temperature=0) for t in c.tokens] == [
+            t for c in session.decode(max_tokens=6, temperature=0) for t in c.tokens
+        ]
+    session.save(tmp_path / "saved")
+    with pool.open_session() as other:
+        other.load(tmp_path / "saved")
+        assert other.explain_context().generated_tokens == len(first) + 6
+
+
+def test_a_session_alone_ends_its_process(pack_path: Path, backend_name: str) -> None:
+    session = ic.open_session(
+        pack_path, backend=backend_name, isolate=True, n_ctx=128, overflow="truncate", **FIELDS
+    )
+    pid = session.context.process.pid
+    assert told(session, temperature=0, n=4)
+    session.close()
+    assert session.closed
+    assert session.state == "CLOSED"
+    assert not psutil.pid_exists(pid)
+
+
+def test_tasks_read_at_the_same_time(pool: Any, plain: Any) -> None:
+    async def one(text: str) -> list[int]:
+        async with await pool.aopen_session() as session:
+            await session.ensure_prefix(text)
+            stream = session.decode(max_tokens=12, temperature=0)
+            return [t async for chunk in stream for t in chunk.tokens]
+
+    async def all_of_them() -> list[list[int]]:
+        return list(await asyncio.gather(*map(one, TEXTS)))
+
+    found = asyncio.run(all_of_them())
+    assert found == [told_here(plain, text, 12, temperature=0) for text in TEXTS]
+
+
+# -- deaths ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"temperature": 0},
+        {"seed": 5, "logprobs": 2},
+        {"seed": 6, "mirostat": 2, "repeat_penalty": 1.2},
+        {"seed": 7, "response_format": {"type": "regex", "pattern": "[a-z ,.]{0,80}"}},
+        {"seed": 8, "speculative": ic.SpeculativeConfig()},
+    ],
+    ids=str,
+)
+def test_a_stream_goes_on_with_equal_text(pool: Any, plain: Any, fields: dict[str, Any]) -> None:
+    expected = told_here(plain, **fields)
+    with pool.open_session() as session:
+        session.ensure_prefix(TEXTS[0])
+        found: list[int] = []
+        for i, chunk in enumerate(session.decode(max_tokens=24, **fields)):
+            found += chunk.tokens
+            if i == 4:
+                kill(pool, "SIGSEGV")
+        assert found == expected
+        assert chunk.usage is not None
+        assert chunk.usage.completion_tokens == len(expected)
+        assert session.explain_context().generated_tokens == len(expected)
+
+
+def test_a_hang_is_a_death(pool: Any, plain: Any) -> None:
+    expected = told_here(plain, temperature=0)
+    with pool.open_session() as session:
+        session.ensure_prefix(TEXTS[0])
+        stream = session.decode(max_tokens=24, temperature=0)
+        found = list(next(stream).tokens)
+        kill(pool, "SIGSTOP")
+        found += [t for chunk in stream for t in chunk.tokens]
+    assert found == expected
+
+
+def test_closing_a_stream_whose_worker_died(pool: Any, plain: Any) -> None:
+    with pool.open_session() as session, plain.open_session() as other:
+        for each in (session, other):
+            each.ensure_prefix(TEXTS[0])
+            stream = each.decode(max_tokens=24, seed=3)
+            shown = [t for _ in range(5) for t in next(stream).tokens]
+            if each is session:
+                kill(pool)
+            stream.close()
+            assert each.explain_context().generated_tokens == len(shown)
+        ours, theirs = (
+            [t for c in each.decode(max_tokens=5, temperature=0) for t in c.tokens]
+            for each in (session, other)
+        )
+        assert ours == theirs
+
+
+def test_random_kills(pool: Any, model: Any, backend_name: str) -> None:
+    first = 10 if backend_name == "llamacpp" else 20
+    for seed in range(first, first + 4):
+        kill_cases.check(pool, model, seed, **FIELDS)
+
+
+def test_no_memory_ends_a_worker_and_no_session(pool: Any, plain: Any) -> None:
+    resource = pytest.importorskip("resource")
+    if not hasattr(resource, "prlimit"):
+        pytest.skip("limits of another process are Linux's")
+    expected = told_here(plain, temperature=0)
+    with pool.open_session() as session:
+        told(session, n=2)
+        pid = pool.process.pid
+        limit = psutil.Process(pid).memory_info().vms
+        resource.prlimit(pid, resource.RLIMIT_AS, (limit, limit))
+        try:
+            assert told(session, temperature=0) == expected
+        except ic.OutOfMemoryError:
+            kill(pool)  # it was told of, and the worker lives with too little
+        assert told(session, temperature=0) == expected
+
+
+def in_step(pool: Any) -> list[int] | None:
+    child = pool.process._child
+    return None if child is None or child.death is not None else child.board.in_call
+
+
+def test_who_kills_each_time_ends_alone(pack_path: Path, backend_name: str) -> None:
+    with ic.open_pool(
+        pack_path, backend=backend_name, isolate=True, n_ctx=256, max_restarts=5, **FIELDS
+    ) as pool:
+        done = threading.Event()
+
+        def kill_for(target: int) -> None:
+            while not done.is_set():
+                found = in_step(pool)
+                if found is not None and target in found:
+                    kill(pool)
+                    time.sleep(0.05)
+
+        with pool.open_session() as bad, pool.open_session() as good:
+            found: list[int] = []
+            killer = threading.Thread(target=kill_for, args=(bad._target,), daemon=True)
+            reader = threading.Thread(
+                target=lambda: found.extend(told(good, n=60, temperature=0)), daemon=True
+            )
+            reader.start()
+            killer.start()
+            with pytest.raises(ic.SessionFatalError, match="process of the engine") as caught:
+                bad.ensure_prefix("word " * 200)
+            done.set()
+            killer.join(SECONDS)
+            reader.join(SECONDS)
+            assert isinstance(caught.value.cause, ChildProcessError)
+            assert bad.state == "FATAL"
+            assert len(found) == 60
+            with pytest.raises(ic.SessionFatalError):
+                bad.ensure_prefix("Once")
+            assert told(good, n=4)
+        assert 2 <= pool.stats().n_restarts <= 5
+
+
+def test_too_many_deaths_end_all(pack_path: Path, backend_name: str) -> None:
+    with (
+        ic.open_pool(
+            pack_path, backend=backend_name, isolate=True, n_ctx=64, max_restarts=1, **FIELDS
+        ) as pool,
+        pool.open_session() as session,
+        pool.open_session() as other,
+    ):
+        session.ensure_prefix("Once")
+        kill(pool, "SIGSEGV")
+        session.ensure_prefix("Once upon")
+        kill(pool)
+        wait_until(lambda: pool.process.pid is None)
+        for each in (session, other):
+            with pytest.raises(ic.SessionFatalError, match="SIGSEGV"):
+                each.ensure_prefix("Once upon a time")
+            assert each.state == "FATAL"
+        with pytest.raises(ic.SessionFatalError):
+            pool.open_session()
+
+
+# -- processes ---------------------------------------------------------------------------------
+
+CALLER = """
+import sys, infercore as ic
+pool = ic.open_pool(sys.argv[1], backend=sys.argv[2], isolate=True, n_ctx=256, n_threads=1)
+session = pool.open_session()
+session.ensure_prefix("Once upon a time")
+try:
+    print(pool.process.pid, flush=True)
+    while True:
+        for chunk in session.decode(max_tokens=100, ignore_eos=True):
+            pass
+        session.ensure_prefix("Once upon a time")
+except KeyboardInterrupt:
+    print(pool.process.pid, len("".join(c.text for c in session.decode(max_tokens=5))), flush=True)
+"""
+
+
+def caller(pack_path: Path, backend_name: str) -> tuple[Any, int]:
+    """Return a program from standard input that has an isolated pool, and its worker."""
+    process = subprocess.Popen(
+        [sys.executable, "-", str(pack_path), backend_name],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(CALLER)
+    process.stdin.close()
+    return process, int(process.stdout.readline())
+
+
+def test_a_caller_that_is_killed_leaves_no_worker(pack_path: Path, backend_name: str) -> None:
+    process, pid = caller(pack_path, backend_name)
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    started = time.monotonic()
+    wait_until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie", 5.0)
+    assert time.monotonic() - started < 2.0  # a second, on a machine that has others to serve
+
+
+def test_an_interruption_is_the_callers(pack_path: Path, backend_name: str) -> None:
+    process, pid = caller(pack_path, backend_name)
+    process.send_signal(signal.SIGINT)
+    assert process.stdout.readline().split()[0] == str(pid)
+    process.stdout.close()
+    assert process.wait(SECONDS) == 0
+    wait_until(lambda: not psutil.pid_exists(pid), 5.0)
+
+
+def test_nothing_is_left_of_a_pool(pack_path: Path, backend_name: str) -> None:
+    me = psutil.Process()
+    fields = {"backend": backend_name, "isolate": True, "n_ctx": 64, **FIELDS}
+    with ic.open_pool(pack_path, **fields) as first, first.open_session() as session:
+        told(session, n=2)
+    n_files, n_threads = me.num_fds(), threading.active_count()
+    pids = []
+    for how in ("closed", "dropped", "killed"):
+        pool = ic.open_pool(pack_path, **fields)
+        pids.append(pool.process.pid)
+        session = pool.open_session()
+        told(session, n=2)
+        if how == "killed":
+            kill(pool)
+        if how != "dropped":
+            pool.close()
+        del pool, session
+    wait_until(lambda: not any(map(psutil.pid_exists, pids)), 10.0)
+    wait_until(lambda: me.num_fds() <= n_files, 10.0)
+    wait_until(lambda: threading.active_count() <= n_threads, 10.0)
