@@ -8,6 +8,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent / "_ext"))
 
 from infercore import __version__
+from infercore.values.install import REPOSITORY
 
 project = "infercore"
 author = "infercore contributors"
@@ -59,7 +60,13 @@ nitpick_ignore_regex = [
 
 # -- the site ---------------------------------------------------------------------------------
 html_theme = "furo"
-html_title = "infercore"
+html_title = f"infercore {__version__}"
+if REPOSITORY:
+    html_theme_options = {
+        "source_repository": REPOSITORY,
+        "source_branch": "main",
+        "source_directory": "docs/",
+    }
 html_static_path = ["_static"]
 html_css_files = ["tables.css"]
 html_show_sphinx = False

@@ -16,6 +16,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 import infercore
+from infercore.values import install
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -30,6 +31,17 @@ FOLDERS = {
     "infercore-openvino": ROOT / "plugins" / "openvino",
 }
 OF_PYTHON = re.compile(r"Programming Language :: Python :: (3\.\d+)$")
+
+
+def test_addresses_are_those_of_one_constant() -> None:
+    """[project.urls] cannot be computed, so it is compared; nobody invents an address."""
+    stated = {name: read(folder).get("urls", {}) for name, folder in FOLDERS.items()}
+    if not install.REPOSITORY:
+        assert set(map(str, stated.values())) == {"{}"}
+        return
+    for urls in stated.values():
+        assert urls
+        assert all(url.startswith(install.REPOSITORY) for url in urls.values())
 
 
 def read(folder: Path) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import torch
+
 from model_pack import golden
 
 if TYPE_CHECKING:
