@@ -90,6 +90,23 @@ def test_the_limit_is_two_seconds() -> None:
     assert 1.9 < time.perf_counter() - started < 5
 
 
+def test_a_busy_machine_refuses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The seconds are those of work: here nothing runs for twice as many."""
+    monkeypatch.setattr(process, "MAX_SECONDS", 0.5)
+    worker = child()
+    template = "{% for i in range(99999) %}{% endfor %}{{ messages[0].content }}"
+    with ThreadPoolExecutor(1) as pool:
+        worker.suspend()
+        text = pool.submit(rendered, template)
+        time.sleep(0.2)
+        worker.resume()
+        time.sleep(0.02)
+        worker.suspend()
+        time.sleep(1)
+        worker.resume()
+        assert text.result(20) == "hello"
+
+
 def test_text_up_to_its_limit() -> None:
     assert len(rendered("{{ 'x' * n }}", n=wire.MAX_TEXT_BYTES)) == wire.MAX_TEXT_BYTES
     for template in ("{{ 'x' * n }}y", "{% for i in range(9) %}{{ 'x' * n }}{% endfor %}"):

@@ -38,7 +38,8 @@ def render(
     """Return ``messages`` in the words of ``template``; ``variables`` are known to it by name.
 
     Raises `InvalidInputError` where the messages are malformed or no plain data, the template
-    refuses them or cannot be read, or takes more than 2 seconds, 256 MiB or 16 MiB of text.
+    refuses them or cannot be read, or takes more than 2 seconds of processor time, 256 MiB or
+    16 MiB of text.
     """
     rows = [_as_dict(message) for message in messages]
     known = {

@@ -14,13 +14,23 @@ import threading
 from typing import Any, NoReturn
 
 from infercore.errors import OutOfMemoryError, UnsupportedFeatureError
-from infercore.limited.wire import HEADER, LENGTH, MAX_SECONDS, STOPPED, TOO_MUCH_MEMORY
+from infercore.limited.wire import (
+    HEADER,
+    LENGTH,
+    MAX_SECONDS,
+    PATIENCE,
+    STOPPED,
+    TOO_MUCH_MEMORY,
+)
 
 _PROGRAM = (
     "import sys; sys.path[:] = sys.argv[1:]; from infercore.limited.worker import main; main()"
 )
 _SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 _HAS_TIMER = hasattr(signal, "setitimer")
+_OUT_OF_TIME = (
+    (-getattr(signal, "SIGPROF", 0), -getattr(signal, "SIGALRM", 0)) if _HAS_TIMER else ()
+)
 
 
 def can_start() -> bool:
@@ -46,9 +56,10 @@ class LimitedProcess:
     def run(self, work: str, *arguments: Any, seconds: float | None = None) -> tuple[bytes, str]:
         """Return what ``work`` ("module:function") makes of ``arguments``, or `STOPPED` and why.
 
-        ``seconds`` may pass (None: `MAX_SECONDS`). Raises `ValueError` for arguments that `marshal`
-        cannot write, `OutOfMemoryError` or `UnsupportedFeatureError` where no process can be
-        started. A program that cannot start a Python does the work itself, without these limits.
+        It may use a processor for ``seconds`` (None: `MAX_SECONDS`). Raises `ValueError` for
+        arguments that `marshal` cannot write, `OutOfMemoryError` or `UnsupportedFeatureError` where
+        no process can be started. A program that cannot start a Python does the work itself,
+        without these limits.
         """
         limit = MAX_SECONDS if seconds is None else seconds
         data = marshal.dumps((limit, work, *arguments))
@@ -70,7 +81,7 @@ class LimitedProcess:
                 code = self._end(child)
                 if found is not None:
                     return found
-                if child.timed_out or code == -getattr(signal, "SIGALRM", 0):
+                if child.timed_out or code in _OUT_OF_TIME:
                     return STOPPED, f"it takes more than {limit:g} seconds"
                 if code == -getattr(signal, "SIGABRT", 0):  # how native code ends without memory
                     return STOPPED, TOO_MUCH_MEMORY
@@ -133,7 +144,7 @@ class _Child:
 
     def exchange(self, data: bytes, seconds: float) -> tuple[bytes, str] | None:
         """Return the answer to a request; None where the process died."""
-        timer = None if _HAS_TIMER else threading.Timer(seconds + 1, self._time_out)
+        timer = None if _HAS_TIMER else threading.Timer(seconds * PATIENCE, self._time_out)
         if timer is not None:
             timer.start()
         try:

@@ -12,7 +12,8 @@ from collections.abc import Callable
 Work = Callable[..., tuple[bytes, str]]
 """A function that the process calls: its answer is one of the letters below, and a text."""
 
-MAX_SECONDS = 2.0  # of one request, where it says nothing else
+MAX_SECONDS = 2.0  # of processor time of one request, where it says nothing else
+PATIENCE = 5  # times as long may it take by the clock, on a machine that does much else
 MAX_MEMORY_BYTES = 256 << 20  # of all that is kept at once
 MAX_TEXT_BYTES = 16 << 20  # of the text that is made, as UTF-8
 

@@ -9,7 +9,14 @@ import signal
 import sys
 from typing import TYPE_CHECKING, BinaryIO
 
-from infercore.limited.wire import HEADER, LENGTH, MAX_MEMORY_BYTES, STOPPED, TOO_MUCH_MEMORY
+from infercore.limited.wire import (
+    HEADER,
+    LENGTH,
+    MAX_MEMORY_BYTES,
+    PATIENCE,
+    STOPPED,
+    TOO_MUCH_MEMORY,
+)
 
 if TYPE_CHECKING:
     from infercore.limited.wire import Work
@@ -57,8 +64,10 @@ def _send(answers: BinaryIO, kind: bytes, text: str) -> None:
 class _Watched:
     """Ends this process, whatever it is doing, after ``seconds`` or when the other one dies.
 
-    The kernel does it by signals left at their defaults, so that no call of C can put it off.
-    Where there are none, the other process ends this one.
+    Those are of processor time, so that a machine that does much else refuses nothing; by the
+    clock it may be `PATIENCE` times as long. The kernel does it by signals left at their defaults,
+    so that no call of C can put it off. Where there are none, the other process
+    ends this one.
     """
 
     def __init__(self, file: int, seconds: float) -> None:
@@ -68,10 +77,12 @@ class _Watched:
     def __enter__(self) -> None:
         self._watch_pipe(on=True)
         if hasattr(signal, "setitimer"):
-            signal.setitimer(signal.ITIMER_REAL, self._seconds)
+            signal.setitimer(signal.ITIMER_PROF, self._seconds)
+            signal.setitimer(signal.ITIMER_REAL, self._seconds * PATIENCE)
 
     def __exit__(self, *_: object) -> None:
         if hasattr(signal, "setitimer"):
+            signal.setitimer(signal.ITIMER_PROF, 0)
             signal.setitimer(signal.ITIMER_REAL, 0)
         self._watch_pipe(on=False)
 
