@@ -111,8 +111,9 @@ def test_the_engines_own_sampler_refuses_them(model: Any, session: Any) -> None:
     for wanted in ({"min_tokens": 3}, {"no_repeat_ngram_size": 2}):
         with pytest.raises(ic.UnsupportedFeatureError):
             session.decode(implementation="native", **wanted)
-    with pytest.raises(ic.UnsupportedFeatureError):
-        model.new_sampler(implementation="native", no_repeat_ngram_size=2)
+    for wanted in ({"no_repeat_ngram_size": 2}, {"adaptive_p_target": 0.2}):
+        with pytest.raises(ic.UnsupportedFeatureError):
+            model.new_sampler(implementation="native", **wanted)
     assert session.state == "PREFIXED"
 
 

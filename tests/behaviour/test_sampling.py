@@ -284,3 +284,16 @@ def test_a_native_sampler_where_there_is_none_is_refused(session: Any) -> None:
     ):
         with pytest.raises(ic.UnsupportedFeatureError):
             session.decode(implementation="native", **{field: value})
+
+
+def test_adaptive_p_draws_near_its_target(session: Any) -> None:
+    loose = {"top_k": 0, "top_p": 1.0, "min_p": 0.02, "temperature": 2.0, "max_tokens": 60}
+    means = []
+    for target in (0.1, 0.9):
+        session.ensure_prefix("The")
+        chunks = session.decode(adaptive_p_target=target, seed=1, logprobs=0, **loose)
+        found = [one.logprob for chunk in chunks for one in chunk.logprobs or ()]
+        means.append(float(np.exp(found).mean()))
+    assert means[0] < means[1] - 0.1
+    again = tokens_of(session, "The", adaptive_p_target=0.9, seed=1, **loose)[0]
+    assert tokens_of(session, "The", adaptive_p_target=0.9, seed=1, **loose)[0] == again

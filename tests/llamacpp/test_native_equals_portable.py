@@ -8,6 +8,7 @@ compared where it acts always or never, and by its frequency.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import math
 import subprocess
@@ -389,3 +390,29 @@ def test_no_chain_ends_the_process(story_path: Path) -> None:
     assert [place for place, _ in told] == list(range(len(EXTREME)))
     refused = [EXTREME[place] for place, outcome in told if outcome != "drawn"]
     assert len(refused) < len(EXTREME) / 4, refused
+
+
+@pytest.mark.parametrize("target", [0.0, 0.2, 0.9])
+def test_adaptive_p_is_that_of_the_engine(target: float) -> None:
+    """Step by step, with the engine's choices: its own sampler is not offered, see docs."""
+    from infercore.sampling import selection
+    from infercore.sampling.candidates import Candidates, softmax
+    from infercore_llamacpp.library import api
+
+    n, mu = 40, target
+    engine = api.llama_sampler_init_adaptive_p(target, 0.8, 3)
+    for step in range(12):
+        logits = np.random.default_rng(step).normal(0, 2, n).astype(np.float32)
+        rows = (api.llama_token_data * n)(
+            *(api.llama_token_data(i, x, 0) for i, x in enumerate(logits.tolist()))
+        )
+        array = api.llama_token_data_array(data=rows, size=n, selected=-1, sorted=False)
+        api.llama_sampler_apply(engine, ctypes.byref(array))
+        kept = Candidates(np.arange(n), logits.astype(np.float64))
+        ours = selection.adaptive_p(kept, 0.5, mu=mu, target=target, decay=0.8)
+        expected = [rows[i].p for i in np.argsort([row.id for row in rows])]
+        np.testing.assert_allclose(softmax(ours.out_of.logits), expected, atol=2e-5)
+        token = rows[array.selected].id
+        api.llama_sampler_accept(engine, token)
+        mu = 0.2 * float(softmax(kept.logits)[token]) + 0.8 * mu
+    api.llama_sampler_free(engine)

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+import infercore as ic
 from infercore.sampling import selection
 from infercore.sampling.candidates import Candidates
 
@@ -90,3 +91,18 @@ def test_mirostat_brings_the_surprise_to_tau(variant):
         among = full[chosen.out_of.ids - 10]
         surprises.append(-math.log2(full[chosen.token - 10] / among.sum()))
     assert np.mean(surprises[200:]) == pytest.approx(3.0, abs=0.1)
+
+
+def test_adaptive_p_by_hand():
+    # aim: 2 * 0.3 - 0.4 = 0.2; distances of 0.5 and 0.2 from it, in widths of 0.3: 1 and 0
+    chosen = selection.adaptive_p(of(0.5, 0.2, 0.3), 0.5, mu=0.4, target=0.3, decay=0.9)
+    third = 1 / 3
+    expected = [5 - 10 / 2, 5, 5 - 10 * third**2 / (1 + third)]
+    assert chosen.out_of.logits.tolist() == pytest.approx(expected)
+    assert chosen.token == 11
+    assert chosen.mu == pytest.approx(0.2 * 0.1 + 0.4 * 0.9)
+
+
+def test_only_one_selects():
+    with pytest.raises(ic.InvalidInputError, match="mirostat"):
+        ic.SamplingConfig(adaptive_p_target=0.3, mirostat=2)

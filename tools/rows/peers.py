@@ -278,6 +278,18 @@ for _name, _fields, _top in (
     )
 
 
+@SAMPLING.row("adaptive_p (ion7-core, llama.cpp)", "`SamplingConfig.adaptive_p_target`")
+def _(b: Bench) -> None:
+    loose = {"top_k": 0, "top_p": 1.0, "min_p": 0.02, "temperature": 2.0, "seed": 1}
+    means = []
+    for target in (0.1, 0.9):
+        session = b.session("The")
+        chunks = greedy(session, adaptive_p_target=target, logprobs=0, max_tokens=60, **loose)
+        found = [one.logprob for chunk in chunks for one in chunk.logprobs or ()]
+        means.append(np.exp(found).mean())
+    assert means[0] < means[1] - 0.1
+
+
 @SAMPLING.row("penalties (llama.cpp, openvino-genai)", "`SamplingConfig.repeat_penalty`")
 def _(b: Bench) -> None:
     context = b.context()

@@ -310,6 +310,13 @@ class GuardedModel:
                 backend=self.backend,
                 hint="the engine's own sampler has none; use implementation='portable'",
             )
+        if config.adaptive_p_target >= 0:
+            raise UnsupportedFeatureError(
+                feature="adaptive_p_target",
+                backend=self.backend,
+                hint="a copy of the engine's own sampler begins its random numbers anew with it; "
+                "use implementation='portable'",
+            )
         for token in config.logit_bias:
             check_token(token, self.tokenizer.n_vocab, field="logit_bias")
         lease = _Lease(self._weights)

@@ -54,13 +54,22 @@ def _reshaped(kept: Candidates, config: SamplingConfig) -> Candidates:
     return steps.temperature(kept, degree)
 
 
+def first_mu(config: SamplingConfig) -> float:
+    """Return the state of the selection before its first step."""
+    adapts = config.adaptive_p_target >= 0
+    return config.adaptive_p_target if adapts else 2.0 * config.mirostat_tau
+
+
 def select(
     kept: Candidates, config: SamplingConfig, uniform: float, *, mu: float, n_vocab: int
 ) -> Selected:
-    """Return the token that ``uniform`` picks of ``kept``, by mirostat where the config says so.
+    """Return the token that ``uniform`` picks of ``kept``, as the config wants it selected.
 
-    ``mu`` is mirostat's state in bits; without mirostat it comes back unchanged.
+    ``mu`` is the state of mirostat or adaptive-p; without them it comes back unchanged.
     """
+    if config.adaptive_p_target >= 0:
+        target, decay = config.adaptive_p_target, config.adaptive_p_decay
+        return selection.adaptive_p(kept, uniform, mu=mu, target=target, decay=decay)
     if config.mirostat == 0:
         return Selected(selection.categorical(kept, uniform), kept, mu)
     tau, eta = config.mirostat_tau, config.mirostat_eta

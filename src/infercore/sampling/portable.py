@@ -99,7 +99,7 @@ class PortableSampler:
     def _rewind(self) -> None:
         self._random = np.random.Generator(np.random.PCG64(self._seed))
         self._history = TokenHistory(self._n_vocab, self._rules.counted_window)
-        self._mu = 2.0 * self._config.mirostat_tau
+        self._mu = chain.first_mu(self._config)
         self._last: _Step | None = None
         self._best: tuple[int, float, FloatArray | None] | None = None
         self._n_chosen = 0
@@ -216,8 +216,8 @@ class PortableSampler:
     def distribution(self, logits: FloatArray) -> tuple[IdArray, RealArray]:
         """Return ids [n] and probabilities float64 [n] that the next draw from ``logits`` has.
 
-        Mirostat's own cut is not part of it. Nothing is accepted and no random number is used
-        up; raises as `sample_logits`.
+        What mirostat or adaptive-p make of it is not part of it. Nothing is accepted and no random
+        number is used up; raises as `sample_logits`.
         """
         self._check_open()
         ready = self._rules.apply(logits, self._history, self._constraint, self._now_held_back())
@@ -270,7 +270,7 @@ class PortableSampler:
         return logprobs.raw_logprobs(last.raw, last.token, top_n)
 
     def reset(self) -> None:
-        """Go back to the state after construction: seed, penalties, mirostat and constraint."""
+        """Go back to the state after construction: seed, penalties, selection and constraint."""
         self._check_open()
         self._rewind()
         if self._constraint is not None:

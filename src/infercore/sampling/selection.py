@@ -10,10 +10,16 @@ import numpy as np
 from infercore.sampling.candidates import Candidates, RealArray, descending, largest, softmax
 
 MIROSTAT_M = 100
+# Shape of adaptive-p's preference: its width in probability, the logit at its peak, and how fast it
+# falls. Source: llama.cpp, ``llama_sampler_adaptive_p_apply``.
+_WIDTH, _PEAK, _SHARPNESS = 0.3, 5.0, 10.0
 
 
 class Selected(NamedTuple):
-    """The chosen ``token``, what it was drawn ``out_of``, and the new mirostat ``mu`` in bits."""
+    """The chosen ``token``, what it was drawn ``out_of``, and the selection's new state ``mu``.
+
+    Of mirostat that is in bits, of adaptive-p the mean probability of what it chose.
+    """
 
     token: int
     out_of: Candidates
@@ -70,6 +76,25 @@ def mirostat_v2(
         expected = -np.log2(softmax(candidates.logits)) <= mu
     kept = candidates.keep(expected if expected.any() else largest(candidates.logits, 1))
     return _surprise_controlled(kept, uniform, mu, tau, eta)
+
+
+def adaptive_p(
+    candidates: Candidates, uniform: float, *, mu: float, target: float, decay: float
+) -> Selected:
+    """Draw so that the chosen tokens' probabilities come to ``target`` on average.
+
+    ``mu`` is their running mean so far, in which each step before counts ``decay`` of the one after
+    it; tokens near ``2 target - mu`` are preferred. Source: ``llama_sampler_init_adaptive_p``,
+    whose two sums have this quotient.
+    """
+    probabilities = softmax(candidates.logits)
+    aim = min(max(2.0 * target - mu, 0.0), 1.0)
+    distance = np.abs(probabilities - aim) / _WIDTH
+    logits = _PEAK - _SHARPNESS * distance * distance / (1.0 + distance)
+    out_of = Candidates(candidates.ids, logits)
+    place = draw(softmax(logits), uniform)
+    mean = float(probabilities[place]) * (1.0 - decay) + decay * mu
+    return Selected(int(candidates.ids[place]), out_of, mean)
 
 
 def _surprise_controlled(

@@ -311,9 +311,10 @@ class SamplingConfig:
     that would make n tokens in a row appear again, prompt included; 0 is off. ``temperature=0``
     takes the most likely token, whatever else is set and without randomness. ``top_k=0`` and
     ``top_n_sigma=-1`` are off, as are ``top_p=1``, ``min_p=0``, ``typical_p=1`` and
-    ``xtc_probability=0``. ``seed=None`` draws one; `Sampler.seed` reports it. ``implementation`` is
-    "portable" (NumPy, the specification), "native" (the engine's own) or "auto", which is always
-    the portable one.
+    ``xtc_probability=0``. Selection is a draw, mirostat's, or with ``adaptive_p_target`` of at
+    least 0 that of adaptive-p, which prefers tokens about as likely as that on average.
+    ``seed=None`` draws one; `Sampler.seed` reports it. ``implementation`` is "portable" (NumPy, the
+    specification), "native" (the engine's own) or "auto", which is always the portable one.
     """
 
     temperature: float = attrs.field(default=0.8, validator=checks.number(0, optional=False))
@@ -331,6 +332,12 @@ class SamplingConfig:
     )
     mirostat_tau: float = attrs.field(default=5.0, validator=checks.number(0, optional=False))
     mirostat_eta: float = attrs.field(default=0.1, validator=checks.number(0, optional=False))
+    adaptive_p_target: float = attrs.field(
+        default=-1.0, validator=checks.number(-1, 1, optional=False)
+    )
+    adaptive_p_decay: float = attrs.field(
+        default=0.9, validator=checks.number(0, 0.99, optional=False)
+    )
     repeat_penalty: float = attrs.field(default=1.0, validator=checks.number(1e-6, optional=False))
     frequency_penalty: float = attrs.field(default=0.0, validator=checks.number(optional=False))
     presence_penalty: float = attrs.field(default=0.0, validator=checks.number(optional=False))
@@ -351,6 +358,12 @@ class SamplingConfig:
         default="auto",
         validator=checks.one_of("auto", "native", "portable", optional=False),
     )
+
+    def __attrs_post_init__(self) -> None:
+        if self.mirostat and self.adaptive_p_target >= 0:
+            raise checks.refuse(
+                "adaptive_p_target", self.adaptive_p_target, "-1 (off) beside mirostat: one selects"
+            )
 
 
 def _stop_tokens(value: Sequence[int] | None) -> tuple[int, ...]:

@@ -90,6 +90,8 @@ SAMPLING = {
     "mirostat": "version of mirostat; 0 = off",
     "mirostat_tau": "mirostat: target surprise",
     "mirostat_eta": "mirostat: learning rate",
+    "adaptive_p_target": "adaptive-p: the probability that chosen tokens have on average; -1 = off",
+    "adaptive_p_decay": "adaptive-p: how much of that average each step leaves, 0 to 0.99",
     "repeat_penalty": "divides the logits of recent tokens; 1 = off",
     "frequency_penalty": "subtracted from a token's logit for each time it occurred; 0 = off",
     "presence_penalty": "subtracted from the logit of each token that occurred; 0 = off",

@@ -238,6 +238,10 @@ class SamplingFields(TypedDict, total=False):
     """Mirostat: target surprise."""
     mirostat_eta: float
     """Mirostat: learning rate."""
+    adaptive_p_target: float
+    """Adaptive-p: the probability that chosen tokens have on average; -1 = off."""
+    adaptive_p_decay: float
+    """Adaptive-p: how much of that average each step leaves, 0 to 0.99."""
     repeat_penalty: float
     """Divides the logits of recent tokens; 1 = off."""
     frequency_penalty: float
