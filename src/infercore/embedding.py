@@ -91,25 +91,17 @@ def _encode_pair(model: Model, pair: Pair) -> Tokens:
     template = metadata.get("tokenizer.chat_template.rerank")
     if template:
         parts = re.split(r"(\{query\}|\{document\})", template)
-        texts = {"{query}": pair.query, "{document}": pair.document}
+        given = {"{query}": pair.query, "{document}": pair.document}
         return [
             token
             for part in parts
             if part
             for token in encode(
-                texts.get(part, part), add_special=False, parse_special=part not in texts
+                given.get(part, part), add_special=False, parse_special=part not in given
             )
         ]
-    around = encode("", add_special=True)
-    n_begin = int(model.tokenizer.bos is not None and around[:1] == [model.tokenizer.bos])
-    begin, end = around[:n_begin], around[n_begin:]
-    separator = metadata.get("tokenizer.ggml.seperator_token_id")  # spelled so in the format
-    between = metadata.get("tokenizer.ggml.add_sep_token") == "true" and separator is not None
-    query, document = (
-        encode(text, add_special=False, parse_special=False) for text in (pair.query, pair.document)
-    )
-    middle = [int(str(separator))] if between else []
-    return [*begin, *query, *end, *middle, *document, *end]
+    texts = [(pair.query, pair.document)]
+    return model.tokenizer.encode_many(texts, parse_special=False)[0]
 
 
 def _encode(model: Model, text: str | Pair, number: int) -> Tokens:

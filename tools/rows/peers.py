@@ -643,6 +643,28 @@ def _(b: Bench) -> None:
     assert tokenizer.is_control(tokenizer.bos) is True
 
 
+@TOKENS.row("score and kind of every token, separators (ion7-core)", "`Tokenizer.token_kind`")
+def _(b: Bench) -> None:
+    tokenizer = b.model.tokenizer
+    kinds = [tokenizer.token_kind(token) for token in range(tokenizer.n_vocab)]
+    assert kinds[tokenizer.bos] == "control"
+    assert kinds.count("normal") > 900
+    assert tokenizer.token_score(7) is None  # this vocabulary has merges
+    with ic.load_model(b.pack("encoder"), backend=b.backend) as model:
+        assert model.tokenizer.sep == 3
+
+
+@TOKENS.row("batch, pairs and truncation (openvino-genai)", "`Tokenizer.encode_many`")
+def _(b: Bench) -> None:
+    tokenizer = b.model.tokenizer
+    assert tokenizer.encode_many([STORY, "a"]) == [tokenizer.encode(STORY), tokenizer.encode("a")]
+    (cut,) = tokenizer.encode_many([STORY], max_tokens=5, truncation="right")
+    assert cut == tokenizer.encode(STORY)[:5]
+    with ic.load_model(b.pack("encoder"), backend=b.backend) as model:
+        (pair,) = model.tokenizer.encode_many([("a", "b")])
+        assert (pair[0], pair.count(3), pair[-1]) == (2, 2, 3)
+
+
 @TOKENS.row("an embedding of each text (openvino-genai)", "`embed`")
 def _(b: Bench) -> None:
     texts = infercore_models.golden_texts("encoder")[:3]

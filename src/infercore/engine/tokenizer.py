@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from infercore.engine import calls, plugin_checks
+from infercore.engine import calls, encoding, plugin_checks
 from infercore.engine.arguments import check_bool, check_token, check_tokens
 from infercore.errors import OutOfMemoryError, SessionClosedError, UnsupportedFeatureError
 from infercore.values import checks
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 
 _NOT_ASKED = object()
+TOKEN_KINDS = ("normal", "control", "user_defined", "unknown", "byte", "unused")
 _FIM_MARKS = (  # prefix, suffix, middle; as llama.cpp's ``llama_vocab`` looks for them
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
     ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
@@ -79,10 +80,13 @@ class GuardedTokenizer:
         self._is_closed = is_closed
         self._digest: str | None = None
         self._fim: object = _NOT_ASKED
+        self._frame: encoding.Frame | None = None
         self.n_vocab = inner.n_vocab
         self.bos = inner.bos
         self.eos = inner.eos
         self.eot = inner.eot
+        self.sep: int | None = getattr(inner, "sep", None)
+        self.pad: int | None = getattr(inner, "pad", None)
         self.add_bos = inner.add_bos
         self.chat_template = inner.chat_template
 
@@ -124,6 +128,36 @@ class GuardedTokenizer:
             ids = encode(text, add_special=add_special, parse_special=parse_special)
         return plugin_checks.check_ids(ids, self.n_vocab, self._backend)
 
+    def encode_many(
+        self,
+        texts: Sequence[str | tuple[str, str]],
+        *,
+        add_special: bool = True,
+        parse_special: bool = True,
+        max_tokens: int | None = None,
+        truncation: str = "error",
+    ) -> list[list[int]]:
+        """Return the token ids of each text or pair; see `Tokenizer.encode_many`."""
+        given = encoding.check_texts(texts)
+        check_bool("add_special", add_special)
+        if max_tokens is not None and not (checks.is_integer(max_tokens) and max_tokens > 0):
+            raise checks.refuse("max_tokens", max_tokens, "an integer of at least 1, or None")
+        if truncation not in encoding.TRUNCATIONS:
+            raise checks.refuse("truncation", truncation, " or ".join(encoding.TRUNCATIONS))
+        frame = self._pair_frame() if add_special else encoding.Frame((), (), ())
+        found = []
+        for number, parts in enumerate(given):
+            ids = [self.encode(p, add_special=False, parse_special=parse_special) for p in parts]
+            room = None if max_tokens is None else max_tokens - frame.n_added(len(ids))
+            found.append(frame.around(encoding.fitted(ids, room, truncation, number)))
+        return found
+
+    def _pair_frame(self) -> encoding.Frame:
+        if self._frame is None:
+            middle = getattr(self._engine(), "pair_middle", None)
+            self._frame = encoding.frame_of(self.encode, middle)
+        return self._frame
+
     def decode(self, tokens: Sequence[int], *, skip_special: bool = False) -> str:
         """Return the text of ``tokens``; see `Tokenizer.decode`."""
         ids = check_tokens(tokens, self.n_vocab).tolist()
@@ -159,6 +193,26 @@ class GuardedTokenizer:
         return plugin_checks.check_flag(
             self._engine().is_control(token), "is_control", token, self._backend
         )
+
+    def token_kind(self, token: int) -> str:
+        """Return what kind of token it is; see `Tokenizer.token_kind`."""
+        token = check_token(token, self.n_vocab)
+        own = getattr(self._engine(), "token_kind", None)
+        kind = ("control" if self.is_control(token) else "normal") if own is None else own(token)
+        if kind not in TOKEN_KINDS:
+            made = f"returned {plugin_checks.shown(kind)}, none of {', '.join(TOKEN_KINDS)}"
+            raise plugin_checks.wrong(self._backend, f"tokenizer.token_kind({token})", made)
+        return str(kind)
+
+    def token_score(self, token: int) -> float | None:
+        """Return the score of a token; see `Tokenizer.token_score`."""
+        token = check_token(token, self.n_vocab)
+        own = getattr(self._engine(), "token_score", None)
+        score = None if own is None else own(token)
+        if score is not None and not checks.is_finite(score):
+            made = f"returned {plugin_checks.shown(score)}, not a finite number or None"
+            raise plugin_checks.wrong(self._backend, f"tokenizer.token_score({token})", made)
+        return None if score is None else float(score)
 
     def apply_chat_template(
         self,

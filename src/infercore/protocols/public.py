@@ -91,6 +91,14 @@ class Tokenizer(Protocol):
         """Id of the end-of-turn token, None where the model has none."""
 
     @property
+    def sep(self) -> int | None:
+        """Id of the token that separates texts, None where the model names none."""
+
+    @property
+    def pad(self) -> int | None:
+        """Id of the token that fills up, None where the model names none."""
+
+    @property
     def digest(self) -> str:
         """SHA-256 hex over the vocabulary and its special ids."""
 
@@ -112,6 +120,22 @@ class Tokenizer(Protocol):
         value that is no str or holds lone surrogates.
         """
 
+    def encode_many(
+        self,
+        texts: Sequence[str | tuple[str, str]],
+        *,
+        add_special: bool = True,
+        parse_special: bool = True,
+        max_tokens: int | None = None,
+        truncation: str = "error",
+    ) -> list[list[int]]:
+        """Return the token ids of each text, or of each pair of texts as the model was trained.
+
+        With at most ``max_tokens`` ids each, those around the texts included: what is longer is cut
+        at its end (``truncation="right"``) or beginning ("left"), of a pair the longer text first,
+        or raises `InvalidInputError` ("error").
+        """
+
     def decode(self, tokens: Sequence[int], *, skip_special: bool = False) -> str:
         """Return the text of ``tokens``; bytes that are no UTF-8 become U+FFFD.
 
@@ -126,6 +150,18 @@ class Tokenizer(Protocol):
 
     def is_control(self, token: int) -> bool:
         """Tell whether ``token`` is a control token. Raises `InvalidTokenError`."""
+
+    def token_kind(self, token: int) -> str:
+        """Return "normal", "control", "user_defined", "unknown", "byte" or "unused".
+
+        Of a backend that does not know, "control" or "normal". Raises `InvalidTokenError`.
+        """
+
+    def token_score(self, token: int) -> float | None:
+        """Return the score that the vocabulary gives a token, None where it gives none.
+
+        Of a Unigram vocabulary that is a log-probability. Raises `InvalidTokenError`.
+        """
 
     def apply_chat_template(
         self,

@@ -61,7 +61,9 @@ class EngineTokenizer(Protocol):
     """**Protocol:** text to token ids and back, as the model's own vocabulary has it.
 
     Optional: ``decode(tokens, *, skip_special)``, where the text is not just the bytes of all
-    tokens joined, and ``digest`` (a property; otherwise the core computes it).
+    tokens joined; ``digest`` (a property; otherwise the core computes it); ``sep`` and ``pad``, ids
+    or None; ``pair_middle``, the ids between a pair of texts, where they are not those that end a
+    text; ``token_kind(token)`` and ``token_score(token)``.
     """
 
     n_vocab: int

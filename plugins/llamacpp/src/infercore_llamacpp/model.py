@@ -45,6 +45,8 @@ class LlamaModel:
         self.tokenizer = open_tokenizer(
             self.vocab, template.decode("utf-8", "replace") if template else None
         )
+        if self.info.metadata.get("tokenizer.ggml.add_sep_token") == "true":
+            self.tokenizer.separate_pairs()
         self.capabilities = capabilities.of_model(self.traits)
         self.adapters = Adapters(self.handle)
         self.files: Sequence[str] = gguf.parts(path)

@@ -12,6 +12,14 @@ from infercore_llamacpp.settings import refuse
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+_KINDS = (
+    (api.LLAMA_TOKEN_ATTR_UNKNOWN, "unknown"),
+    (api.LLAMA_TOKEN_ATTR_UNUSED, "unused"),
+    (api.LLAMA_TOKEN_ATTR_CONTROL, "control"),
+    (api.LLAMA_TOKEN_ATTR_USER_DEFINED, "user_defined"),
+    (api.LLAMA_TOKEN_ATTR_BYTE, "byte"),
+)
+_SCORED = (api.LLAMA_VOCAB_TYPE_SPM, api.LLAMA_VOCAB_TYPE_UGM)
 _SPLIT_TEXT = (
     api.LLAMA_TOKEN_ATTR_CONTROL | api.LLAMA_TOKEN_ATTR_USER_DEFINED | api.LLAMA_TOKEN_ATTR_UNKNOWN
 )
@@ -22,14 +30,18 @@ class LlamaTokenizer:
 
     def __init__(self, vocab: int, chat_template: str | None) -> None:
         self._vocab = vocab
+        self.pair_middle: list[int] | None = None  # what ends a text
         self._pieces: dict[int, bytes] = {}
         self.n_vocab: int = api.llama_vocab_n_tokens(vocab)
         self.bos = self._special(api.llama_vocab_bos)
         self.eos = self._special(api.llama_vocab_eos)
         self.eot = self._special(api.llama_vocab_eot)
+        self.sep = self._special(api.llama_vocab_sep)
+        self.pad = self._special(api.llama_vocab_pad)
         self.add_bos: bool = api.llama_vocab_get_add_bos(vocab)
         self.chat_template = chat_template
         self._has_no_text: bool = api.llama_vocab_type(vocab) == api.LLAMA_VOCAB_TYPE_NONE
+        self._has_scores: bool = api.llama_vocab_type(vocab) in _SCORED
 
     def _special(self, getter: Any) -> int | None:
         token: int = getter(self._vocab)
@@ -51,6 +63,12 @@ class LlamaTokenizer:
             if -n <= room:
                 raise InferCoreError(f"llama_tokenize failed on {len(data)} bytes with {n}")
             room = -n
+
+    def separate_pairs(self) -> None:
+        """Put the separator between the texts of a pair, behind what ends the first."""
+        around = self.encode("", add_special=True, parse_special=False)
+        end = around[1:] if self.bos is not None and around[:1] == [self.bos] else around
+        self.pair_middle = [*end, *([] if self.sep is None else [self.sep])]
 
     def token_bytes(self, token: int) -> bytes:
         """Return the exact bytes of one token; of a control token its text."""
@@ -77,6 +95,17 @@ class LlamaTokenizer:
     def is_control(self, token: int) -> bool:
         """Tell whether ``token`` is a control token, that is: no text."""
         return not self._has_no_text and bool(api.llama_vocab_is_control(self._vocab, token))
+
+    def token_kind(self, token: int) -> str:
+        """Return the kind of a token, as the file has it."""
+        if self._has_no_text:
+            return "unused"
+        attribute = api.llama_vocab_get_attr(self._vocab, token)
+        return next((kind for flag, kind in _KINDS if attribute & flag), "normal")
+
+    def token_score(self, token: int) -> float | None:
+        """Return the score of a token; vocabularies without scores have zeros in their files."""
+        return float(api.llama_vocab_get_score(self._vocab, token)) if self._has_scores else None
 
 
 class SpacePrefixTokenizer(LlamaTokenizer):

@@ -50,8 +50,13 @@ class JsonTokenizer:
         self._added = {t["id"]: t for t in description.get("added_tokens") or ()}
         self._unknown = _unknown(description.get("model") or {}, self._parsing)
         self._read_piece = piece_reader(description)
+        vocabulary = description["model"].get("vocab")
+        self._scores = vocabulary if description["model"].get("type") == "Unigram" else ()
+        self._unknown = description["model"].get("unk_token", description["model"].get("unk_id"))
         self._set_special_ids(files)
         self._prefix, self._suffix = self._frame(files.tokenizer)
+        self.pair_middle = self._between()
+        self.sep, self.pad = self._named("sep", files), self._named("pad", files)
         self.add_bos = self.bos is not None and self.bos in self._prefix
         self.chat_template = _chat_template(files)
 
@@ -80,6 +85,14 @@ class JsonTokenizer:
         if token is None or not isinstance(asked, bool) or asked == (token in ids):
             return ids
         return [token, *ids] if asked else [i for i in ids if i != token]
+
+    def _between(self) -> list[int]:
+        """Return what stands between the texts of a pair."""
+        bare = self._parsing.encode(_PROBE, add_special_tokens=False).ids
+        pair = self._parsing.encode(_PROBE, _PROBE, add_special_tokens=True).ids
+        n = len(bare)
+        places = [i for i in range(len(pair)) if pair[i : i + n] == bare]
+        return pair[places[0] + n : places[-1]] if len(places) > 1 else []
 
     # -- ids to text ---------------------------------------------------------------------------
 
@@ -121,6 +134,29 @@ class JsonTokenizer:
         added = self._added.get(token)
         return added is not None and bool(added["special"])
 
+    def token_kind(self, token: int) -> str:
+        """Return the kind of a token."""
+        added, piece = self._added.get(token), self._parsing.id_to_token(token)
+        if added is not None and piece != self._unknown:
+            return "control" if added["special"] else "user_defined"
+        if piece is None:
+            return "unused"
+        if self._unknown in (piece, token):
+            return "unknown"
+        is_byte = len(piece) == len("<0x00>") and piece.startswith("<0x") and piece.endswith(">")
+        return "byte" if is_byte else "normal"
+
+    def token_score(self, token: int) -> float | None:
+        """Return the log-probability of a token of a Unigram vocabulary."""
+        return float(self._scores[token][1]) if token < len(self._scores) else None
+
+    def _named(self, kind: str, files: ModelFiles) -> int | None:
+        """Return the id of the token that tokenizer_config.json names for ``kind``."""
+        named = files.tokenizer.get(f"{kind}_token")
+        name = named.get("content") if isinstance(named, dict) else named
+        token = self._parsing.token_to_id(name) if isinstance(name, str) else None
+        return None if token is None else int(token)
+
     def _set_special_ids(self, files: ModelFiles) -> None:
         self.bos, self.eos = self._special("bos", files), self._special("eos", files)
         if not files.has_cache:  # encoders have other names for the tokens around a text
@@ -142,11 +178,9 @@ class JsonTokenizer:
 
     def _special(self, kind: str, files: ModelFiles) -> int | None:
         """The id that tokenizer_config.json names, else that of config.json and its sibling."""
-        named = files.tokenizer.get(f"{kind}_token")
-        name = named.get("content") if isinstance(named, dict) else named
-        token = self._parsing.token_to_id(name) if isinstance(name, str) else None
+        token = self._named(kind, files)
         if token is not None:
-            return int(token)
+            return token
         configs = (files.config, files.generation)
         listed = [i for config in configs for i in _ids(config.get(f"{kind}_token_id"))]
         return listed[0] if listed else None
