@@ -67,7 +67,7 @@ def test_too_little_memory_is_told(run, machine, monkeypatch) -> None:
     monkeypatch.setitem(vars(infercore), "plan_memory", lambda *_, **__: plan)
     monkeypatch.setattr("infercore.cli.inspecting.free_bytes", lambda: 2**29)
     result = run("plan", "model.gguf")
-    assert result.exit_code == 0
+    assert result.exit_code == 1
     assert "DOES NOT FIT: n_ctx 64, peak 1,024.0 MiB of 512.0 MiB free" in result.stdout
     assert json.loads(run("plan", "model.gguf", "--json").stdout)["fits"] is False
 
@@ -99,7 +99,7 @@ def test_backend_that_cannot_tell(run, reference) -> None:
 @engines
 def test_a_window_that_no_machine_holds(run, engine) -> None:
     result = run("plan", engine.path, "--n-ctx", "2000000000", "--json")
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == 1, result.output
     found = json.loads(result.output)
     assert found["n_ctx"] == 2_000_000_000
     assert not found["fits"]

@@ -19,8 +19,10 @@ from infercore.cli.embed import embed
 from infercore.cli.generate import generate
 from infercore.cli.generating import EXIT_INTERRUPTED
 from infercore.cli.inspecting import backends, inspect, plan, tokenize
+from infercore.cli.models import models, pull
+from infercore.cli.options import WholeSummaries, as_options
 from infercore.cli.serve import serve
-from infercore.cli.terminal import harmless, of_the_system, speak_utf8
+from infercore.cli.terminal import of_the_system, speak_utf8, tell_error
 
 EXIT_ERROR = 1
 EXIT_PIPE = 141  # as a shell reports a program that SIGPIPE ended
@@ -43,7 +45,7 @@ def _debug_option() -> click.Option:
     )
 
 
-class Group(click.Group):
+class Group(WholeSummaries):
     """A group whose commands end with one line for an error, and cleanly on Ctrl-C.
 
     Each command takes ``--debug``, as the group itself does.
@@ -69,8 +71,12 @@ class Group(click.Group):
         except BrokenPipeError:
             _discard_output()
             ctx.exit(EXIT_PIPE)
+        except click.exceptions.NoArgsIsHelpError:
+            raise
+        except click.UsageError as error:
+            _fail(ctx, error, _usage(error), code=error.exit_code)
         except infercore.InferCoreError as error:
-            _fail(ctx, error, str(error))
+            _fail(ctx, error, as_options(str(error)))
         except OSError as error:
             _discard_output()
             _fail(ctx, error, of_the_system(error))
@@ -79,11 +85,18 @@ class Group(click.Group):
             ctx.exit(EXIT_INTERRUPTED)
 
 
-def _fail(ctx: click.Context, error: Exception, text: str) -> NoReturn:
+def _fail(ctx: click.Context, error: Exception, text: str, *, code: int = EXIT_ERROR) -> NoReturn:
     if ctx.find_root().meta.get(_DEBUG):
         traceback.print_exception(error)
-    click.echo(f"error: {harmless(' '.join(text.split()))}", err=True)
-    ctx.exit(EXIT_ERROR)
+    tell_error(" ".join(text.split()))
+    ctx.exit(code)
+
+
+def _usage(error: click.UsageError) -> str:
+    """Return what is wrong with the command line, and where its options are told."""
+    is_ours = isinstance(error, click.BadParameter) and error.param is None
+    told = as_options(error.message if is_ours else error.format_message())
+    return told if error.ctx is None else f"{told} (see {error.ctx.command_path} --help)"
 
 
 def _discard_output() -> None:
@@ -97,15 +110,20 @@ def _discard_output() -> None:
 @click.group(
     cls=Group,
     params=[_debug_option()],
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(infercore.__version__, prog_name="infercore")
 def main() -> None:
-    """Language-model inference on this machine, with any engine that is installed."""
+    """Run language models on this machine, with any engine that is installed.
+
+    To begin: infercore demo, then infercore chat pack:storyteller, or a model of the hub:
+    infercore chat hf:ORG/REPO
+    """
     speak_utf8()
 
 
 for _command in (
-    backends, inspect, plan, generate, chat, serve, embed, tokenize, bench, demo, conformance,
+    demo, chat, generate, serve, embed, pull, models, inspect, plan, tokenize, bench, backends,
+    conformance,
 ):  # fmt: skip
     main.add_command(_command)

@@ -58,10 +58,18 @@ class Tokens(ParamType[tuple[int, ...]]):
         return numbers
 
 
-@click.command(cls=SectionCommand)
+@click.command(
+    cls=SectionCommand,
+    examples=["infercore bench model.gguf", "infercore bench model.gguf --tune"],
+    short_help="Measure a model on this machine.",
+)
 @model_options
 @click.option(
-    "--only", multiple=True, type=click.Choice(list(PARTS)), help="A part to measure; repeatable."
+    "--only",
+    multiple=True,
+    type=click.Choice(list(PARTS)),
+    metavar="PART",
+    help=f"A part to measure ({', '.join(PARTS)}); repeatable.",
 )
 @click.option(
     "--prefix-tokens",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import select
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +19,12 @@ from infercore.cli.decoding import (
     overflow_option,
     system_message,
 )
-from infercore.cli.generating import EXIT_INTERRUPTED, Show
+from infercore.cli.generating import EXIT_INTERRUPTED, EXIT_UNFINISHED, Show
 from infercore.cli.loading import opened
 from infercore.cli.options import (
     CONTEXT_FOR_TEXT,
     SectionCommand,
+    as_options,
     context_options,
     model_options,
 )
@@ -30,8 +33,11 @@ from infercore.cli.terminal import (
     decoded,
     is_terminal,
     of_the_system,
+    read_file,
     stdin_is_piped,
     tell,
+    tell_error,
+    without_line_end,
 )
 from infercore.errors import InvalidInputError
 from infercore.values.checks import nearest
@@ -45,11 +51,14 @@ HELP = """\
 /save FILE    write the chat to a file, with the session's state
 /load FILE    go on with such a file, warm
 /undo         forget the last message and its answer
+/drop N       forget the N oldest turns; without N, one
 /reset        forget all but the system message
 /system TEXT  set the system message; without TEXT show it, with - remove it
 /stats        what the session holds
 /exit         leave
-//TEXT        a message that begins with /"""
+//TEXT        a message that begins with /
+@FILE TEXT    the text of a file, then TEXT; @@ begins a message with @
+\"\"\"           begins and ends a message of several lines"""
 
 _REPORTED = (
     "resident_tokens", "prefix_tokens", "suffix_tokens", "generated_tokens", "warm_tail_tokens",
@@ -71,6 +80,7 @@ class Commands:
             "/save": self._save,
             "/load": self._load,
             "/undo": self._undo,
+            "/drop": self._drop,
             "/reset": self._reset,
             "/system": self._system,
             "/stats": self._stats,
@@ -124,13 +134,25 @@ class Commands:
         _nothing("/undo", rest)
         done = self._chat.undo()
         left = len(self._chat.messages)
-        text = f"forgotten; {left} messages are left" if done else "there is nothing to undo"
+        text = (
+            f"forgotten; {_counted(left, 'message')} left" if done else "there is nothing to undo"
+        )
         self._chat.tell("undone", text, done=done, messages=left)
+
+    def _drop(self, rest: str) -> None:
+        if not (rest or "1").isdecimal():
+            raise InvalidInputError(
+                f"/drop takes a number of turns, not {rest!r}", field="/drop", value=rest
+            )
+        n_dropped = self._chat.drop(int(rest or 1))
+        left = len(self._chat.messages)
+        text = f"forgot {_counted(n_dropped, 'turn')}; {_counted(left, 'message')} left"
+        self._chat.tell("dropped", text, turns=n_dropped, messages=left)
 
     def _reset(self, rest: str) -> None:
         _nothing("/reset", rest)
         self._chat.reset()
-        self._chat.tell("reset", "a new chat", messages=len(self._chat.messages))
+        self._chat.tell("reset", "started a new chat", messages=len(self._chat.messages))
 
     def _system(self, text: str) -> None:
         if text:
@@ -152,6 +174,10 @@ class Commands:
         raise Leave
 
 
+def _counted(n: int, what: str) -> str:
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"
+
+
 def _needed(command: str, path: str) -> str:
     if not path:
         raise InvalidInputError(
@@ -167,11 +193,20 @@ def _nothing(command: str, rest: str) -> None:
         )
 
 
-PROMPT = ">>> "
+PROMPT, MORE, QUOTES = ">>> ", "... ", '"""'
+PASTE_S = 0.05
 HOW_TO_LEAVE = "press Ctrl-D or type /exit to leave; Ctrl-C ends an answer"
 
 
-@click.command(cls=SectionCommand)
+@click.command(
+    cls=SectionCommand,
+    examples=[
+        "infercore chat pack:storyteller",
+        "infercore chat hf:ORG/REPO -c 8192 -ngl 99",
+        "infercore chat model.gguf -sys 'Answer in one sentence.'",
+    ],
+    short_help="Chat with a model.",
+)
 @model_options
 @click.option("--load", "saved", metavar="FILE", help="Go on with a chat that /save wrote.")
 @click.option("--json", "as_json", is_flag=True, help="Print a line of JSON a chunk.")
@@ -182,17 +217,17 @@ HOW_TO_LEAVE = "press Ctrl-D or type /exit to leave; Ctrl-C ends an answer"
 @decode_options
 @click.pass_context
 def chat(ctx: click.Context, /, model: str, saved: str | None, **options: Any) -> None:
-    """Talk with MODEL; what was said stays evaluated from turn to turn.
+    """Chat with MODEL; earlier turns stay evaluated, so that answers begin at once.
 
-    A line is a message; one that begins with / is a command (/help lists them), with // a message
-    that begins with /. Ctrl-C ends an answer and keeps what was said, Ctrl-D leaves. In a pipe
-    each line of standard input is a message, and only the answers are written to standard output.
+    A line is a message, and lines that are pasted together are one. /help lists the commands.
+    Ctrl-C ends an answer and keeps what was said, Ctrl-D leaves. In a pipe each line of standard
+    input is a message, and only the answers go to standard output.
 
-    When the window is full, the oldest turns are left out, which is said once; --overflow error
-    ends the chat instead.
+    When the window is full, the oldest turns are left out, with a note; --overflow error refuses
+    the message instead.
 
-    Exit status: 0, 1 for an error (in a pipe also one of a turn), 2 for a wrong command line, 130
-    after Ctrl-C in a pipe.
+    Exit status: 0, 1 for an error (in a pipe also one of a turn), 2 for a wrong command line, 3
+    where a constrained answer broke off in a pipe, 130 after Ctrl-C in a pipe.
     """
     person = not stdin_is_piped()
     show = Show(as_json=options["as_json"], stats=not options["no_stats"])
@@ -207,17 +242,20 @@ def chat(ctx: click.Context, /, model: str, saved: str | None, **options: Any) -
             return
         except KeyboardInterrupt:
             ctx.exit(EXIT_INTERRUPTED)
+        if talk.broke_off and not person:
+            ctx.exit(EXIT_UNFINISHED)
 
 
 def _converse(talk: Chat, commands: Commands) -> None:
     """Answer a person, whose Ctrl-C never ends the chat, however late it comes."""
     _edit_lines()
     tell(f"{HELP.splitlines()[0]} {HOW_TO_LEAVE}.")
+    typed = Typed()
     while True:
         try:
-            if (line := _ask()) is None:
+            if (message := typed.message()) is None:
                 return
-            _answer_or_tell(talk, commands, line)
+            _answer_or_tell(talk, commands, message)
         except KeyboardInterrupt:  # noqa: PERF203  (a turn, not a tight loop)
             click.echo(err=True)
             tell(HOW_TO_LEAVE)
@@ -234,13 +272,17 @@ def _answer_all(talk: Chat, commands: Commands) -> None:
 def _answer_or_tell(talk: Chat, commands: Commands, line: str) -> None:
     """Answer a person, to whom an error is told; the chat goes on."""
     try:
-        _answer(talk, commands, line)
+        _answer(talk, commands, with_file(line))
     except (*_ENDS, BrokenPipeError):
         raise
     except infercore.InferCoreError as error:
-        tell(f"error: {' '.join(str(error).split())}")
+        more = "; /drop, /undo and /reset make room"
+        is_full = isinstance(error, infercore.ContextOverflowError)
+        tell_error(as_options(" ".join(str(error).split())) + more * is_full)
+    except click.UsageError as error:
+        tell_error(error.format_message())
     except OSError as error:  # a disk that is full, for instance
-        tell(f"error: {of_the_system(error)}")
+        tell_error(of_the_system(error))
 
 
 _ENDS = (infercore.SessionFatalError, infercore.SessionClosedError)
@@ -263,12 +305,70 @@ def _edit_lines() -> None:
         return
 
 
-def _ask() -> str | None:
+class Typed:
+    """What a person types: a message may be several lines that come at once, as a paste does."""
+
+    def __init__(self) -> None:
+        self._next: str | None = None
+
+    def message(self) -> str | None:
+        """Return the next message, None after Ctrl-D. Raises `KeyboardInterrupt` after Ctrl-C."""
+        first, self._next = self._next, None
+        if first is None:
+            first = _line(PROMPT)
+        if first is None or (first.startswith("/") and not first.startswith("//")):
+            return first
+        lines = [first]
+        if first.startswith(QUOTES):
+            return self._quoted(first.removeprefix(QUOTES))
+        while _more_is_there() and (line := _line(MORE)) is not None:
+            if line.startswith("/"):
+                self._next = line
+                break
+            lines.append(line)
+        return "\n".join(lines)
+
+    @staticmethod
+    def _quoted(line: str | None) -> str:
+        """Return the lines up to the one that ends in quotes."""
+        lines: list[str] = []
+        while line is not None and not line.endswith(QUOTES):
+            lines.append(line)
+            line = _line(MORE)
+        if line is not None:
+            lines.append(line.removesuffix(QUOTES))
+        return "\n".join(lines).strip("\n")
+
+
+def _more_is_there() -> bool:
+    """Tell whether a further line has come already."""
+    if os.name == "nt" or stdin_is_piped():
+        return False
+    return bool(select.select([sys.stdin], [], [], PASTE_S)[0])
+
+
+def with_file(message: str) -> str:
+    """Return ``message`` with the text of the file that ``@FILE`` at its beginning names."""
+    if message.startswith("@@"):
+        return message[1:]
+    if not message.startswith("@"):
+        return message
+    name, _, rest = message[1:].partition(" ")
+    path = os.path.expanduser(name)
+    if not os.path.isfile(path):
+        raise click.UsageError(
+            f"there is no file {name!r}; a message that begins with an @ is written with @@"
+        )
+    text = without_line_end(read_file(path))
+    return f"{text}\n\n{rest}" if rest.strip() else text
+
+
+def _line(prompt: str) -> str | None:
     """Return the next line, None after Ctrl-D. Raises `KeyboardInterrupt` after Ctrl-C."""
     try:
         if is_terminal(sys.stdout):
-            return input(PROMPT)
-        click.echo(PROMPT, nl=False, err=True)
+            return input(prompt)
+        click.echo(prompt, nl=False, err=True)
         return input()
     except EOFError:
         click.echo(err=True)

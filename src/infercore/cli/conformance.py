@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from infercore.cli.options import backend_names
 from infercore.cli.terminal import print_json, print_table
 
 if TYPE_CHECKING:
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 EXIT_FAILED = 1
 
 
-@click.command()
-@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.command(short_help="Run the laws of the conformance suite on a backend.")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=backend_names)
 @click.option("--model", metavar="PATH", help="A model to use in place of the rig's own.")
 @click.option(
     "--only", multiple=True, metavar="LAW", help="An id, pattern (KV-*), group or tier; repeatable."

@@ -118,6 +118,7 @@ class Chat:
     interrupted: bool = False
     n_turns: int = 0
     has_told_of_dropping: bool = False
+    broke_off: bool = False
 
     def begin(self, system: str | None, saved: str | None) -> None:
         """Start with the chat in the file ``saved`` and the system message that was given."""
@@ -160,8 +161,9 @@ class Chat:
             self.has_told_of_dropping = True
             tell(
                 "the window is full: from now on the oldest turns are left out of what the model "
-                "sees; --n-ctx gives more room, --overflow error ends the chat instead"
+                "sees; --n-ctx gives more room, --overflow error refuses instead"
             )
+        self.broke_off |= self.show.broke_off(turn, self.decode)
         self.show.end(turn, number=number)
 
     def undo(self) -> bool:
@@ -170,6 +172,16 @@ class Chat:
         if places:
             self.messages = self.messages[: places[-1]]
         return bool(places)
+
+    def drop(self, n_turns: int) -> int:
+        """Forget the oldest turns, never the system message; return how many there were."""
+        first = self.messages[:1] if self.system is not None else []
+        rest = self.messages[len(first) :]
+        places = [i for i, row in enumerate(rest) if row["role"] == "user"]
+        n_dropped = min(n_turns, len(places))
+        end = [*places, len(rest)][n_dropped]
+        self.messages = [*first, *(rest[end:] if n_dropped else rest)]
+        return n_dropped
 
     def reset(self) -> None:
         """Forget all but the system message."""

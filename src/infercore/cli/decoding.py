@@ -22,7 +22,8 @@ _FORMATS = ("json_schema", "json_object", "regex", "grammar", "choice")
 _SPECULATIVE = ("n_draft", "n_gram")
 
 _DECODE = (
-    option("--max-tokens", "-n", section="Decode", type=int, metavar="N",
+    option("max_tokens", "-n", "--max-tokens", "--n-predict", "--predict", section="Decode",
+           type=int, metavar="N",
            help="Most tokens to generate; default: until the window is full."),
     option("--stop", section="Decode", multiple=True, metavar="TEXT",
            help="A text that ends the generation and is not shown; repeatable."),
@@ -32,7 +33,7 @@ _DECODE = (
            help="Show control tokens as text."),
     option("--logprobs", section="Decode", type=int, metavar="N",
            help="Report the N likeliest tokens of each step; needs --json."),
-    option("--json-schema", section="Constraint", metavar="FILE",
+    option("json_schema", "--json-schema", section="Constraint", metavar="FILE",
            help="JSON that fits the schema in FILE."),
     option("--json-object", section="Constraint", is_flag=True, help="Any JSON object."),
     option("--regex", section="Constraint", metavar="PATTERN", help="Text that matches."),
@@ -51,7 +52,8 @@ _DECODE = (
 )  # fmt: skip
 
 _CHAT = (
-    option("--system", section="Chat", metavar="TEXT", help="The system message."),
+    option("system", "--system", "-sys", "--system-prompt", section="Chat", metavar="TEXT",
+           help="The system message."),
     option("--system-file", section="Chat", metavar="FILE", help="The system message from FILE."),
     option("--template", section="Chat", metavar="FILE",
            help="A Jinja chat template in place of the model's own."),

@@ -12,6 +12,7 @@ import click
 
 import infercore
 from infercore.cli.inspecting import missing
+from infercore.cli.options import backend_names
 from infercore.cli.terminal import print_json, print_table
 from infercore.values import install
 
@@ -261,8 +262,14 @@ prefix ({tokenize}) and one engine step for each token ({step}).
 Settings, so that engines can be compared: greedy, flash attention off, float32 KV."""
 
 
-@click.command()
-@click.option("--backend", "names", multiple=True, help="A backend to show; may be repeated.")
+@click.command(short_help="Tell a story with each engine; no model needed.")
+@click.option(
+    "--backend",
+    "names",
+    multiple=True,
+    shell_complete=backend_names,
+    help="A backend to show; may be repeated.",
+)
 @click.option(
     "--max-tokens",
     type=click.IntRange(1, MAX_TOKENS),

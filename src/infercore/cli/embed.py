@@ -9,7 +9,7 @@ import click
 
 import infercore
 from infercore.cli.loading import context_fields, loaded
-from infercore.cli.options import CONTEXT, SectionCommand, context_options, model_options
+from infercore.cli.options import CONTEXT, SectionCommand, context_options, model_and
 from infercore.cli.terminal import (
     lines,
     print_json,
@@ -30,8 +30,15 @@ CONTEXT_FOR_VECTORS = tuple(name for name in CONTEXT if name not in DECIDED)
 """Fields of `ContextConfig` that texts and their pooling do not decide."""
 
 
-@click.command(cls=SectionCommand)
-@model_options
+@click.command(
+    cls=SectionCommand,
+    examples=[
+        "infercore embed model.gguf 'some text'",
+        "infercore embed -m model.gguf -f lines.txt",
+    ],
+    short_help="Print the embedding of each text.",
+)
+@model_and("texts")
 @click.argument("texts", metavar="[TEXT]...", nargs=-1)
 @click.option(
     "files", "-f", "--file", multiple=True, metavar="FILE",

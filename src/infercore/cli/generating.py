@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import queue
 import signal
 import threading
@@ -11,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from infercore.cli.loading import plain
-from infercore.cli.terminal import PrefillBar, print_json_line, tell, write
+from infercore.cli.terminal import PrefillBar, print_json_line, tell, tell_error, write
 from infercore.errors import DecodeAbortedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from typing_extensions import Self
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 POLL_S = 0.05
 EXIT_INTERRUPTED = 130
+EXIT_UNFINISHED = 3
+_OF_JSON = ("json_schema", "json_object")
 
 
 class Generation:
@@ -137,7 +140,7 @@ class Turn:
         if self.shifted_out:
             parts.append(f"{self.shifted_out} tokens left out")
         parts.append(f"finish {self.finish_reason}")
-        if usage.seed is not None:
+        if usage.seed is not None and (usage.sampling is None or usage.sampling.temperature > 0):
             parts.append(f"seed {usage.seed}")
         return ", ".join(parts)
 
@@ -189,9 +192,28 @@ class Show:
         elif chunk.text:
             write(chunk.text)
 
+    def broke_off(self, turn: Turn, decode: Mapping[str, Any]) -> bool:
+        """Say so, and return True, where a constrained answer ended before it was complete."""
+        constraint = decode.get("response_format")
+        if constraint is None or turn.finish_reason not in {"length", "context"}:
+            return False
+        if constraint["type"] in _OF_JSON and _is_json(turn.text):
+            return False
+        more = "--max-tokens" if turn.finish_reason == "length" else "--n-ctx"
+        tell_error(f"the answer broke off before it was complete; give more room with {more}")
+        return True
+
     def end(self, turn: Turn, *, number: int, **facts: Any) -> None:
         """Show what the generation took: as JSON always, as a line where it was asked for."""
         if self.as_json:
             print_json_line({"type": "result", "number": number, **turn.facts(), **facts})
         if self.stats:
             tell(f"[{turn.told()}]")
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True

@@ -11,7 +11,7 @@ import click
 
 import infercore
 from infercore.cli.loading import loaded, plain, plan_fields
-from infercore.cli.options import SectionCommand, context_options, model_options
+from infercore.cli.options import SectionCommand, context_options, model_and, model_options
 from infercore.cli.terminal import (
     mebibytes,
     print_json,
@@ -22,6 +22,7 @@ from infercore.cli.terminal import (
     without_line_end,
     write,
 )
+from infercore.locating import locate
 from infercore.registry.known import KNOWN
 
 if TYPE_CHECKING:
@@ -90,7 +91,11 @@ WIDEST_VALUE = 100
 SPECIAL = ("bos", "eos", "eot")
 
 
-@click.command(cls=SectionCommand)
+@click.command(
+    cls=SectionCommand,
+    examples=["infercore inspect pack:storyteller --metadata '*rope*'"],
+    short_help="Load a model and show what it is.",
+)
 @model_options
 @click.option(
     "patterns", "--metadata", multiple=True, metavar="PATTERN",
@@ -105,9 +110,9 @@ def inspect(
     as_json: bool,  # noqa: FBT001
     **options: Any,
 ) -> None:
-    """Load MODEL and tell what it is: shape, tokenizer, capabilities, digest, metadata.
+    """Load MODEL and show what it is: shape, tokenizer, capabilities, digest, metadata.
 
-    It also tells which backends can read the file, and how to install one that is missing.
+    It also shows which backends can read the file, and how to install one that is missing.
     """
     if patterns and no_metadata:
         raise click.UsageError("--metadata and --no-metadata exclude each other; give one")
@@ -135,7 +140,7 @@ def _facts(model: Model, path: str) -> dict[str, Any]:
         "info": {name: value for name, value in info.items() if name != "metadata"},
         "tokenizer": _tokenizer(model.tokenizer),
         "capabilities": plain(model.capabilities),
-        "readers": _readers(path),
+        "readers": _readers(locate(path, backend=model.backend)),
         "metadata": dict(sorted(info["metadata"].items())),
     }
 
@@ -218,30 +223,48 @@ def _short(value: str) -> str:
     return f"{value[:WIDEST_VALUE]}... ({len(value)} characters; --json shows all)"
 
 
+EXIT_DOES_NOT_FIT = 1
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-@click.command(cls=SectionCommand)
+@click.command(
+    cls=SectionCommand,
+    examples=["infercore plan model.gguf -c 8192", "infercore plan model.gguf --type-k q8_0"],
+    short_help="Show how much memory a model will take.",
+)
 @model_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; sizes in bytes.")
 @context_options()
-def plan(model: str, as_json: bool, **options: Any) -> None:  # noqa: FBT001  (click passes flags)
-    """Tell how much memory MODEL and a context on it will take, without loading it.
+@click.pass_context
+def plan(
+    ctx: click.Context,
+    /,
+    model: str,
+    as_json: bool,  # noqa: FBT001  (click passes flags)
+    **options: Any,
+) -> None:
+    """Show how much memory MODEL and a context will take, without loading it.
 
     The sum is set against the memory that is free on this machine now. It counts all devices
-    together; infercore backends --devices tells what a GPU has.
+    together; infercore backends --devices shows what a GPU has. Exit status: 0 where it fits, 1
+    where it does not.
     """
     fields = plan_fields(model, options)
     found = infercore.plan_memory(model, backend=options["backend"], **fields)
     free = free_bytes()
+    fits = found.peak_bytes <= free
     if as_json:
         print_json({**plain(found), "total_bytes": found.total_bytes, "free_bytes": free,
-                    "fits": found.peak_bytes <= free})  # fmt: skip
-        return
-    print_table(("what", "MiB"), [*_parts(found), ("free now", mebibytes(free))], right=("MiB",))
-    verdict = "fits" if found.peak_bytes <= free else "DOES NOT FIT"
-    click.echo(f"{verdict}: n_ctx {found.n_ctx}, peak {mebibytes(found.peak_bytes)} MiB of "
-               f"{mebibytes(free)} MiB free")  # fmt: skip
+                    "fits": fits})  # fmt: skip
+    else:
+        print_table(
+            ("what", "MiB"), [*_parts(found), ("free now", mebibytes(free))], right=("MiB",)
+        )
+        verdict = "fits" if fits else "DOES NOT FIT"
+        click.echo(f"{verdict}: n_ctx {found.n_ctx}, peak {mebibytes(found.peak_bytes)} MiB of "
+                   f"{mebibytes(free)} MiB free")  # fmt: skip
+    if not fits:
+        ctx.exit(EXIT_DOES_NOT_FIT)
 
 
 def _parts(found: MemoryPlan) -> list[tuple[str, str]]:
@@ -279,8 +302,12 @@ def _reclaimable_bytes() -> int:
     return 0
 
 
-@click.command(cls=SectionCommand)
-@model_options
+@click.command(
+    cls=SectionCommand,
+    examples=["infercore tokenize pack:storyteller 'Once upon a time'"],
+    short_help="Turn text into tokens, or tokens into text.",
+)
+@model_and("texts")
 @click.argument("texts", metavar="[TEXT]...", nargs=-1)
 @click.option("-f", "--file", metavar="FILE", help="The text from FILE, taken as it is.")
 @click.option("--decode", "decodes", is_flag=True, help="TEXT holds token ids; print their text.")

@@ -11,6 +11,7 @@ import attrs
 import infercore
 from infercore.cli.options import given
 from infercore.cli.terminal import loading_bar, tell
+from infercore.locating import locate
 from infercore.registry import default_registry
 from infercore.values import checks
 from infercore.values.config import ContextConfig, ModelConfig
@@ -32,6 +33,7 @@ def loaded(path: str, options: Mapping[str, Any], *, context: bool = False) -> I
     own, _ = _backend_options(path, options, context=context)
     if own:
         fields["backend_options"] = own
+    path = locate(path, backend=options["backend"])
     with loading_bar(path) as report:
         if report is not None:
             fields["progress"] = report
@@ -90,7 +92,7 @@ def _backend_options(
     if not wanted:
         return {}, {}
     registry, name = default_registry(), options["backend"]
-    descriptor = registry.get(name) if name is not None else registry.choose(path)
+    descriptor = registry.get(name) if name is not None else registry.choose(locate(path))
     of_context = descriptor.context_options if context else ()
     checks.check_options("--option", wanted, {*descriptor.model_options, *of_context})
     return (

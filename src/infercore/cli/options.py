@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import re
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 import attrs
 import click
 
 from infercore.errors import InvalidInputError
+from infercore.locating import settings
+from infercore.locating.locate import is_model
 from infercore.values import field_texts
 from infercore.values.config import (
     POOLING_TYPES,
@@ -55,7 +59,7 @@ class Row:
 
 MODEL: Mapping[str, Row] = MappingProxyType({
     "device": Row("A device of the backend; see infercore backends --devices.", metavar="NAME"),
-    "n_gpu_layers": Row(also=("--gpu-layers",), metavar="N"),
+    "n_gpu_layers": Row(also=("-ngl", "--gpu-layers"), metavar="N"),
     "main_gpu": Row(metavar="N"),
     "split_mode": Row(choices=("none", "layer", "row")),
     "tensor_split": Row(metavar="X,Y,...", param_type="numbers"),
@@ -66,11 +70,11 @@ MODEL: Mapping[str, Row] = MappingProxyType({
 })  # fmt: skip
 
 CONTEXT: Mapping[str, Row] = MappingProxyType({
-    "n_ctx": Row(metavar="N"),
+    "n_ctx": Row(also=("-c", "--ctx-size"), metavar="N"),
     "n_threads": Row(also=("-t", "--threads"), metavar="N"),
     "n_threads_batch": Row(also=("--threads-batch",), metavar="N"),
-    "n_batch": Row(metavar="N"),
-    "n_ubatch": Row(metavar="N"),
+    "n_batch": Row(also=("-b", "--batch-size"), metavar="N"),
+    "n_ubatch": Row(also=("-ub", "--ubatch-size"), metavar="N"),
     "n_seq_max": Row(metavar="N"),
     "type_k": Row(
         "Number format of the keys in the KV cache; infercore inspect lists the model's.",
@@ -80,7 +84,7 @@ CONTEXT: Mapping[str, Row] = MappingProxyType({
         "Number format of the values in the KV cache; infercore inspect lists the model's.",
         metavar="TYPE", param_type="kv_type",
     ),
-    "flash_attn": Row(choices=("auto", "on", "off")),
+    "flash_attn": Row(also=("-fa",), choices=("auto", "on", "off")),
     "precision": Row(choices=PRECISIONS),
     "swa_full": Row(),
     "kv_unified": Row(),
@@ -100,7 +104,7 @@ CONTEXT: Mapping[str, Row] = MappingProxyType({
 })  # fmt: skip
 
 SAMPLING: Mapping[str, Row] = MappingProxyType({
-    "temperature": Row(metavar="X"),
+    "temperature": Row(also=("--temp",), metavar="X"),
     "top_k": Row(metavar="K"),
     "top_p": Row(metavar="P"),
     "min_p": Row(metavar="P"),
@@ -130,7 +134,7 @@ SAMPLING: Mapping[str, Row] = MappingProxyType({
         "Add AMOUNT to a token's logit; repeatable.",
         metavar="ID=AMOUNT", param_type="bias", multiple=True,
     ),
-    "seed": Row("Makes a random text repeatable; default: drawn anew.", metavar="N"),
+    "seed": Row("Makes a random text repeatable; default: drawn anew.", also=("-s",), metavar="N"),
     "min_keep": Row(metavar="N"),
     "ignore_eos": Row(),
     "no_repeat_ngram_size": Row(metavar="N"),
@@ -144,10 +148,25 @@ if TYPE_CHECKING:
     Decorator = Callable[[Any], Any]
 
 T = TypeVar("T")
+F = TypeVar("F", bound="Callable[..., Any]")
+
+ABOUT_MODEL = (
+    "A path, hf:ORG/REPO[:QUANT], pack:NAME or an alias; without it the default of "
+    "`infercore models`."
+)
 
 _TYPES = {"int": int, "float": float, "str": str}
 CONTEXT_FOR_TEXT = tuple(name for name in CONTEXT if name not in {"n_seq_max", "pooling_type"})
 """Fields of `ContextConfig` for commands that generate from one sequence."""
+
+
+LONGEST_SUMMARY = 200
+COMMON = frozenset({
+    "n_ctx", "n_gpu_layers", "n_threads", "max_tokens", "stop", "json_schema", "temperature",
+    "seed", "system", "named_model", "backend",
+})  # fmt: skip
+"""Options with a heading that ``--help`` shows too; ``--help-all`` shows all."""
+_HELP_ALL = "infercore.cli.help_all"
 
 
 class SectionOption(click.Option):
@@ -158,20 +177,69 @@ class SectionOption(click.Option):
         self.section = section
 
 
+class WholeSummaries(click.Group):
+    """A group whose help shows each command with its whole summary."""
+
+    def format_commands(
+        self,
+        ctx: click.Context,  # noqa: ARG002  (click's signature)
+        formatter: click.HelpFormatter,
+    ) -> None:
+        """Write each command with its whole summary."""
+        with formatter.section("Commands"):
+            formatter.write_dl([
+                (name, command.get_short_help_str(limit=LONGEST_SUMMARY))
+                for name, command in self.commands.items()
+            ])  # fmt: skip
+
+
 class SectionCommand(click.Command):
-    """A command whose help shows its options under their headings."""
+    """A command with a short help and examples, and one of all options under their headings."""
+
+    def __init__(self, *args: Any, examples: Sequence[str] = (), **fields: Any) -> None:
+        super().__init__(*args, **fields)
+        self.examples = tuple(examples)
+        self.params.append(
+            click.Option(
+                ["--help-all"], is_flag=True, is_eager=True, expose_value=False,
+                callback=_show_all, help="Show all options.",
+            )
+        )  # fmt: skip
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write a list for each heading; the command's own options come first."""
-        sections: dict[str, list[tuple[str, str]]] = {"Options": []}
+        shows_all = ctx.meta.get(_HELP_ALL, False)
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        if any(parameter.name == "model" for parameter in self.params):
+            sections["Arguments"].append(("MODEL", ABOUT_MODEL))
+        left_out = 0
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
-            if record is not None:
-                heading = getattr(parameter, "section", "Options")
+            if record is None or isinstance(parameter, click.Argument):
+                continue
+            heading = getattr(parameter, "section", "Options")
+            if shows_all or heading == "Options" or parameter.name in COMMON:
                 sections.setdefault(heading, []).append(record)
+            else:
+                left_out += 1
         for heading, records in sections.items():
-            with formatter.section(heading):
-                formatter.write_dl(records)
+            if records:
+                with formatter.section(heading):
+                    formatter.write_dl(records)
+        if self.examples:
+            with formatter.section("Examples"):
+                for example in self.examples:
+                    formatter.write(f"{'':{formatter.current_indent}}{example}\n")
+        if left_out:
+            formatter.write_paragraph()
+            formatter.write_text(f"{left_out} more options: {ctx.command_path} --help-all")
+
+
+def _show_all(ctx: click.Context, _: click.Parameter, value: bool) -> None:  # noqa: FBT001
+    if value and not ctx.resilient_parsing:
+        ctx.meta[_HELP_ALL] = True
+        click.echo(ctx.get_help(), color=ctx.color)
+        ctx.exit()
 
 
 class KeyValue(ParamType[tuple[str, Any]]):
@@ -241,6 +309,36 @@ class KVTypeName(ParamType[KVType]):
 _PARAM_TYPES = {"numbers": Numbers(), "bias": Bias(), "kv_type": KVTypeName()}
 
 
+_FIELDS = frozenset({
+    *MODEL, *CONTEXT, *SAMPLING, "max_tokens", "stop", "stop_tokens", "special_text", "logprobs",
+    "overflow", "chat_template", "n_parallel", "n_cells", "max_waiting",
+    "cache_bytes", "cache_dir", "n_draft", "n_gram", "pooling",
+})  # fmt: skip
+_FLAGS = {"chat_template": "--template", "stop_tokens": "--stop-token"}
+_FIELD = re.compile(
+    r"(?<![\w\-./'])(?P<name>[a-z]\w*)(?:=(?P<value>'[^']*'|\"[^\"]*\"|[^\s,;)]+))?"
+)
+
+
+_KV_TYPE = re.compile(r"KVType\(('\w+')\)")
+
+
+def as_options(text: str) -> str:
+    """Return a message of the library in the words of the command line: fields as options."""
+    text = _KV_TYPE.sub(r"\1", text.replace(", or None", ""))
+    text = _FIELD.sub(_as_option, text)
+    text = re.sub(r"\bopen(?: it| the session)? with (a larger )?(?=--)", r"give \1", text)
+    return re.sub(r"\binfercore\.(embed|generate|chat|serve)\b", r"infercore \1", text)
+
+
+def _as_option(found: re.Match[str]) -> str:
+    name, value = found["name"], found["value"]
+    if name not in _FIELDS or (value is None and "_" not in name):
+        return found[0]
+    flag = _FLAGS.get(name, "--" + name.replace("_", "-"))
+    return flag if value is None else f"{flag} {value.strip(chr(39) + chr(34))}"
+
+
 def option(*names: str, section: str, **fields: Any) -> Decorator:
     """Return the decorator for an option under a heading."""
     return click.option(*names, cls=SectionOption, section=section, **fields)
@@ -276,11 +374,56 @@ def _default_of(field: attrs.Attribute[Any], more: str) -> str:
     return f" [default: {shown}{more}]"
 
 
-def model_options(command: T) -> T:
-    """Add MODEL and `load_options`."""
-    add_model: Decorator = click.argument("model", metavar="MODEL", type=click.Path())
-    decorated: T = add_model(load_options(command))
-    return decorated
+def model_options(command: F) -> F:
+    """Add MODEL with ``-m``, and `load_options`; the command gets ``model`` in any case."""
+    return model_and("")(command)
+
+
+def model_and(rest: str) -> Callable[[F], F]:
+    """Return what adds MODEL, where arguments called ``rest`` follow it.
+
+    With ``-m``, or a default model and a first argument that is none, all arguments are the rest.
+    """
+
+    def add(command: F) -> F:
+        @functools.wraps(command)
+        def with_model(*args: Any, model: str | None, named_model: str | None, **given: Any) -> Any:
+            chosen, more = _model_of(model, named_model, has_rest=bool(rest))
+            if more:
+                given[rest] = (*more, *given[rest])
+            return command(*args, model=chosen, **given)
+
+        decorated = load_options(with_model)
+        decorated = option(
+            "named_model", "-m", "--model", section="Model", metavar="MODEL",
+            help="The model, in place of the argument.",
+        )(decorated)  # fmt: skip
+        decorated = click.argument("model", metavar="[MODEL]", required=False)(decorated)
+        return cast("F", decorated)
+
+    return add
+
+
+def _model_of(
+    first: str | None, named: str | None, *, has_rest: bool
+) -> tuple[str, tuple[str, ...]]:
+    """Return the model, and the first argument where it is not the model."""
+    if named is not None:
+        if first is not None and not has_rest:
+            raise click.UsageError(f"two models are given: {first} and, with -m, {named}")
+        return named, () if first is None else (first,)
+    default = settings.default_model()
+    if first is None or (default is not None and has_rest and not is_model(first)):
+        return default or no_model(), () if first is None else (first,)
+    return first, ()
+
+
+def no_model() -> NoReturn:
+    """Raise the usage error for a model that is neither named nor set."""
+    raise click.UsageError(
+        "no model: name one, such as pack:storyteller or hf:ORG/REPO, or set a default with "
+        "infercore models default MODEL"
+    )
 
 
 def load_options(command: T) -> T:
@@ -298,14 +441,15 @@ def load_options(command: T) -> T:
 def backend_option(command: T) -> T:
     """Add ``--backend``."""
     add = option(
-        "--backend", section="Model", metavar="NAME", shell_complete=_backend_names,
+        "--backend", section="Model", metavar="NAME", shell_complete=backend_names,
         help="The backend to use; default: INFERCORE_BACKEND, or what reads the file best.",
     )  # fmt: skip
     decorated: T = add(command)
     return decorated
 
 
-def _backend_names(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
+def backend_names(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
+    """Return the names of backends that begin with ``incomplete``, for completion."""
     import infercore  # noqa: PLC0415  (scans the plugins only when asked)
 
     return [info.name for info in infercore.backends() if info.name.startswith(incomplete)]

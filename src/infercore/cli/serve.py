@@ -14,8 +14,17 @@ import click
 
 import infercore
 from infercore.cli.loading import plan_fields
-from infercore.cli.options import CONTEXT, SectionCommand, checked, context_options, load_options
+from infercore.cli.options import (
+    CONTEXT,
+    SectionCommand,
+    checked,
+    context_options,
+    load_options,
+    no_model,
+)
 from infercore.cli.terminal import read_file, tell
+from infercore.locating import hub, locate, settings
+from infercore.locating.locate import HUB, PACK, is_name
 from infercore.values import install
 from infercore.values.pool import PoolConfig
 
@@ -29,8 +38,16 @@ _OF_POOL = ("n_parallel", "n_cells", "max_waiting", "cache_bytes", "cache_dir")
 _OF_SERVER = ("max_tokens", "request_timeout", "max_body_bytes", "max_requests_per_key")
 
 
-@click.command(cls=SectionCommand)
-@click.argument("models", metavar="[NAME=]MODEL...", nargs=-1, required=True)
+@click.command(
+    cls=SectionCommand,
+    examples=[
+        "infercore serve model.gguf",
+        "infercore serve small=hf:ORG/REPO:Q8_0 --port 8080",
+        "infercore serve m.gguf --host 0.0.0.0 --api-key-file keys",
+    ],
+    short_help="Serve models over HTTP, with the OpenAI protocol.",
+)
+@click.argument("models", metavar="[NAME=]MODEL...", nargs=-1)
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 @click.option(
     "--port", default=8000, show_default=True, type=click.IntRange(0, 65535),
@@ -118,18 +135,27 @@ def _server_extra() -> Any:
 def _named(models: Sequence[str]) -> dict[str, str]:
     """Return the paths of models by name."""
     named: dict[str, str] = {}
-    for given in models:
+    for given in models or (settings.default_model() or no_model(),):
         name, equals, path = given.partition("=")
         if not equals or os.path.exists(given):
-            name, path = os.path.splitext(os.path.basename(os.path.normpath(given)))[0], given
+            name, path = _name_of(given), given
         if not name or not path:
             raise click.UsageError(f"{given!r} is not NAME=MODEL")
         if name in named:
             raise click.UsageError(f"two models are called {name!r}; give NAME=MODEL")
-        if not os.path.exists(path):
-            raise click.UsageError(f"there is no model at {path}")
+        if not is_name(path):
+            locate(path)  # raises what is wrong with it
         named[name] = path
     return named
+
+
+def _name_of(model: str) -> str:
+    """Return what a model goes by without a name of its own."""
+    if model.startswith(HUB):
+        return hub.parsed(model[len(HUB) :]).repo.rpartition("/")[2]
+    if model.startswith(PACK):
+        return model[len(PACK) :].partition(":")[0]
+    return os.path.splitext(os.path.basename(os.path.normpath(model)))[0]
 
 
 def _keys(path: str | None) -> tuple[str, ...]:

@@ -73,6 +73,13 @@ def tell(text: str) -> None:
     click.echo(click.style(shown, dim=True) if coloured else shown, err=True)
 
 
+def tell_error(text: str) -> None:
+    """Write an error to standard error, in red on a terminal with colours."""
+    coloured = may_animate() and not os.environ.get("NO_COLOR")
+    shown = "error: " + harmless(text)
+    click.echo(click.style(shown, fg="red") if coloured else shown, err=True)
+
+
 def of_the_system(error: OSError) -> str:
     """Return in one line what the system refused, and where."""
     where = f": {error.filename}" if error.filename else ""

@@ -252,12 +252,15 @@ def _bars(library: Any) -> Any:
 
 def _library() -> Any:
     try:
-        return importlib.import_module("huggingface_hub")
+        library = importlib.import_module("huggingface_hub")
+        for part in ("constants", "errors", "utils"):
+            importlib.import_module(f"huggingface_hub.{part}")
     except ImportError as error:
         raise UnsupportedFeatureError(
             feature="models by name (hf:)",
             hint=f"they need the package huggingface_hub; run: {install.of_extra('hub')}",
         ) from error
+    return library
 
 
 @contextlib.contextmanager

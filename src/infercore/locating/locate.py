@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import re
@@ -23,6 +24,7 @@ HUB, PACK = "hf:", "pack:"
 _PACKED = {
     "gguf": ("gguf-q8_0", "gguf-f16", "gguf-f32"), "openvino": ("openvino",), "hf": ("hf",),
 }  # fmt: skip
+_ADAPTER = "-lora"
 _ON_THE_WEB = re.compile(r"https?://(?:[\w.-]+)/([\w.-]+/[\w.-]+)(?:/\w+/\w+/(.+))?")
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -161,6 +163,17 @@ def _what_to_do(where: str) -> str:
         "check the path, or take pack:storyteller to try things out, hf:ORG/REPO to fetch one; "
         f"see {install.GET_A_MODEL}"
     )
+
+
+def pack_models(backend: str | None = None) -> list[tuple[str, str]]:
+    """Return name and path of each model of the pack that can be read here."""
+    found = []
+    for name in _pack_names():
+        if name.endswith(_ADAPTER):
+            continue
+        with contextlib.suppress(ModelNotFoundError):
+            found.append((PACK + name, _packed(name, backend)))
+    return found
 
 
 def _pack_names() -> tuple[str, ...]:
