@@ -553,9 +553,27 @@ class _Progress:
 def _new_sampler(model: GuardedModel, config: SamplingConfig) -> Sampler:
     from infercore.sampling.factory import new_portable_sampler  # noqa: PLC0415
 
-    if config.implementation == "native":
+    if _is_native(model, config):
         return model.new_native_sampler(config)
     return new_portable_sampler(config, model.tokenizer, model.tokenizer.n_vocab)
+
+
+def _is_native(model: GuardedModel, config: SamplingConfig) -> bool:
+    """Whether the engine chooses tokens: asked for, or because it alone has the logits."""
+    if model.capabilities.logits == "full":
+        return config.implementation == "native"
+    if config.implementation == "portable":
+        hint = "the engine generates by itself and shows no logits; leave it out"
+        raise UnsupportedFeatureError(
+            feature="implementation='portable'", backend=model.backend, hint=hint
+        )
+    return True
+
+
+def _no_such_sampler(model: GuardedModel) -> str:
+    if model.capabilities.logits == "none":
+        return "the engine chooses tokens by itself, without it"
+    return "the engine's own sampler has none; use implementation='portable'"
 
 
 def _new_session(model: GuardedModel, context: Any, options: dict[str, Any]) -> Session:
@@ -587,13 +605,13 @@ def _decode_sampler(model: GuardedModel, config: DecodeConfig) -> Sampler:
     from infercore.sampling.factory import new_portable_sampler  # noqa: PLC0415
 
     sampling = sampling_of(config)
-    if sampling.implementation == "native":
+    if _is_native(model, sampling):
         for field in ("response_format", "processors", "logprobs", "min_tokens"):
             if getattr(config, field) not in (None, (), 0):
                 raise UnsupportedFeatureError(
                     feature=field,
                     backend=model.backend,
-                    hint="the engine's own sampler has none; use implementation='portable'",
+                    hint=_no_such_sampler(model),
                 )
         return model.new_native_sampler(sampling)
     return new_portable_sampler(

@@ -21,6 +21,7 @@ from infercore.engine import calls
 from infercore.engine.digest import of_path
 from infercore.errors import UnsupportedFeatureError
 from infercore.values import checks
+from infercore.values.config import DecodeConfig, SamplingConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,6 +30,13 @@ if TYPE_CHECKING:
 
 N_HELD = 8
 """Tokens that a context holds when a refusal is probed."""
+_OF_LOGITS = frozenset(
+    {
+        *("logits", "logits_all", "implementation='portable'", "beam_search", "pool"),
+        *(field.name for kind in (DecodeConfig, SamplingConfig) for field in attrs.fields(kind)),
+    }
+)
+"""What an engine that shows no logits may refuse, wherever a law meets it."""
 
 
 def check_backend(
@@ -148,10 +156,22 @@ def _tried(law: Law, rig: Rig) -> Found:
             rig.tidy()
     except NotApplicable as left:
         return NOT_APPLICABLE, str(left), None
-    except LawError as error:
-        return FAIL, str(error), _cause(error)
     except Exception as error:  # noqa: BLE001  (whatever a backend raises breaks the law)
-        return FAIL, f"{type(error).__name__}: {error}", _cause(error)
+        return _failed(rig, error)
+
+
+def _failed(rig: Rig, error: Exception) -> Found:
+    """Return the outcome of a law that ended with ``error``."""
+    is_law = isinstance(error, LawError)
+    refusal = error.__cause__ if is_law else error
+    if rig.shows_no_logits and _is_of_logits(refusal):
+        return REFUSED, f"not declared: the logits can be read ({refusal})", None
+    said = str(error) if is_law else f"{type(error).__name__}: {error}"
+    return FAIL, said, _cause(error)
+
+
+def _is_of_logits(error: BaseException | None) -> bool:
+    return isinstance(error, UnsupportedFeatureError) and error.feature in _OF_LOGITS
 
 
 def _cause(error: BaseException) -> str | None:
@@ -181,6 +201,8 @@ def _check_refusal(law: Law, rig: Rig, needs: str) -> None:
     control = rig.context()
     control.decode(tokens[:N_HELD])
     control.decode_one(tokens[-1])
+    if rig.shows_no_logits:
+        return
     rig.same_bits(context.logits(), control.logits(), f"after {needs} was refused")
 
 

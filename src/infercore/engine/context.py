@@ -69,7 +69,9 @@ class GuardedContext:
         self._cells = CellMap(window.n_seq_max)
         self._gate.backend = backend
         self._row_shape = (n_vocab,)
-        self._outputs = Outputs(inner.logits, n_vocab, backend)
+        self._outputs = Outputs(
+            inner.logits if inner.capabilities.logits == "full" else None, n_vocab, backend
+        )
         self._native = native = Native(inner, self._gate, backend)
         self._shares_window = window.shared
         self.n_ctx_seq = window.n_ctx_seq

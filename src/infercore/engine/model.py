@@ -210,7 +210,8 @@ class GuardedModel:
             with calls.typed(self.backend, "opening a context"):
                 kinds = self._inner.capabilities
                 plan = None if kinds.gpu_offload else getattr(self._inner, "plan_memory", None)
-                inner, got, attempts = allocate(self._inner.new_context, asked, kinds, plan)
+                make = getattr(self._inner, plugin_checks.opener_of(self._inner))
+                inner, got, attempts = allocate(make, asked, kinds, plan)
         except BaseException:
             lease()
             raise
@@ -308,7 +309,7 @@ class GuardedModel:
             raise UnsupportedFeatureError(
                 feature="no_repeat_ngram_size",
                 backend=self.backend,
-                hint="the engine's own sampler has none; use implementation='portable'",
+                hint="the engine's own sampler has none",
             )
         if config.adaptive_p_target >= 0:
             raise UnsupportedFeatureError(
@@ -357,6 +358,9 @@ class GuardedModel:
     ) -> SessionPool:
         """Return a pool of sessions that share one engine; see `Model.new_pool`."""
         built = pool_config(config, fields)
+        if self._inner.capabilities.logits == "none":
+            hint = "a pool chooses tokens from logits; open sessions of their own"
+            raise UnsupportedFeatureError(feature="pool", backend=self.backend, hint=hint)
         if built.isolate:
             raise checks.refuse(
                 "isolate", True, "a path to open_pool(path, isolate=True): this model is here"
@@ -483,6 +487,11 @@ def _check_methods(inner: Any, backend: str) -> None:
     ]
     if declared.kv_copy != "none":
         needed.append("seq_copy")
+    if declared.logits == "none" and not declared.native_sampler:
+        raise PluginLoadError(
+            f"backend {backend!r} shows no logits and declares no native_sampler to choose tokens",
+            plugin=backend,
+        )
     missing = [name for name in needed if not callable(getattr(inner, name, None))]
     if missing:
         raise PluginLoadError(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
 from infercore.engine.plugin_checks import wrong_row
-from infercore.errors import OutputNotAvailableError
+from infercore.errors import OutputNotAvailableError, UnsupportedFeatureError
 from infercore.values import checks
 
 if TYPE_CHECKING:
@@ -26,7 +26,8 @@ class Outputs:
 
     Each row belongs to the sequences whose token made it and goes with the last of them; the others
     keep their numbers. Rows of one engine call are views into the engine's buffer; rows gathered
-    over several calls, or restored with a state, are arrays of our own. ``serial`` changes whenever
+    over several calls, or restored with a state, are arrays of our own. An engine without
+    ``engine_logits`` has rows that only its own sampler can use. ``serial`` changes whenever
     the rows do, so that a session can tell whether they are still those it asked for.
     """
 
@@ -38,6 +39,7 @@ class Outputs:
         "_gathered",
         "_owners",
         "_restored",
+        "are_shown",
         "engine_logits",
         "n_plain",
         "n_vocab",
@@ -46,10 +48,11 @@ class Outputs:
     )
 
     def __init__(
-        self, engine_logits: Callable[[int], FloatArray], n_vocab: int, backend: str = ""
+        self, engine_logits: Callable[[int], FloatArray] | None, n_vocab: int, backend: str = ""
     ) -> None:
         self._backend = backend
-        self.engine_logits = engine_logits
+        self.are_shown = engine_logits is not None
+        self.engine_logits = engine_logits or self._refuse
         self.n_vocab = n_vocab
         self.serial = -1
         self.invalidate()
@@ -138,21 +141,25 @@ class Outputs:
     @property
     def count(self) -> int:
         """How many rows can be read."""
+        return self._n_owned if self.are_shown else 0
+
+    @property
+    def _n_owned(self) -> int:
         return sum(map(bool, self._owners))
 
     @property
     def n_in_engine(self) -> int:
         """How many of them lie in the engine's own buffer: not gathered, not restored."""
-        return self.count - len(self._restored) if self._from_engine else 0
+        return self._n_owned - len(self._restored) if self._from_engine else 0
 
     def of(self, seq_id: int) -> int | None:
         """Return the row behind the sequence's last token, None without one."""
-        return self._ends.get(seq_id)
+        return self._ends.get(seq_id) if self.are_shown else None
 
     def last(self) -> tuple[FloatArray | None, list[int]]:
         """Return the last row that can be read, and whose last tokens it is behind."""
         index = max((i for i, ids in enumerate(self._owners) if ids), default=None)
-        if index is None:
+        if index is None or not self.are_shown:
             return None, []
         return self.row(index), [s for s, row in self._ends.items() if row == index]
 
@@ -212,6 +219,13 @@ class Outputs:
         """Copy the first rows of the engine into all of ``into`` [n, n_vocab]."""
         for i in range(len(into)):
             into[i] = self.from_engine(i)
+
+    def _refuse(self, _: int) -> NoReturn:
+        raise UnsupportedFeatureError(
+            feature="logits",
+            backend=self._backend,
+            hint="the engine generates by itself and shows none",
+        )
 
     def _unavailable(self, operation: str) -> OutputNotAvailableError:
         n = self.count

@@ -11,9 +11,9 @@ from infercore.values import checks
 from infercore.values.info import Capabilities, ModelInfo
 
 ALWAYS_EFFECTIVE = ("n_threads", "n_threads_batch")
-_OF_MODEL = ("new_context", "close")
+_OF_MODEL = ("close",)
 _OF_TOKENIZER = ("encode", "token_bytes", "is_eog", "is_control")
-_OF_CONTEXT = ("decode", "logits", "seq_remove", "n_past", "close")
+_OF_CONTEXT = ("decode", "seq_remove", "n_past", "close")
 _SHOWN = 60
 
 
@@ -37,11 +37,16 @@ def check_model(model: Any, backend: str) -> None:
         raise wrong(backend, "loader(path, config)", "returned None, not a model")
     _check_type(model, "info", ModelInfo, "loader(path, config)", backend)
     _check_type(model, "capabilities", Capabilities, "loader(path, config)", backend)
-    _check_callable(model, _OF_MODEL, "loader(path, config)", backend)
+    _check_callable(model, (*_OF_MODEL, opener_of(model)), "loader(path, config)", backend)
     _check_files(model, backend)
     if getattr(model, "tokenizer", None) is None:
         raise wrong(backend, "loader(path, config)", "returned a model without a tokenizer")
     _check_tokenizer(model.tokenizer, model.info, backend)
+
+
+def opener_of(model: Any) -> str:
+    """Return the call of a model that opens a context: a session, where it shows no logits."""
+    return "new_context" if model.capabilities.logits == "full" else "new_session"
 
 
 def _check_type(thing: Any, name: str, kind: type, call: str, backend: str) -> None:
@@ -90,12 +95,13 @@ def _check_tokenizer(tokenizer: Any, info: ModelInfo, backend: str) -> None:
 
 
 def check_context(context: Any, backend: str) -> None:
-    """Refuse what ``new_context`` returned if it is no `EngineContext`."""
+    """Refuse what ``new_context`` or ``new_session`` returned if it is no such thing."""
     call = "model.new_context(config)"
     if context is None:
         raise wrong(backend, call, "returned None, not a context")
     _check_type(context, "capabilities", Capabilities, call, backend)
-    _check_callable(context, _OF_CONTEXT, call, backend)
+    rows = ("logits",) if context.capabilities.logits == "full" else ()
+    _check_callable(context, (*_OF_CONTEXT, *rows), call, backend)
     effective = getattr(context, "effective", None)
     if not isinstance(effective, Mapping):
         raise wrong(backend, "context.effective", f"is {shown(effective)}, not a mapping")

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 class GuardedSampler:
     """A `Sampler` over an engine's native one: it samples from rows that exist, and only then."""
 
+    is_native = True
+
     def __init__(self, inner: Any, *, n_vocab: int, release: Callable[[], None]) -> None:
         self._inner = inner
         self._n_vocab = n_vocab

@@ -24,7 +24,16 @@ capability             methods of `EngineContext` that it needs
 ``abort``              ``abort()``, ``clear_abort()``
 ``live_threads``       ``set_threads(n, n_batch)``
 ``lora``               ``set_adapters(adapters)``
+``native_sampler``     ``new_sampler(config)`` of the model: see below
+``logits`` "none"      ``new_session(config)`` of the model, in place of ``new_context``
 =====================  ==========================================================================
+
+**An engine that generates by itself**, and shows no logits, declares ``logits="none"`` and
+``native_sampler``, and brings sessions of its own: its model has ``new_session(config)``, which
+returns an `EngineContext` without ``logits``, in place of ``new_context``. ``decode`` evaluates, or
+notes, the tokens of a prompt; the ``sample(session, i)`` of what ``new_sampler(config)`` returns
+takes the next token from the engine, and ``decode`` of that same token goes on. The core's
+`Session` stands over it as over any context, under the same laws; what needs logits is refused.
 
 Further optional methods, each with a default in the guard: ``decode_one``, ``decode_spans``,
 ``seq_pos_min``, ``seq_pos_max``, ``clear``, ``synchronize``, ``warmup``, ``set_causal_attention``,

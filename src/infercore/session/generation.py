@@ -69,7 +69,7 @@ class Generation:
         self._queue: deque[Chosen] = deque()
         self.looks_ahead = drafter is not None or getattr(sampler, "constraint", None) is not None
         self._sampling = sampling_of(config)
-        self.is_native = self._sampling.implementation == "native"
+        self.is_native = bool(getattr(sampler, "is_native", False))
         self.pending: Chosen | None = None
         self.reason: str | None = None
         self.ended_by: int | None = None

@@ -148,6 +148,11 @@ class CoreSession(Prefilling):
             n_return=n_return,
             early_stopping=early_stopping,
         )
+        if self.context.capabilities.logits == "none":
+            hint = "beams are compared by logits, and this engine shows none"
+            raise UnsupportedFeatureError(
+                feature="beam_search", backend=self.model.backend, hint=hint
+            )
         with self.entered("beam_search"):
             self._check_decodable(may_shift=False)
             return branches.beam_search(self, options)

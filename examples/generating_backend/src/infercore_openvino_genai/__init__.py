@@ -1,0 +1,1 @@
+"""An infercore backend over `openvino_genai.ContinuousBatchingPipeline`, which shows no logits."""
