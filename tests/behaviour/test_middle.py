@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,8 +13,7 @@ import pytest
 import infercore as ic
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
 
 PROMPT = "Once upon a time there was a baker named Mira"
 
@@ -103,29 +105,78 @@ def test_a_vocabulary_without_marks_has_no_gaps(model: Any, session: Any) -> Non
     assert session.state == "EMPTY"
 
 
-def test_a_gap_is_put_between_its_marks(
-    model: Any, session: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tokenizer = model.tokenizer
-    marks = ic.FimTokens(prefix=500, suffix=501, middle=502)
-    monkeypatch.setattr(type(tokenizer), "fim", marks)
-    text = text_of(session.infill("Once upon", " baker.", max_tokens=4, temperature=0))
+MARKS = {1000: "<PRE>", 1002: "<SUF>", 1015: "<MID>"}  # take the places of words of five bytes
+
+
+def with_marks(source: Path, folder: Path) -> Path:
+    """Write a copy of the storyteller whose vocabulary has the marks around a gap."""
+    if source.is_dir():
+        folder = Path(shutil.copytree(source, folder / "marked"))
+        path = folder / "tokenizer.json"
+        description = json.loads(path.read_text(encoding="utf-8"))
+        vocabulary = description["model"]["vocab"]
+        names = {token: piece for piece, token in vocabulary.items()}
+        for token, mark in MARKS.items():
+            piece = names[token]
+            del vocabulary[piece]
+            vocabulary[mark] = token
+            merges = description["model"]["merges"]
+            description["model"]["merges"] = [m for m in merges if "".join(m) != piece]
+            added = {"id": token, "content": mark, "special": True}
+            plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+            description["added_tokens"].append({**plain, **added})
+        path.write_text(json.dumps(description), encoding="utf-8")
+        return folder
+    gguf = pytest.importorskip("gguf")
+    path = Path(shutil.copy(source, folder / "marked.gguf"))
+    path.chmod(0o600)
+    reader = gguf.GGUFReader(str(path), "r+")
+    tokens, kinds = (reader.fields[f"tokenizer.ggml.{name}"] for name in ("tokens", "token_type"))
+    for token, mark in MARKS.items():
+        tokens.parts[tokens.data[token]][:] = list(mark.encode())
+        kinds.parts[kinds.data[token]][:] = gguf.TokenType.CONTROL
+    del reader, tokens, kinds
+    return path
+
+
+@pytest.fixture(scope="module")
+def marked(pack_path: Path, backend_name: str, tmp_path_factory: Any) -> Iterator[Any]:
+    path = with_marks(pack_path, tmp_path_factory.mktemp("fim"))
+    with ic.load_model(path, backend=backend_name) as loaded:
+        yield loaded
+
+
+def test_a_gap_is_put_between_its_marks(marked: Any, exact: dict[str, Any]) -> None:
+    tokenizer = marked.tokenizer
+    assert tokenizer.fim == ic.FimTokens(prefix=1000, suffix=1002, middle=1015)
     before = tokenizer.encode("Once upon", add_special=False)
     after = tokenizer.encode(" baker.", add_special=False)
-    wanted = [tokenizer.bos, 500, *before, 501, *after, 502]
-    assert session.context.tokens()[: len(wanted)] == wanted
-    assert session.explain_context().prefix_tokens == 2 + len(before)
-    assert text
-    status = list(session.infill("Once upon", " miller.", max_tokens=1))[-1].usage
-    assert status is not None
-    assert status.cached_tokens >= 2 + len(before)
+    wanted = [tokenizer.bos, 1000, *before, 1002, *after, 1015]
+    with marked.new_session(n_ctx=128, **exact) as session:
+        chunks = list(session.infill("Once upon", " baker.", max_tokens=4, temperature=0))
+        assert session.context.tokens()[: len(wanted)] == wanted
+        assert session.explain_context().prefix_tokens == 2 + len(before)
+        usage = list(session.infill("Once upon", " miller.", max_tokens=1))[-1].usage
+        assert usage is not None
+        assert usage.cached_tokens >= 2 + len(before)
+    with marked.new_session(n_ctx=128, **exact) as plain:
+        plain.ensure_prefix(wanted)
+        assert text_of(plain.decode(max_tokens=4, temperature=0)) == text_of(chunks) != ""
 
     async def main() -> str:
-        async with ic.aopen_session(model, n_ctx=128) as other:
+        async with ic.aopen_session(marked, n_ctx=128, **exact) as other:
             stream = other.infill("Once upon", " baker.", max_tokens=4, temperature=0)
             return "".join([chunk.text async for chunk in stream])
 
-    assert asyncio.run(main())
+    assert asyncio.run(main()) == text_of(chunks)
+
+
+def test_marks_in_the_texts_around_a_gap_are_text(marked: Any) -> None:
+    with marked.new_session(n_ctx=128) as session:
+        text_of(session.infill("a <SUF> b", "<MID>", max_tokens=1))
+        held = session.context.tokens()
+    assert [held.count(mark) for mark in MARKS] == [1, 1, 1]
+    assert held[1] == 1000
 
 
 # -- snapshots and segments ------------------------------------------------------------------------
