@@ -179,6 +179,29 @@ def test_counters_tell_what_was_done(new_context: Callable[..., Any], ids: list[
     assert context.perf().prefill_tokens == 0
 
 
+def test_times_of_sessions_are_told_beside_those_of_the_engine(new_session: Any) -> None:
+    session = new_session()
+    session.ensure_prefix("Once upon a time")
+    perf = session.context.perf()
+    assert perf.tokenize_ms > 0
+    assert (perf.sample_ms, perf.grammar_ms) == (0, 0)
+    list(session.decode(max_tokens=4))
+    sampled = session.context.perf()
+    assert sampled.sample_ms > 0
+    assert sampled.grammar_ms == 0
+    choice = {"type": "choice", "choices": [" and an owl", " but a fox"]}
+    stream = session.decode(max_tokens=40, response_format=choice)
+    next(stream)
+    compiled = session.context.perf().grammar_ms
+    assert compiled > 0
+    stream.close()
+    perf = session.context.perf()
+    assert perf.grammar_ms > compiled
+    assert perf.sample_ms > sampled.sample_ms
+    session.context.reset_perf()
+    assert session.context.perf().tokenize_ms == session.context.perf().grammar_ms == 0
+
+
 def test_warming_up_keeps_or_refuses(new_context: Callable[..., Any], ids: list[int]) -> None:
     context = new_context()
     for held in ([], ids[:20]):

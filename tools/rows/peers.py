@@ -241,6 +241,15 @@ def _(b: Bench) -> None:
     assert usage.tokens_per_second > 0
 
 
+@ENDS.row("times of tokenizing, sampling, grammars (openvino-genai)", "`PerfCounters`")
+def _(b: Bench) -> None:
+    session = b.session()
+    choice = {"type": "choice", "choices": [" an owl", " a fox"]}
+    greedy(session, response_format=choice)
+    perf = session.context.perf()
+    assert min(perf.tokenize_ms, perf.sample_ms, perf.grammar_ms) > 0
+
+
 # -- sampling and constraints ------------------------------------------------------------------
 
 

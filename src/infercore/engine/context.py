@@ -620,6 +620,10 @@ class GuardedContext:
         """Add tokens that a session asked for and found resident to the counters."""
         self._counters.reused_tokens += n_tokens
 
+    def count_time(self, kind: str, seconds: float) -> None:
+        """Add what a session took to "tokenize", "sample", or for its "grammar", to the times."""
+        self._counters.beside_s[kind] += seconds
+
     # -- the end -------------------------------------------------------------------------------
 
     def close(self) -> None:

@@ -6,6 +6,8 @@ import time
 
 from infercore.values.info import PerfCounters
 
+BESIDE = ("tokenize", "sample", "grammar")  # what sessions do beside evaluating
+
 
 class Counters:
     """What was evaluated in which time; ``timed`` tells whether anybody wants to know."""
@@ -18,6 +20,7 @@ class Counters:
     def reset(self) -> None:
         """Set all to zero."""
         self.decode_s = self.prefill_s = 0.0
+        self.beside_s = dict.fromkeys(BESIDE, 0.0)
         self.decode_tokens = self.prefill_tokens = self.reused_tokens = 0
 
     def count(self, started: float, n_tokens: int, *, single: bool = False) -> None:
@@ -38,6 +41,9 @@ class Counters:
             load_ms=self._load_ms,
             prefill_ms=self.prefill_s * 1e3,
             decode_ms=self.decode_s * 1e3,
+            tokenize_ms=self.beside_s["tokenize"] * 1e3,
+            sample_ms=self.beside_s["sample"] * 1e3,
+            grammar_ms=self.beside_s["grammar"] * 1e3,
             prefill_tokens=self.prefill_tokens,
             decode_tokens=self.decode_tokens,
             reused_tokens=self.reused_tokens,

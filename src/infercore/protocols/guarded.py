@@ -64,6 +64,9 @@ class SessionContext(Context, Protocol):
     def count_reused(self, n_tokens: int) -> None:
         """Add tokens that were asked for and found resident to the counters."""
 
+    def count_time(self, kind: str, seconds: float) -> None:
+        """Add to the time that sessions took to "tokenize", "sample" or for their "grammar"."""
+
     def release_threads(self) -> None:
         """Let the engine end the threads that it keeps for the calling thread."""
 
@@ -149,6 +152,9 @@ class SequenceContext(Protocol):
 
     def count_reused(self, n_tokens: int) -> None:
         """Count tokens of a prompt that were not evaluated."""
+
+    def count_time(self, kind: str, seconds: float) -> None:
+        """Count what was done beside evaluating."""
 
     def abort(self) -> None:
         """End the call that runs; from any thread."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -233,10 +234,11 @@ class SessionBase:
 
     def encode(self, text: str, *, parse_special: bool, add_special: bool = True) -> list[int]:
         """Return the ids of ``text``, with BOS in front where the session has it."""
-        begins = add_special and self._add_bos
+        begins, started = add_special and self._add_bos, time.perf_counter()
         ids: list[int] = self._tokenizer.encode(
             text, add_special=begins, parse_special=parse_special
         )
+        self.context.count_time("tokenize", time.perf_counter() - started)
         bos = self._tokenizer.bos
         if begins and bos is not None and not self._tokenizer.add_bos:
             ids = [bos, *ids]

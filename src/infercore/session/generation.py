@@ -82,6 +82,7 @@ class Generation:
         self.n_drafted = 0
         self.n_accepted = 0
         self._first_at: float | None = None
+        self._sample_s = 0.0
         self._last_at = 0.0
 
     def __repr__(self) -> str:
@@ -136,10 +137,18 @@ class Generation:
         return self._chunk(text) if text else None
 
     def _sample(self, context: Any, row: int) -> Chosen:
+        started = time.perf_counter()
         token = self._sampler.sample(context, row)
+        self._sample_s += time.perf_counter() - started
         wanted = self.config.logprobs
         logprob = None if wanted is None else self._sampler.last_logprobs(wanted)
         return Chosen(token, logprob=logprob)
+
+    def times(self) -> tuple[float, float]:
+        """Return the seconds of choosing tokens, and of the masks that a grammar made for that."""
+        constraint = getattr(self._sampler, "constraint", None)
+        masks_s = 0.0 if constraint is None else constraint.masks_s
+        return self._sample_s - masks_s, masks_s
 
     @property
     def at_limit(self) -> bool:

@@ -300,6 +300,9 @@ class PagedContext:
         """Count tokens of a prompt that were not evaluated."""
         self.scheduler.count.cached_tokens += n_tokens
 
+    def count_time(self, kind: str, seconds: float) -> None:
+        """Count nothing: a pool has statistics of its own."""
+
     def release(self) -> None:
         """Give the cells back; what runs is cancelled."""
         self.scheduler.release(self.sequence)

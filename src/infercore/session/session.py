@@ -93,12 +93,15 @@ class CoreSession(Prefilling):
         if config.prompt_logprobs is not None:
             self._check_rows()
         drafter = drafter_of(config, self)
+        started = time.perf_counter()
         try:
             sampler = self.new_sampler(config)
         except BaseException:
             if drafter is not None:
                 drafter.close()
             raise
+        if config.response_format is not None:
+            self.context.count_time("grammar", time.perf_counter() - started)
         return Generation(sampler, config, drafter=drafter, pieces=self.pieces)
 
     def _check_rows(self) -> None:

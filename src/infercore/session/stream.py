@@ -283,6 +283,10 @@ class DecodeStream:
             self._release()
 
     def _release(self) -> None:
+        if not self.finished:
+            sample_s, masks_s = self._generation.times()
+            self._session.context.count_time("sample", sample_s)
+            self._session.context.count_time("grammar", masks_s)
         self.finished = True
         self._generation.pending = None
         self._generation.close()

@@ -215,12 +215,17 @@ class PerfCounters:
     """Times in milliseconds and token counts of a context since it began or was reset.
 
     ``decode`` counts calls of one token, ``prefill`` all others. ``reused_tokens`` were asked
-    for by a session and not evaluated because they were resident. See `Context.reset_perf`.
+    for by a session and not evaluated because they were resident. Of its sessions too are the times
+    of tokenizing texts, of choosing tokens (``sample_ms``), and of building a ``response_format``
+    and its masks (``grammar_ms``); a decode adds its own when it ends. See `Context.reset_perf`.
     """
 
     load_ms: float = 0.0
     prefill_ms: float = 0.0
     decode_ms: float = 0.0
+    tokenize_ms: float = 0.0
+    sample_ms: float = 0.0
+    grammar_ms: float = 0.0
     prefill_tokens: int = 0
     decode_tokens: int = 0
     reused_tokens: int = 0
