@@ -30,7 +30,12 @@ FOLDERS = {
     "infercore_openvino": "plugins/openvino",
 }
 IN_EVERY_SDIST = {"LICENSE", "PKG-INFO", "README.md", "pyproject.toml", ".gitignore"}
-OF_THE_CORE = ("src", "tests", "docs", "examples", "benchmarks", "tools", "changelog")
+OF_THE_CORE = ("src", "tests", "docs", "examples", "benchmarks", "tools", "changelog", "deploy")
+READ_FILES = (
+    "benchmarks", "chat", "docs", "examples", "packaging", "registry", "serve", "tools", "typing",
+    "values",
+)  # fmt: skip
+"""The tests that read files beside them: those show whether a source distribution has all."""
 SMOKE = """
 import importlib.metadata, infercore
 assert importlib.metadata.version("infercore") == infercore.__version__
@@ -43,6 +48,9 @@ def main() -> None:
     """Build, check, install, try."""
     parser = argparse.ArgumentParser(description="check the four distributions")
     parser.add_argument("--without-tests", action="store_true", help="do not run the core's tests")
+    parser.add_argument(
+        "--all-tests", action="store_true", help="run all of them, not those that read files"
+    )
     parser.add_argument("--work", type=Path, help="an empty folder to work in, which is kept")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -51,7 +59,7 @@ def main() -> None:
         dist = build_all(work)
         try_wheels(work, dist)
         if not given.without_tests:
-            test_core(work, dist)
+            test_core(work, dist, every=given.all_tests)
 
 
 def say(what: str) -> None:
@@ -160,8 +168,8 @@ def try_wheels(work: Path, dist: Path) -> None:
     require(not any(empty.iterdir()), "using it has left something in the current folder")
 
 
-def test_core(work: Path, dist: Path) -> None:
-    """Run the core's tests from its source distribution, with no engine."""
+def test_core(work: Path, dist: Path, *, every: bool) -> None:
+    """Run the core's tests from its source distribution, with no engine: all, or a part."""
     say("the tests of the core, from its source distribution")
     with tarfile.open(one(dist, "infercore-*.tar.gz")) as archive:
         archive.extractall(work / "unpacked", filter="data")
@@ -173,7 +181,10 @@ def test_core(work: Path, dist: Path) -> None:
     # Wrong backends are the same ones wherever the tests run: they have run in the repository.
     parts = ("llamacpp", "openvino", "conformance/test_mutants.py")
     ignored = (f"--ignore=tests/{part}" for part in parts)
-    run(programs / "python", "-m", "pytest", "-q", *ignored, cwd=source)
+    folder = source / "tests"
+    single = [f"tests/{path.name}" for path in sorted(folder.glob("test_*.py"))]
+    wanted = [] if every else [*(f"tests/{part}" for part in READ_FILES), *single]
+    run(programs / "python", "-m", "pytest", "-q", *ignored, *wanted, cwd=source)
 
 
 if __name__ == "__main__":

@@ -169,6 +169,39 @@ def test_loading_takes_its_part_of_a_requests_time(pack_path: Path) -> None:
     asyncio.run(story())
 
 
+def test_a_model_makes_room_where_memory_is_short(pack_path: Path) -> None:
+    import asyncio
+
+    from infercore.serve.app import App
+    from infercore.serve.config import ServeConfig
+    from infercore.serve.models import Models
+
+    def opens_alone(other: str) -> Any:
+        def opens() -> Any:
+            if models.get(other).pool is not None:
+                raise ic.OutOfMemoryError("no room")
+            return ic.open_pool(pack_path, n_ctx=256, n_threads=1)
+
+        return opens
+
+    models = Models({"one": opens_alone("two"), "two": opens_alone("one")}, n_warm=4)
+
+    async def story() -> None:
+        transport = httpx.ASGITransport(App(models, ServeConfig()))
+        async with httpx.AsyncClient(transport=transport, base_url="http://here") as http:
+            for name, other in (("one", "two"), ("two", "one")):
+                answer = await http.post(CHAT, json={**ASK, "model": name}, timeout=60)
+                assert answer.status_code == 200
+                assert models.get(other).pool is None
+            async with models.get("two").used():
+                answer = await http.post(CHAT, json={**ASK, "model": "one"}, timeout=60)
+                assert answer.status_code == 503, "what is in use stays"
+        for name in ("one", "two"):
+            await models.get(name).close()
+
+    asyncio.run(story())
+
+
 def break_for_good(pool: Any) -> None:
     error = ic.SessionFatalError("the engine has died", cause=RuntimeError("gone"))
     pool.owner.ask(lambda: pool.owner.scheduler.fail(error))

@@ -9,11 +9,11 @@ from collections import deque
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from infercore.errors import InvalidInputError
+from infercore.errors import InvalidInputError, OutOfMemoryError
 from infercore.serve.errors import ApiError, timed_out
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
     from infercore.session.asynchronous import AsyncSession
     from infercore.session.pool import SessionPool
@@ -57,13 +57,19 @@ class Served:
     """One model of a server: a pool that is there, or is opened by the first request for it."""
 
     def __init__(
-        self, name: str, *, pool: SessionPool | None, opens: Callable[[], SessionPool] | None
+        self,
+        name: str,
+        *,
+        pool: SessionPool | None,
+        opens: Callable[[], SessionPool] | None,
+        make_room: Callable[[Served], Awaitable[bool]],
     ) -> None:
         self.name = name
         self.pool = pool
         self.n_active = 0
         self.created = int(time.time())
         self._opens = opens
+        self._make_room = make_room
         self._last_use = time.monotonic()
         self._opening = asyncio.Lock()
         self._loading: asyncio.Task[None] | None = None
@@ -111,11 +117,16 @@ class Served:
             if self.pool is not None:
                 log.error("model %s failed and is opened anew", self.name)
                 await self._close_pool()
-            self.pool = await asyncio.to_thread(self._reopen, self._opens)
+            self.pool = await self._open_anew(self._opens)
 
-    def _reopen(self, opens: Callable[[], SessionPool]) -> SessionPool:
+    async def _open_anew(self, opens: Callable[[], SessionPool]) -> SessionPool:
         try:
-            return opens()
+            while True:
+                try:
+                    return await asyncio.to_thread(opens)
+                except OutOfMemoryError:  # noqa: PERF203  (each turn is another try)
+                    if not await self._make_room(self):
+                        raise
         except Exception as error:  # the operator's fault, never the caller's
             log.exception("model %s cannot be opened", self.name)
             raise ApiError(
@@ -130,9 +141,19 @@ class Served:
         """Close a pool that nobody has used for ``seconds`` and that can be opened again."""
         async with self._opening:
             idle = time.monotonic() - self._last_use
-            if self._opens is None or self.pool is None or self.n_active or idle < seconds:
+            if not self.can_unload or idle < seconds:
                 return
             await self._close_pool()
+
+    @property
+    def can_unload(self) -> bool:
+        """Whether nobody uses the pool and it can be opened again."""
+        return self._opens is not None and self.pool is not None and not self.n_active
+
+    @property
+    def last_use(self) -> float:
+        """When the pool was last used, on the monotonic clock."""
+        return self._last_use
 
     async def _close_pool(self) -> None:
         await self.warm.close()
@@ -164,9 +185,19 @@ class Models:
             )
         self.by_name: dict[str, Served] = {}
         for name, pool in named.items():
-            served = _served(name, pool)
+            served = _served(name, pool, self._make_room)
             served.warm = Warm(n_warm)
             self.by_name[name] = served
+
+    async def _make_room(self, wanted: Served) -> bool:
+        """Unload the model that was idle longest; False where all others are in use."""
+        idle = [each for each in self.by_name.values() if each is not wanted and each.can_unload]
+        if not idle:
+            return False
+        oldest = min(idle, key=lambda each: each.last_use)
+        log.warning("memory is short: model %s is unloaded for %s", oldest.name, wanted.name)
+        await oldest.unload_when_idle(0)
+        return True
 
     def get(self, name: str) -> Served:
         """Return the model that a request names. Raises an `ApiError` of status 404."""
@@ -181,7 +212,7 @@ class Models:
         return self.by_name[name]
 
 
-def _served(name: object, pool: Any) -> Served:
+def _served(name: object, pool: Any, make_room: Callable[[Served], Awaitable[bool]]) -> Served:
     if not isinstance(name, str) or not name:
         raise InvalidInputError(
             "names of models are strings that are not empty",
@@ -190,9 +221,9 @@ def _served(name: object, pool: Any) -> Served:
             allowed="a str",
         )
     if hasattr(pool, "aopen_session"):
-        return Served(name, pool=pool, opens=None)
+        return Served(name, pool=pool, opens=None, make_room=make_room)
     if callable(pool):
-        return Served(name, pool=None, opens=pool)
+        return Served(name, pool=None, opens=pool, make_room=make_room)
     raise InvalidInputError(
         f"{name!r} is no SessionPool, nor a callable that opens one",
         field="pools",

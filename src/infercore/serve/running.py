@@ -13,11 +13,12 @@ import uvicorn
 from infercore.serve.app import App
 from infercore.serve.config import ServeConfig
 from infercore.serve.models import Models
+from infercore.serve.tracing import observe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["App", "Models", "ServeConfig", "run"]
+__all__ = ["App", "Models", "ServeConfig", "observe", "run"]
 GRACE_S = 30
 """Seconds that answers have to end once the server was told to."""
 
