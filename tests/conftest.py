@@ -15,6 +15,10 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Threads of an engine that wait for each other sleep: spinning is very slow on busy cores.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+# Aliases and the default model of whoever runs the tests are none of theirs.
+os.environ["INFERCORE_CONFIG_DIR"] = os.path.join(os.path.dirname(__file__), "no-settings")
+os.environ.pop("INFERCORE_MODEL", None)
+
 import pytest
 
 import pack

@@ -32,6 +32,7 @@ EXEMPT: Mapping[str, int] = {
     "docs/how-to/agents.md": 2,  # an example, run and compared in tests/examples
     "docs/how-to/rag.md": 2,  # likewise
     "docs/how-to/conformance-in-ci.md": 1,  # a workflow of a code host
+    "docs/how-to/get-a-model.md": 3,  # the network, and conversions of gigabytes
     "docs/how-to/serve.md": 2,  # a server, and a client of it: tests/serve
     "docs/reference/bite.md": 3,  # a run of many minutes, and what it printed of two backends
 }
@@ -90,6 +91,7 @@ def test_the_blocks_of_a_page_run(
             environment |= request.getfixturevalue("reference_installed")
         else:
             pack.need_backend(name)
+    environment["INFERCORE_CONFIG_DIR"] = str(tmp_path / "config")
     folder = tmp_path / "here"
     folder.mkdir()
     monkeypatch.chdir(folder)

@@ -86,6 +86,9 @@ class Commands:
             "/stats": self._stats,
             "/exit": self._exit,
             "/quit": self._exit,
+            "/bye": self._exit,
+            "/clear": self._reset,
+            "/?": self._help,
         }
 
     def run(self, line: str) -> None:
