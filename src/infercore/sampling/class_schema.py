@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import inspect
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
 
 import attrs
 
@@ -28,12 +38,62 @@ def schema_of_class(cls: type) -> dict[str, Any]:
 
     Properties are the arguments of its ``__init__``; those with a default may be left out, no
     others may come in. Known are str, int, float, bool, None, Literal, enums, unions, list,
-    Sequence, tuple, dict and Mapping with str keys, attrs classes and Any. Raises
-    `InvalidInputError` for another type, naming class and field.
+    Sequence, tuple, dict and Mapping with str keys, attrs classes, dataclasses, typed dicts and
+    Any. Raises `InvalidInputError` for another type, naming class and field.
     """
     defs: dict[str, Any] = {}
     root = _class(cls, defs)
     return {**root, "$defs": defs}
+
+
+@attrs.frozen
+class Field:
+    """An argument of a class, or a key of a `TypedDict`."""
+
+    key: str
+    name: str
+    kind: Any
+    is_required: bool
+
+
+def is_object(kind: Any) -> bool:
+    """Tell whether ``kind`` is an attrs class, a dataclass or a `TypedDict`."""
+    if not isinstance(kind, type):
+        return False
+    return attrs.has(kind) or dataclasses.is_dataclass(kind) or is_typeddict(kind)
+
+
+def fields_of(cls: Any) -> list[Field]:
+    """Return what makes an instance of an attrs class, a dataclass or a `TypedDict`."""
+    hints = hints_of(cls)
+    if attrs.has(cls):
+        return [
+            Field(f.alias, f.name, hints.get(f.name, f.type), f.default is attrs.NOTHING)
+            for f in attrs.fields(cls)
+            if f.init
+        ]
+    if is_typeddict(cls):
+        return [Field(key, key, kind, key in cls.__required_keys__) for key, kind in hints.items()]
+    none = dataclasses.MISSING
+    return [
+        Field(f.name, f.name, hints[f.name], f.default is none and f.default_factory is none)
+        for f in dataclasses.fields(cls)
+        if f.init
+    ]
+
+
+def hints_of(thing: Any) -> dict[str, Any]:
+    """Return the types that a class or a function names.
+
+    Raises `InvalidInputError` where one of them cannot be found.
+    """
+    try:
+        return get_type_hints(thing)
+    except (NameError, TypeError, AttributeError) as error:
+        name = getattr(thing, "__qualname__", repr(thing))
+        raise checks.refuse(
+            name, f"{error}", "types that can be found where it is defined"
+        ) from error
 
 
 def _class(cls: type, defs: dict[str, Any]) -> dict[str, Any]:
@@ -45,15 +105,14 @@ def _class(cls: type, defs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _object(cls: type, defs: dict[str, Any]) -> dict[str, Any]:
-    attrs.resolve_types(cls)
-    fields = [field for field in attrs.fields(cls) if field.init]
+    fields = fields_of(cls)
     return {
         "type": "object",
         "properties": {
-            field.alias: _schema(field.type, f"{cls.__qualname__}.{field.name}", defs)
+            field.key: _schema(field.kind, f"{cls.__qualname__}.{field.name}", defs)
             for field in fields
         },
-        "required": [field.alias for field in fields if field.default is attrs.NOTHING],
+        "required": [field.key for field in fields if field.is_required],
         "additionalProperties": False,
     }
 
@@ -64,8 +123,8 @@ def _schema(kind: Any, where: str, defs: dict[str, Any]) -> dict[str, Any]:
     if kind in _PLAIN:
         return dict(_PLAIN[kind])
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        return {"enum": [member.value for member in kind]}
-    if isinstance(kind, type) and attrs.has(kind):
+        return _choice([member.value for member in kind], kind, where)
+    if is_object(kind):
         return _class(kind, defs)
     return _composed(kind, where, defs)
 
@@ -73,7 +132,7 @@ def _schema(kind: Any, where: str, defs: dict[str, Any]) -> dict[str, Any]:
 def _composed(kind: Any, where: str, defs: dict[str, Any]) -> dict[str, Any]:
     origin, parts = get_origin(kind), get_args(kind)
     if origin is Literal:
-        return {"enum": list(parts)}
+        return _choice(list(parts), kind, where)
     if origin is Annotated:
         return _schema(parts[0], where, defs)
     if origin in (Union, types.UnionType):
@@ -85,6 +144,12 @@ def _composed(kind: Any, where: str, defs: dict[str, Any]) -> dict[str, Any]:
     if origin in (dict, Mapping) and parts[0] is str:
         return {"type": "object", "additionalProperties": _schema(parts[1], where, defs)}
     raise checks.refuse(where, kind, "a type that JSON has (see the documentation)")
+
+
+def _choice(values: list[Any], kind: Any, where: str) -> dict[str, Any]:
+    if not all(value is None or type(value) in (str, int, float, bool) for value in values):
+        raise checks.refuse(where, kind, "values that JSON has")
+    return {"enum": values}
 
 
 def _fixed_array(items: list[dict[str, Any]]) -> dict[str, Any]:
@@ -102,7 +167,7 @@ def schema_of_arguments(function: Callable[..., Any]) -> dict[str, Any]:
     name = getattr(function, "__name__", repr(function))
     defs: dict[str, Any] = {}
     properties, required = {}, []
-    hints = get_type_hints(function)
+    hints = hints_of(function)
     for key, parameter in inspect.signature(function).parameters.items():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise checks.refuse(f"{name}.{key}", parameter, "parameters that have a name")

@@ -8,6 +8,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from infercore.sampling.class_schema import schema_of_arguments
+from infercore.sampling.class_values import arguments_of
 from infercore.values import checks
 from infercore.values.session import Message
 
@@ -35,7 +36,8 @@ def run(
     for fields in loop.rounds():
         for call in loop.answered(chat([*messages, *loop.came], **fields)):
             try:
-                result = _result(call, loop.by_name[call.name](**call.arguments))
+                function = loop.by_name[call.name]
+                result = _result(call, function(**arguments_of(function, call.arguments)))
             except Exception as error:  # noqa: BLE001  (the model is told, and may do better)
                 result = _failure(call, error)
             loop.came.append(result)
@@ -65,9 +67,10 @@ async def arun(
 
 async def _called(call: ToolCall, function: Callable[..., Any]) -> Any:
     """Await a coroutine function; run any other in a thread, so that it holds up no other task."""
+    arguments = arguments_of(function, call.arguments)
     if inspect.iscoroutinefunction(function):
-        return await function(**call.arguments)
-    return await asyncio.to_thread(function, **call.arguments)
+        return await function(**arguments)
+    return await asyncio.to_thread(function, **arguments)
 
 
 class _Loop:
