@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import pack
+from infercore.serve import responses
 from served import Served, serving
 
 openai = pytest.importorskip("openai", reason="the client that the tests use is not installed")
@@ -116,3 +117,9 @@ def test_a_tool_that_is_not_there(served: Served) -> None:
             **{**FIELDS, "messages": [ASK]},
             tool_choice={"type": "function", "function": {"name": "sing"}},
         )
+
+
+def test_a_tool_of_responses_keeps_what_it_says() -> None:
+    tool = {"type": "function", "name": "f", "strict": True, "parameters": {"type": "object"}}
+    inner = {"name": "f", "strict": True, "parameters": {"type": "object"}}
+    assert responses._tool(tool) == {"type": "function", "function": inner}

@@ -108,7 +108,7 @@ def _chosen(choice: str | Mapping[str, Any]) -> str:
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     if tool.get("type") != "function":
         raise _refused("tools", tool.get("type"), "tools of type 'function'")
-    function = {key: value for key, value in tool.items() if key not in ("type", "strict")}
+    function = {key: value for key, value in tool.items() if key != "type"}
     return {"type": "function", "function": function}
 
 
