@@ -59,8 +59,8 @@ def test_two_thoughts_of_harmony() -> None:
     assert form is not None
     reader = ReasoningReader(form, inside=False)
     pieces = [piece for c in HARMONY for piece in reader.push(c)] + list(reader.finish())
-    assert "".join(text for text, inside in pieces if inside) == "onetwo"
-    assert "".join(text for text, inside in pieces if not inside) == "Hi"
+    assert "".join(text.shown for text, inside in pieces if inside) == "onetwo"
+    assert "".join(text.shown for text, inside in pieces if not inside) == "Hi"
 
 
 class Letters:
@@ -72,6 +72,9 @@ class Letters:
     def token_bytes(self, token: int) -> bytes:
         return bytes([token])
 
+    def is_control(self, _token: int) -> bool:
+        return False
+
 
 def test_a_second_thought_is_closed_as_the_first() -> None:
     budget: Any = ThoughtBudget(Letters(), ReasoningFormat("<t>", "</t>"), 2, inside=False)  # type: ignore[arg-type]
@@ -79,7 +82,7 @@ def test_a_second_thought_is_closed_as_the_first() -> None:
     text = b""
     plan = list(b"<t>xyz")
     for wanted in (plan, plan):
-        for token in [*wanted, *[66] * 12]:
+        for token in [*wanted, *b"\n" * 12]:
             logits = np.zeros(256, dtype=np.float32)
             logits[token] = 9.0
             chosen = int(np.argmax(budget(ids, logits)))

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from infercore.chat.raw import RawText
 from infercore.chat.reasoning import ReasoningReader
 from infercore.chat.tool_reader import ReadCall, ToolReader
 from infercore.values.session import ToolCall
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from infercore.chat.reasoning import ReasoningFormat
     from infercore.chat.tool_format import ToolFormat
@@ -33,7 +34,8 @@ class AnswerReader:
 
     ``prompt`` is the rendered chat: a template may open the thought itself, and the ids of calls
     are made from it, so that the same chat gives the same ids. Marks of a thought within a call are
-    part of the call. ``forced``: a grammar wrote the calls.
+    part of the call. ``forced``: a grammar wrote the calls. ``is_control`` tells of a mark whether
+    it begins with a control token. What control tokens wrote is left out of text and thoughts.
     """
 
     def __init__(
@@ -44,9 +46,15 @@ class AnswerReader:
         form: ToolFormat | None = None,
         tools: Tools | None = None,
         forced: bool = False,
+        is_control: Callable[[str], bool] = lambda _: False,
     ) -> None:
         self._prompt = prompt
-        calls = None if form is None or tools is None else ToolReader(form, tools, forced=forced)
+        lead = "" if reasoning is None else reasoning.restart
+        calls = (
+            None
+            if form is None or tools is None
+            else ToolReader(form, tools, forced=forced, lead=lead)
+        )
         self._calls = calls
         self._thoughts = (
             None
@@ -55,6 +63,7 @@ class AnswerReader:
                 reasoning,
                 inside=reasoning.begins_inside(prompt),
                 may_open=lambda: calls is None or not calls.in_call,
+                is_control=is_control,
             )
         )
         self.n_calls = 0
@@ -64,8 +73,9 @@ class AnswerReader:
         """Whether a thought is open."""
         return self._thoughts is not None and self._thoughts.inside
 
-    def push(self, text: str) -> Piece:
+    def push(self, text: str | RawText) -> Piece:
         """Return what ``text`` completes."""
+        text = RawText.of(text)
         parts = iter([(text, False)]) if self._thoughts is None else self._thoughts.push(text)
         return self._piece(parts)
 
@@ -77,16 +87,16 @@ class AnswerReader:
         rest = self._joined(self._calls.finish())
         return Piece(piece.text + rest.text, piece.reasoning, piece.calls + rest.calls)
 
-    def _piece(self, parts: Iterable[tuple[str, bool]]) -> Piece:
+    def _piece(self, parts: Iterable[tuple[RawText, bool]]) -> Piece:
         thoughts, read = "", list[str | ReadCall]()
         for (
             text,
             is_thought,
         ) in parts:  # calls are read as parts come: a thought asks where they are
             if is_thought:
-                thoughts += text
+                thoughts += text.shown
             elif self._calls is None:
-                read.append(text)
+                read.append(text.shown)
             else:
                 read += self._calls.push(text)
         answer = self._joined(read)

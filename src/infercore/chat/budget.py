@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import codecs
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from infercore.chat.raw import RawText
+from infercore.chat.reasoning import ReasoningReader
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -23,15 +27,18 @@ class ThoughtBudget:
         self, tokenizer: Tokenizer, form: ReasoningFormat, limit: int, *, inside: bool
     ) -> None:
         self._tokenizer = tokenizer
-        self._form = form
         self._limit = limit
-        self._inside = inside
         self._closing = tokenizer.encode(f"\n{form.close}\n", add_special=False)
         self._n_prompt: int | None = None
         self._n_seen = 0
         self._n_thought = 0
         self._forced = 0
-        self._text = b""
+        self._reader = ReasoningReader(form, inside=inside, is_control=self._is_control)
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def _is_control(self, mark: str) -> bool:
+        tokens = self._tokenizer.encode(mark, add_special=False)
+        return bool(tokens) and self._tokenizer.is_control(tokens[0])
 
     def __call__(
         self, input_ids: npt.NDArray[np.int32], logits: npt.NDArray[np.float32]
@@ -43,7 +50,7 @@ class ThoughtBudget:
             self._see(token)
         self._n_seen = len(input_ids)
         is_closing = 0 < self._forced < len(self._closing)
-        if not is_closing and not (self._inside and self._n_thought >= self._limit):
+        if not is_closing and not (self._reader.inside and self._n_thought >= self._limit):
             return logits
         kept = self._closing[self._forced]
         self._forced += 1
@@ -52,12 +59,12 @@ class ThoughtBudget:
         return only
 
     def _see(self, token: int) -> None:
-        self._text += self._tokenizer.token_bytes(token)
-        mark = (self._form.close if self._inside else self._form.open).encode()
-        self._n_thought += self._inside
-        if mark in self._text:
-            self._text = self._text.partition(mark)[2]
-            self._inside = not self._inside
+        text = self._utf8.decode(self._tokenizer.token_bytes(token))
+        flag = "1" if self._tokenizer.is_control(token) else "0"
+        was_inside = self._reader.inside
+        for _ in self._reader.push(RawText(text, flag * len(text))):
+            pass
+        self._n_thought += was_inside
+        if self._reader.inside != was_inside:
             self._n_thought = 0
-            if self._inside:  # the next thought has a closing mark of its own
-                self._forced = 0
+            self._forced = 0 if self._reader.inside else self._forced  # the next one has its own

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from infercore.chat import template as templates
 from infercore.chat.described import described_format, written
-from infercore.chat.messages import as_row, joined_parts, with_text_arguments
+from infercore.chat.messages import as_row, with_text_arguments
+from infercore.chat.places import Places
 from infercore.chat.reasoning import ReasoningFormat, find_reasoning_format
 from infercore.chat.tool_format import (
     ToolFormat,
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
     from infercore.values.session import Message
 
-_PROBE = "zqpart"
 _TOOLS_AS_TEXT = re.compile(r"[+{]-?\s*functions\b")
 
 
@@ -81,16 +81,12 @@ class Dialect:
         return find_reasoning_format(self._render, self._template)
 
     @cached_property
-    def takes_parts(self) -> bool:
-        """Whether the template reads content in parts by itself."""
-        rows = [{"role": "user", "content": [{"type": "text", "text": _PROBE}]}]
-        try:
-            text = self._render(rows, tools=None, add_generation_prompt=True)
-        except templates.TemplateTimeoutError:
-            raise
-        except InvalidInputError:
-            return False
-        return _PROBE in text and "'text'" not in text and '"text"' not in text
+    def _places(self) -> Places:
+        return Places(self._render, lambda: self.reasoning, lambda: self.beside_calls)
+
+    def takes_parts(self, role: str) -> bool:
+        """Tell whether the template reads content in parts by itself, in turns of this role."""
+        return self._places.takes_parts(role)
 
     @cached_property
     def beside_calls(self) -> str | None:
@@ -107,8 +103,10 @@ class Dialect:
         for row in rows:
             if row["content"] in (None, "") and row.get("tool_calls"):
                 row["content"] = self.beside_calls
-        rows = rows if self.takes_parts else joined_parts(rows)
-        return [self._with_calls_written(row) if row.get("tool_calls") else row for row in rows]
+            if isinstance(row["content"], list) and not self.takes_parts(row["role"]):
+                row["content"] = "\n".join(part["text"] for part in row["content"])
+        rows = [self._with_calls_written(row) if row.get("tool_calls") else row for row in rows]
+        return self._places.arranged(rows)
 
     def _with_calls_written(self, row: dict[str, Any]) -> dict[str, Any]:
         """Put calls into the text where the template would leave them out."""
@@ -158,7 +156,7 @@ class Dialect:
         return self._render(with_text_arguments(rows), **given, **variables)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=128)
 def dialect_of(template: str, bos: str, eos: str) -> Dialect:
     """Return what ``template`` can do, with the texts of a model's first and last token."""
     return Dialect(template, bos, eos)

@@ -14,11 +14,16 @@ MORE: Final = -1
 NO: Final = -2
 """The text is something else."""
 
-PROBE_ID: Final = "zqcall00"
-"""The beginning of the ids that probing gives to calls; a digit follows."""
+PROBE_ID: Final = "zqcall001"
+"""The id that probing gives to calls: nine characters, as the strictest template wants."""
 
-_PARTS = re.compile(rf"{PROBE_ID}\d|\s+|\d+|[^\s\d]+?(?=\s|\d|{PROBE_ID}|$)", re.DOTALL)
+PROBE_NAMES: Final = ("zqtoolone", "zqtooltwo")
+"""The names that probing gives to tools."""
+
+_PROBES = "|".join((PROBE_ID, *PROBE_NAMES))
+_PARTS = re.compile(rf"{_PROBES}|\s+|\d+|[^\s\d]+?(?=\s|\d|{_PROBES}|$)", re.DOTALL)
 _ID = re.compile(r"[A-Za-z0-9_.-]+")
+_NAME = re.compile(r"[^\s<>()\[\]{}\"'=:,|]+")
 _DIGITS = re.compile(r"\d+")
 
 
@@ -26,21 +31,26 @@ _DIGITS = re.compile(r"\d+")
 class Literal:
     """Text that a template writes around a call; blanks and numbers in it may differ.
 
-    ``parts`` are fixed texts and "id", "digits" and "space" in angle-free form.
+    ``parts`` are pairs of a kind and a text: "text", "space" and "digits" as they were seen, "id"
+    for the call's id and "name" for the tool's name, with nothing: those differ with each call.
     """
 
-    text: str
     parts: tuple[tuple[str, str], ...]
 
     @classmethod
     def of(cls, text: str) -> Literal:
         """Return the literal that `text` shows once."""
-        return cls(text, tuple(_part(found[0]) for found in _PARTS.finditer(text)))
+        return cls(tuple(_part(found[0]) for found in _PARTS.finditer(text)))
 
     @classmethod
     def none(cls) -> Literal:
         """Return the literal of nothing."""
-        return cls("", ())
+        return cls(())
+
+    @property
+    def text(self) -> str:
+        """What the template wrote, without the id and the name of the call."""
+        return "".join(value for _, value in self.parts)
 
     @property
     def core(self) -> str:
@@ -50,7 +60,17 @@ class Literal:
     @property
     def is_blank(self) -> bool:
         """Whether nothing but blanks stands there."""
-        return not self.text.strip()
+        return all(kind == "space" for kind, _ in self.parts)
+
+    def stripped(self, *, start: bool = False, end: bool = False) -> Literal:
+        """Return the literal without line breaks at its start, or blanks at its end."""
+        parts = list(self.parts)
+        if start and parts and parts[0][0] == "space":
+            kept = parts[0][1].lstrip("\n") if len(parts) > 1 else ""
+            parts[:1] = [("space", kept)] if kept else []
+        if end and parts and parts[-1][0] == "space":
+            del parts[-1]
+        return Literal(tuple(parts))
 
     def match(self, text: str, at: int) -> int:
         """Return where the literal ends that begins at ``at`` in ``text``, or `MORE` or `NO`."""
@@ -62,11 +82,13 @@ class Literal:
 
 
 def _part(text: str) -> tuple[str, str]:
-    if text.startswith(PROBE_ID):
+    if text == PROBE_ID:
         return "id", ""
+    if text in PROBE_NAMES:
+        return "name", ""
     if text.isspace():
-        return "space", ""
-    return ("digits", "") if text.isdecimal() else ("text", text)
+        return "space", text
+    return ("digits" if text.isdecimal() else "text"), text
 
 
 def _match_text(text: str, at: int, value: str) -> int:
@@ -91,6 +113,10 @@ def _match_id(text: str, at: int, _value: str) -> int:
     return _match_pattern(_ID, text, at)
 
 
+def _match_name(text: str, at: int, _value: str) -> int:
+    return _match_pattern(_NAME, text, at)
+
+
 def _match_digits(text: str, at: int, _value: str) -> int:
     return _match_pattern(_DIGITS, text, at)
 
@@ -99,6 +125,7 @@ _MATCHERS = {
     "text": _match_text,
     "space": _match_space,
     "id": _match_id,
+    "name": _match_name,
     "digits": _match_digits,
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import attrs
 
@@ -19,6 +19,8 @@ _KINDS = {
     "video_url": "video",
 }
 _TEXT_KINDS = ("text", "input_text", "output_text")
+THOUGHT_KEYS: Final = ("reasoning", "reasoning_content", "thinking")
+"""What callers and templates call the thought of a message."""
 
 
 def as_row(message: Message | Mapping[str, Any]) -> dict[str, Any]:
@@ -54,14 +56,21 @@ def _fields(message: Message | Mapping[str, Any]) -> dict[str, Any]:
         if "content" not in row:
             row["content"] = None
         if "reasoning" in row:
-            row["reasoning_content"] = row["reasoning"]  # templates know either name
+            row["reasoning_content"] = row["reasoning"]
         return row
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise checks.refuse("messages", message, "Message objects, or mappings with a role")
     row = dict(message)
-    if isinstance(row.get("reasoning"), str):
-        row.setdefault("reasoning_content", row["reasoning"])
+    thought = thought_of(row)
+    if thought:
+        row.setdefault("reasoning", thought)  # templates know either name
+        row.setdefault("reasoning_content", thought)
     return row
+
+
+def thought_of(row: Mapping[str, Any]) -> str:
+    """Return the thought of a message, whichever name it goes by; "" where there is none."""
+    return next((row[key] for key in THOUGHT_KEYS if isinstance(row.get(key), str)), "")
 
 
 def _text_part(part: Any) -> dict[str, Any]:
@@ -105,16 +114,6 @@ def _parsed(text: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise checks.refuse("arguments", text, "the JSON text of a mapping")
     return value
-
-
-def joined_parts(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return rows whose text parts are one text each, a line break between them."""
-    return [
-        {**row, "content": "\n".join(part["text"] for part in row["content"])}
-        if isinstance(row.get("content"), list)
-        else dict(row)
-        for row in rows
-    ]
 
 
 def with_text_arguments(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from infercore.chat.literal import Literal
 from infercore.chat.notation import ITEM
 from infercore.chat.tool_format import BRACED, HARMONY, JSON, NAMED, NESTED, PYTHON, TAGGED
 from infercore.errors import UnsupportedFeatureError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from infercore.chat.tool_format import ToolFormat
     from infercore.chat.tools import Tools
@@ -39,12 +40,9 @@ def call_grammar(
         )
     writer = _Writer(form, tokenizer)
     rules = [f"call_{i}: {writer.call(name, tools.schema(name))}" for i, name in enumerate(names)]
-    start = [
-        writer.literal(before + form.section_open.text.lstrip()),
-        "(" + " | ".join(f"call_{i}" for i in range(len(names))) + ")",
-        writer.literal(form.section_close.text.rstrip()),
-    ]
-    text = "\n".join([f"start: {' '.join(filter(None, start))}", *rules])
+    calls = " | ".join(f"call_{i}" for i in range(len(names)))
+    start = " ".join(filter(None, (writer.literal(before), f"({calls})")))
+    text = "\n".join([f"start: {start}", *rules])
     return {"type": "lark", "grammar": text}
 
 
@@ -79,11 +77,24 @@ class _Writer:
             return _quoted(text.encode()) if text else ""
         return " ".join([*terms, _quoted(plain)] if plain else terms)
 
+    def fixed(self, name: str, *parts: Literal | str) -> str:
+        """Return what stands around a call of ``name`` as terms; an id is any that would do."""
+        terms, text = [], ""
+        for kind, value in _joined(parts):
+            if kind == "id":
+                terms += [self.literal(text), _ANY_ID]
+                text = ""
+            else:
+                text += name if kind == "name" else value
+        return " ".join(filter(None, (*terms, self.literal(text))))
+
     def call(self, name: str, schema: Mapping[str, Any]) -> str:
         form = self._form
-        parts = (form.call_open.text.lstrip(), form.call_close.text.rstrip())
-        opening, closing = map(self.literal, parts)
-        return " ".join(filter(None, (opening, self._call(name, schema), closing)))
+        opening = Literal((*form.section_open.parts, *form.call_open.parts)).stripped(start=True)
+        closing = Literal((*form.call_close.parts, *form.section_close.parts)).stripped(end=True)
+        body = self._call(name, schema)
+        terms = (self.fixed(name, opening), body, self.fixed(name, closing))
+        return " ".join(filter(None, terms))
 
     def _json(self, name: str, schema: Mapping[str, Any]) -> str:
         form = self._form
@@ -95,14 +106,14 @@ class _Writer:
         return f"{self.literal(before)} {_json_term(_object(schema))} {self.literal('}')}"
 
     def _named(self, name: str, schema: Mapping[str, Any]) -> str:
-        return f"{self.literal(name + self._form.after_name.text)} {_json_term(_object(schema))}"
+        return f"{self.fixed(name, name, self._form.after_name)} {_json_term(_object(schema))}"
 
     def _harmony(self, name: str, schema: Mapping[str, Any]) -> str:
         before = f" to=functions.{name}<|channel|>commentary json<|message|>"
         return f"{self.literal(before)} {_json_term(_object(schema))}"
 
     def _tagged(self, name: str, schema: Mapping[str, Any]) -> str:
-        terms = [self.literal(name + self._form.after_name.text)]
+        terms = [self.fixed(name, name, self._form.after_name)]
         for key, kind, needed in _properties(schema):
             term = self._argument(key, kind)
             terms.append(term if needed else f"({term})?")
@@ -139,7 +150,7 @@ class _Writer:
     # -- values within values: each kind by its own rules --------------------------------------
 
     def _nested(self, name: str, schema: Mapping[str, Any]) -> str:
-        terms = [self.literal(name + self._form.after_name.text)]
+        terms = [self.fixed(name, name, self._form.after_name)]
         return " ".join([*terms, *self._elements(schema)])
 
     def _elements(self, schema: Mapping[str, Any]) -> list[str]:
@@ -213,6 +224,13 @@ class _Writer:
 
 
 _COMMA = '","'
+_ANY_ID = "/[a-z0-9]{9}/"
+"""An id that a call may have: the reader gives each call one of its own."""
+
+
+def _joined(parts: Sequence[Literal | str]) -> Iterator[tuple[str, str]]:
+    for part in parts:
+        yield from (("text", part),) if isinstance(part, str) else part.parts
 
 
 def _cannot(key: str, what: str) -> UnsupportedFeatureError:

@@ -7,6 +7,7 @@ stands around them is the form. So a template that nobody has seen needs no entr
 from __future__ import annotations
 
 import json
+import re
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -14,6 +15,7 @@ import attrs
 
 from infercore.chat.literal import (
     PROBE_ID,
+    PROBE_NAMES,
     Literal,
     call_end,
     common_end,
@@ -49,9 +51,11 @@ HARMONY: Final = "harmony"
 BRACED: Final = "braced"
 NESTED: Final = "nested"
 
-_NAMES = ("zqtoolone", "zqtooltwo")
+_NAMES = PROBE_NAMES
 _KEYS = ("zqkeyone", "zqkeytwo")
 _ANSWER = "zqanswer"
+_PROBES = re.compile("|".join((*_NAMES, *_KEYS, _ANSWER, "zqtext", "zqmore", PROBE_ID)))
+_ATTRIBUTE = re.compile(r"[^\S\n]?\w+=$")
 _USER = {"role": "user", "content": "zquser"}
 
 
@@ -103,8 +107,8 @@ class _Call:
         return {"id": self.id, "type": "function", "function": function}
 
 
-_ONE = _Call(_NAMES[0], {_KEYS[0]: "zqtext", _KEYS[1]: 1723}, f"{PROBE_ID}1")
-_TWO = _Call(_NAMES[1], {_KEYS[0]: "zqmore", _KEYS[1]: 1734}, f"{PROBE_ID}1")
+_ONE = _Call(_NAMES[0], {_KEYS[0]: "zqtext", _KEYS[1]: 1723}, PROBE_ID)
+_TWO = _Call(_NAMES[1], {_KEYS[0]: "zqmore", _KEYS[1]: 1734}, PROBE_ID)
 
 
 def _tool(name: str) -> dict[str, Any]:
@@ -137,7 +141,7 @@ def find_tool_format(render: Render) -> ToolFormat | None:
         shown = [body for body in bodies if body is not None]
         for one, two in shown:
             found = _format_of(one, two)
-            if found is not None:
+            if found is not None and not _PROBES.search(repr(found)):
                 return found
         if shown:
             return None  # in JSON text these templates would write something else than models do
@@ -184,7 +188,8 @@ class _Shown:
         before, _, tail = plain.partition(_ANSWER)
         start = len(common_start(turn, before))
         start = min(start, turn.index(calls[0].name))
-        body = turn[_whole_mark(turn, start) :]
+        start = _whole_word(turn, _whole_mark(turn, start))
+        body = turn[start:]
         return body.removesuffix(tail)
 
     def _turn(self, answer: Mapping[str, Any]) -> str | None:
@@ -205,6 +210,12 @@ def _whole_mark(text: str, at: int) -> int:
         if begin >= 0 and closing not in text[begin:at]:
             return begin
     return at
+
+
+def _whole_word(text: str, at: int) -> int:
+    """Go back to the beginning of an attribute, blank included, whose value begins at ``at``."""
+    found = _ATTRIBUTE.search(text, 0, at)
+    return at if found is None else found.start()
 
 
 def _format_of(one: str, two: str | None) -> ToolFormat | None:
@@ -253,7 +264,9 @@ def _frame(one: str, spans: Sequence[tuple[int, int]], two: str | None) -> _Fram
     before, after = text[:start], text[(more[0][1] if more else end) :]
     if not more:
         return _Frame("", before, after, "", "", one_only=True)
-    middle = text[end : more[0][0]]
+    before, middle, after = (
+        part.replace(_NAMES[1], _NAMES[0]) for part in (before, text[end : more[0][0]], after)
+    )
     close = _common_prefix(middle, after)
     opening = _common_suffix(before, middle[len(close) :])
     return _Frame(

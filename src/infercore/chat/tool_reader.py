@@ -19,6 +19,7 @@ from infercore.chat.literal import (
     skip_space,
 )
 from infercore.chat.notation import ITEM, Marks, braced, element, inner
+from infercore.chat.raw import RawText
 from infercore.chat.tool_format import BRACED, HARMONY, JSON, NAMED, NESTED, PYTHON, TAGGED
 from infercore.chat.tools import typed
 from infercore.chat.written import AmbiguousError, from_json, from_python, plain
@@ -75,19 +76,25 @@ class ToolReader:
     ``tools`` and the schema accepts its arguments. Otherwise its text is given out as it came,
     marks included, so that text and calls together always account for every character. A call that
     is whole but not valid is text to its end: nothing within it is read as a call. ``forced``: a
-    grammar wrote the text.
+    grammar wrote the text. ``lead`` may stand before a call, and belongs to it then. What control
+    tokens wrote is no text.
     """
 
-    def __init__(self, form: ToolFormat, tools: Tools, *, forced: bool = False) -> None:
+    def __init__(
+        self, form: ToolFormat, tools: Tools, *, forced: bool = False, lead: str = ""
+    ) -> None:
         self._form = form
         self._tools = tools
         self._forced = forced
-        self._held = ""
+        self._lead = "" if form.kind == HARMONY else lead
+        self._raw = RawText("", "")
         self._at_start = True
         self._in_section = False
         self._behind_call = False
         self._waits = False
         self._openings = _openings(form)
+        if self._lead and self._openings:
+            self._openings.append(self._lead)
         self._parse: Callable[[str, int, bool], _Parsed] = (
             self._harmony if form.kind == HARMONY else self._section
         )
@@ -97,17 +104,20 @@ class ToolReader:
         """Whether what is held back may be a call, whose opening is there."""
         return self._waits
 
-    def push(self, text: str) -> list[str | ReadCall]:
+    @property
+    def _held(self) -> str:
+        return self._raw.text
+
+    def push(self, text: str | RawText) -> list[str | ReadCall]:
         """Return what ``text`` completes."""
-        self._held += text
+        self._raw += RawText.of(text)
         return self._read(final=False)
 
     def finish(self) -> list[str | ReadCall]:
         """Return what was held back: the text has ended."""
         out = self._read(final=True)
         if self._held:
-            out.append(self._held)
-            self._held = ""
+            self._give_text(out, len(self._held))
         return out
 
     def _read(self, *, final: bool) -> list[str | ReadCall]:
@@ -134,12 +144,12 @@ class ToolReader:
                 self._behind_call = False
                 continue
             out.extend(parsed.calls)
-            self._held = self._held[parsed.end :]
+            self._raw = self._raw.after(parsed.end)
             self._at_start = True  # another call may follow at once
         return out
 
     def _give_text(self, out: list[str | ReadCall], n: int) -> None:
-        text, self._held = self._held[:n], self._held[n:]
+        text, self._raw = self._raw.first(n).shown, self._raw.after(n)
         if text.strip():
             self._at_start = False
         if out and isinstance(out[-1], str):
@@ -199,6 +209,10 @@ class ToolReader:
                 return _Parsed((), at)
         else:
             at = skip_space(text, at)
+            if self._lead and text.startswith(self._lead, at):
+                at = skip_space(text, at + len(self._lead))
+            elif self._lead and self._lead.startswith(text[at:]):
+                return _Parsed((), MORE)
             opened = form.section_open.match(text, at)
             if opened == MORE:
                 return _Parsed((), MORE)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import codecs
 from typing import TYPE_CHECKING, Protocol
 
 import attrs
 
+from infercore.chat.raw import RawText
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from typing_extensions import Self
 
-    from infercore.chat.answer import AnswerReader, Piece
+    from infercore.chat.answer import AnswerReader
     from infercore.session.pieces import Pieces
     from infercore.values.session import StreamChunk
 
@@ -51,7 +54,8 @@ class ChatStream:
         self._stream = stream
         self._reader = reader
         self._pieces = pieces
-        self._hidden: dict[str, None] = {}  # what control tokens of this answer say, in order
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._behind = RawText("", "")  # what tokens say whose text has not come yet
         self._dropped = dropped_messages
         self._kept: StreamChunk | None = None
 
@@ -79,9 +83,9 @@ class ChatStream:
 
     def shown(self, chunk: StreamChunk) -> StreamChunk | None:
         """Return what of ``chunk``, the next one of the source, is to be shown; None = nothing."""
-        chunk = self._joined(chunk)
         if self._reader is not None:
             chunk = self._read(chunk, self._reader)
+        chunk = self._joined(chunk)
         is_empty = not (chunk.text or chunk.reasoning or chunk.tool_calls or chunk.finish_reason)
         if is_empty:
             self._kept = chunk
@@ -104,32 +108,36 @@ class ChatStream:
         )
 
     def _read(self, chunk: StreamChunk, reader: AnswerReader) -> StreamChunk:
-        self._note_control(chunk.tokens)
-        piece = reader.push(chunk.text)
+        piece = reader.push(self._raw(chunk))
         reason = chunk.finish_reason
-        if reason is None:
-            return self._with(chunk, piece)
-        rest = reader.finish()
-        piece = type(piece)(
-            piece.text + rest.text, piece.reasoning + rest.reasoning, piece.calls + rest.calls
+        if reason is not None:
+            rest = reader.finish()
+            piece = type(piece)(
+                piece.text + rest.text, piece.reasoning + rest.reasoning, piece.calls + rest.calls
+            )
+            if reader.n_calls and reason in ("eos", "stop"):
+                reason = "tool_calls"
+        return attrs.evolve(
+            chunk,
+            text=piece.text,
+            reasoning=piece.reasoning,
+            tool_calls=piece.calls,
+            finish_reason=reason,
         )
-        if reader.n_calls and reason in ("eos", "stop"):
-            reason = "tool_calls"
-        return attrs.evolve(self._with(chunk, piece), finish_reason=reason)
 
-    def _note_control(self, tokens: Sequence[int]) -> None:
-        if self._pieces is not None:
-            known = [self._pieces[token] for token in tokens]
-            texts = [
-                piece.data.decode("utf-8", errors="replace") for piece in known if piece.is_control
-            ]
-            self._hidden |= dict.fromkeys(texts)
-
-    def _with(self, chunk: StreamChunk, piece: Piece) -> StreamChunk:
-        text, reasoning = piece.text, piece.reasoning
-        for hidden in self._hidden:
-            text, reasoning = text.replace(hidden, ""), reasoning.replace(hidden, "")
-        return attrs.evolve(chunk, text=text, reasoning=reasoning, tool_calls=piece.calls)
+    def _raw(self, chunk: StreamChunk) -> RawText:
+        """Return the chunk's text with what control tokens wrote; text may lag behind tokens."""
+        if self._pieces is None:
+            return RawText.of(chunk.text)
+        for token in chunk.tokens:
+            piece = self._pieces[token]
+            text = self._utf8.decode(piece.data)
+            n = len(piece.data.decode("utf-8", errors="replace")) if piece.is_control else 0
+            self._behind += RawText(text, "0" * (len(text) - n) + "1" * min(n, len(text)))
+        if chunk.finish_reason is not None:
+            self._behind += RawText.of(self._utf8.decode(b"", final=True))
+        found, self._behind = (f(len(chunk.text)) for f in (self._behind.first, self._behind.after))
+        return found if found.text == chunk.text else RawText.of(chunk.text)
 
     def cancel(self) -> None:
         """End with ``finish_reason="cancelled"`` at the next step; from any thread."""

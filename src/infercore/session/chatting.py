@@ -196,7 +196,13 @@ class ChatTurn:
             form=self._dialect.tool_format if self._offered is not None else None,
             tools=self._offered,
             forced=bool(self._called),
+            is_control=self._is_control,
         )
+
+    def _is_control(self, mark: str) -> bool:
+        """Whether ``mark`` begins with a control token in this vocabulary."""
+        tokens = self._tokenizer.encode(mark, add_special=False)
+        return bool(tokens) and bool(self._tokenizer.is_control(tokens[0]))
 
 
 def _dialect(tokenizer: Any, template: str | None) -> Dialect:
