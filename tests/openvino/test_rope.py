@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
+import infercore as ic
+import pack
 from infercore_openvino import rope
 
 
@@ -108,3 +112,76 @@ def test_a_half_precision_export_is_exact_at_far_positions(ov_path, copied, gold
                 rows.append(np.array(context.logits()))
         errors.append(np.abs(rows[0] - rows[1]).max())
     assert errors[0] < errors[1]
+
+
+YARN = {"rope_scaling_type": "yarn", "rope_freq_scale": 0.25}
+
+
+@pytest.fixture(scope="module")
+def llama_rows(story):
+    """Return a function that gives llama.cpp's logits of the story with other frequencies."""
+    pack.need_backend("llamacpp")
+    with ic.load_model(pack.model_path("llamacpp"), backend="llamacpp") as model:
+        yield lambda **fields: rows_of(model, story, **fields)
+
+
+def rows_of(model, story, **fields):
+    with model.new_context(**{**pack.EXACT, "n_ctx": 128, **fields}) as context:
+        context.decode(story[:60], logits="all")
+        return np.array(context.logits_all())
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"rope_freq_base": 5000.0},
+        {"rope_freq_scale": 0.5},
+        {"rope_scaling_type": "linear", "rope_freq_scale": 0.5, "rope_freq_base": 20_000.0},
+        {"yarn_attn_factor": 0.8},
+        {"yarn_ext_factor": 0.5, "rope_freq_scale": 0.5},
+        YARN,
+        {**YARN, "yarn_orig_ctx": 128},
+        {**YARN, "yarn_beta_fast": 16.0, "yarn_beta_slow": 2.0, "rope_freq_base": 5000.0},
+    ],
+)
+def test_other_frequencies_give_llama_cpp_s_logits(ov_model, story, llama_rows, fields, form):
+    found = rows_of(ov_model, story, backend_options={"form": form}, **fields)
+    assert np.abs(found - llama_rows(**fields)).max() < 1e-3
+    assert np.abs(found - rows_of(ov_model, story)).max() > 1
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"rope_scaling_type": "none", "rope_freq_scale": 0.5},
+        {"yarn_beta_fast": 16.0, "yarn_orig_ctx": 256},
+        {"rope_freq_base": 0, "rope_freq_scale": 0, "yarn_ext_factor": -1},
+    ],
+)
+def test_values_that_change_nothing(ov_model, story, fields):
+    assert (rows_of(ov_model, story, **fields) == rows_of(ov_model, story)).all()
+
+
+def test_keys_move_by_the_frequencies_in_force(ov_model, story):
+    fields = {**pack.EXACT, "n_ctx": 128, **YARN}
+    with ov_model.new_context(**fields) as context, ov_model.new_context(**fields) as other:
+        assert context.capabilities.kv_shift
+        context.decode(story[:20])
+        context.seq_shift(0, 0, -1, 30)
+        context.decode_one(story[20])
+        other.decode(story[:20])
+        other.decode_one(story[20])
+        assert np.abs(context.logits() - other.logits()).max() < 1e-3
+
+
+def test_a_model_with_frequencies_of_another_kind_keeps_them(copied):
+    path = copied / "config.json"
+    config = json.loads(path.read_text())
+    config["rope_scaling"] = {"rope_type": "llama3", "factor": 8.0}
+    config.pop("rope_parameters", None)
+    path.write_text(json.dumps(config))
+    with (
+        ic.load_model(copied, backend="openvino") as model,
+        pytest.raises(ic.UnsupportedFeatureError, match="llama3"),
+    ):
+        model.new_context(n_ctx=64, rope_freq_base=5000.0)

@@ -15,14 +15,7 @@ from infercore_openvino import settings as module
 
 NO_CONFIG = files.ModelFiles(xml="", bin="", folder="")
 REFUSED = {
-    "rope_scaling_type": "yarn",
-    "rope_freq_base": 5.0,
-    "rope_freq_scale": 0.5,
-    "yarn_ext_factor": 1.0,
-    "yarn_attn_factor": 2.0,
-    "yarn_beta_fast": 1.0,
-    "yarn_beta_slow": 2.0,
-    "yarn_orig_ctx": 10,
+    "rope_scaling_type": "longrope",
     "pooling_type": "rank",
     "attention_type": "non-causal",
     "flash_attn": "on",

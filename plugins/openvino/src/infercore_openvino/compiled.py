@@ -12,6 +12,7 @@ from infercore import ModelLoadError, UnsupportedFeatureError
 from infercore_openvino import adapters, arithmetic
 from infercore_openvino.arithmetic import GROUP_SIZE
 from infercore_openvino.engine import BACKEND, first_lines, logger, memory_errors
+from infercore_openvino.graph import with_frequencies
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -117,7 +118,7 @@ class CompiledGraphs:
         with self._lock:
             group_size = self._group_size(form, settings.arithmetic)
             properties = {**settings.properties, GROUP_SIZE: str(group_size)}
-            key = (form, names, settings.n_streams, *sorted(properties.items()))
+            key = (form, names, settings.rope, settings.n_streams, *sorted(properties.items()))
             if key not in self._compiled:
                 self._drop_idle()
                 self._compiled[key] = self._compile(form, settings, properties, names)
@@ -155,6 +156,8 @@ class CompiledGraphs:
         self, form: str, settings: Settings, properties: dict[str, Any], adapted: Sequence[str]
     ) -> Compiled:
         graph = self.graph(form)
+        if settings.rope is not None:
+            graph = with_frequencies(graph, settings.rope)
         if adapted:
             graph = adapters.with_inputs(graph, adapted)
         properties = {**self._extra, **properties}

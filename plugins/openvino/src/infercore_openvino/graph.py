@@ -9,7 +9,7 @@ they are arrays of our own: trimming is a change of an integer, a fork shares bl
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from infercore_openvino.files import ModelFiles
-    from infercore_openvino.rope import Floats
+    from infercore_openvino.rope import Floats, Rope
 
 _CAUSAL_INPUTS = {"input_ids", "attention_mask", "beam_idx"}
 _LOGITS_RANK = 3
@@ -231,6 +231,30 @@ def _inv_freq(model: Any, files: ModelFiles) -> Floats | None:
         return stored
     _replace(constant, exact.reshape(constant.get_output_shape(0)))
     return exact
+
+
+def with_frequencies(graph: Graph, wanted: Rope) -> Graph:
+    """Return a copy of ``graph`` that turns queries and keys by other frequencies.
+
+    Raises `UnsupportedFeatureError` where the graph's own are not known.
+    """
+    model = graph.model.clone()
+    sources = list(_frequency_constants(model).values())
+    if graph.inv_freq is None or len(sources) != 1:
+        hint = "its graph has no rotary frequencies that are one constant; leave it out"
+        raise UnsupportedFeatureError(feature="rope overrides", backend=BACKEND, hint=hint)
+    values = wanted.frequencies(len(graph.inv_freq))
+    _replace(sources[0], values.reshape(sources[0].get_output_shape(0)))
+    if wanted.magnitude != 1:
+        for node in model.get_ordered_ops():
+            if node.get_type_name() in {"Cos", "Sin"}:
+                users = list(node.output(0).get_target_inputs())
+                factor = op.constant(np.float32(wanted.magnitude))
+                product = op.multiply(node, factor).output(0)
+                for user in users:
+                    user.replace_source_output(product)
+    model.validate_nodes_and_infer_types()
+    return replace(graph, model=model, inv_freq=values)
 
 
 def _frequency_constants(model: Any) -> dict[str, Any]:

@@ -7,6 +7,7 @@ turns with element i + r, where r is the number of frequencies.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import numpy.typing as npt
+
+    from infercore import ContextConfig
 
     Floats = npt.NDArray[np.float32]
 
@@ -64,3 +67,120 @@ def _llama3(plain: npt.NDArray[np.float64], rope: Mapping[str, Any]) -> Floats:
     turns = original * plain / (2 * math.pi)
     share = np.clip((turns - low) / (high - low), 0.0, 1.0)
     return np.asarray(plain * (share + (1 - share) / factor), dtype=np.float32)
+
+
+# -- frequencies that a context asks for -------------------------------------------------------
+
+FIELDS = (
+    "rope_scaling_type",
+    "rope_freq_base",
+    "rope_freq_scale",
+    "yarn_ext_factor",
+    "yarn_attn_factor",
+    "yarn_beta_fast",
+    "yarn_beta_slow",
+    "yarn_orig_ctx",
+)
+_YARN = {
+    "yarn_ext_factor": 0.0,
+    "yarn_attn_factor": 1.0,
+    "yarn_beta_fast": 32.0,
+    "yarn_beta_slow": 1.0,
+}
+_NO_ZERO = frozenset({"rope_freq_base", "rope_freq_scale", "yarn_orig_ctx"})
+OWN_KINDS = ("default", "linear")
+"""The scalings of a model whose frequencies can be computed anew."""
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary frequencies in place of the graph's own, and what cosines and sines are times.
+
+    Source of the formulas: ``rope_yarn`` and ``ggml_rope_yarn_corr_dims`` of llama.cpp.
+    """
+
+    base: float
+    scale: float
+    ext_factor: float
+    attn_factor: float
+    beta_fast: float
+    beta_slow: float
+    orig_ctx: int
+
+    def frequencies(self, n: int) -> Floats:
+        """Return ``n`` frequencies in float32, each between the scaled and the plain one."""
+        plain = 1.0 / self.base ** (np.arange(n, dtype=np.float64) / n)
+        share = self._share(n) * self.ext_factor if self.ext_factor else 0.0
+        return np.asarray(plain * (self.scale * (1 - share) + share), dtype=np.float32)
+
+    def _share(self, n: int) -> npt.NDArray[np.float64]:
+        """Return how much of the plain frequency stands: all of fast turns, none of slow ones."""
+        low = max(0, math.floor(self._turning(self.beta_fast, n)))
+        high = min(2 * n - 1, math.ceil(self._turning(self.beta_slow, n)))
+        ramp = (np.arange(n, dtype=np.float64) - low) / max(0.001, high - low)
+        return 1 - np.clip(ramp, 0.0, 1.0)
+
+    def _turning(self, n_turns: float, n: int) -> float:
+        """Return the index of the frequency that turns so often over the trained window."""
+        return n * math.log(self.orig_ctx / (n_turns * 2 * math.pi)) / math.log(self.base)
+
+    @property
+    def magnitude(self) -> float:
+        """What cosines and sines are multiplied with."""
+        grows = 0.1 * math.log(1 / self.scale) if self.ext_factor else 0.0
+        return self.attn_factor * (1 + grows)
+
+
+def in_force(
+    config: ContextConfig, model_config: Mapping[str, Any], n_ctx_train: int
+) -> tuple[dict[str, Any], Rope | None]:
+    """Return the value of each rope field in force, and the frequencies, None for the graph's own.
+
+    As in llama.cpp, 0 or less leaves a number to the model, and "none" undoes its scaling.
+    """
+    own = parameters(model_config)
+    kind, theta = own["rope_type"], own["rope_theta"]
+    is_linear = kind == "linear"
+    told: dict[str, Any] = {
+        "rope_scaling_type": "none" if kind == "default" else kind,
+        "rope_freq_base": theta,
+        "rope_freq_scale": 1.0 / float(own["factor"]) if is_linear else 1.0,
+        **dict.fromkeys([*_YARN, "yarn_orig_ctx"]),
+    }
+    asked = {name: value for name in FIELDS if (value := _asked(name, config)) is not None}
+    if all(value == told[name] or _is_idle(name, value, asked) for name, value in asked.items()):
+        return {**told, **asked}, None
+    found = {**told, **_YARN, "yarn_orig_ctx": n_ctx_train, **asked}
+    if "rope_scaling_type" not in asked and found["rope_freq_scale"] != 1:
+        found["rope_scaling_type"] = "linear"
+    if found["rope_scaling_type"] == "yarn" and "yarn_ext_factor" not in asked:
+        found["yarn_ext_factor"] = 1.0
+    if found["rope_scaling_type"] == "none":
+        found["rope_freq_scale"] = 1.0
+    rope = Rope(
+        base=float(found["rope_freq_base"] or 0),
+        scale=float(found["rope_freq_scale"]),
+        ext_factor=float(found["yarn_ext_factor"]),
+        attn_factor=float(found["yarn_attn_factor"]),
+        beta_fast=float(found["yarn_beta_fast"]),
+        beta_slow=float(found["yarn_beta_slow"]),
+        orig_ctx=int(found["yarn_orig_ctx"]),
+    )
+    same = (rope.base, rope.scale) == (theta, told["rope_freq_scale"]) and rope.attn_factor == 1
+    same = same and not rope.ext_factor and found["rope_scaling_type"] != "longrope"
+    return found, None if same else rope
+
+
+def _asked(name: str, config: ContextConfig) -> Any:
+    value = getattr(config, name)
+    if value is None or isinstance(value, str):
+        return value
+    return None if value < 0 or (value == 0 and name in _NO_ZERO) else value
+
+
+def _is_idle(name: str, value: Any, asked: Mapping[str, Any]) -> bool:
+    """Tell whether a value of YaRN changes nothing: its default, or without an ext_factor."""
+    mixes = asked.get("rope_scaling_type") == "yarn" or asked.get("yarn_ext_factor")
+    if name in {"yarn_beta_fast", "yarn_beta_slow", "yarn_orig_ctx"}:
+        return not mixes
+    return name in _YARN and bool(value == _YARN[name]) and not mixes

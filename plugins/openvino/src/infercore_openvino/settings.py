@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from infercore import InvalidInputError, UnsupportedFeatureError
 from infercore_openvino import arithmetic, cpu, options, rope
 from infercore_openvino.engine import BACKEND
-from infercore_openvino.facts import asked_window
+from infercore_openvino.facts import asked_window, trained_window
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from infercore import AdapterSpec, ContextConfig
     from infercore_openvino.arithmetic import Arithmetic
     from infercore_openvino.files import ModelFiles
+    from infercore_openvino.rope import Rope
 
 DEFAULT_DEVICE = "CPU"
 DEFAULT_N_BATCH = 2048
@@ -40,7 +41,7 @@ _HINTS = {
     "swa_full": "the whole cache is always kept",
     "pooling_type": "give 'none', 'mean', 'cls' or 'last'",
 }
-_ROPE_HINT = "the exported graph has its rotary embedding built in; leave it out"
+_TO_A_GPU = {"offload_kqv", "op_offload"}  # of a model with layers there: the graph is not split
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ class Settings:
     kv_types: tuple[str, ...]
     properties: Mapping[str, Any]
     adapters: Sequence[AdapterSpec] = ()
+    rope: Rope | None = None
     fixed: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -92,8 +94,11 @@ def settings(
     """
     chosen = dict(config.backend_options)
     options.check(chosen, options.CONTEXT_OPTIONS)
-    fixed = {**_fixed(files.config), "attention_type": attention}
+    turning, rotary = rope.in_force(config, files.config, trained_window(files))
+    fixed = {**turning, **_FIXED, "attention_type": attention}
     _refuse(config, fixed)
+    if rotary is not None:
+        _check_rope(config, files, fixed)
     n_threads = _n_threads(config)
     n_streams = _n_streams(config)
     numbers = arithmetic.asked(config, device, n_threads=n_threads)
@@ -122,6 +127,7 @@ def settings(
         kv_types=kv_types,
         properties=_properties(chosen, numbers, kv_type, n_threads, n_streams),
         adapters=config.adapters,
+        rope=rotary,
         fixed=fixed,
     )
 
@@ -141,27 +147,33 @@ def _n_ctx(config: ContextConfig, files: ModelFiles) -> int:
     return n_ctx
 
 
-def _fixed(model_config: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that the graph or the engine decides, with the value in force."""
-    parameters = rope.parameters(model_config)
-    kind = parameters["rope_type"]
-    scale = 1.0 / float(parameters["factor"]) if kind == "linear" else 1.0
-    yarn = ("ext_factor", "attn_factor", "beta_fast", "beta_slow", "orig_ctx")
-    return {
-        "rope_scaling_type": "none" if kind == "default" else kind,
-        "rope_freq_base": parameters["rope_theta"],
-        "rope_freq_scale": scale,
-        **{f"yarn_{name}": None for name in yarn},
-        "offload_kqv": False,
-        "op_offload": False,
-        "swa_full": True,
-    }
+_FIXED = {"offload_kqv": False, "op_offload": False, "swa_full": True}
+"""Fields that the engine decides, with the value in force."""
+
+
+def _check_rope(config: ContextConfig, files: ModelFiles, fixed: Mapping[str, Any]) -> None:
+    """Refuse frequencies that cannot be computed anew for this model."""
+    named = next(name for name in rope.FIELDS if getattr(config, name) is not None)
+    kind = rope.parameters(files.config)["rope_type"]
+    hint = None
+    if fixed["rope_scaling_type"] == "longrope":
+        hint = "it needs factors that only a model trained with it has"
+    elif not files.has_cache:
+        hint = "an encoder's graph has its positions built in; leave it out"
+    elif kind not in rope.OWN_KINDS:
+        hint = f"the model's own frequencies are of kind {kind!r}; leave it out"
+    elif not fixed["rope_freq_base"]:
+        hint = "the model's files name no rope_theta; leave it out"
+    elif fixed["yarn_ext_factor"] and not fixed["yarn_orig_ctx"]:
+        hint = "the model's files name no trained window; give yarn_orig_ctx"
+    if hint is not None:
+        raise _unsupported(named, getattr(config, named), hint)
 
 
 def _refuse(config: ContextConfig, fixed: Mapping[str, Any]) -> None:
-    for name, in_force in fixed.items():
-        asked = getattr(config, name)
-        if asked is not None and asked != in_force and not _asks_nothing(name, asked, fixed):
+    for name in ("attention_type", *_FIXED):
+        asked, in_force = getattr(config, name), fixed[name]
+        if asked is not None and asked != in_force and name not in _TO_A_GPU:
             raise _unsupported(name, asked)
     if config.flash_attn == "on":
         raise _unsupported("flash_attn", "on")
@@ -169,22 +181,8 @@ def _refuse(config: ContextConfig, fixed: Mapping[str, Any]) -> None:
         raise _unsupported("pooling_type", config.pooling_type)
 
 
-# Values that leave a field to the model, and those of YaRN that matter only where it is in use.
-_FROM_MODEL = {"rope_freq_base": 0, "rope_freq_scale": 0, "yarn_orig_ctx": 0}
-_YARN_DEFAULTS = {"yarn_attn_factor": 1, "yarn_beta_fast": 32, "yarn_beta_slow": 1}
-
-
-def _asks_nothing(name: str, asked: Any, fixed: Mapping[str, Any]) -> bool:
-    """Tell whether a value asks for no more than what is in force, as llama.cpp's defaults do."""
-    if name in {"offload_kqv", "op_offload"}:  # to a GPU that has layers: the graph is not split
-        return True
-    if asked == _FROM_MODEL.get(name, ()) or (name.startswith("yarn_") and asked < 0):
-        return True
-    return fixed["rope_scaling_type"] != "yarn" and bool(asked == _YARN_DEFAULTS.get(name, ()))
-
-
 def _unsupported(name: str, asked: object, hint: str = "") -> UnsupportedFeatureError:
-    hint = hint or _HINTS.get(name, _ROPE_HINT)
+    hint = hint or _HINTS[name]
     return UnsupportedFeatureError(
         f"{name}={asked!r} is not supported on backend {BACKEND!r}; {hint}",
         feature=name,
