@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from infercore.errors import SessionFatalError
     from infercore.protocols.spi import FloatArray
     from infercore.values.config import ModelConfig
     from infercore.values.info import Capabilities, ModelInfo
@@ -111,6 +112,11 @@ class IsolatedPool:
     def closed(self) -> bool:
         """Whether `close` was called."""
         return self.process.closed
+
+    @property
+    def failure(self) -> SessionFatalError | None:
+        """What ended the pool for good; None while it works. Close a pool that failed."""
+        return self.process.fatal
 
     def stats(self) -> PoolStats:
         """Return what the pool does, and did since its process began; it never waits for a step."""

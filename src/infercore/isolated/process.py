@@ -39,6 +39,8 @@ _PROGRAM = (
 )
 _END_SECONDS = 10.0
 _ASKS_SOMETIMES = 5.0
+_PAUSE_SECONDS = 1.0
+"""Who looks so much too late was stopped, maybe with the process that is looked at."""
 _INNOCENT = frozenset({"next", "cancel", "end", "close", "explain_context"})
 """Calls that do nothing between two engine calls that could end a process."""
 _processes: weakref.WeakSet[EngineProcess] = weakref.WeakSet()
@@ -271,6 +273,7 @@ class EngineProcess:
         self.closed = False
         self.epoch = 0
         self.n_restarts = 0
+        self._looked_at = self._lenient_until = time.monotonic()
         self.left: SimpleQueue[tuple[int, str] | None] = SimpleQueue()
         """Sessions and streams that were dropped; put here by finalizers, which take no lock."""
         self._last: list[_Child | None] = [None]
@@ -410,13 +413,19 @@ class EngineProcess:
         self._suspects.discard(target)
 
     def look(self) -> None:
-        """End a process that hangs."""
-        child = self._child
+        """End a process that hangs, unless this one was stopped as well."""
+        now, child = time.monotonic(), self._child
+        if now - self._looked_at > self.look_every + _PAUSE_SECONDS:
+            self._lenient_until = now + min(_ASKS_SOMETIMES, self._step_timeout)
+        self._looked_at = now
         if child is None or child.death is not None or not (child.calls and child.is_loaded):
+            return
+        if now < self._lenient_until:
+            child.heard_at = now
             return
         if child.board.is_late:
             child.kill(f"did not end a step within {self._step_timeout:g} seconds of the expected")
-        silent = time.monotonic() - child.heard_at
+        silent = now - child.heard_at
         if silent > self._step_timeout + 2 * min(_ASKS_SOMETIMES, self._step_timeout / 4):
             child.kill(f"did not answer for {silent:.0f} seconds")
         elif silent > min(_ASKS_SOMETIMES, self._step_timeout / 4):

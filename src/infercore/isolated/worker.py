@@ -88,7 +88,7 @@ class _Held:
     def open(self, kind: str, args: Sequence[Any], fields: dict[str, Any], replay: Any) -> Any:
         """Begin a stream; with ``replay`` one that goes on behind what was shown before."""
         self.replay = None if replay is None else Replay(*replay)
-        self.sampler, self.n_told = None, 0
+        self.sampler, self.n_told = None, 0 if self.replay is None else len(self.replay.tokens)
         try:
             self.stream = getattr(self.session, kind)(*args, **fields)
             for _ in range(0 if replay is None else replay[-1]):
