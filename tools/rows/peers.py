@@ -87,6 +87,18 @@ def _(b: Bench) -> None:
     assert b.context(n_ctx="fit").n_ctx == b.model.info.n_ctx_train
 
 
+@CONTEXTS.row("control vectors, set and cleared (ion7-core)", "`Context.set_control_vector`")
+def _(b: Bench) -> None:
+    context = b.context()
+    vector = np.linspace(-1, 1, b.model.info.n_embd)
+    context.set_control_vector({1: vector})
+    context.decode(b.tokens)
+    assert np.abs(context.logits() - b.last_row()).max() > 1e-2
+    context.set_control_vector(None)
+    context.eval(b.tokens, 0)
+    assert np.array_equal(context.logits(), b.last_row())
+
+
 @CONTEXTS.row("probabilities sum to 1 (ion7-core)", "`StreamChunk.logprobs`")
 def _(b: Bench) -> None:
     n_vocab = b.model.info.n_vocab

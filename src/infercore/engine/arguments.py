@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from infercore.values.config import AdapterSpec
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from infercore.protocols.spi import TokenArray
+    from infercore.protocols.spi import FloatArray, TokenArray
 
 MAX_POSITION = 2**31 - 1
 
@@ -162,3 +163,28 @@ def check_adapters(adapters: Sequence[AdapterSpec]) -> tuple[AdapterSpec, ...]:
         if not isinstance(adapter, AdapterSpec):
             raise checks.refuse("adapters", adapter, "AdapterSpec objects")
     return chosen
+
+
+def check_directions(
+    directions: Mapping[int, Any] | None, n_layer: int, n_embd: int
+) -> FloatArray | None:
+    """Return a control vector as float32 [n_layer, n_embd], None where there is none.
+
+    Layers that ``directions`` leaves out are zero. Raises `InvalidInputError`.
+    """
+    if directions is None:
+        return None
+    if not isinstance(directions, Mapping):
+        raise checks.refuse("directions", directions, "a mapping of layers to vectors, or None")
+    found = np.zeros((n_layer, n_embd), dtype=np.float32)
+    for layer, given in directions.items():
+        if not (checks.is_integer(layer) and 0 <= layer < n_layer):
+            raise checks.refuse("directions", layer, f"layers from 0 to {n_layer - 1}")
+        try:
+            vector = np.asarray(given, dtype=np.float32)
+        except (TypeError, ValueError) as error:
+            raise checks.refuse("directions", given, f"{n_embd} numbers a layer") from error
+        if vector.shape != (n_embd,) or not np.isfinite(vector).all():
+            raise checks.refuse("directions", vector.shape, f"{n_embd} finite numbers a layer")
+        found[layer] = vector
+    return found if found.any() else None

@@ -61,6 +61,7 @@ class GuardedContext:
         try_adapters: Callable[[Sequence[AdapterSpec]], object] = tuple,
         attempts: Sequence[Any] = (),
         load_ms: float = 0.0,
+        layers: tuple[int, int] = (0, 0),
     ) -> None:
         # What a single token needs lies together: it is read behind an engine that has emptied the
         # processor's caches.
@@ -106,6 +107,7 @@ class GuardedContext:
         )
         self._inner = inner
         self._try_adapters = try_adapters
+        self._layers = layers  # how many, and how wide
         self._config = config
         self.attempts = tuple(attempts)
         self.capabilities: Capabilities = inner.capabilities
@@ -561,6 +563,18 @@ class GuardedContext:
             chosen = arguments.check_adapters(adapters)
             self._try_adapters(chosen)
             self._native.judged(self._native.inner.set_adapters, chosen)
+            self._results.forget()
+
+    def set_control_vector(self, directions: Mapping[int, Any] | None) -> None:
+        """Add ``directions`` to what layers put out; see `Context.set_control_vector`."""
+        with self._gate:
+            own = self._native.optional.set_control_vector
+            given = arguments.check_directions(directions, *self._layers)
+            if own is None:
+                hint = "the engine adds nothing between its layers"
+                self._native.need("set_control_vector", declared=given is None, hint=hint)
+                return
+            self._native.judged(own, given)
             self._results.forget()
 
     def set_abort_callback(self, callback: Callable[[], bool] | None) -> None:

@@ -230,6 +230,7 @@ class GuardedModel:
                     identity=lambda: self._state_identity(inner.effective),
                     try_adapters=self._try_adapters,
                     attempts=attempts,
+                    layers=(self.info.n_layer, self.info.n_embd),
                     load_ms=self._load_ms + (time.perf_counter() - started) * 1e3,
                 )
         except BaseException:

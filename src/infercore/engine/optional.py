@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from infercore.protocols.spi import EngineContext, TokenArray
+    from infercore.protocols.spi import EngineContext, FloatArray, TokenArray
 
     Ints = npt.NDArray[np.int32]
     Flags = npt.NDArray[np.bool_]
@@ -32,6 +32,7 @@ class OptionalCalls:
     synchronize: Callable[[], None] | None
     warmup: Callable[[], None] | None
     set_causal_attention: Callable[[bool], None] | None
+    set_control_vector: Callable[[FloatArray | None], None] | None
     set_abort_callback: Callable[[Callable[[], bool] | None], None] | None
     abort: Callable[[], None] | None
     clear_abort: Callable[[], None] | None

@@ -478,6 +478,15 @@ class Context(Protocol):
     def set_adapters(self, adapters: Sequence[AdapterSpec]) -> None:
         """Replace the whole list of LoRA adapters."""
 
+    def set_control_vector(self, directions: Mapping[int, Any] | None) -> None:
+        """Add a vector to what each of these layers puts out, from now on; None adds nothing.
+
+        ``directions`` maps layers (from 0) to ``n_embd`` numbers; it takes the place of those
+        before. It belongs to the identity of sessions and saved states, as adapters do. Raises
+        `UnsupportedFeatureError` where the engine adds none (llama.cpp: to layer 0),
+        `InvalidInputError` for other layers or widths; unchanged.
+        """
+
     def warmup(self) -> None:
         """Touch weights and buffers once, so that the first real call is not slower."""
 

@@ -37,7 +37,9 @@ takes the next token from the engine, and ``decode`` of that same token goes on.
 
 Further optional methods, each with a default in the guard: ``decode_one``, ``decode_spans``,
 ``seq_pos_min``, ``seq_pos_max``, ``clear``, ``synchronize``, ``warmup``, ``set_causal_attention``,
-``set_abort_callback``, ``sequence_size(seq_id)`` (bytes that ``save_sequence`` gives),
+``set_abort_callback``, ``set_control_vector(directions)`` (float32 [n_layer, n_embd] or None; a
+digest of what is in force stands in ``effective["control_vector"]``), ``sequence_size(seq_id)``
+(bytes that ``save_sequence`` gives),
 ``native_handle`` (of a model too: ``native_handle() -> int or object``, for those who want the
 engine's own API), ``release_threads`` (the calling thread computes nothing for a while: worker
 threads that the engine keeps for it may end; from any thread, beside calls of others). Times and

@@ -297,6 +297,10 @@ class AsyncContext:
         """See `Context.set_adapters`."""
         await self._run(partial(self._context.set_adapters, adapters))
 
+    async def set_control_vector(self, directions: Mapping[int, Any] | None) -> None:
+        """See `Context.set_control_vector`."""
+        await self._run(partial(self._context.set_control_vector, directions))
+
     async def warmup(self) -> None:
         """See `Context.warmup`."""
         await self._run(self._context.warmup)

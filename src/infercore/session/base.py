@@ -21,7 +21,7 @@ from infercore.session.resident import Resident
 from infercore.values import checks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
     from types import TracebackType
     from typing import TypeVar
@@ -120,15 +120,39 @@ class SessionBase:
         self._state = EMPTY
         self._stream: ref[DecodeStream] | None = None
         self._add_bos = model.tokenizer.add_bos if options.add_bos is None else options.add_bos
+        self.renew_identity()
+
+    def renew_identity(self) -> None:
+        """Take what the context computes with now as part of the identity."""
+        effective, options = self.shared.context.effective, self._options
+        self._computes_with = _changeable(effective)
         self.identity = identity(
-            model,
-            shared.context.effective,
+            self.model,
+            effective,
             add_bos=self._add_bos,
             profile_id=options.profile_id,
             prompt_format=options.prompt_format,
-            adapters=adapter_identities(shared.context.effective.get("adapters") or ()),
+            adapters=adapter_identities(effective.get("adapters") or ()),
         )
         self._manifest_digest = self.identity.digest
+
+    @property
+    def changed(self) -> str | None:
+        """What was changed in the context since the identity was taken, None where nothing was."""
+        now = _changeable(self.shared.context.effective)
+        if now == self._computes_with:
+            return None
+        return next(name for name in now if now[name] != self._computes_with[name])
+
+    def begin_anew_if_changed(self) -> tuple[str | None, int]:
+        """Let go of what was made with what is no longer in force; return what, and how much."""
+        changed, n_dropped = self.changed, 0
+        if changed is not None:
+            n_dropped = self.resident.clear()
+            self.resident.owed = []
+            self.enter(EMPTY, Parts())
+            self.renew_identity()
+        return changed, n_dropped
 
     def __repr__(self) -> str:
         if self.gate.closed:
@@ -299,3 +323,12 @@ class SessionBase:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _changeable(effective: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what changes KV values and may be changed while a context lives."""
+    return {
+        "adapters": tuple(effective.get("adapters") or ()),
+        "control_vector": effective.get("control_vector"),
+        "attention_type": effective.get("attention_type"),
+    }

@@ -44,9 +44,11 @@ class Prefilling(SessionBase):
             ids = self._given_ids(given)
         else:
             ids = self.encode(given.text, parse_special=given.parse_special)
-        reason = self._reset_reason(given)
+        changed, n_dropped = self.begin_anew_if_changed()
+        reason = self._reset_reason(given) or (changed and f"{changed} changed")
         self.resident.check_fits(ids, stage="prefix", resident=0)
         outcome = self.prefilled(lambda: self._hold_prefix(ids, cold=reason is not None), EMPTY)
+        outcome = attrs.evolve(outcome, dropped=outcome.dropped + n_dropped)
         self._enter_prefix(given, ids, outcome)
         return PrefixStatus(reset_reason=reason, **self._status_fields(outcome))
 

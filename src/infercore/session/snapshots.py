@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from infercore.engine import atomic, blob
-from infercore.errors import ModelNotFoundError, OutOfMemoryError, SnapshotError
+from infercore.errors import InvalidStateError, ModelNotFoundError, OutOfMemoryError, SnapshotError
 from infercore.session.parts import DECODED, EMPTY, PREFIXED, READY, Parts
 from infercore.values import checks
 from infercore.values.files import open_regular
@@ -24,6 +24,13 @@ if TYPE_CHECKING:
 def take(session: CoreSession) -> Snapshot:
     """Return the snapshot of a session that is held and open."""
     started = time.perf_counter()
+    if session.changed is not None:
+        raise InvalidStateError(
+            f"{session.changed} of the context changed since these tokens were evaluated; "
+            "call ensure_prefix",
+            operation="snapshot",
+            state=session.state,
+        )
     session.make_whole()
     resident = session.resident
     note = {
@@ -145,6 +152,7 @@ def put(session: CoreSession, snapshot: Snapshot) -> None:
     if not isinstance(snapshot, Snapshot):
         raise checks.refuse("snapshot", snapshot, "a Snapshot; read a file with load(path)")
     note = _opened(snapshot.data)
+    session.begin_anew_if_changed()
     mismatch = session.identity.mismatch(note["manifest"], strict=True)
     if mismatch is not None:
         raise mismatch

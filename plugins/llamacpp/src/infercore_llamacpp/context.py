@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import hashlib
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,10 +20,13 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from infercore import AdapterSpec
-    from infercore_llamacpp.decoding import Ints
+    from infercore_llamacpp.decoding import Floats, Ints
 
 
 _end_team = ender(api._lib)  # noqa: SLF001  (the library has no public name)
+
+
+_FLOATS = ctypes.POINTER(ctypes.c_float)
 
 
 class LlamaContext(Decoding):
@@ -118,6 +123,23 @@ class LlamaContext(Decoding):
         """Replace the whole list of LoRA adapters."""
         self.model.adapters.apply(self.handle, adapters)
         self._effective["adapters"] = tuple(adapters)
+        self._rows = ()
+
+    def set_control_vector(self, directions: Floats | None) -> None:
+        """Add ``directions`` [n_layer, n_embd] to what the layers put out; None adds nothing."""
+        if directions is not None and directions[0].any():
+            raise refuse("set_control_vector of layer 0", "llama.cpp adds none there; leave it out")
+        n_layer, n_embd = self.model.info.n_layer, self.model.info.n_embd
+        data = None
+        if directions is not None:
+            data = np.ascontiguousarray(directions[1:]).ctypes.data_as(_FLOATS)
+        if api.llama_set_adapter_cvec(
+            self.handle, data, (n_layer - 1) * n_embd, n_embd, 1, n_layer - 1
+        ):
+            raise refuse("set_control_vector", "llama.cpp refused it for this model")
+        self._effective.pop("control_vector", None)
+        if directions is not None:
+            self._effective["control_vector"] = hashlib.sha256(directions.tobytes()).hexdigest()
         self._rows = ()
 
     def warmup(self) -> None:

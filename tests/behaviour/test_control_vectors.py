@@ -1,0 +1,106 @@
+"""Vectors added to what layers put out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import infercore as ic
+import infercore_models
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@pytest.fixture
+def vector(model: Any) -> Any:
+    return np.random.default_rng(3).normal(0, 0.5, model.info.n_embd).astype(np.float32)
+
+
+def row(context: Any, ids: Any) -> Any:
+    context.eval(list(ids), 0)
+    return context.logits().copy()
+
+
+def need(context: Any, vector: Any) -> None:
+    """End the test where the engine has none, once the refusal has changed nothing."""
+    try:
+        context.set_control_vector({1: vector})
+    except ic.UnsupportedFeatureError:
+        context.set_control_vector(None)
+        pytest.skip("refused: this engine adds nothing between its layers")
+    context.set_control_vector(None)
+
+
+def test_it_is_in_force_until_it_is_cleared(
+    new_context: Callable[..., Any], golden: Any, vector: Any
+) -> None:
+    context, ids = new_context(), golden.prompts[1].tokens
+    plain = row(context, ids)
+    need(context, vector)
+    assert np.array_equal(row(context, ids), plain)
+    context.set_control_vector({1: vector})
+    changed = row(context, ids)
+    assert np.abs(changed - plain).max() > 1e-2
+    context.set_control_vector({1: 2 * vector})
+    assert np.abs(row(context, ids) - changed).max() > 1e-3
+    context.set_control_vector({1: 0 * vector})
+    assert np.array_equal(row(context, ids), plain)
+    assert np.array_equal(row(new_context(), ids), plain)
+
+
+def test_to_the_last_layer_it_is_what_the_last_norm_sees(
+    new_context: Callable[..., Any], model: Any, golden: Any, vector: Any
+) -> None:
+    """A large one drowns what the layers made: then every token gets the same logits."""
+    context = new_context()
+    need(context, vector)
+    context.set_control_vector({model.info.n_layer - 1: 1e6 * vector})
+    one = row(context, golden.prompts[0].tokens)
+    other = row(context, golden.prompts[1].tokens)
+    np.testing.assert_allclose(one, other, atol=1e-2)
+
+
+def test_sessions_do_not_reuse_what_another_one_made(
+    new_session: Callable[..., Any], vector: Any
+) -> None:
+    session = new_session()
+    need(session.context, vector)
+    before = session.ensure_prefix("Once upon a time there was a baker")
+    session.context.set_control_vector({1: vector})
+    after = session.ensure_prefix("Once upon a time there was a baker")
+    assert after.reused_tokens == 0
+    assert after.reset_reason == "control_vector changed"
+    assert after.dropped_tokens == before.prefix_tokens
+    assert after.manifest_digest != before.manifest_digest
+    saved = session.snapshot()
+    other = new_session()
+    with pytest.raises(ic.ManifestMismatchError):
+        other.restore(saved)
+    other.context.set_control_vector({1: vector})
+    other.restore(saved)
+    session.context.set_control_vector(None)
+    with pytest.raises(ic.InvalidStateError, match="control_vector"):
+        session.snapshot()
+
+
+def test_adapters_that_change_under_a_session_are_seen_too(new_session: Callable[..., Any]) -> None:
+    path = str(infercore_models.path("storyteller-lora", "gguf-f32"))
+    session, text = new_session(), "Once upon a time there was a baker"
+    session.ensure_prefix(text)
+    session.context.set_adapters([ic.AdapterSpec(path=path)])
+    status = session.ensure_prefix(text)
+    assert (status.reused_tokens, status.reset_reason) == (0, "adapters changed")
+    with_it = new_session(adapters=[ic.AdapterSpec(path=path)])
+    assert with_it.ensure_prefix(text).manifest_digest == status.manifest_digest
+    assert session.ensure_prefix(text).reused_tokens == status.prefix_tokens
+
+
+@pytest.mark.parametrize(
+    "wrong", [5, {-1: [0.0]}, {99: [0.0]}, {1: [1.0]}, {1: "text"}, {"a": [0.0]}]
+)
+def test_what_fits_no_layer_is_refused(new_context: Callable[..., Any], wrong: Any) -> None:
+    with pytest.raises(ic.InvalidInputError):
+        new_context().set_control_vector(wrong)
