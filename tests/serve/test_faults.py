@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import infercore as ic
+from infercore.serve import running
 from infercore.serve.answering import answers
 from served import eventually, serving
 
@@ -321,6 +323,11 @@ def test_the_command_serves_until_it_is_told_to_end(pack_path: Path, backend_nam
         assert "data: [DONE]" in rest, "what has begun ends"
         process.stderr.read()
         assert process.wait(60) == 0
+
+
+def test_a_first_piece_waits_for_no_acknowledgement() -> None:
+    with running._bound("127.0.0.1", 0) as bound:
+        assert bound.proto == socket.IPPROTO_TCP, "what asyncio sends at once on"
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,10 @@ class Server(uvicorn.Server):
 def _bound(host: str, port: int) -> socket.socket:
     """Return a socket that listens at an address. Raises `OSError`."""
     kind, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    return socket.create_server(address, family=kind, backlog=2048)
+    bound = socket.create_server(address, family=kind, backlog=2048)
+    # Named as TCP: asyncio sends at once on such sockets alone, and a first token waits for no
+    # acknowledgement.
+    return socket.socket(kind, bound.type, socket.IPPROTO_TCP, fileno=bound.detach())
 
 
 def _url(bound: socket.socket) -> str:
