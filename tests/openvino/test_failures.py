@@ -125,3 +125,13 @@ def test_logits_that_are_kept_outlive_all(ov_path, story, form) -> None:
     del context, model
     gc.collect()
     np.testing.assert_array_equal(kept, expected)
+
+
+def test_a_state_that_sums_up_a_text_is_refused(copied):
+    """Of a hybrid model: cutting it like keys and values would give wrong numbers in silence."""
+    graph = copied / "openvino_model.xml"
+    text = graph.read_text()
+    assert "past_key_values.3.keypresent.3.key" in text
+    graph.write_text(text.replace("past_key_values.3.keypresent.3.key", "cache_params.past.ssm.3"))
+    with pytest.raises(ic.UnsupportedFeatureError, match=r"cache_params\.past\.ssm\.3"):
+        ic.load_model(copied, backend="openvino")

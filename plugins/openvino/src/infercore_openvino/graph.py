@@ -9,6 +9,7 @@ they are arrays of our own: trimming is a change of an integer, a fork shares bl
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 _CAUSAL_INPUTS = {"input_ids", "attention_mask", "beam_idx"}
 _LOGITS_RANK = 3
+STATE_NAME = re.compile(r"past_key_values\.(\d+)\.(key|value)")
 _F16_RELATIVE_ERROR = 2e-3
 
 
@@ -65,6 +67,7 @@ def build(core: Any, files: ModelFiles, form: str, path: str) -> Graph:
     """
     model = read(core, files.xml, path)
     _check_causal(model, path)
+    _check_states(model)
     n_params, n_layer = count_params(model), len(model.get_sinks()) // 2
     inv_freq = _inv_freq(model, files)
     if form == "paged":
@@ -106,6 +109,23 @@ def _check_causal(model: Any, path: str) -> None:
     if causal and model.output("logits").partial_shape.rank.get_length() == _LOGITS_RANK:
         return
     raise unknown_kind(model, path)
+
+
+def _check_states(model: Any) -> None:
+    """Refuse variables that are no keys or values: a state that sums up a text has no end to cut.
+
+    Those of recurrent and hybrid models, which neither form here goes back in.
+    """
+    names = (variable.get_info().variable_id for variable in model.get_variables())
+    foreign = sorted(name for name in names if not STATE_NAME.match(name))
+    if foreign:
+        hint = f"its graph keeps {foreign[0]!r} beside keys and values; llama.cpp runs such models"
+        raise UnsupportedFeatureError(
+            f"recurrent and hybrid models are not supported on backend {BACKEND!r}; {hint}",
+            feature="a recurrent state",
+            backend=BACKEND,
+            hint=hint,
+        )
 
 
 def unknown_kind(model: Any, path: str) -> ModelFormatError:

@@ -7,7 +7,6 @@ without them.
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from infercore import Capabilities, UnsupportedFeatureError
 from infercore_openvino import state
 from infercore_openvino.base import BaseContext
 from infercore_openvino.engine import BACKEND, memory_errors
+from infercore_openvino.graph import STATE_NAME
 from infercore_openvino.settings import FLASH_ATTENTION, POOLING
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from infercore_openvino.compiled import Compiled, CompiledGraphs
     from infercore_openvino.settings import Settings
 
-_STATE_NAME = re.compile(r"past_key_values\.(\d+)\.(key|value)")
 _SEQUENCE = 0
 _STORED_AS: dict[str, Any] = {"f16": np.float16}
 
@@ -50,7 +49,7 @@ def capabilities(settings: Settings) -> Capabilities:
 
 def _order(name: str) -> tuple[int, str]:
     """Sort variables by layer, keys first; some exports garble the end of the name."""
-    found = _STATE_NAME.match(name)
+    found = STATE_NAME.match(name)
     return (int(found[1]), found[2]) if found else (-1, name)
 
 
