@@ -49,12 +49,12 @@ nitpick_ignore_regex = [
     ("py:.*", r"(bool|bytes|dict|float|int|list|object|str|tuple|type)"),
     (
         "py:class",
-        r"infercore\.(session\.(runner|homes|session)|conformance\.oracle)\..*",
+        r"infercore\.(session\.(runner|homes|session)|conformance\.oracle|weight_files\.gguf)\..*",
     ),  # how a pool is made inside
     ("py:class", r"(pathlib\.Path|NDArray|infercore\.testing\.faults\.FaultyModel)"),
     (
         "py:class",
-        r"(FloatArray|TokenArray|AnyPath|\w+Fields|FinishReason|Pooling|CoreSession|A|T|StateAfter|Standing|SessionModel|optional)",
+        r"(FloatArray|TokenArray|AnyPath|\w+Fields|FinishReason|Pooling|CoreSession|SessionContext|A|T|StateAfter|Standing|SessionModel|optional)",
     ),  # short names of types
 ]
 
