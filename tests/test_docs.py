@@ -66,7 +66,8 @@ def test_the_pictures_are_what_the_script_draws(monkeypatch: pytest.MonkeyPatch)
     there = {
         path.name: path.read_text(encoding="utf-8") for path in (DOCS / "images").glob("*.svg")
     }
-    assert there == drawn
+    recorded = {"demo.svg", "chat.svg"}  # by tools/record.py: with the times of a run
+    assert {name: text for name, text in there.items() if name not in recorded} == drawn
 
 
 def test_every_picture_is_there_and_is_told_in_words() -> None:
