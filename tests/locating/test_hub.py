@@ -155,6 +155,24 @@ def test_half_an_openvino_model_is_not_taken_from_the_cache(hub) -> None:
     assert (folder / "openvino_model.bin").read_bytes() == b"weights"
 
 
+def test_a_graph_without_its_weights_is_no_model(hub) -> None:
+    hub.repos[REPO] = {"openvino_model.xml": b"<net/>", "config.json": b"{}"}
+    with pytest.raises(ic.ModelNotFoundError, match=r"no GGUF file and no openvino_model.xml with"):
+        locate(f"hf:{REPO}")
+
+
+def test_a_file_of_another_size_is_refused(hub, repo) -> None:
+    hub.served[Q4] = b"short"
+    with pytest.raises(ic.ModelLoadError, match="came damaged"):
+        locate(f"hf:{REPO}")
+
+
+def test_a_mistake_of_the_program_is_not_the_hub_s(hub, repo, monkeypatch) -> None:
+    monkeypatch.setattr(fetching, "variants", lambda _: 1 + "")
+    with pytest.raises(TypeError):
+        locate(f"hf:{REPO}")
+
+
 def test_a_repository_without_a_model_says_so(hub) -> None:
     hub.repos[REPO] = {"model.safetensors": b"x"}
     with pytest.raises(ic.ModelNotFoundError, match=r"converted first.*get-a-model"):

@@ -45,7 +45,9 @@ def backends(as_json: bool, devices: bool) -> None:  # noqa: FBT001  (click pass
     if as_json:
         print_json([attrs.asdict(info) for info in infos])
         return
-    print_table(COLUMNS, [_of_backend(info) for info in infos])
+    rows = [_of_backend(info) for info in infos]
+    shown = [i for i, name in enumerate(COLUMNS) if name == "name" or any(row[i] for row in rows)]
+    print_table([COLUMNS[i] for i in shown], [[row[i] for i in shown] for row in rows])
     if devices:
         rows = [row for info in infos for row in _device_rows(info)]
         print_table(DEVICE_COLUMNS, rows, right=("memory MiB",))

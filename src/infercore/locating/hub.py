@@ -7,6 +7,7 @@ import errno
 import functools
 import hashlib
 import importlib
+import inspect
 import os
 import sys
 from typing import TYPE_CHECKING, Any
@@ -143,8 +144,15 @@ def _newest_first(folder: str) -> list[str]:
     with contextlib.suppress(OSError), open(os.path.join(folder, "..", "refs", "main")) as file:
         main = file.read().strip()
     paths = {name: os.path.join(folder, name) for name in names}
-    order = sorted(names, key=lambda name: (name != main, -os.path.getmtime(paths[name])))
+    order = sorted(names, key=lambda name: (name != main, -_changed(paths[name])))
     return [paths[name] for name in order]
+
+
+def _changed(path: str) -> float:
+    try:
+        return os.path.getmtime(path)
+    except OSError:  # gone meanwhile
+        return 0.0
 
 
 def _files(snapshot: str) -> Iterator[tuple[str, int]]:
@@ -184,7 +192,7 @@ def _holds_none(files: Mapping[str, Any]) -> str:
             "holds weights that must be converted first; look for a repository of it with GGUF "
             f"or OpenVINO files, or see {install.GET_A_MODEL}"
         )
-    return "holds no GGUF file and no openvino_model.xml"
+    return "holds no GGUF file and no openvino_model.xml with its weights"
 
 
 def _download(library: Any, name: HubName, sibling: Any, revision: str) -> str:
@@ -193,9 +201,7 @@ def _download(library: Any, name: HubName, sibling: Any, revision: str) -> str:
     here = library.try_to_load_from_cache(name.repo, file, revision=revision)
     if isinstance(here, str):
         return here
-    path: str = library.hf_hub_download(
-        name.repo, file, revision=revision, tqdm_class=_bars(library)
-    )
+    path: str = library.hf_hub_download(name.repo, file, revision=revision, **_bars(library))
     if not _is_whole(path, sibling):
         for wrong in (os.path.realpath(path), path):
             with contextlib.suppress(OSError):
@@ -232,11 +238,13 @@ def _mark_as_main(library: Any, name: HubName, variant: Variant) -> None:
     Whatever goes wrong: the model is here.
     """
     with contextlib.suppress(Exception):
-        library.hf_hub_download(name.repo, variant.main, tqdm_class=_bars(library))
+        library.hf_hub_download(name.repo, variant.main, **_bars(library))
 
 
-def _bars(library: Any) -> Any:
-    """Return the library's bars: on a terminal alone."""
+def _bars(library: Any) -> dict[str, Any]:
+    """Return what makes the library show its bars on a terminal alone; its old versions cannot."""
+    if "tqdm_class" not in inspect.signature(library.hf_hub_download).parameters:
+        return {}
 
     class Bar(library.utils.tqdm):  # type: ignore[misc]
         def __init__(self, *args: Any, **fields: Any) -> None:
@@ -244,7 +252,7 @@ def _bars(library: Any) -> Any:
                 fields["disable"] = True
             super().__init__(*args, **fields)
 
-    return Bar
+    return {"tqdm_class": Bar}
 
 
 # -- errors ----------------------------------------------------------------------------------------
@@ -268,8 +276,8 @@ def _typed(library: Any, name: HubName) -> Iterator[None]:
     """Raise what the library raises as a typed error in plain words."""
     try:
         yield
-    except InferCoreError:
-        raise
+    except (InferCoreError, AttributeError, LookupError, NameError, TypeError):
+        raise  # those of the program's own mistakes are no news of the hub
     except Exception as error:
         labels = ", ".join(each.variant.label for each in _held(library, name.repo))
         cached = f" (of it the cache has: {labels})" if labels else ""
@@ -310,9 +318,21 @@ def _told(  # noqa: PLR0911  (a return for each answer of the hub)
             f"{page}",
             path=path,
         )
-    first = (str(error).strip() or type(error).__name__).splitlines()[0]
+    first = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+    if not _is_of_the_network(errors, error):
+        return ModelLoadError(f"fetching {name} failed: {first}; fetch it again", path=path)
     return ModelLoadError(
         f"{name} is not in the cache{cached}, and the hub at {at} cannot be reached ({first}); "
         "check the network, then try again",
         path=path,
+    )
+
+
+def _is_of_the_network(errors: Any, error: Exception) -> bool:
+    """Tell whether ``error`` says that the hub was not reached."""
+    library = type(error).__module__.partition(".")[0]
+    return (
+        isinstance(error, (ConnectionError, TimeoutError, errors.LocalEntryNotFoundError))
+        or library.startswith(("httpx", "httpcore", "urllib3"))
+        or (library == "requests" and "Connect" in type(error).__name__)
     )

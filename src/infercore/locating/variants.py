@@ -11,7 +11,7 @@ import attrs
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-IR_NAME = "openvino_model.xml"
+IR_NAME, IR_WEIGHTS = "openvino_model.xml", "openvino_model.bin"
 PREFERRED = ("Q4_K_M", "Q4_K_S", "Q4_0", "Q5_K_M", "Q8_0", "F16", "BF16", "F32")
 """Of several quantizations the first of these is taken where none is named."""
 
@@ -74,7 +74,7 @@ def _ggufs(names: Sequence[str]) -> Iterable[Variant]:
 def _irs(names: Sequence[str]) -> Iterable[Variant]:
     for name in names:
         folder, base = posixpath.split(name)
-        if base != IR_NAME:
+        if base != IR_NAME or posixpath.join(folder, IR_WEIGHTS) not in names:
             continue
         beside = [
             other
