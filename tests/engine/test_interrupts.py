@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -153,3 +154,53 @@ def test_an_interrupted_close_leaves_it_closed(opened, faulty, elsewhere):
         context.close()
     elsewhere(context.close)
     assert context.closed
+
+
+class AtLine:
+    """Raises at the ``n``-th line of the books."""
+
+    def __init__(self, n):
+        self.left = n
+
+    def trace(self, frame, event, _):
+        if not frame.f_code.co_filename.endswith("cells.py"):
+            return None
+        if event == "line":
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt
+        return self.trace
+
+
+@pytest.mark.parametrize("call", ["whole", "tail", "keep", "clear"])
+def test_an_interruption_at_any_line_of_the_books(reference_model, call):
+    calls = {
+        "whole": lambda context: context.seq_remove(1),
+        "tail": lambda context: context.seq_remove(1, 4),
+        "keep": lambda context: context.seq_keep(0),
+        "clear": lambda context: context.clear(),
+    }
+    for n in range(1, 400, 3):
+        with reference_model.new_context(n_ctx=64, n_seq_max=3, kv_unified=True) as context:
+            context.decode([5, 6, 7, 8], seq_id=0)
+            context.seq_copy(0, 1)
+            context.decode([9, 10, 11], seq_id=1)
+            at, before = AtLine(n), sys.gettrace()
+            sys.settrace(at.trace)
+            try:
+                calls[call](context)
+            except KeyboardInterrupt:
+                pass
+            finally:
+                sys.settrace(before)
+            try:
+                held = {tuple(context.tokens(s)) for s in range(3)}
+                for s in range(3):
+                    assert context.n_resident(s) == len(context.tokens(s)) == context.n_past(s), n
+            except SessionFatalError:
+                continue
+            assert held <= {(), (5, 6, 7, 8), (5, 6, 7, 8, 9, 10, 11)}, n
+            context.decode([3] * (64 - context._cells.n_cells), seq_id=2)
+        if at.left > 0:
+            return
+    pytest.fail("the call has more lines than were tried")

@@ -38,6 +38,7 @@ def expected(story, open_context):
 @pytest.fixture
 def saved(story, open_context):
     context = filled(open_context, story, OTHER)
+    context.decode(ids(ONE), seq_id=1, logits="none")
     return context.save_sequence(0), context.save_state()
 
 
@@ -45,7 +46,7 @@ READS = {
     "sequence over the source": (lambda c, seq, _: c.load_sequence(0, seq), {0: OTHER, 1: ONE}),
     "sequence over the copy": (lambda c, seq, _: c.load_sequence(1, seq), {0: ONE, 1: OTHER}),
     "sequence beside": (lambda c, seq, _: c.load_sequence(2, seq), {0: ONE, 1: ONE, 2: OTHER}),
-    "state": (lambda c, _, state: c.load_state(state), {0: OTHER}),
+    "state": (lambda c, _, state: c.load_state(state), {0: OTHER, 1: ONE}),
     "cleared, then loaded": (
         lambda c, seq, _: (c.clear(), c.load_sequence(1, seq)),
         {1: OTHER},

@@ -84,6 +84,7 @@ class Sequences:
         found = self._native.position(seq_id)
         if found < end:
             enter()
+            self._cells.recount()  # it may have come between a run and its length
         return found == self._cells.next_position(seq_id)
 
     def _change(
