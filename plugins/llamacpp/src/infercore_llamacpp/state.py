@@ -86,11 +86,12 @@ def _no_numbers(now: str) -> SnapshotError:
 
 
 def _read(get_size: Any, get_data: Any, context: int) -> memoryview:
-    size = int(get_size(context))
-    buffer = np.empty(size, dtype=np.uint8)
-    written = get_data(context, buffer.ctypes.data_as(_BYTES), size)
+    with log.listening():
+        size = int(get_size(context))
+        buffer = np.empty(size, dtype=np.uint8)
+        written = get_data(context, buffer.ctypes.data_as(_BYTES), size)
     if written != size or not size:
-        raise log.explain(InferCoreError(f"llama.cpp saved {written} of {size} bytes of its state"))
+        raise InferCoreError(f"llama.cpp saved {written} of {size} bytes of its state")
     return buffer.data
 
 
