@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 
 import pytest
 
+import infercore as ic
 from infercore.engine import digest
 
 
@@ -88,3 +90,15 @@ def test_without_a_home_nothing_is_kept(tmp_path, monkeypatch):
     file = written(tmp_path / "a", b"abc")
     assert digest.of_files([file]) == hashlib.sha256(b"abc").hexdigest()
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_no_file_left_is_lack_of_memory(tmp_path, monkeypatch):
+    path = tmp_path / "m"
+    path.write_bytes(b"x")
+
+    def full(_path):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(digest, "open_regular", full)
+    with pytest.raises(ic.OutOfMemoryError, match="no more to give"):
+        digest.of_files([str(path)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import attrs
 import numpy as np
 import pytest
@@ -162,3 +164,14 @@ def test_default_threads_stay_within_what_is_allowed():
 
     single, batch = default_threads()
     assert 1 <= single <= batch <= len(os.sched_getaffinity(0))
+
+
+def test_a_guessed_file_type_is_the_type_without_its_flag(story):
+    """The engine marks its guess, where a file states no type, with a bit of the number."""
+    from infercore_llamacpp import capabilities
+
+    effective = {"type_k": "f32", "type_v": "f32", "flash_attn": "off"}
+    guessed = dataclasses.replace(story.traits, ftype=story.traits.ftype | 1024)
+    assert capabilities.tolerance(guessed, effective) == capabilities.tolerance(
+        story.traits, effective
+    )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from infercore.errors import ModelNotFoundError
-from infercore.values.files import open_regular
+from infercore.values.files import open_regular, scarcity_typed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -31,9 +31,10 @@ def of_files(files: Sequence[str]) -> str:
     ``INFERCORE_CACHE_DIR`` names another folder, or "none".
     """
     paths = sorted(Path(file) for file in files)
-    if len(paths) == 1:
-        return _of_file(paths[0])
-    joined = "".join(f"{path.name}\0{_of_file(path)}\n" for path in paths)
+    with scarcity_typed():
+        if len(paths) == 1:
+            return _of_file(paths[0])
+        joined = "".join(f"{path.name}\0{_of_file(path)}\n" for path in paths)
     return hashlib.sha256(joined.encode()).hexdigest()
 
 

@@ -26,6 +26,7 @@ import attrs
 from infercore.engine import digest
 from infercore.errors import ModelFormatError, ModelLoadError, OutOfMemoryError
 from infercore.registry import default_registry
+from infercore.values.files import scarcity_typed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,6 +48,7 @@ _NOT_ASKED = ("check_in_child", "progress")  # fields of a config that are not t
 _seen: dict[str, None] = {}
 
 
+@scarcity_typed()
 def check(
     descriptor: BackendDescriptor,
     path: str,

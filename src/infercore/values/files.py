@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import stat
 from typing import TYPE_CHECKING
 
+from infercore.errors import OutOfMemoryError
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import BinaryIO
 
+_SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _NO_WAITING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 
@@ -42,3 +48,14 @@ def read_regular(path: str | os.PathLike[str], most_bytes: int) -> bytes:
     if len(data) > size:
         raise OSError(f"{os.fspath(path)!r} grew while it was read")
     return data
+
+
+@contextlib.contextmanager
+def scarcity_typed() -> Iterator[None]:
+    """Raise what says that the system has no more files or memory as `OutOfMemoryError`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _SCARCE:
+            raise
+        raise OutOfMemoryError(f"the system has no more to give: {error}") from error

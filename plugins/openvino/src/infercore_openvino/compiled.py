@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 from infercore import ModelLoadError, UnsupportedFeatureError
 from infercore_openvino import adapters, arithmetic
 from infercore_openvino.arithmetic import GROUP_SIZE
-from infercore_openvino.engine import BACKEND, first_lines, logger, memory_errors
+from infercore_openvino.engine import (
+    BACKEND,
+    check_files_left,
+    first_lines,
+    logger,
+    memory_errors,
+)
 from infercore_openvino.graph import with_frequencies
 
 if TYPE_CHECKING:
@@ -161,6 +167,7 @@ class CompiledGraphs:
         if adapted:
             graph = adapters.with_inputs(graph, adapted)
         properties = {**self._extra, **properties}
+        check_files_left()
         logger.debug("compiling the %s form for %s with %s", form, self._device, properties)
         try:
             with memory_errors("the compiled graph"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import os
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,18 @@ def shared_core(*, use_mmap: bool | None = None) -> Any:
     if use_mmap is not None:
         core.set_property({"ENABLE_MMAP": use_mmap})
     return core
+
+
+def check_files_left() -> None:
+    """Raise `OutOfMemoryError` where this process may open no more files.
+
+    The engine then finds no processors, and divides by their number.
+    """
+    try:
+        for _ in range(2):
+            os.close(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        raise OutOfMemoryError(f"OpenVINO needs to open files, and cannot: {error}") from error
 
 
 def first_lines(error: BaseException, n_lines: int = 4) -> str:

@@ -17,7 +17,7 @@ from infercore_openvino import (
     options,
 )
 from infercore_openvino.compiled import CompiledGraphs
-from infercore_openvino.engine import BACKEND, logger, shared_core
+from infercore_openvino.engine import BACKEND, check_files_left, logger, shared_core
 from infercore_openvino.facts import model_info
 from infercore_openvino.paged import PagedContext
 from infercore_openvino.paged import capabilities as paged_capabilities
@@ -57,6 +57,7 @@ def load(path: str, config: ModelConfig) -> OpenVinoModel:
     path = str(path)
     check(config)
     found = files.find(path)
+    check_files_left()
     core = shared_core(use_mmap=config.use_mmap)
     device = _device(core, config.device)
     return OpenVinoModel(core, found, path, device, config)
