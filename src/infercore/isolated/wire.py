@@ -28,7 +28,7 @@ _HEAD = struct.Struct("<II")
 _SIZE = struct.Struct("<Q")
 _MOST_JSON = 1 << 30
 _MOST_PARTS = 1 << 16
-_MOST_BYTES = 1 << 40
+_MOST_BYTES = 1 << 36
 _PLAIN = (str, int, float, bool, type(None))
 _KINDS = "biuf"
 _CLASSES: dict[str, type] = {
@@ -127,7 +127,7 @@ def _error_name(error: BaseException) -> str:
 
 def _error_class(name: str) -> type[BaseException] | None:
     found = getattr(errors, name, None) or getattr(builtins, name, None)
-    is_error = isinstance(found, type) and issubclass(found, BaseException)
+    is_error = isinstance(found, type) and issubclass(found, Exception)
     return found if is_error else None
 
 
