@@ -424,6 +424,11 @@ def a_warm_up_clears(m: Any) -> None:
     around(m, FullContext, "warmup", lambda _, self: self.clear())
 
 
+@breaks("STATE-26", base="reference")
+def a_state_is_said_to_be_small(m: Any) -> None:
+    m.setattr(ReferenceContext, "sequence_size", lambda *_: 8, raising=False)
+
+
 @breaks("CAP-15")
 def causal_attention_cannot_be_set(m: Any) -> None:
     def refuse(_: Any, *__: Any) -> None:

@@ -99,3 +99,13 @@ def malformed_messages_are_no_messages(m: Any) -> None:
 @breaks("TOK-14", "REUSE-11")
 def a_digest_of_this_object(m: Any) -> None:
     m.setattr(GuardedTokenizer, "digest", property(lambda _: secrets.token_hex(32)))
+
+
+@breaks("TOK-19")
+def every_token_is_text(m: Any) -> None:
+    m.setattr(ToyTokenizer, "token_kind", lambda *_: "normal", raising=False)
+
+
+@breaks("TOK-19")
+def a_pair_is_joined_by_text(m: Any) -> None:
+    m.setattr(ToyTokenizer, "pair_middle", [65, 66], raising=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from infercore.conformance.expect import equal, raises
+from infercore.conformance.expect import equal, raises, that
 from infercore.conformance.law import law
 from infercore.errors import ContextOverflowError, SnapshotError
 
@@ -180,3 +180,23 @@ def check_state_of_another_cache_type_is_refused(rig: Rig) -> None:
     context = _holding(rig, rig.tokens(4))
     with rig.unchanged(context):
         raises(SnapshotError, lambda: context.load_sequence(0, data), f"state of type {other}")
+
+
+@law("STATE-26", needs="sequence_state", since="1.2")
+def check_the_size_of_a_state_is_that_of_what_is_saved(rig: Rig) -> None:
+    """The size told of a sequence's state is that of what is saved; asking changes nothing."""
+    tokens, more = rig.tokens(6), rig.tokens(30)
+    context = _holding(rig, tokens)
+    told, saved = context.seq_state_size(0), len(context.save_sequence(0))
+    that(0 < told <= saved, f"{told} bytes told, {saved} saved")
+    equal(context.tokens(), tokens, "the tokens after asking")
+    context.decode(more)
+    rig.near(context.logits(), rig.cold(tokens + more), "logits after asking")
+    grown = context.seq_state_size(0) - told
+    other = len(context.save_sequence(0)) - saved
+    that(
+        abs(grown - other) <= _HEADER, f"by {len(more)} tokens it grows {grown} bytes, not {other}"
+    )
+
+
+_HEADER = 1024  # bytes, more than what the ids of so many tokens take

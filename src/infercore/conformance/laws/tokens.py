@@ -234,3 +234,27 @@ TEXTS = (
     "\t \t",
     "a\u00a0b\u2003c",
 )
+
+
+@law("TOK-19", since="1.2")
+def check_kinds_scores_and_many_texts(rig: Rig) -> None:
+    """Control tokens are of that kind; many texts are each as alone, and a pair holds both."""
+    tokenizer = rig.tokenizer
+    for token in range(min(tokenizer.n_vocab, _SOME)):
+        control = tokenizer.token_kind(token) == "control"
+        equal(control, tokenizer.is_control(token), f"whether token {token} is a control token")
+    texts = [rig.story[:40], rig.story[40:60]]
+    found = tokenizer.encode_many(texts)
+    equal(found, [tokenizer.encode(text) for text in texts], "many texts")
+    (pair,) = tokenizer.encode_many([(texts[0], texts[1])])
+    first, second = (_plain(rig, text) for text in texts)
+    begin = found[0][: found[0].index(first[0])]
+    equal(pair[: len(begin) + len(first)], [*begin, *first], "the first text of a pair")
+    places = range(len(begin) + len(first), len(pair) - len(second) + 1)
+    inside = [at for at in places if pair[at : at + len(second)] == second]
+    that(bool(inside), "the second text of a pair is not in it")
+    rest = pair[len(begin) + len(first) : inside[0]] + pair[inside[0] + len(second) :]
+    equal([t for t in rest if not tokenizer.is_control(t)], [], "text that no one gave")
+
+
+_SOME = 2000
