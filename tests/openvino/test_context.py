@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import infercore as ic
+import pack
 
 NEAR = 1e-3
 
@@ -292,3 +293,24 @@ def test_times_are_counted(open_context, story, form) -> None:
     assert own.prefill_ms > 0 < own.decode_ms
     context._inner.reset_perf()
     assert context._inner.perf().decode_tokens == 0
+
+
+def test_attention_that_is_not_causal_is_llama_cpp_s(ov_model, story):
+    pack.need_backend("llamacpp")
+    fields = {**pack.EXACT, "n_ctx": 128, "attention_type": "non-causal"}
+    rows = []
+    with ic.load_model(pack.model_path("llamacpp"), backend="llamacpp") as llama:
+        for model in (llama, ov_model):
+            with model.new_context(**fields) as context:
+                assert context.effective["attention_type"] == "non-causal"
+                context.decode(story[:30], logits="all")
+                rows.append(np.array(context.logits_all()))
+                context.decode(story[30:40], logits="all")
+                rows.append(np.array(context.logits_all()))
+    assert np.abs(rows[0] - rows[2]).max() < 1e-3
+    assert np.abs(rows[1] - rows[3]).max() < 1e-3
+    with ov_model.new_context(**{**fields, "attention_type": "causal"}) as context:
+        context.decode(story[:30])
+        assert np.abs(context.logits() - rows[0][-1]).max() > 0.1
+    with pytest.raises(ic.UnsupportedFeatureError, match="takes no mask"):
+        ov_model.new_context(**fields, backend_options={"form": "paged"})

@@ -17,7 +17,6 @@ NO_CONFIG = files.ModelFiles(xml="", bin="", folder="")
 REFUSED = {
     "rope_scaling_type": "longrope",
     "pooling_type": "rank",
-    "attention_type": "non-causal",
     "flash_attn": "on",
     "swa_full": False,
 }

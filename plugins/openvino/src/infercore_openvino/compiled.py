@@ -18,7 +18,7 @@ from infercore_openvino.engine import (
     logger,
     memory_errors,
 )
-from infercore_openvino.graph import with_frequencies
+from infercore_openvino.graph import with_frequencies, without_causality
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -124,7 +124,14 @@ class CompiledGraphs:
         with self._lock:
             group_size = self._group_size(form, settings.arithmetic)
             properties = {**settings.properties, GROUP_SIZE: str(group_size)}
-            key = (form, names, settings.rope, settings.n_streams, *sorted(properties.items()))
+            key = (
+                form,
+                names,
+                settings.causal,
+                settings.rope,
+                settings.n_streams,
+                *sorted(properties.items()),
+            )
             if key not in self._compiled:
                 self._drop_idle()
                 self._compiled[key] = self._compile(form, settings, properties, names)
@@ -162,6 +169,8 @@ class CompiledGraphs:
         self, form: str, settings: Settings, properties: dict[str, Any], adapted: Sequence[str]
     ) -> Compiled:
         graph = self.graph(form)
+        if not settings.causal:
+            graph = without_causality(graph)
         if settings.rope is not None:
             graph = with_frequencies(graph, settings.rope)
         if adapted:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _CAUSAL_INPUTS = {"input_ids", "attention_mask", "beam_idx"}
 _LOGITS_RANK = 3
+_ATTENTION, _MASK, _FAR = "ScaledDotProductAttention", 3, 1e9
 STATE_NAME = re.compile(r"past_key_values\.(\d+)\.(key|value)")
 _F16_RELATIVE_ERROR = 2e-3
 
@@ -275,6 +276,25 @@ def with_frequencies(graph: Graph, wanted: Rope) -> Graph:
                     user.replace_source_output(product)
     model.validate_nodes_and_infer_types()
     return replace(graph, model=model, inv_freq=values)
+
+
+def without_causality(graph: Graph) -> Graph:
+    """Return a copy of a stateful ``graph`` in which each token reads all that is held.
+
+    Raises `UnsupportedFeatureError` where attention is no operation with a mask.
+    """
+    model = graph.model.clone()
+    found = [n for n in model.get_ordered_ops() if n.get_type_name() == _ATTENTION]
+    if any(n.get_attributes()["causal"] or len(n.inputs()) <= _MASK for n in found) or not found:
+        hint = "attention in its graph takes no mask; leave it out"
+        raise UnsupportedFeatureError(feature="attention_type", backend=BACKEND, hint=hint)
+    held = op.convert(model.input("attention_mask"), "f32")
+    left_out = op.multiply(op.subtract(held, np.float32(1)), np.float32(_FAR))  # 0, or far below
+    mask = op.unsqueeze(left_out, op.constant([1, 2], dtype=np.int64)).output(0)
+    for node in found:
+        node.input(_MASK).replace_source_output(mask)
+    model.validate_nodes_and_infer_types()
+    return replace(graph, model=model)
 
 
 def _frequency_constants(model: Any) -> dict[str, Any]:

@@ -107,7 +107,7 @@ def _settings_of(files: ModelFiles, config: ContextConfig, device: str) -> Setti
 
 def _form_of(asked: Settings, default: str, device: str) -> str:
     """Return the form to run. Raises `UnsupportedFeatureError` for what it cannot honour."""
-    form = asked.form or default
+    form = asked.form or (default if asked.causal else "stateful")
     cpu.check(asked)
     arithmetic.check_offered(asked.inference, device)
     _CONTEXTS[form].check(asked)

@@ -62,7 +62,15 @@ class PagedContext(BaseContext):
 
     @staticmethod
     def check(settings: Settings) -> None:
-        """Refuse to compute in float16: where a CPU has it, attention gives NaN."""
+        """Refuse float16, in which attention gives NaN, and attention that is not causal."""
+        if not settings.causal:
+            hint = "the engine's paged attention takes no mask; leave form out, or give 'stateful'"
+            raise UnsupportedFeatureError(
+                f"attention_type='non-causal' is not supported in the paged form; {hint}",
+                feature="attention_type",
+                backend=BACKEND,
+                hint=hint,
+            )
         if settings.inference != "f16":
             return
         hint = "the engine's paged attention gives no numbers in it; give 'bf16', 'f32' or "

@@ -65,6 +65,7 @@ class Settings:
     properties: Mapping[str, Any]
     adapters: Sequence[AdapterSpec] = ()
     rope: Rope | None = None
+    causal: bool = True
     fixed: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -94,6 +95,8 @@ def settings(
     """
     chosen = dict(config.backend_options)
     options.check(chosen, options.CONTEXT_OPTIONS)
+    causal = not (files.has_cache and config.attention_type == "non-causal")
+    attention = attention if causal else "non-causal"
     turning, rotary = rope.in_force(config, files.config, trained_window(files))
     fixed = {**turning, **_FIXED, "attention_type": attention}
     _refuse(config, fixed)
@@ -128,6 +131,7 @@ def settings(
         properties=_properties(chosen, numbers, kv_type, n_threads, n_streams),
         adapters=config.adapters,
         rope=rotary,
+        causal=causal,
         fixed=fixed,
     )
 
