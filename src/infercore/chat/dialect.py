@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from datetime import datetime
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,9 @@ from infercore.chat.tool_format import (
     renders_calls,
     renders_tools,
 )
+from infercore.chat.tools import completed
 from infercore.errors import InvalidInputError, UnsupportedFeatureError
+from infercore.values import checks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -101,6 +104,8 @@ class Dialect:
         """
         rows = [as_row(message) for message in messages]
         for row in rows:
+            if row["content"] and self._places.drops(row["role"]):
+                raise checks.refuse("role", row["role"], "a role that the model's template shows")
             if row["content"] in (None, "") and row.get("tool_calls"):
                 row["content"] = self.beside_calls
             if isinstance(row["content"], list) and not self.takes_parts(row["role"]):
@@ -147,13 +152,15 @@ class Dialect:
                 hint="this model's chat template leaves tools out; give chat_template=... with one "
                 "that renders them, or describe the tools in a message",
             )
-        given: dict[str, Any] = {"tools": tools, "add_generation_prompt": add_generation_prompt}
-        try:
-            return self._render(rows, **given, **variables)
-        except InvalidInputError:
-            if not any(row.get("tool_calls") for row in rows):
-                raise
-        return self._render(with_text_arguments(rows), **given, **variables)
+        given: dict[str, Any] = {"add_generation_prompt": add_generation_prompt, **variables}
+        whole = tools and completed(tools)  # some templates fail where a tool says too little
+        tries = [(rows, tools), *([(rows, whole)] if whole != tools else [])]
+        if any(row.get("tool_calls") for row in rows):
+            tries += [(with_text_arguments(rows), offered) for _, offered in tries]
+        for chat, offered in tries[:-1]:
+            with suppress(InvalidInputError):
+                return self._render(chat, tools=offered, **given)
+        return self._render(tries[-1][0], tools=tries[-1][1], **given)
 
 
 @lru_cache(maxsize=128)

@@ -34,14 +34,16 @@ def as_row(message: Message | Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(content, str):
         checks.check_text("content", content)
     elif content is None:
-        if not row.get("tool_calls") and "content" in row:
+        if not row.get("tool_calls"):
             raise checks.refuse("content", content, "text; None only beside tool calls")
-        row["content"] = None if row.get("tool_calls") else ""
+        row["content"] = None
     elif isinstance(content, Sequence) and not isinstance(content, (bytes, bytearray)):
         row["content"] = [_text_part(part) for part in content]
     else:
         raise checks.refuse("content", content, "a str, None beside tool calls, or parts")
     if row.get("tool_calls"):
+        if row["role"] != "assistant":
+            raise checks.refuse("role", row["role"], "'assistant' for a message with tool calls")
         calls = checks.items("tool_calls", row["tool_calls"], "a sequence of tool calls")
         row["tool_calls"] = [_call(call) for call in calls]
     else:
@@ -100,6 +102,10 @@ def _call(call: Any) -> dict[str, Any]:
         arguments = {}
     elif not isinstance(arguments, Mapping):
         raise checks.refuse("arguments", arguments, "a mapping, or its JSON text")
+    try:
+        json.dumps(arguments, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise checks.refuse("arguments", arguments, "values that JSON has") from error
     row = {**call, "type": "function", "function": {**function, "arguments": dict(arguments)}}
     for key in ("name", "arguments") if "function" not in call else ():
         row.pop(key, None)

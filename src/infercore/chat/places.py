@@ -57,6 +57,7 @@ class Places:
         self._thoughts = thoughts
         self._beside_calls = beside_calls
         self.takes_parts = lru_cache(maxsize=16)(self._takes_parts)
+        self.drops = lru_cache(maxsize=16)(self._drops)
         self._best = lru_cache(maxsize=8)(self._best_arrangement)
 
     def _shown(self, rows: Sequence[Mapping[str, Any]], *, tools: bool) -> str:
@@ -74,19 +75,28 @@ class Places:
         except InferCoreError:
             return ""
 
+    def _in_turn(self, role: str, content: Any) -> Iterator[str]:
+        """Yield the chats that the template takes in which a message of ``role`` comes last."""
+        row = {**_RESULT, "role": role, "content": content}
+        before: list[list[Row]] = [[], [_USER], [_USER, _CALLED]]
+        for rows in reversed(before) if role == "tool" else before:
+            text = self._shown([*rows, row], tools=len(rows) > 1)
+            if text:
+                yield text
+
+    def _drops(self, role: str) -> bool:
+        """Tell whether the template takes messages of this role and leaves out what they say."""
+        texts = list(self._in_turn(role, _TEXT))
+        return bool(texts) and not any(_TEXT in text for text in texts)
+
     def _takes_parts(self, role: str) -> bool:
         """Tell whether the template writes the parts of this role's content one after another."""
         parts = [{"type": "text", "text": text} for text in _PARTS]
-        before: list[list[Row]] = [[], [_USER], [_USER, _CALLED]]
-        for rows in reversed(before) if role == "tool" else before:
-            result = {**_RESULT, "role": role}
-            tools = len(rows) > 1
-            if not self._shown([*rows, {**result, "content": _TEXT}], tools=tools).count(_TEXT):
-                continue
-            text = self._shown([*rows, {**result, "content": parts}], tools=tools)
+        for text in self._in_turn(role, parts):
             _, first, behind = text.partition(_PARTS[0])
             between, second, _ = behind.partition(_PARTS[1])
-            return bool(first and second) and not between.strip()
+            if first or second:
+                return bool(first and second) and not between.strip()
         return False
 
     def arranged(self, rows: Sequence[Row]) -> list[Row]:

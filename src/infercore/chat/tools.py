@@ -37,7 +37,7 @@ class Tools:
             name = function["name"]
             if name in self._schemas:
                 raise checks.refuse("tools", name, "tools of different names")
-            self._schemas[name] = function["parameters"]
+            self._schemas[name] = dict(function.get("parameters") or _EMPTY)
             self._validators[name] = _validator(name, self._schemas[name])
 
     @property
@@ -98,10 +98,18 @@ def _as_api(tool: Any) -> dict[str, Any]:
     parameters = inner.get("parameters")
     if parameters is not None and not isinstance(parameters, Mapping):
         raise checks.refuse("tools", parameters, "a JSON schema as parameters")
-    function = dict(inner)  # in the caller's order, which templates write
-    function.setdefault("description", "")
-    function["parameters"] = dict(parameters or _EMPTY)
-    return {"type": "function", "function": function}
+    outer = tool if "function" in tool else {"type": "function"}
+    return {**outer, "function": dict(inner)}  # as the caller has it, which templates write
+
+
+def completed(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return tools in the API's form in which each has a description and parameters."""
+    rows = [{**tool, "function": dict(tool.get("function", {}))} for tool in tools]
+    for row in rows:
+        function = row["function"]
+        function.setdefault("description", "")
+        function["parameters"] = function.get("parameters") or _EMPTY
+    return rows
 
 
 def _validator(name: str, schema: Mapping[str, Any]) -> Any:
