@@ -236,3 +236,58 @@ def test_a_message_is_not_changed_by_being_rendered() -> None:
     template = "{% for m in messages %}{{ m.content }}{{ m.tool_calls }}{% endfor %}"
     dialect_of(template, "", "").rows([message])
     assert repr(message) == before
+
+
+def spoken(role: str, text: str, **more: Any) -> dict[str, Any]:
+    return {"role": role, "content": text, **more}
+
+
+def called(*cities: str) -> list[dict[str, Any]]:
+    function = {"name": "weather", "arguments": {"city": ""}}
+    calls = [
+        {"id": f"abcdef12{i}", "function": {**function, "arguments": {"city": city}}}
+        for i, city in enumerate(cities)
+    ]
+    return [
+        spoken("assistant", "", tool_calls=calls),
+        *(
+            {**RESULT, "tool_call_id": f"abcdef12{i}", "content": f"of {city}"}
+            for i, city in enumerate(cities)
+        ),
+    ]
+
+
+WHOLE = {
+    "developer": [spoken("developer", "say one"), spoken("user", "say two")],
+    "two systems": [spoken("system", "say one"), spoken("system", "say two"), ASKED],
+    "a later system": [
+        spoken("system", "say one"),
+        ASKED,
+        spoken("assistant", "say two"),
+        spoken("system", "say three"),
+        ASKED,
+    ],
+    "two calls": [ASKED, *called("Rome", "Oslo")],
+    "text beside an earlier call": [
+        ASKED,
+        answer(thought=False, calls=True),
+        RESULT,
+        spoken("assistant", "say one"),
+        ASKED,
+    ],
+}
+REFUSES = {"a later system": NO_SYSTEM, "two systems": NO_SYSTEM, "developer": NO_SYSTEM}
+
+
+@pytest.mark.parametrize("file", each_template())
+def test_every_message_shows_or_the_chat_is_refused(file: Path) -> None:
+    for name, messages in WHOLE.items():
+        tools = "call" in name
+        try:
+            text = rendered(file, messages, tools=tools)
+        except (UnsupportedFeatureError, InvalidInputError):
+            alternates = name == "text beside an earlier call" and "istral" in file.stem
+            assert file.stem in (NO_CALLS if tools else REFUSES[name]) or alternates
+            continue
+        for word in re.findall(r"say \w+|Rome|Oslo|visible words", str(messages)):
+            assert word in text, name

@@ -9,9 +9,11 @@ from datetime import datetime
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
 from infercore.chat import template as templates
 from infercore.chat.described import described_format, written
-from infercore.chat.messages import as_row, with_text_arguments
+from infercore.chat.messages import as_row, one_call_each, systems_first, with_text_arguments
 from infercore.chat.places import Places
 from infercore.chat.reasoning import ReasoningFormat, find_reasoning_format
 from infercore.chat.tool_format import (
@@ -67,6 +69,8 @@ class Dialect:
         found = find_tool_format(self._render)
         if found is None and self.renders_tools and not self._renders_calls:
             return described_format(self._template)
+        if found is not None and "<![CDATA[" in self._template:
+            return attrs.evolve(found, cdata=True)
         return found
 
     @cached_property
@@ -104,12 +108,18 @@ class Dialect:
         """
         rows = [as_row(message) for message in messages]
         for row in rows:
+            if row["role"] == "developer" and not self._places.shows("developer"):
+                row["role"] = "system"
             if row["content"] and self._places.drops(row["role"]):
                 raise checks.refuse("role", row["role"], "a role that the model's template shows")
             if row["content"] in (None, "") and row.get("tool_calls"):
                 row["content"] = self.beside_calls
             if isinstance(row["content"], list) and not self.takes_parts(row["role"]):
                 row["content"] = "\n".join(part["text"] for part in row["content"])
+        if any(row["role"] == "system" for row in rows[1:]) and not self._places.takes_systems:
+            rows = systems_first(rows)
+        if any(len(row.get("tool_calls", ())) > 1 for row in rows) and not self._places.takes_two:
+            rows = one_call_each(rows)
         rows = [self._with_calls_written(row) if row.get("tool_calls") else row for row in rows]
         return self._places.arranged(rows)
 

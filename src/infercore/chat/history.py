@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 _KEPT_ROLES = ("system", "developer")
 
@@ -30,14 +30,25 @@ def droppable(rows: Sequence[Mapping[str, Any]]) -> list[tuple[int, ...]]:
     return _with_results(rows, [group for group in [*groups, *rounds] if group])
 
 
+def _callers(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, int]]:
+    """Yield each result with the message that it answers: the last one before it with its id."""
+    of_id: dict[Any, int] = {}
+    latest: int | None = None
+    for i, row in enumerate(rows):
+        for call in row.get("tool_calls") or ():
+            latest = of_id[call.get("id")] = i
+        if row["role"] == "tool":
+            name = row.get("tool_call_id")
+            caller = latest if name is None else of_id.get(name)
+            if caller is not None:
+                yield i, caller
+
+
 def _with_results(
     rows: Sequence[Mapping[str, Any]], groups: list[tuple[int, ...]]
 ) -> list[tuple[int, ...]]:
     """Put a call and its results into one group, or into none where one of them has to stay."""
     of_row = {i: n for n, group in enumerate(groups) for i in group}
-    callers = {
-        call.get("id"): i for i, row in enumerate(rows) for call in row.get("tool_calls") or ()
-    }
     joined = list(range(len(groups)))  # the group that each went into
     kept: set[int] = set()
 
@@ -46,10 +57,7 @@ def _with_results(
             n = joined[n]
         return n
 
-    for i, row in enumerate(rows):
-        caller = callers.get(row.get("tool_call_id")) if row["role"] == "tool" else None
-        if caller is None:
-            continue
+    for i, caller in _callers(rows):
         ends = [of_row.get(caller), of_row.get(i)]
         found = sorted({root(n) for n in ends if n is not None})
         if None in ends:

@@ -187,3 +187,42 @@ def _balanced_end(text: str, at: int, steps: re.Pattern[str]) -> int:
         elif len(step) == 1:
             return MORE
     return MORE
+
+
+class Scan:
+    """Follows brackets from ``at`` on in a text that only grows; quotes may hold any."""
+
+    def __init__(self, at: int, *, python: bool) -> None:
+        self._at = at
+        self._steps = re.compile("[\"'(){}\\[\\]]" if python else '["(){}\\[\\]]')
+        self._quote = ""
+        self._depth = 0
+
+    def is_open(self, text: str) -> bool:
+        """Tell whether the bracket at the beginning is not closed yet."""
+        while self._at < len(text):
+            steps = _IN_QUOTES[self._quote] if self._quote else self._steps
+            found = steps.search(text, self._at)
+            if found is None:
+                self._at = len(text)
+                return True
+            step = found[0]
+            if step == "\\":
+                if found.end() == len(text):
+                    self._at = found.start()
+                    return True
+                self._at = found.end() + 1
+                continue
+            self._at = found.end()
+            if step in "\"'":
+                self._quote = "" if self._quote else step
+            elif step in _CLOSING:
+                self._depth += 1
+            else:
+                self._depth -= 1
+                if self._depth <= 0:
+                    return False
+        return True
+
+
+_IN_QUOTES = {quote: re.compile(rf"[{quote}\\]") for quote in "\"'"}

@@ -122,6 +122,40 @@ def _parsed(text: str) -> Mapping[str, Any]:
     return value
 
 
+def systems_first(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows with one system message, the first, that holds what all of them say."""
+    texts = [_text_of(row) for row in rows if row["role"] == "system"]
+    others = [dict(row) for row in rows if row["role"] != "system"]
+    return [{"role": "system", "content": "\n\n".join(texts)}, *others]
+
+
+def _text_of(row: Mapping[str, Any]) -> str:
+    content = row["content"] or ""
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+
+
+def one_call_each(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows in which a message holds one call, and its result follows it."""
+    out: list[dict[str, Any]] = []
+    at = 0
+    while at < len(rows):
+        row, end = rows[at], at + 1
+        calls = row.get("tool_calls", ())
+        several = len(calls) > 1
+        while several and end < len(rows) and rows[end]["role"] == "tool":
+            end += 1
+        results = list(rows[at + 1 : end])
+        for n, call in enumerate(calls if several else ()):
+            part = dict(row) if n == 0 else {"role": row["role"], "content": ""}
+            of_call = [r for r in results if r.get("tool_call_id") == call.get("id")][:1]
+            of_call = of_call or results[:1]
+            results = [r for r in results if r not in of_call]
+            out += [{**part, "tool_calls": [call]}, *map(dict, of_call)]
+        out += map(dict, results) if several else [dict(row)]
+        at = end
+    return out
+
+
 def with_text_arguments(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return rows in which the arguments of calls are JSON text, as some templates want them."""
     return [

@@ -58,6 +58,7 @@ class Places:
         self._beside_calls = beside_calls
         self.takes_parts = lru_cache(maxsize=16)(self._takes_parts)
         self.drops = lru_cache(maxsize=16)(self._drops)
+        self.shows = lru_cache(maxsize=16)(self._shows)
         self._best = lru_cache(maxsize=8)(self._best_arrangement)
 
     def _shown(self, rows: Sequence[Mapping[str, Any]], *, tools: bool) -> str:
@@ -76,18 +77,43 @@ class Places:
             return ""
 
     def _in_turn(self, role: str, content: Any) -> Iterator[str]:
-        """Yield the chats that the template takes in which a message of ``role`` comes last."""
+        """Yield the chats with a message of ``role`` that the template takes."""
         row = {**_RESULT, "role": role, "content": content}
-        before: list[list[Row]] = [[], [_USER], [_USER, _CALLED]]
-        for rows in reversed(before) if role == "tool" else before:
-            text = self._shown([*rows, row], tools=len(rows) > 1)
+        chats = [[row], [row, _USER], [_USER, row], [_USER, row, _USER], [_USER, _CALLED, row]]
+        for rows in reversed(chats) if role == "tool" else chats:
+            text = self._shown(rows, tools=_CALLED in rows)
             if text:
                 yield text
 
     def _drops(self, role: str) -> bool:
         """Tell whether the template takes messages of this role and leaves out what they say."""
-        texts = list(self._in_turn(role, _TEXT))
-        return bool(texts) and not any(_TEXT in text for text in texts)
+        return not self._shows(role) and any(self._in_turn(role, _TEXT))
+
+    def _shows(self, role: str) -> bool:
+        """Tell whether the template writes what messages of this role say."""
+        return any(_TEXT in text for text in self._in_turn(role, _TEXT))
+
+    @cached_property
+    def takes_systems(self) -> bool:
+        """Whether system messages show that are not the first message, or not the only one."""
+        first, other = ({"role": "system", "content": text} for text in _PARTS)
+        chats = [[first, other, _USER], [first, _USER, other, _USER], [_USER, other, _USER]]
+        texts = [self._shown(rows, tools=False) or self._shown(rows, tools=True) for rows in chats]
+        wanted = [_PARTS, _PARTS, _PARTS[1:]]
+        return all(
+            all(part in text for part in parts) for text, parts in zip(texts, wanted, strict=True)
+        )
+
+    @cached_property
+    def takes_two(self) -> bool:
+        """Whether both of two calls of a turn show, as far as calls show at all."""
+        other = {**_CALL, "function": {**_CALL["function"], "arguments": {"k": _TEXT}}}
+        row = {**_CALLED, "content": self._beside_calls()}
+        texts = [
+            self._shown([_USER, {**row, "tool_calls": calls}], tools=True)
+            for calls in ([_CALL], [_CALL, other])
+        ]
+        return _WORD not in texts[0] or _TEXT in texts[1]
 
     def _takes_parts(self, role: str) -> bool:
         """Tell whether the template writes the parts of this role's content one after another."""
@@ -133,8 +159,13 @@ class Places:
         """How much of text and calls shows, and whether the thought does."""
         calls = any(row.get("tool_calls") for row in rows)
         shown = self._shown([_USER, *rows, *([_RESULT] if calls else [])], tools=calls)
-        parts = (_holds(shown, _TEXT), shown.count(_WORD) > 0, _holds(shown, _THOUGHT))
-        return parts[0] + parts[1], int(parts[2])
+        if calls:  # what stands beside calls is to show when the answer is there, too
+            answered = [_RESULT, {"role": "assistant", "content": "zqend"}, _USER]
+            later = self._shown([_USER, *rows, *answered], tools=True)
+            is_text = _holds(shown, _TEXT) and (_holds(later, _TEXT) or not later)
+        else:
+            is_text = _holds(shown, _TEXT)
+        return is_text + (_WORD in shown), int(_holds(shown, _THOUGHT))
 
     def _arrangements(self, *, thought: bool, split: bool) -> Iterator[_Arrange]:
         places: list[_Place] = [_with_key]

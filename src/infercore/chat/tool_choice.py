@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import keyword
 from typing import TYPE_CHECKING, Any
 
 from infercore.chat.literal import Literal
@@ -187,11 +188,7 @@ class _Writer:
             f"{self.literal(f'{k}:')} {self._braced_value(k, v)}" for k, v, must in rows if not must
         ]
         terms = [term for i, one in enumerate(needed) for term in ([_COMMA] if i else []) + [one]]
-        terms += (
-            [f"({_COMMA} {one})?" for one in others]
-            if needed
-            else [f"({one})?" for one in others[:1]]
-        )
+        terms += [f"({_COMMA} {one})?" for one in others] if needed else _some_of(others, _COMMA)
         return " ".join(['"{"', *terms, '"}"'])
 
     def _braced_value(self, key: str, kind: Mapping[str, Any]) -> str:
@@ -214,12 +211,16 @@ class _Writer:
     def _python(self, name: str, schema: Mapping[str, Any]) -> str:
         needed = [(key, kind) for key, kind, is_needed in _properties(schema) if is_needed]
         others = [(key, kind) for key, kind, is_needed in _properties(schema) if not is_needed]
+        for key, _, _ in _properties(schema):
+            if not key.isidentifier() or keyword.iskeyword(key):
+                raise _cannot(key, "a name that Python's calls cannot have")
         terms = [self.literal(f"{name}(")]
         for i, (key, kind) in enumerate(needed):
             comma = ", " if i else ""
             terms.append(f"{self.literal(f'{comma}{key}=')} {_json_term(kind)}")
-        for key, kind in others if needed else ():
-            terms.append(f"({self.literal(f', {key}=')} {_json_term(kind)})?")
+        comma = self.literal(", ")
+        rows = [f"{self.literal(f'{key}=')} {_json_term(kind)}" for key, kind in others]
+        terms += [f"({comma} {row})?" for row in rows] if needed else _some_of(rows, comma)
         return " ".join([*terms, self.literal(")")])
 
 
@@ -231,6 +232,15 @@ _ANY_ID = "/[a-z0-9]{9}/"
 def _joined(parts: Sequence[Literal | str]) -> Iterator[tuple[str, str]]:
     for part in parts:
         yield from (("text", part),) if isinstance(part, str) else part.parts
+
+
+def _some_of(terms: Sequence[str], comma: str) -> list[str]:
+    """Return a term for any of ``terms`` in their order, with ``comma`` between two, or none."""
+    chains = [
+        " ".join([term, *(f"({comma} {other})?" for other in terms[i + 1 :])])
+        for i, term in enumerate(terms)
+    ]
+    return [f"({' | '.join(chains)})?"] if chains else []
 
 
 def _cannot(key: str, what: str) -> UnsupportedFeatureError:

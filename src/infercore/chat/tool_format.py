@@ -68,8 +68,8 @@ class ToolFormat:
     each closed by its name), "braced" (a name, then a mapping whose texts stand between ``quote``),
     "python" (a call as Python writes it) or "harmony". ``name_key`` and ``arguments_key`` are the
     keys of a "json" call; None where the name itself is the key. ``one_only``: the template refuses
-    several calls in a turn. ``is_described``: the template says in words how calls are written, and
-    writes none itself.
+    several calls in a turn. ``cdata``: texts may stand in CDATA. ``is_described``: the template
+    says in words how calls are written, and writes none itself.
     """
 
     kind: str
@@ -87,6 +87,7 @@ class ToolFormat:
     arg_close: Literal = attrs.field(factory=Literal.none)
     quote: str = ""
     one_only: bool = False
+    cdata: bool = False
     is_described: bool = False
 
     @property

@@ -12,6 +12,7 @@ from infercore.chat.literal import (
     MORE,
     NO,
     Literal,
+    Scan,
     call_end,
     common_end,
     common_start,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from infercore.chat.tool_format import ToolFormat
     from infercore.chat.tools import Tools
 
+_BRACKETS = {JSON: "{", NAMED: "{", HARMONY: "{", PYTHON: "("}
 _LETTERS = string.ascii_letters
 _NAME = re.compile(r"[^\s<>()\[\]{}\"'=:,|]+")
 _HARMONY_OPEN = re.compile(
@@ -92,6 +94,7 @@ class ToolReader:
         self._in_section = False
         self._behind_call = False
         self._waits = False
+        self._scan: Scan | None = None  # of arguments that are not closed yet
         self._openings = _openings(form)
         if self._lead and self._openings:
             self._openings.append(self._lead)
@@ -124,6 +127,9 @@ class ToolReader:
         out: list[str | ReadCall] = []
         self._waits = False
         while self._held:
+            if self._is_open() and not final:
+                self._waits = True
+                break
             if not self._behind_call:
                 at, certain = self._candidate(final=final)
                 if at > 0:
@@ -135,6 +141,7 @@ class ToolReader:
             parsed = self._parse(self._held, 0, final)
             if parsed.end == MORE:
                 self._waits = not was_behind
+                self._scan = None if was_behind else self._begun()
                 break
             if parsed.end == NO or parsed.is_text:
                 if parsed.is_text:
@@ -148,7 +155,21 @@ class ToolReader:
             self._at_start = True  # another call may follow at once
         return out
 
+    def _is_open(self) -> bool:
+        """Whether arguments have begun, and do not end in what is held."""
+        if self._scan is None or not self._scan.is_open(self._held):
+            self._scan = None
+        return self._scan is not None
+
+    def _begun(self) -> Scan | None:
+        """Follow the arguments that have begun, so that they are read once they are whole."""
+        bracket = _BRACKETS.get(self._form.kind)
+        at = -1 if bracket is None else self._held.find(bracket)
+        scan = Scan(at, python=self._form.kind == PYTHON) if at >= 0 else None
+        return scan if scan is not None and scan.is_open(self._held) else None
+
     def _give_text(self, out: list[str | ReadCall], n: int) -> None:
+        self._scan = None
         text, self._raw = self._raw.first(n).shown, self._raw.after(n)
         if text.strip():
             self._at_start = False
@@ -187,12 +208,8 @@ class ToolReader:
         if at == len(self._held):
             return 0, False
         if self._form.kind == NAMED:
-            word = _NAME.match(self._held, at)
-            names = self._tools.names
-            begins = word is not None and any(
-                name == word[0] or (word.end() == len(self._held) and name.startswith(word[0]))
-                for name in names
-            )
+            rest = self._held[at:]
+            begins = any(rest.startswith(n) or n.startswith(rest) for n in self._tools.names)
         else:
             begins = self._held[at] in "{["
         return (0, True) if begins else (len(self._held), False)
@@ -278,7 +295,7 @@ class ToolReader:
         if call is None:
             return _Parsed((), end, is_text=True)
         closing = Literal.of("<|call|>").match(text, end)
-        if closing == MORE and not final and end == len(text):
+        if closing == MORE and not final:
             return _Parsed((), MORE)
         return _Parsed((call,), closing if closing > 0 else end)
 
@@ -328,15 +345,25 @@ def _read_json(form: ToolFormat, text: str, at: int, _tools: Tools, forced: bool
     return name, arguments, end
 
 
-def _read_name(text: str, at: int) -> tuple[str, int]:
+def _read_name(text: str, at: int, known: Sequence[str] = ()) -> tuple[str, int]:
+    """Read one of the ``known`` names, longest first, or any other that holds no marks."""
+    for name in sorted(known, key=len, reverse=True):
+        end = at + len(name)
+        if not text.startswith(name, at):
+            if name.startswith(text[at:]):
+                return "", MORE
+        elif end == len(text):
+            return name, MORE
+        elif not _NAME.match(text, end):
+            return name, end
     found = _NAME.match(text, at)
     if found is None:
         return "", MORE if at == len(text) else NO
     return found[0], MORE if found.end() == len(text) else found.end()
 
 
-def _read_named(form: ToolFormat, text: str, at: int, _tools: Tools, forced: bool) -> _Read:  # noqa: FBT001
-    name, at = _read_name(text, at)
+def _read_named(form: ToolFormat, text: str, at: int, tools: Tools, forced: bool) -> _Read:  # noqa: FBT001
+    name, at = _read_name(text, at, tools.names)
     at = at if at < 0 else form.after_name.match(text, at)
     if at < 0:
         return ("", {}, at)
@@ -349,7 +376,7 @@ def _read_named(form: ToolFormat, text: str, at: int, _tools: Tools, forced: boo
 
 
 def _read_tagged(form: ToolFormat, text: str, at: int, tools: Tools, _forced: bool) -> _Read:  # noqa: FBT001
-    name, at = _read_name(text, at)
+    name, at = _read_name(text, at, tools.names)
     at = at if at < 0 else form.after_name.match(text, at)
     if at < 0:
         return ("", {}, at)
@@ -362,7 +389,7 @@ def _read_tagged(form: ToolFormat, text: str, at: int, tools: Tools, _forced: bo
             # What may still become an argument may also be the end of the call already.
             ended = form.call_close.match(text, at)
             return (name, arguments, at) if ended >= 0 else _WAITS
-        key, opened = _read_name(text, opened)
+        key, opened = _read_name(text, opened, tools.keys(name))
         if opened < 0:
             return ("", {}, opened)
         value, is_text, opened = _read_value(form, text, opened)
@@ -370,8 +397,15 @@ def _read_tagged(form: ToolFormat, text: str, at: int, tools: Tools, _forced: bo
             return ("", {}, opened)
         if key in arguments:
             return _FAILED
+        value = _without_cdata(value) if form.cdata else value
         arguments[key] = tools.typed(name, key, value, is_text=is_text)
         at = opened
+
+
+def _without_cdata(text: str) -> str:
+    begin, end = "<![CDATA[", "]]>"
+    whole = text.startswith(begin) and text.endswith(end)
+    return text[len(begin) : -len(end)] if whole else text
 
 
 def _read_value(form: ToolFormat, text: str, at: int) -> tuple[str, bool | None, int]:
@@ -427,7 +461,7 @@ def _ends_value(form: ToolFormat, text: str, at: int) -> bool:
 
 
 def _read_nested(form: ToolFormat, text: str, at: int, tools: Tools, _forced: bool) -> _Read:  # noqa: FBT001
-    name, at = _read_name(text, at)
+    name, at = _read_name(text, at, tools.names)
     at = at if at < 0 else form.after_name.match(text, at)
     if at < 0:
         return ("", {}, at)
@@ -446,22 +480,22 @@ def _read_nested(form: ToolFormat, text: str, at: int, tools: Tools, _forced: bo
             return ("", {}, at)
         if key in arguments:
             return _FAILED
-        arguments[key] = _of_leaves(value, inner(schema, key))
+        arguments[key] = _of_leaves(value, inner(schema, key), schema)
 
 
-def _of_leaves(value: Any, schema: Mapping[str, Any]) -> Any:
+def _of_leaves(value: Any, schema: Mapping[str, Any], whole: Mapping[str, Any]) -> Any:
     """Return values in place of the texts of elements, by their schemas."""
     if isinstance(value, list):
-        return [_of_leaves(item, inner(schema, ITEM)) for item in value]
+        return [_of_leaves(item, inner(schema, ITEM), whole) for item in value]
     if isinstance(value, dict):
-        return {key: _of_leaves(item, inner(schema, key)) for key, item in value.items()}
+        return {key: _of_leaves(item, inner(schema, key), whole) for key, item in value.items()}
     if not value.text.strip() and schema.get("type") in {"object", "array"}:
         return {} if schema["type"] == "object" else []
-    return typed(value.text, schema)
+    return typed(value.text, schema, whole)
 
 
-def _read_braced(form: ToolFormat, text: str, at: int, _tools: Tools, _forced: bool) -> _Read:  # noqa: FBT001
-    name, at = _read_name(text, at)
+def _read_braced(form: ToolFormat, text: str, at: int, tools: Tools, _forced: bool) -> _Read:  # noqa: FBT001
+    name, at = _read_name(text, at, tools.names)
     if at < 0:
         return ("", {}, at)
     if not text.startswith("{", at):
@@ -470,14 +504,14 @@ def _read_braced(form: ToolFormat, text: str, at: int, _tools: Tools, _forced: b
     return ("", {}, at) if at < 0 else (name, arguments, at)
 
 
-def _read_python(_form: ToolFormat, text: str, at: int, _tools: Tools, _forced: bool) -> _Read:  # noqa: FBT001
-    name, end = _read_name(text, at)
+def _read_python(_form: ToolFormat, text: str, at: int, tools: Tools, _forced: bool) -> _Read:  # noqa: FBT001
+    name, end = _read_name(text, at, tools.names)
     if end < 0:
         return ("", {}, end)
-    end = call_end(text, end)
+    begin, end = end, call_end(text, end)
     if end < 0:
         return ("", {}, end)
-    arguments = from_python(text[at:end])
+    arguments = from_python(f"f{text[begin:end]}")
     return _FAILED if arguments is None else (name, arguments, end)
 
 

@@ -12,8 +12,9 @@ from infercore.errors import InvalidInputError
 from infercore.values import checks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
+_SHARED = ("$defs", "definitions")
 _EMPTY: dict[str, Any] = {"type": "object", "properties": {}}
 
 
@@ -53,6 +54,10 @@ class Tools:
         """Return the JSON schema of a tool's arguments; an empty one where none has this name."""
         return self._schemas.get(name, {})
 
+    def keys(self, name: str) -> list[str]:
+        """Return the names of a tool's arguments; none where no tool has this name."""
+        return list(self._schemas.get(name, {}).get("properties", {}))
+
     def accepts(self, name: str, arguments: Mapping[str, Any]) -> bool:
         """Tell whether ``name`` is a tool and its schema accepts ``arguments``."""
         validator = self._validators.get(name)
@@ -65,30 +70,48 @@ class Tools:
         """Return the value that ``text`` stands for where a form writes values without quotes.
 
         ``is_text`` is what the form itself says of it, None where it says nothing: then the
-        schema decides, and a text stays one wherever the schema takes it.
+        schema decides.
         """
         if is_text:
-            return _without_cdata(text)
-        kinds = self._schemas.get(name, {}).get("properties", {}).get(key, {})
-        kinds = {} if is_text is False or not isinstance(kinds, Mapping) else kinds
-        return typed(_without_cdata(text), kinds)
+            return text
+        schema = self._schemas.get(name, {})
+        kind = schema.get("properties", {}).get(key, {})
+        if is_text is False or not isinstance(kind, Mapping):
+            kind = {}
+        return typed(text, kind, schema)
 
 
-def typed(text: str, schema: Mapping[str, Any]) -> Any:
-    """Return the value that ``text`` stands for, by its schema where that takes texts."""
-    kind = schema.get("type")
-    if kind == "string" or (isinstance(kind, list) and "string" in kind):
+def typed(text: str, schema: Mapping[str, Any], whole: Mapping[str, Any]) -> Any:
+    """Return the value that ``text`` stands for: the first that its schema accepts.
+
+    What is a string and nothing else is the text itself. ``whole`` holds the definitions.
+    """
+    if schema.get("type") == "string":
         return text
+    found: list[Any] = []
     for read in (json.loads, ast.literal_eval):  # some templates write Python's own form
         with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
-            return read(text)
-    return text
+            found.append(read(text))
+    found.append(text)
+    if len(found) == 1 or not schema:
+        return found[0]
+    accepts = _accepting({**{key: whole[key] for key in _SHARED if key in whole}, **schema})
+    return next((value for value in found if accepts(value)), found[0])
 
 
-def _without_cdata(text: str) -> str:
-    begin, end = "<![CDATA[", "]]>"
-    whole = text.startswith(begin) and text.endswith(end)
-    return text[len(begin) : -len(end)] if whole else text
+def _accepting(schema: Mapping[str, Any]) -> Callable[[Any], bool]:
+    from jsonschema import Draft202012Validator  # noqa: PLC0415  (only chats with tools)
+    from referencing import Registry  # noqa: PLC0415
+
+    validator = Draft202012Validator(schema, registry=Registry())
+
+    def accepts(value: Any) -> bool:
+        try:
+            return bool(validator.is_valid(value))
+        except RecursionError:
+            return False
+
+    return accepts
 
 
 def _as_api(tool: Any) -> dict[str, Any]:

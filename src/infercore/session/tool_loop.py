@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import enum
 import inspect
 import json
 from typing import TYPE_CHECKING, Any
+
+import attrs
 
 from infercore.sampling.class_schema import schema_of_arguments
 from infercore.sampling.class_values import arguments_of
@@ -35,13 +39,26 @@ def run(
             )
     for fields in loop.rounds():
         for call in loop.answered(chat([*messages, *loop.came], **fields)):
+            function = loop.by_name[call.name]
+            value: Any = None
             try:
-                function = loop.by_name[call.name]
-                result = _result(call, function(**arguments_of(function, call.arguments)))
+                value = function(**arguments_of(function, call.arguments))
+                result = _result(call, value)
             except Exception as error:  # noqa: BLE001  (the model is told, and may do better)
                 result = _failure(call, error)
+            _check_came(function, value)
             loop.came.append(result)
     return loop.came
+
+
+def _check_came(function: Callable[..., Any], value: Any) -> None:
+    """Raise `InvalidInputError` where a function gave something that has to be awaited."""
+    if inspect.isawaitable(value):
+        if inspect.iscoroutine(value):
+            value.close()
+        raise checks.refuse(
+            "functions", function, "plain functions; AsyncSession.run_tools awaits others"
+        )
 
 
 async def arun(
@@ -70,7 +87,8 @@ async def _called(call: ToolCall, function: Callable[..., Any]) -> Any:
     arguments = arguments_of(function, call.arguments)
     if inspect.iscoroutinefunction(function):
         return await function(**arguments)
-    return await asyncio.to_thread(function, **arguments)
+    value = await asyncio.to_thread(function, **arguments)
+    return await value if inspect.isawaitable(value) else value
 
 
 class _Loop:
@@ -120,7 +138,8 @@ def _by_name(functions: Sequence[Callable[..., Any]]) -> dict[str, Callable[...,
 
 
 def _has_name(function: object) -> bool:
-    return callable(function) and isinstance(getattr(function, "__name__", None), str)
+    name = getattr(function, "__name__", None)
+    return callable(function) and isinstance(name, str) and name.isidentifier()
 
 
 def _tool(name: str, function: Callable[..., Any]) -> dict[str, Any]:
@@ -146,10 +165,25 @@ def _message(chunks: Iterable[StreamChunk]) -> tuple[Message, list[ToolCall], st
 
 
 def _result(call: ToolCall, value: Any) -> Message:
-    content = (
-        value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
-    )
+    content = value if type(value) is str else _json(value)
     return Message(role="tool", content=content, tool_call_id=call.id, name=call.name)
+
+
+def _json(value: Any) -> str:
+    """The value as JSON: classes of fields as objects, enums as their values."""
+    return json.dumps(_of_json(value), default=_of_json, ensure_ascii=False, allow_nan=False)
+
+
+def _of_json(value: Any) -> Any:
+    if isinstance(value, enum.Enum):
+        return value.value
+    if attrs.has(type(value)):
+        return attrs.asdict(value, recurse=False)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, (dict, list, tuple, str, int, float, bool, type(None))):
+        return value
+    return list(value) if isinstance(value, (set, frozenset)) else str(value)
 
 
 def _failure(call: ToolCall, error: Exception) -> Message:
