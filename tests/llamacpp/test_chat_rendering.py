@@ -85,6 +85,8 @@ LOSES_TEXT = (
     "upstage-Solar-Open-100B",
 )
 """Leave out the text beside calls; here it is a message of its own before them."""
+MOVES_TEXT = ("openai-gpt-oss-120b",)
+"""Shows the text beside calls as a thought, and leaves it out later; here it stays an answer."""
 REFUSED_THERE = (
     ("Kimi-K2-Instruct", "calls"),  # the sandbox there lets no list grow
     ("Kimi-K2-Thinking", "calls"),
@@ -145,6 +147,8 @@ def test_each_template_gives_the_same_text(file: Path, tokenizer: Any) -> None:
             text = SAID_AND_CALLED["content"]
             assert (str(found).count(text), str(expected).count(text)) == (1, 0)
             assert str(found).count("Rome") == str(expected).count("Rome")
+        elif name == "text and calls" and file.stem in MOVES_TEXT:
+            assert str(found).replace(">final<", ">analysis<") == expected
         elif "calls" in name and file.stem in LOSES_CALLS:
             assert str(found).count("Rome") == str(expected).count("Rome") + 1
         else:

@@ -155,13 +155,13 @@ class Dialect:
         Raises what `rows` raises, `InvalidInputError` where the template refuses them, and
         `UnsupportedFeatureError` (feature "tools") where tools are given that it leaves out.
         """
-        rows = self.rows(messages)
         if tools and not self.renders_tools:
             raise UnsupportedFeatureError(
                 feature="tools",
                 hint="this model's chat template leaves tools out; give chat_template=... with one "
                 "that renders them, or describe the tools in a message",
             )
+        rows = self.rows(messages)
         given: dict[str, Any] = {"add_generation_prompt": add_generation_prompt, **variables}
         whole = tools and completed(tools)  # some templates fail where a tool says too little
         tries = [(rows, tools), *([(rows, whole)] if whole != tools else [])]
