@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from infercore import MemoryPlan, Model, Tokenizer
 
 
-COLUMNS = ("name", "available", "version", "formats", "reason", "distribution")
+COLUMNS = ("name", "usable", "version", "formats", "reason", "distribution")
 DEVICE_COLUMNS = ("backend", "device", "kind", "description", "memory MiB")
 
 

@@ -139,6 +139,8 @@ def lines(text: str) -> list[str]:
 
 
 WIDTH_OF_A_FILE = 160
+WIDE = 72
+"""Columns from which on a table has a frame."""
 
 
 def print_table(
@@ -153,15 +155,16 @@ def print_table(
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
-    table = Table()
+    stream = sys.stderr if err else sys.stdout
+    console = Console(file=stream, width=None if is_terminal(stream) else WIDTH_OF_A_FILE)
+    is_wide = console.width >= WIDE
+    table = Table(show_edge=is_wide, pad_edge=is_wide)
     for column in columns:
         side = "right" if column in right else "left"
         table.add_column(column, justify=side, overflow="fold")  # type: ignore[arg-type]
     for row in rows:
         table.add_row(*(Text(in_a_cell(str(cell))) for cell in row))
-    stream = sys.stderr if err else sys.stdout
-    width = None if is_terminal(stream) else WIDTH_OF_A_FILE
-    Console(file=stream, width=width).print(table)
+    console.print(table)
 
 
 def print_json(value: Any) -> None:
