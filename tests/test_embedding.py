@@ -159,7 +159,7 @@ def test_texts_that_are_none(model: Any, texts: Any) -> None:
     assert caught.value.field == "texts"
 
 
-@pytest.mark.parametrize("pooling", ["none", "rank", "median", 1])
+@pytest.mark.parametrize("pooling", ["none", "rank", "median", 1, np.zeros(3)], ids=str)
 def test_a_pooling_that_gives_no_vector(model: Any, pooling: Any) -> None:
     with pytest.raises(ic.InvalidInputError) as caught:
         ic.embed(model, ["a"], pooling=pooling)

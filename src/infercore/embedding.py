@@ -49,7 +49,7 @@ def embed_texts(
 ) -> FloatArray:
     """Return the vectors [n_texts, n_embd] of ``texts`` or pairs; see `infercore.embed`."""
     _check_fields(fields)
-    if pooling is not None and pooling not in POOLING:
+    if pooling is not None and not (isinstance(pooling, str) and pooling in POOLING):
         raise checks.refuse("pooling", pooling, f"one of {', '.join(POOLING)}, or None")
     if pooling == RANK and RANK not in model.capabilities.pooling:
         raise InvalidInputError(

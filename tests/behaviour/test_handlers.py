@@ -29,8 +29,6 @@ def raising(*_: object) -> None:
     raise Boom
 
 
-# One that comes while the engine tells its log has nowhere to go: Python drops it there.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("handler", [raising, Handler()], ids=["function", "object"])
 def test_a_handlers_exception_is_itself(model: Any, handler: Any) -> None:
     before = signal.signal(signal.SIGALRM, handler)
