@@ -1,4 +1,4 @@
-"""One API for language-model inference on one's own machine, over any engine.
+"""Run language models on your own machine, with any engine.
 
 >>> import infercore as ic
 >>> with ic.load_model("model.gguf") as model:                  # doctest: +SKIP

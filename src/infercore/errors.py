@@ -213,8 +213,13 @@ class UnsupportedFeatureError(InferCoreError, NotImplementedError):
         self, message: str | None = None, *, feature: str, backend: str = "", hint: str = ""
     ) -> None:
         where = f" on backend {backend!r}" if backend else ""
+        verb = (
+            "are"
+            if feature in ("adapters", "embeddings", "logprobs", "processors", "tools")
+            else "is"
+        )
         super().__init__(
-            message or f"{feature} is not supported{where}" + (f"; {hint}" if hint else "")
+            message or f"{feature} {verb} not supported{where}" + (f"; {hint}" if hint else "")
         )
         self.feature = feature
         self.backend = backend

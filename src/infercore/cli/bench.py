@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 TUNE_COLUMNS = ("setting", "prefill", "decode", "worth it")
 COLUMNS = ("part", "what", "median", "range", "unit", "measured on")
 NOTE = """\
-Medians of {repeats} runs after one that does not count (cold and warm turns: all count).
-Busy machines tell little: the load was {load} on {cpus} CPUs when this began."""
+Median of {runs} after a warm-up (cold and warm turns: all count).
+On a busy machine these figures mean little: the load was {load} on {cpus} CPUs at the start."""
 
 
 class Tokens(ParamType[tuple[int, ...]]):
@@ -142,7 +142,8 @@ def bench(
         print_json({**told, "figures": [attrs.asdict(figure) for figure in figures]})
         return
     _print(about, figures, measuring.left_out)
-    click.echo(NOTE.format(repeats=settings.repeats, load=here["load_average"], cpus=here["cpus"]))
+    runs = "1 run" if settings.repeats == 1 else f"{settings.repeats} runs"
+    click.echo(NOTE.format(runs=runs, load=here["load_average"], cpus=here["cpus"]))
 
 
 def _tune(

@@ -243,7 +243,7 @@ def _show_all(ctx: click.Context, _: click.Parameter, value: bool) -> None:  # n
 
 
 class KeyValue(ParamType[tuple[str, Any]]):
-    """``KEY=VALUE``; the value is read as JSON where it is some, else as text."""
+    """``KEY=VALUE``; the value is parsed as JSON if possible."""
 
     name = "KEY=VALUE"
 

@@ -57,8 +57,9 @@ def allocate(
             last = error
         else:
             return inner, candidate, (*attempts, _attempt(candidate, None))
+    tries = f"{len(attempts)} attempt{'s' * (len(attempts) != 1)}"
     raise OutOfMemoryError(
-        f"no memory for this context after {len(attempts)} attempts; the last said: {last}; "
+        f"no memory for this context after {tries}; the last said: {last}; "
         "give a smaller n_ctx, or on_oom='shrink'",
         attempts=attempts,
     ) from last

@@ -337,7 +337,7 @@ class GuardedModel:
         """Return a session over a new context of its own; see `Model.new_session`."""
         kinds = self._inner.capabilities
         if kinds.encoder:
-            hint = "this model encodes texts and generates none; use infercore.embed"
+            hint = "this model only makes embeddings, it cannot generate text; use infercore.embed"
             if kinds.logits_all:
                 hint = (
                     "this model generates from a text that it has encoded; use new_context(), "

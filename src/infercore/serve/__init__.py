@@ -1,6 +1,6 @@
 """An HTTP front over pools of sessions: the OpenAI protocol, on any ASGI server.
 
-``infercore serve MODEL`` runs it; `create_app` makes the application for a program of one's own.
+``infercore serve MODEL`` runs it; `create_app` makes the application for your own program.
 Needs the extra ``serve``.
 """
 

@@ -131,7 +131,7 @@ class SessionPool:
             raise UnsupportedFeatureError(
                 feature="session",
                 backend=self.model.backend,
-                hint="this model encodes texts and generates none; use embed or rerank",
+                hint="this model only makes embeddings, it generates no text; use embed or rerank",
             )
         return self._owner
 
