@@ -46,7 +46,7 @@ nitpick_ignore_regex = [
     ("py:.*", r"(collections|contextlib|typing|types|os|random|numpy|np|npt|attrs|asyncio)\..*"),
     ("py:.*", r"(Any|Callable|Generator|Iterator|Literal|Mapping|Self|Sequence|TracebackType)"),
     ("py:.*", r"(BaseException|Exception|[A-Z]\w*Error|None|True|False)"),
-    ("py:.*", r"(bool|bytes|dict|float|int|list|object|str|tuple|type)"),
+    ("py:.*", r"(bool|bytes|dict|dict\[str|float|int|list|object|str|tuple|type)"),
     (
         "py:class",
         r"infercore\.(session\.(runner|homes|session)|conformance\.oracle|weight_files\.gguf)\..*",
