@@ -224,3 +224,18 @@ def test_names_of_backends_are_completed(reference) -> None:
         assert "llamacpp" in told.stdout.decode() or not os.environ.get(
             "INFERCORE_REQUIRE_BACKENDS"
         )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("serve", "m.gguf", "--idle-timeout", "0"), "error: --idle-timeout: must be more than 0"),
+        (("generate", "m", "x", "--temp", "-1"), "error: --temperature -1.0 is not allowed"),
+        (("generate", "m", "x", "-n", "many"), "error: Invalid value for '-n'"),
+    ],
+)
+def test_a_wrong_value_is_told_with_its_option(run, arguments, says, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    result = run(*arguments)
+    assert (result.exit_code, result.stderr[: len(says)]) == (2, says)

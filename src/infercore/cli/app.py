@@ -94,8 +94,10 @@ def _fail(ctx: click.Context, error: Exception, text: str, *, code: int = EXIT_E
 
 def _usage(error: click.UsageError) -> str:
     """Return what is wrong with the command line, and where its options are told."""
-    is_ours = isinstance(error, click.BadParameter) and error.param is None
-    told = as_options(error.message if is_ours else error.format_message())
+    told = as_options(error.format_message())
+    if isinstance(error, click.BadParameter) and error.param is None:  # raised by a command
+        flag, message = str(error.param_hint).strip("'"), as_options(error.message)
+        told = message if flag in message else f"{flag}: {message}"
     return told if error.ctx is None else f"{told} (see {error.ctx.command_path} --help)"
 
 
