@@ -14,8 +14,8 @@ from typing import Any
 
 Row = dict[str, Any]
 
-LOOKS = ["old", "new", "red", "blue", "tall", "deep", "dry", "far", "green", "grey", "cold", "warm"]
-KINDS = ["mill", "lake", "bridge", "tower", "farm", "port", "gate", "inn", "well", "ford", "hill", "wood"]
+LOOKS = "old new red blue tall deep dry far green grey cold warm".split()
+KINDS = "mill lake bridge tower farm port gate inn well ford hill wood".split()
 SYSTEM_MESSAGES = ("You are a careful guide who knows the road.", "Be kind.", "Be brief.")
 DESCRIPTIONS = {
     "road": (

@@ -12,15 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from tokenizers import (
-    Tokenizer,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    processors,
-    trainers,
-)
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from torch.nn import functional
 from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 

@@ -6,7 +6,6 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import torch
-
 from model_pack import golden
 
 if TYPE_CHECKING:
