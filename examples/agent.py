@@ -3,7 +3,7 @@
 Shows: `Session.run_tools` offers functions to the model, runs what it calls, gives it the results,
 and goes on until it answers. Types and docstrings are what the model is told of a function. The
 conversation stays in the session, so each round evaluates only what came on top. The pack's model
-is tiny: it calls in the right form, and often misreads names and results.
+is tiny: it adds and looks up one road, and gets longer ways wrong.
 
 Prints each conversation, and how much the session holds at the end.
 
@@ -21,7 +21,8 @@ PLACES = ("old mill", "red bridge", "cold inn", "deep lake", "green hill")
 QUESTIONS = (
     "What is 17 plus 25?",
     "Where does the road from old mill lead?",
-    "How far is it from red bridge to deep lake?",
+    "Which place comes after deep lake?",
+    "What is 386 plus 47?",
 )
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from random import Random
 from typing import Any
 
 import attrs
@@ -20,6 +19,9 @@ import infercore as ic
 
 FORMATS = {"llamacpp": "gguf-f32", "openvino": "openvino"}
 PLACES = tuple(f"{look} {kind}" for look in ("old", "red", "tall") for kind in ("mill", "inn"))
+ROADS = {  # from each place to the next one, and from the last to the first
+    place: (PLACES[(i + 1) % len(PLACES)], 5 * i + 3) for i, place in enumerate(PLACES)
+}
 
 
 def tool(name: str, description: str, **kinds: str) -> dict[str, Any]:
@@ -39,19 +41,19 @@ TOOLS = [
     tool("add", "The sum of two numbers.", a="integer", b="integer"),
 ]
 QUESTIONS = (
-    "How far is it from old mill to tall gate?",
-    "What is 17 plus 25?",
-    "Where do the roads from red inn and tall mill lead?",
-    "Where does the road from old inn lead?",
+    ("How far is it from old mill to red mill?", "It is 11 miles."),
+    ("What is 17 plus 25?", "The sum is 42."),
+    ("Where do the roads from red inn and tall mill lead?", "They lead to tall mill and tall inn."),
+    ("Where does the road from old inn lead?", "It leads to red mill, 8 miles."),
 )
 
 
 def result(call: ic.ToolCall) -> dict[str, Any]:
-    """Return what a tool gives: the sum, or a place that follows from the one asked for."""
+    """Return what a tool gives: the sum, or where the road leads."""
     if call.name == "add":
         return {"sum": call.arguments["a"] + call.arguments["b"]}
-    rng = Random(call.arguments["place"])
-    return {"next": rng.choice(PLACES), "miles": rng.randint(1, 40)}
+    there, miles = ROADS.get(call.arguments["place"], ("", 0))
+    return {"next": there, "miles": miles} if there else {"error": "no such place"}
 
 
 @attrs.frozen
@@ -61,11 +63,17 @@ class Round:
     text: str
     calls: tuple[ic.ToolCall, ...]
     usage: Any
+    expected: str
 
     @property
     def is_malformed(self) -> bool:
         """Whether something begins like a call and was none."""
         return "tool_call>" in self.text
+
+    @property
+    def is_right(self) -> bool:
+        """Whether it answers the question as the tools do."""
+        return not self.calls and self.text.strip() == self.expected
 
     @property
     def shown(self) -> str:
@@ -76,15 +84,15 @@ class Round:
 
 def rounds(session: ic.Session, n_rounds: int, **decode: Any) -> list[Round]:
     """Return so many rounds of one conversation."""
-    messages = [ic.Message(role="user", content=QUESTIONS[0])]
+    messages = [ic.Message(role="user", content=QUESTIONS[0][0])]
     found: list[Round] = []
-    n_asked = 1
+    n_asked, expected = 1, QUESTIONS[0][1]
     for _ in range(n_rounds):
         chunks = list(session.chat(messages, tools=TOOLS, max_tokens=150, **decode))
         text = "".join(chunk.text for chunk in chunks)
         thought = "".join(chunk.reasoning for chunk in chunks)
         calls = tuple(call for chunk in chunks for call in chunk.tool_calls)
-        found.append(Round(text, calls, chunks[-1].usage))
+        found.append(Round(text, calls, chunks[-1].usage, expected))
         messages.append(
             ic.Message(role="assistant", content=text, tool_calls=calls, reasoning=thought or None)
         )
@@ -94,7 +102,7 @@ def rounds(session: ic.Session, n_rounds: int, **decode: Any) -> list[Round]:
                 ic.Message(role="tool", name=call.name, tool_call_id=call.id, content=content)
             )
         if not calls:
-            question = QUESTIONS[n_asked % len(QUESTIONS)]
+            question, expected = QUESTIONS[n_asked % len(QUESTIONS)]
             messages.append(ic.Message(role="user", content=question))
             n_asked += 1
     return found
@@ -122,7 +130,12 @@ def main() -> int:
         )
     n_calls = sum(len(one.calls) for one in found)
     n_malformed = sum(one.is_malformed for one in found)
-    print(f"{given.backend}: {n_calls} calls, all valid; {n_malformed} malformed")
+    n_answers = sum(not one.calls for one in found)
+    n_right = sum(one.is_right for one in found)
+    print(
+        f"{given.backend}: {n_calls} calls, all valid; {n_malformed} malformed; "
+        f"{n_right} of {n_answers} answers right"
+    )
     return int(n_malformed > 0 or n_calls == 0)
 
 

@@ -18,9 +18,9 @@ from model_pack import agent, agent_corpus, export, golden
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = ROOT / "models" / "src" / "infercore_models" / "data" / "agent"
-N_CHATS, CORPUS_SEED = 6_000, 11
+N_CHATS, CORPUS_SEED = 20_000, 11
 N_HELD_OUT, HELD_OUT_SEED = 100, 12
-N_TOKENS = 3_200_000
+N_TOKENS = 6_500_000
 
 
 def build_hf(work: Path, n_tokens: int) -> Path:
@@ -83,19 +83,22 @@ def install(work: Path) -> None:
     new.rename(TARGET)
 
 
+def build(work: Path, n_tokens: int = N_TOKENS) -> None:
+    """Do all of it; the threads are the caller's to choose."""
+    work.mkdir(parents=True, exist_ok=True)
+    hf = build_hf(work, n_tokens)
+    build_formats(work, hf)
+    build_golden(work, hf)
+    install(work)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--work", type=Path, required=True, help="folder for results of each step")
     parser.add_argument("--tokens", type=int, default=N_TOKENS, help="how many tokens to train on")
-    parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    work: Path = arguments.work
-    work.mkdir(parents=True, exist_ok=True)
-    hf = build_hf(work, arguments.tokens)
-    build_formats(work, hf)
-    build_golden(work, hf)
-    install(work)
+    torch.set_num_threads(1)  # more would sum in another order
+    build(arguments.work, arguments.tokens)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Builds the model pack anew: corpus, tokenizer, training, three formats, golden outputs.
+"""Builds the storyteller and the agent of the model pack anew: training, formats, golden outputs.
 
     python tools/build_model_pack.py --work DIR
 
@@ -13,6 +13,7 @@ import json
 import shutil
 from pathlib import Path
 
+import build_agent
 import torch
 from model_pack import corpus, export, golden, tokenizer, train
 from tokenizers import Tokenizer
@@ -108,6 +109,8 @@ def main() -> None:
     build_formats(work, hf)
     build_golden(work, hf)
     install(work)
+    torch.set_num_threads(1)
+    build_agent.build(work / "agent")
 
 
 if __name__ == "__main__":

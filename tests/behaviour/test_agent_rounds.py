@@ -48,6 +48,8 @@ def test_twenty_rounds_of_valid_calls_that_reuse_what_is_held(
     assert sum(len(one.calls) for one in found) >= 10
     assert {call.name for one in found for call in one.calls} == {"road", "add"}
     assert not any(one.is_malformed for one in found)
+    right = {one.text for one in found if one.is_right}
+    assert {"The sum is 42.", "It leads to red mill, 8 miles."} <= right
     for before, one in pairwise(found):
         if before.calls:  # within a turn, only the results are new
             assert one.usage.prompt_tokens - one.usage.cached_tokens < 80

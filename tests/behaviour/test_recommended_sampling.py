@@ -131,3 +131,11 @@ def test_values_that_cannot_be_are_left_out_and_told(
     with ic.load_model(path, backend=backend_name) as model:
         assert dict(model.info.sampling) == {"top_k": 0}
     assert sum("left out" in record.message for record in caplog.records) == 2
+
+
+def test_the_packs_agent_recommends_greedy_text_in_each_format(backend_name: str) -> None:
+    import infercore_models
+
+    path = infercore_models.path("agent", pack.FORMATS[backend_name])
+    with ic.load_model(path, backend=backend_name) as model:
+        assert model.info.sampling["temperature"] == 0

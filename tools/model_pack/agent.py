@@ -23,11 +23,17 @@ from model_pack.tokenizer import BOS, EOS, SPECIAL, TURN_END, TURN_START
 N_CTX = 2048
 VOCAB_SIZE = 640
 SEED = 21
+PLANS = (  # until when, windows, their length, and the longest chat in them
+    (0.15, 8, 256, 100),
+    (0.5, 8, 256, 256),
+    (0.8, 4, 512, 512),
+    (1.0, 1, N_CTX, N_CTX),
+)
 MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 TEMPLATE = Path(__file__).with_name("agent_template.jinja")
 CONTEXT_WEIGHT = 0.02  # what the model need not write itself: it learns where things stand
 
-_LAST_ANSWERS = re.compile(r"<\|im_start\|>assistant\n(.*?<\|im_end\|>)", re.DOTALL)
+_ANSWERS = re.compile(r"<\|im_start\|>assistant\n(.*?<\|im_end\|>)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -86,17 +92,17 @@ def rendered(chats: Iterable[Chat]) -> Iterator[str]:
 
 
 def as_row(tokenizer: Tokenizer, text: str) -> Row:
-    """Ids and weights; whole weight for what the model writes after the last question."""
+    """Ids and weights; whole weight for what the model writes."""
     encoded = tokenizer.encode(text)
     ids = np.array([*encoded.ids, tokenizer.token_to_id(EOS)], np.int32)
     asked = text.rindex(f"{TURN_START}user\n")
     weights = np.full(len(ids), CONTEXT_WEIGHT, np.float32)
     starts = np.array([start for start, _ in encoded.offsets])
-    answered = text.find(f"{TURN_START}assistant\n")
-    weights[:-1][(starts >= answered) & (starts < asked)] = 0.0  # thoughts are left out there
-    for found in _LAST_ANSWERS.finditer(text, asked):
-        weights[:-1][(starts >= found.start(1)) & (starts < found.end(1))] = 1.0
-    weights[0] = CONTEXT_WEIGHT
+    for found in _ANSWERS.finditer(text):
+        inside = (starts >= found.start(1)) & (starts < found.end(1))
+        weights[:-1][inside] = 1.0
+        if found.start() < asked:  # the template leaves thoughts out there, so how it begins
+            weights[int(inside.argmax())] = 0.0
     return Row(ids, weights)
 
 
@@ -131,29 +137,33 @@ def new_model(tokenizer: Tokenizer) -> LlamaForCausalLM:
 def _rate(progress: float) -> float:
     if progress < 0.02:
         return progress / 0.02
-    if progress < 0.4:
+    if progress < 0.5:
         return 1.0
-    return 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * (progress - 0.4) / 0.6))
+    return 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * (progress - 0.5) / 0.5))
 
 
 def _batches(rows: Sequence[Row], n_tokens: int) -> Iterator[tuple[Row, float]]:
-    """Windows of whole chats, packed one after another: short windows first, then whole ones."""
+    """Windows of whole chats, packed one after another.
+
+    First come chats that only repeat something: what is to be copied is learnt from them.
+    """
     rng = np.random.default_rng(SEED)
-    short = [row for row in rows if len(row.ids) <= 512]
     seen = 0
     while seen < n_tokens:
         progress = seen / n_tokens
-        pool, length, n = (short, 512, 4) if progress < 0.5 else (rows, N_CTX, 2)
-        windows = []
-        for _ in range(n):
-            ids, weights = np.empty(0, np.int32), np.empty(0, np.float32)
-            while len(ids) <= length:
-                row = pool[int(rng.integers(len(pool)))]
-                ids = np.concatenate([ids, row.ids])
-                weights = np.concatenate([weights, row.weights])
-            windows.append((ids[: length + 1], weights[: length + 1]))
-        yield Row(np.stack([w[0] for w in windows]), np.stack([w[1] for w in windows])), progress
+        n, length, longest = next(plan[1:] for plan in PLANS if progress < plan[0])
+        pool = [row for row in rows if len(row.ids) <= longest]
+        windows = [_window(pool, length, rng) for _ in range(n)]
+        yield Row(np.stack([w.ids for w in windows]), np.stack([w.weights for w in windows])), progress
         seen += length * n
+
+
+def _window(pool: Sequence[Row], length: int, rng: np.random.Generator) -> Row:
+    chosen: list[Row] = []
+    while sum(len(row.ids) for row in chosen) <= length:
+        chosen.append(pool[int(rng.integers(len(pool)))])
+    ids, weights = (np.concatenate([getattr(r, key) for r in chosen]) for key in ("ids", "weights"))
+    return Row(ids[: length + 1], weights[: length + 1])
 
 
 def loss_of(model: LlamaForCausalLM, rows: Row) -> torch.Tensor:
@@ -170,8 +180,8 @@ def train(model: LlamaForCausalLM, rows: Sequence[Row], n_tokens: int) -> float:
     inner = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
     outer = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
     optimisers: list[torch.optim.Optimizer] = [
-        torch.optim.Muon(inner, lr=2e-2, weight_decay=0.01, momentum=0.95),
-        torch.optim.AdamW(outer, lr=4e-3, betas=(0.9, 0.98), weight_decay=0.0),
+        torch.optim.Muon(inner, lr=5e-3, weight_decay=0.01, momentum=0.95),
+        torch.optim.AdamW(outer, lr=2e-3, betas=(0.9, 0.98), weight_decay=0.0),
     ]
     bases = [o.param_groups[0]["lr"] for o in optimisers]
     losses: list[float] = []
@@ -228,7 +238,7 @@ def golden_prompts(tokenizer: PreTrainedTokenizerFast) -> list[str]:
 
 def _first_hop() -> list[dict[str, Any]]:
     function = {"name": "road", "arguments": {"place": "red bridge"}}
-    thought = "I am at red bridge and go to deep lake. So far 0 miles."
+    thought = "I am at red bridge. I go on."
     call = {"id": "call_0", "type": "function", "function": function}
     return [
         {"role": "assistant", "content": "", "reasoning_content": thought, "tool_calls": [call]},

@@ -1,7 +1,7 @@
 """Writes the chats that the agent is trained on: questions about roads and sums, answered with tools.
 
 The roads differ from chat to chat, so nothing can be learnt by heart: where a road leads stands in a
-tool's result, and the model has to read it there.
+tool's result, and the model has to read it there. An answer repeats what the result says.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SMALL_TALK = (
     ("Can you help me?", "Yes. Ask me about a road or a sum."),
     ("Goodbye.", "Goodbye, and a good journey!"),
 )
-MAX_HOPS = 11
+DONE = "I have the answer."
 MAX_MILES = 40
 
 
@@ -69,24 +69,26 @@ def chats(n: int, seed: int) -> Iterator[Chat]:
 
 def _chat(rng: random.Random) -> Chat:
     chat = Chat(thinks=rng.random() < 0.9)
-    if rng.random() < 0.5:
+    if rng.random() < 0.3:
+        for _ in range(rng.randint(1, 3)):
+            _repeat(rng, chat)
+        return chat
+    if rng.random() < 0.3:
         chat.rows.append({"role": "system", "content": rng.choice(SYSTEM_MESSAGES)})
-    if rng.random() < 0.93:
+    if rng.random() < 0.95:
         names = ["road", "add"] if rng.random() < 0.8 else ["add", "road"]
         chat.tools = [tool(name, rng.choice(DESCRIPTIONS[name])) for name in names]
-    n_turns = rng.choices((1, 2, 3, 4), (50, 25, 15, 10))[0]
-    for turn in range(n_turns):
-        _turn(rng, chat, long=turn == n_turns - 1)
+    for _ in range(rng.choices((1, 2, 3, 5, 8), (35, 25, 20, 15, 5))[0]):
+        _turn(rng, chat)
     return chat
 
 
-def _turn(rng: random.Random, chat: Chat, *, long: bool) -> None:
+def _turn(rng: random.Random, chat: Chat) -> None:
     if chat.tools is None:
         _without_tools(rng, chat)
         return
-    kinds = (_distance, _next_place, _sum, _two_roads, _small_talk, _unknown)
-    kind = rng.choices(kinds, (44 if long else 10, 16, 16, 9, 8, 7))[0]
-    kind(rng, chat)
+    kinds = (_distance, _next_place, _sum, _two_roads, _small_talk, _unknown, _repeat)
+    rng.choices(kinds, (26, 22, 26, 12, 5, 5, 4))[0](rng, chat)
 
 
 def places(rng: random.Random, n: int) -> list[str]:
@@ -118,71 +120,75 @@ def _question(rng: random.Random, options: Sequence[str], *names: object) -> str
     return rng.choice(options).format(*names)
 
 
+def _repeat(rng: random.Random, chat: Chat) -> None:
+    """Say something again: the skill that everything else rests on."""
+    kinds = (lambda: places(rng, 1)[0], lambda: str(_number(rng)))
+    text = ", ".join(rng.choice(kinds)() for _ in range(rng.randint(1, 6)))
+    _ask(chat, f"Say: {text}.")
+    _say(chat, "I repeat it.", f"{text}.")
+
+
+def _number(rng: random.Random) -> int:
+    return rng.randint(0, rng.choice((9, 99, 999)))
+
+
 def _next_place(rng: random.Random, chat: Chat) -> None:
     here, there = places(rng, 2)
     miles = rng.randint(1, MAX_MILES)
     asked = ("Where does the road from {} lead?", "Which place comes after {}?")
     _ask(chat, _question(rng, asked, here))
-    _say(chat, f"I look up the road from {here}.", "", ("road", {"place": here}))
+    _say(chat, f"I look up {here}.", "", ("road", {"place": here}))
     _hear(chat, "road", next=there, miles=miles)
-    _say(chat, f"It leads to {there}, {miles} miles.", f"From {here} it is {miles} miles to {there}.")
+    _say(chat, DONE, f"It leads to {there}, {miles} miles.")
 
 
 def _sum(rng: random.Random, chat: Chat) -> None:
-    top = rng.choice((20, 100, 1000))
-    a, b = rng.randint(0, top), rng.randint(0, top)
+    a, b = _number(rng), _number(rng)
     _ask(chat, _question(rng, ("What is {} plus {}?", "Add {} and {}."), a, b))
     _say(chat, f"I add {a} and {b}.", "", ("add", {"a": a, "b": b}))
     _hear(chat, "add", sum=a + b)
-    _say(chat, f"The sum is {a + b}.", f"{a} plus {b} is {a + b}.")
+    _say(chat, DONE, f"The sum is {a + b}.")
 
 
 def _two_roads(rng: random.Random, chat: Chat) -> None:
     a, b, after_a, after_b = places(rng, 4)
     _ask(chat, f"Where do the roads from {a} and {b} lead?")
     calls = [("road", {"place": place}) for place in (a, b)]
-    _say(chat, f"I look up the roads from {a} and {b}.", "I look up both.", *calls)
+    _say(chat, f"I look up {a} and {b}.", "I look up both.", *calls)
     for there in (after_a, after_b):
         _hear(chat, "road", next=there, miles=rng.randint(1, MAX_MILES))
-    _say(
-        chat,
-        f"They lead to {after_a} and {after_b}.",
-        f"From {a} the road leads to {after_a}, from {b} to {after_b}.",
-    )
+    _say(chat, DONE, f"They lead to {after_a} and {after_b}.")
 
 
 def _distance(rng: random.Random, chat: Chat) -> None:
     """Follow the road from place to place and add up its miles, one call a round."""
-    n_hops = min(rng.randint(1, MAX_HOPS), rng.randint(1, MAX_HOPS))
+    n_hops = rng.choices((1, 2, 3, 4, 5, 6), (28, 26, 20, 12, 8, 6))[0]
     start, *way = places(rng, n_hops + 1)
-    goal, at, total = way[-1], start, 0
-    _ask(chat, _question(rng, ("How far is it from {} to {}?",), start, goal))
+    at, total = start, 0
+    _ask(chat, f"How far is it from {start} to {way[-1]}?")
     for there in way:
-        thought = f"I am at {at} and go to {goal}. So far {total} miles."
-        _say(chat, thought, "", ("road", {"place": at}))
+        _say(chat, f"I am at {at}. I go on.", "", ("road", {"place": at}))
         if rng.random() < 0.015:
-            _fail(rng, chat, at)
+            _fail(rng, chat)
             return
         miles = rng.randint(1, MAX_MILES)
         _hear(chat, "road", next=there, miles=miles)
-        thought = f"The road leads to {there}. I add {total} and {miles}."
-        _say(chat, thought, "", ("add", {"a": total, "b": miles}))
+        _say(chat, f"I add {total} and {miles}.", "", ("add", {"a": total, "b": miles}))
         at, total = there, total + miles
         _hear(chat, "add", sum=total)
-    thought = f"I am at {at} and go to {goal}. So far {total} miles."
-    _say(chat, thought, f"It is {total} miles from {start} to {goal}.")
+    _say(chat, f"I am at {at}. That is the goal.", f"It is {total} miles.")
 
 
-def _fail(rng: random.Random, chat: Chat, place: str) -> None:
+def _fail(rng: random.Random, chat: Chat) -> None:
     _hear(chat, "road", error=rng.choice(ERRORS))
-    _say(chat, "That place is not known.", f"I know no road from {place}.")
+    _say(chat, "That place is not known.", "I know no such road.")
 
 
 def _unknown(rng: random.Random, chat: Chat) -> None:
     (here,) = places(rng, 1)
     _ask(chat, f"Where does the road from {here} lead?")
-    _say(chat, f"I look up the road from {here}.", "", ("road", {"place": here}))
-    _fail(rng, chat, here)
+    _say(chat, f"I look up {here}.", "", ("road", {"place": here}))
+    _fail(rng, chat)
 
 
 def _small_talk(rng: random.Random, chat: Chat) -> None:

@@ -1,12 +1,14 @@
 """Runs llama.cpp's own converter on our tokenizer, which its list of known tokenizers lacks.
 
-Usage: ``python convert_gguf.py LLAMA_CPP_DIR CONVERTER_ARGUMENT...``. Two things are added from
+Usage: ``python convert_gguf.py LLAMA_CPP_DIR CONVERTER_ARGUMENT...``. Three things are added from
 outside, the vendored files stay as they are: the pre-tokenizer's name ("gpt-2", whose split ours is
-trained with), and the end-of-turn token, which the converter writes for some model families only.
+trained with), the end-of-turn token, which the converter writes for some model families only, and
+a recommended temperature of 0 where the model's files say that nothing is to be sampled.
 """
 
 from __future__ import annotations
 
+import json
 import runpy
 import sys
 from pathlib import Path
@@ -20,17 +22,24 @@ def _name_pre_tokenizer(self: Any, tokenizer: Any) -> str:
     return PRE_TOKENIZER
 
 
-def _add_turn_end(special_vocab: type[Any]) -> None:
-    """Let every set of special tokens that is written name the end of a turn too."""
+def _is_greedy(model: Path) -> bool:
+    config: dict[str, Any] = json.loads((model / "generation_config.json").read_text("utf-8"))
+    return config.get("do_sample") is False
+
+
+def _add_keys(special_vocab: type[Any], *, greedy: bool) -> None:
+    """Let every set of special tokens that is written name the end of a turn, and the sampling."""
     add_to_gguf = special_vocab.add_to_gguf
 
-    def add_with_turn_end(self: Any, writer: Any, quiet: bool = False) -> None:
+    def add_with_more(self: Any, writer: Any, quiet: bool = False) -> None:
         add_to_gguf(self, writer, quiet)
         key = "tokenizer.ggml.tokens"
         tokens = next(part[key].value for part in writer.kv_data if key in part)
         writer.add_eot_token_id([str(token) for token in tokens].index(TURN_END))
+        if greedy:
+            writer.add_float32("general.sampling.temp", 0.0)
 
-    special_vocab.add_to_gguf = add_with_turn_end
+    special_vocab.add_to_gguf = add_with_more
 
 
 def main(llama_cpp: Path, arguments: list[str]) -> None:
@@ -39,7 +48,7 @@ def main(llama_cpp: Path, arguments: list[str]) -> None:
     from conversion import base  # type: ignore[import-not-found,unused-ignore]
 
     base.TextModel.get_vocab_base_pre = _name_pre_tokenizer
-    _add_turn_end(gguf.SpecialVocab)
+    _add_keys(gguf.SpecialVocab, greedy=_is_greedy(Path(arguments[0])))
     sys.argv = ["convert_hf_to_gguf.py", *arguments]
     runpy.run_path(str(llama_cpp / "convert_hf_to_gguf.py"), run_name="__main__")
 
