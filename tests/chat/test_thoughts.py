@@ -14,6 +14,7 @@ from infercore.chat.budget import ThoughtBudget
 from infercore.chat.dialect import dialect_of
 from infercore.chat.raw import RawText
 from infercore.chat.reasoning import ReasoningFormat, find_reasoning_format
+from infercore.chat.tools import Tools
 from infercore.session.chat_stream import ChatStream
 from infercore.session.pieces import Piece
 from infercore.values.session import StreamChunk
@@ -144,3 +145,76 @@ def test_messages_of_a_models_own_to_itself_and_to_the_user() -> None:
     spaced = text.replace("assistant to", "assistantto")
     assert read(spaced, MUSE) == [("Hi", "onetwo")] * 2
     assert read(text, MUSE) == [("Hi", "onetwo")] * 2
+
+
+TOOLS = Tools([{"name": "f"}, {"name": "g"}])
+ANSWERS = {
+    "meetkai-functionary-medium-v3.2": [
+        ("all\nHello there", "Hello there", "", ""),
+        ('all\nNow>>>f\n{"q":"a"}>>>g\n{}', "Now", "", "fg"),
+        ('f\n{"q":"a"}>>>g\n{}', "", "", "fg"),
+        ("all the best", "all the best", "", ""),
+    ],
+    "meta-llama-Llama-3.1-8B-Instruct": [
+        ('<|python_tag|>{"name": "f", "parameters": {"a": 1}}', "", "", "f"),
+        ('{"name": "f", "parameters": {"a": 1}}', "", "", "f"),
+        ("A <|python_tag|> is a token.", "A <|python_tag|> is a token.", "", ""),
+    ],
+    "upstage-Solar-Open-100B": [
+        (
+            (
+                "<|think|>a<|end|><|begin|>assistant<|tool_calls|><|tool_call:begin|>abc123defg"
+                '<|tool_call:name|>f<|tool_call:args|>{"a": 1}<|tool_call:end|><|calls|>'
+            ),
+            "",
+            "a",
+            "f",
+        ),
+        ("<|think|>a<|end|><|begin|>assistant<|content|>Hi", "Hi", "a", ""),
+    ],
+    "muse-glimmer": [
+        (
+            (
+                " to=self<|message|>a<|eom|><|start|>assistant to=f<|message|><atem:function_calls>\n"
+                '<atem:invoke name="f">\n</atem:invoke>\n</atem:function_calls>'
+            ),
+            "",
+            "a",
+            "f",
+        ),
+        (" to=user<|message|>Hi", "Hi", "", ""),
+    ],
+    "Kimi-K3": [
+        (
+            (
+                "<|open|>think<|sep|>a<|close|>think<|sep|><|open|>response<|sep|>Hi<|close|>response"
+                "<|sep|><|close|>message<|sep|>"
+            ),
+            "Hi",
+            "a",
+            "",
+        ),
+    ],
+    "tencent-Hy3": [("<think:opensource>a</think:opensource>Hi", "Hi", "a", "")],
+}
+
+
+@pytest.mark.parametrize("name", sorted(ANSWERS))
+def test_answers_as_their_models_write_them(name: str) -> None:
+    file = next((f for f in FILES if f.stem == name), None)
+    if file is None:
+        pytest.skip("the templates are not here")
+    found = dialect_of(file.read_text(encoding="utf-8"), "<s>", "</s>")
+    for written, text, thought, names in ANSWERS[name]:
+        for cuts in ([written], list(written)):
+            reader = AnswerReader(
+                "",
+                reasoning=found.reasoning or found.headers,
+                form=found.tool_format,
+                tools=TOOLS,
+                lead=found.call_lead,
+            )
+            pieces = [*map(reader.push, cuts), reader.finish()]
+            assert "".join(p.text for p in pieces) == text
+            assert "".join(p.reasoning for p in pieces) == thought
+            assert "".join(call.name for p in pieces for call in p.calls) == names

@@ -35,7 +35,8 @@ class AnswerReader:
     ``prompt`` is the rendered chat: a template may open the thought itself, and the ids of calls
     are made from it, so that the same chat gives the same ids. Marks of a thought within a call are
     part of the call. ``forced``: a grammar wrote the calls. ``is_control`` tells of a mark whether
-    it begins with a control token. What control tokens wrote is left out of text and thoughts.
+    it begins with a control token. ``lead`` may stand before a call. What control tokens wrote is
+    left out of text and thoughts.
     """
 
     def __init__(
@@ -47,9 +48,9 @@ class AnswerReader:
         tools: Tools | None = None,
         forced: bool = False,
         is_control: Callable[[str], bool] = lambda _: False,
+        lead: str = "",
     ) -> None:
         self._prompt = prompt
-        lead = "" if reasoning is None else reasoning.restart
         calls = (
             None
             if form is None or tools is None

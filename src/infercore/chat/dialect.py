@@ -15,7 +15,7 @@ from infercore.chat import template as templates
 from infercore.chat.described import described_format, written
 from infercore.chat.messages import as_row, one_call_each, systems_first, with_text_arguments
 from infercore.chat.places import Places
-from infercore.chat.reasoning import ReasoningFormat, find_reasoning_format
+from infercore.chat.reasoning import ReasoningFormat, find_headers, find_reasoning_format
 from infercore.chat.tool_format import (
     ToolFormat,
     empty_content,
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from infercore.values.session import Message
 
+_PYTHON_TAG = "<|python_tag|>"
 _TOOLS_AS_TEXT = re.compile(r"[+{]-?\s*functions\b")
 
 
@@ -86,6 +87,20 @@ class Dialect:
     def reasoning(self) -> ReasoningFormat | None:
         """How thoughts are marked; None where the template knows none."""
         return find_reasoning_format(self._render, self._template)
+
+    @cached_property
+    def headers(self) -> ReasoningFormat | None:
+        """What a model writes before an answer; None if nothing, or if `reasoning` tells."""
+        return None if self.reasoning is not None else find_headers(self._render)
+
+    @property
+    def call_lead(self) -> str:
+        """What may stand before a call, wherever that is; "" where nothing may."""
+        if self.headers is not None:
+            return self.headers.restart
+        if self.reasoning is not None:
+            return self.reasoning.restart
+        return _PYTHON_TAG if _PYTHON_TAG in self._template else ""
 
     @cached_property
     def _places(self) -> Places:

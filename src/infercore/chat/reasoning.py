@@ -44,7 +44,7 @@ class ReasoningFormat:
 
     ``headers`` are marks before the answer itself, which are no text either. ``restart`` is what a
     model writes before another message of its own, which may be a thought or the answer.
-    ``footer`` stands behind the answer.
+    ``footer`` stands behind the answer. Without ``open`` there are headers alone.
     """
 
     open: str
@@ -56,7 +56,7 @@ class ReasoningFormat:
 
     def begins_inside(self, prompt: str) -> bool:
         """Tell whether ``prompt`` ends in an open thought, so that the answer goes on with it."""
-        return prompt.rstrip().endswith(self.open)
+        return bool(self.open) and prompt.rstrip().endswith(self.open)
 
 
 def find_reasoning_format(render: Render, template: str) -> ReasoningFormat | None:
@@ -70,6 +70,22 @@ def find_reasoning_format(render: Render, template: str) -> ReasoningFormat | No
     if found is None or any(found.close.startswith(close) for _, close in known):
         found = ReasoningFormat(*known[0]) if known else None
     return None if found is None else attrs.evolve(found, switch=_switch(render))
+
+
+def find_headers(render: Render) -> ReasoningFormat | None:
+    """Return what a model writes before an answer, where the template has its prompt end in a mark.
+
+    So it is where a model names whom it speaks to, as Functionary's do: ``>>>all``, or a tool.
+    """
+    start = _start(render)
+    plain = _turn(render, {"role": "assistant", "content": _ANSWER}) if start else None
+    if plain is None or start[-1].isalnum() or start[-1].isspace():
+        return None
+    header = plain.partition(_ANSWER)[0].removeprefix(start)
+    if not plain.startswith(start) or not header.endswith("\n") or not header.strip():
+        return None
+    restart = start[len(start.rstrip(start[-1])) :]
+    return ReasoningFormat("", "", headers=(header,), restart=restart)
 
 
 def _rendered_format(render: Render) -> ReasoningFormat | None:
@@ -195,7 +211,7 @@ class ReasoningReader:
         self._held = RawText("", "")
         self._trim = inside  # blanks behind a mark are no text
         self._at_start = True  # nothing of the answer itself has come
-        bare = (form.open, *form.headers)
+        bare = [mark for mark in (form.open, *form.headers) if mark]
         self._bare = sorted(bare, key=len, reverse=True)
         again = [form.restart, f"{form.restart} "] if form.restart else []
         self._opening = {restart + form.open for restart in again} | {form.open}

@@ -96,7 +96,8 @@ class ToolReader:
         self._waits = False
         self._scan: Scan | None = None  # of arguments that are not closed yet
         self._openings = _openings(form)
-        if self._lead and self._openings:
+        self._is_marked = bool(self._openings)
+        if self._lead:
             self._openings.append(self._lead)
         self._parse: Callable[[str, int, bool], _Parsed] = (
             self._harmony if form.kind == HARMONY else self._section
@@ -186,8 +187,10 @@ class ToolReader:
     def _candidate(self, *, final: bool) -> tuple[int, bool]:
         """Where a call may begin, blanks before it included, and whether its opening is there."""
         text = self._held
-        if not self._openings:
-            return self._at_beginning()
+        if not self._is_marked:
+            at, certain = self._at_beginning()
+            if at == 0 or not self._openings:
+                return at, certain
         best, whole = len(text), False
         for opening in self._openings:
             at = text.find(opening)

@@ -181,8 +181,10 @@ class ChatTurn:
 
     @property
     def _is_read(self) -> bool:
-        return self._offered is not None or (
-            self._request.reasoning == "parsed" and self._dialect.reasoning is not None
+        return (
+            self._offered is not None
+            or self._dialect.headers is not None
+            or (self._request.reasoning == "parsed" and self._dialect.reasoning is not None)
         )
 
     def reader(self, turn: Turn) -> AnswerReader | None:
@@ -192,7 +194,8 @@ class ChatTurn:
         parsed = self._request.reasoning == "parsed"
         return AnswerReader(
             turn.text,
-            reasoning=self._dialect.reasoning if parsed else None,
+            reasoning=(self._dialect.reasoning if parsed else None) or self._dialect.headers,
+            lead=self._dialect.call_lead,
             form=self._dialect.tool_format if self._offered is not None else None,
             tools=self._offered,
             forced=bool(self._called),
