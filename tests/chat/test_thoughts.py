@@ -175,8 +175,9 @@ ANSWERS = {
     "muse-glimmer": [
         (
             (
-                " to=self<|message|>a<|eom|><|start|>assistant to=f<|message|><atem:function_calls>\n"
-                '<atem:invoke name="f">\n</atem:invoke>\n</atem:function_calls>'
+                " to=self<|message|>a<|eom|><|start|>assistant to=f<|message|>"
+                '<atem:function_calls>\n<atem:invoke name="f">\n</atem:invoke>\n'
+                "</atem:function_calls>"
             ),
             "",
             "a",
