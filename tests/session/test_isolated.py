@@ -265,6 +265,7 @@ def test_no_memory_ends_a_worker_and_no_session(pool: Any, plain: Any) -> None:
         except ic.OutOfMemoryError:
             kill(pool)  # it was told of, and the worker lives with too little
         assert told(session, temperature=0) == expected
+        kill(pool)  # the next one has no limit
 
 
 def in_step(pool: Any) -> list[int] | None:
@@ -400,3 +401,21 @@ def test_nothing_is_left_of_a_pool(pack_path: Path, backend_name: str) -> None:
     wait_until(lambda: not any(map(psutil.pid_exists, pids)), 10.0)
     wait_until(lambda: me.num_fds() <= n_files, 10.0)
     wait_until(lambda: threading.active_count() <= n_threads, 10.0)
+
+
+def test_an_interruption_in_a_long_request_leaves_the_pipe_whole(pool: Any) -> None:
+    pid, n_before = pool.process.pid, pool.stats().n_restarts
+    with pool.open_session() as long, pool.open_session() as other:
+        os.kill(pid, signal.SIGSTOP)  # the pipe fills
+        timers = [
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)),
+            threading.Timer(0.6, os.kill, (pid, signal.SIGCONT)),
+        ]
+        for timer in timers:
+            timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            long.ensure_prefix("ab " * 200_000)
+        for timer in timers:
+            timer.join()
+        assert told(other, n=5, temperature=0)
+        assert pool.stats().n_restarts == n_before

@@ -15,7 +15,7 @@ import weakref
 from collections import deque
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from select import select
+from select import PIPE_BUF, POLLOUT, poll
 from typing import TYPE_CHECKING, Any
 
 from infercore.engine.gate import fork_count
@@ -75,6 +75,8 @@ class _Child:
         self._on_death = on_death
         self._files: list[int] = []
         self._lock = threading.Lock()
+        self._outbox: SimpleQueue[bytes | None] = SimpleQueue()
+        self._n_behind = 0
         self._numbers = itertools.count(1)
         self.calls: dict[int, _Call] = {}
         self.death: BaseException | None = None
@@ -88,7 +90,9 @@ class _Child:
             raise
         self.born = fork_count()
         self._reader = threading.Thread(target=self._read, name="infercore-isolated", daemon=True)
+        self._writer = threading.Thread(target=self._write, name="infercore-write", daemon=True)
         self._reader.start()
+        self._writer.start()
 
     def _start(self) -> None:
         requests, self._to = self._pipe()
@@ -108,6 +112,7 @@ class _Child:
         for file in (requests, answers, life):
             self._files.remove(file)
             os.close(file)
+        os.set_blocking(self._to, False)
 
     def _pipe(self) -> tuple[int, int]:
         pair = os.pipe()
@@ -130,26 +135,54 @@ class _Child:
         if not self.calls:
             self.heard_at = time.monotonic()
         self.calls[number] = call
-        with suppress(OSError), self._lock:  # who reads sees its death too
-            wire.write_all(self._to, frame)
+        self._post(frame)
         if self.death is not None and self.calls.pop(number, None) is not None:
             call.error = DeathError(self.death)
             call.done.open()
         return call
 
-    def ask_whether_it_works(self) -> bool:
-        """Send a ping if the pipe takes it; False where it does not."""
-        if not self._lock.acquire(timeout=0.1):
-            return False
-        try:
-            if not select([], [self._to], [], 0)[1]:
-                return False
-            wire.write_all(self._to, wire.pack([0, 0, "ping", [], {}]))
-        except OSError:
-            return False
-        finally:
-            self._lock.release()
-        return True
+    def ask_whether_it_works(self) -> None:
+        """Send a ping, unless requests wait for the pipe already."""
+        if not self._n_behind:
+            self._post(wire.pack([0, 0, "ping", [], {}]))
+
+    def _post(self, frame: bytes) -> None:
+        """Write a small frame whole and at once, or leave it to the thread that writes.
+
+        An exception of a signal's handler never leaves a part of a frame behind: POSIX writes at
+        most ``PIPE_BUF`` bytes to a pipe at once or not at all.
+        """
+        with self._lock, suppress(OSError):  # who reads sees its death too
+            if not self._n_behind and len(frame) <= PIPE_BUF:
+                with suppress(BlockingIOError):
+                    os.write(self._to, frame)
+                    return
+            self._n_behind += 1
+            self._outbox.put(frame)
+
+    def _write(self) -> None:
+        """Write what the pipe did not take at once."""
+        ready = poll()
+        ready.register(self._to, POLLOUT)
+        while (frame := self._outbox.get()) is not None:
+            rest = memoryview(frame)
+            try:
+                while rest:
+                    ready.poll()
+                    with suppress(BlockingIOError):
+                        rest = rest[os.write(self._to, rest) :]
+            except OSError:
+                return
+            with self._lock:
+                self._n_behind -= 1
+
+    def _stop_writing(self, seconds: float) -> None:
+        """Let the thread that writes end; after ``seconds`` with the process."""
+        self._outbox.put(None)
+        self._writer.join(seconds)
+        if self._writer.is_alive():
+            self.process.kill()
+            self._writer.join()
 
     # -- answers -------------------------------------------------------------------------------
 
@@ -194,6 +227,7 @@ class _Child:
         judge = self._on_death()
         if judge is not None:
             judge(self, cause)
+        self._stop_writing(0)
         with self._lock:
             self._close_files()
         for number in list(self.calls):
@@ -209,6 +243,7 @@ class _Child:
 
     def end(self, seconds: float) -> None:
         """Let the process end, for at most ``seconds``, and wait until it is gone."""
+        self._stop_writing(seconds)
         with self._lock:
             self._close_files()
         if threading.current_thread() is not self._reader:
@@ -454,7 +489,8 @@ class EngineProcess:
             return
         if wait and child.death is None:
             call = child.send(0, "close", (), {})
-            call.done.wait(_END_SECONDS)
+            if not call.done.wait(_END_SECONDS):
+                child.kill("did not close")
         child.end(_END_SECONDS if wait else 0)
         child.board.close()
 
