@@ -220,3 +220,28 @@ def test_segments_have_the_hashes_of_their_tokens(session: Any) -> None:
         assert one.token_hash == ic.hash_token_ids(tokens[one.token_start : one.token_end])
     session.prefill_suffix("!")
     assert session.explain_context().manifest.segments[1].cache_class is None
+
+
+def test_an_interrupted_evict_can_be_saved(
+    new_session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the cache and the parts of the session: its snapshot could not be restored."""
+    session = new_session(n_ctx=256)
+    session.ensure_prefix("Once upon a time there was a dog. ")
+    greedy = ic.SamplingConfig(temperature=0, ignore_eos=True)
+    list(session.decode(max_tokens=3, sampling=greedy))
+    before = session.context.tokens()
+    for name in ("hold", "shift_out"):
+        own = getattr(session.resident, name)
+
+        def broken(*args: Any, own: Any = own, **fields: Any) -> None:
+            own(*args, **fields)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(session.resident, name, broken)
+    with pytest.raises(KeyboardInterrupt):
+        session.evict(2, 6)
+    monkeypatch.undo()
+    session.restore(session.snapshot())
+    list(session.decode(max_tokens=1, sampling=greedy))
+    assert session.context.tokens()[: len(before)] == before

@@ -30,16 +30,20 @@ def evict(session: CoreSession, start: object, end: object) -> Outcome:
     kept = tokens[:first] + tokens[last:]
     kinds = resident.context.capabilities
     moves = kinds.kv_remove == "any" and kinds.kv_shift and not resident.is_paged
-    if moves:
-        resident.shift_out(first, last)
-        outcome = Outcome(reused=len(kept), prefilled=0, dropped=last - first)
-    else:
-        outcome = resident.hold(kept, need_logits=False)
-        outcome = attrs.evolve(outcome, dropped=last - first)
-    state = session.state
+    parts, state = _without(session, tokens, first, last), session.state
     if moves and state == PREFIXED:  # so that what was moved is gone on from, as it is
         state = READY
-    session.enter(state, _without(session, tokens, first, last))
+    try:
+        if moves:
+            resident.shift_out(first, last)
+            outcome = Outcome(reused=len(kept), prefilled=0, dropped=last - first)
+        else:
+            outcome = resident.hold(kept, need_logits=False)
+            outcome = attrs.evolve(outcome, dropped=last - first)
+    except BaseException:
+        resident.put_back(tokens)  # the parts are still those of all tokens
+        raise
+    session.enter(state, parts)
     resident.checkpoint()
     return outcome
 
