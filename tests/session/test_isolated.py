@@ -268,6 +268,14 @@ def test_no_memory_ends_a_worker_and_no_session(pool: Any, plain: Any) -> None:
         kill(pool)  # the next one has no limit
 
 
+def test_statistics_are_there_when_the_worker_has_just_died(
+    pack_path: Path, backend_name: str
+) -> None:
+    with ic.open_pool(pack_path, backend=backend_name, isolate=True, n_ctx=256, **FIELDS) as pool:
+        kill(pool)
+        assert pool.stats().n_restarts == 0
+
+
 def in_step(pool: Any) -> list[int] | None:
     child = pool.process._child
     return None if child is None or child.death is not None else child.board.in_call
@@ -404,8 +412,9 @@ def test_nothing_is_left_of_a_pool(pack_path: Path, backend_name: str) -> None:
 
 
 def test_an_interruption_in_a_long_request_leaves_the_pipe_whole(pool: Any) -> None:
-    pid, n_before = pool.process.pid, pool.stats().n_restarts
     with pool.open_session() as long, pool.open_session() as other:
+        told(other, n=1)  # a worker is there
+        pid, n_before = pool.process.pid, pool.stats().n_restarts
         os.kill(pid, signal.SIGSTOP)  # the pipe fills
         timers = [
             threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)),

@@ -17,6 +17,7 @@ from infercore.isolated.tokenizer import IsolatedTokenizer
 from infercore.session.asynchronous import AsyncSession
 from infercore.session.base import SessionOptions
 from infercore.values import checks
+from infercore.values.pool import PoolStats
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from infercore.protocols.spi import FloatArray
     from infercore.values.config import ModelConfig
     from infercore.values.info import Capabilities, ModelInfo
-    from infercore.values.pool import PoolConfig, PoolStats
+    from infercore.values.pool import PoolConfig
 
 _N_WAITERS = 256
 
@@ -66,6 +67,7 @@ class IsolatedPool:
         self._n_users = 0
         self._draining = False
         self._waiters: ThreadPoolExecutor | None = None
+        self._stats = PoolStats()  # as the process told last
 
     def _ask(self, name: str, *args: Any, **fields: Any) -> Any:
         return self.process.ask(name, *args, **fields)
@@ -125,8 +127,8 @@ class IsolatedPool:
         call.done.wait()
         if call.error is None:
             self._stats = call.result
-        stats: PoolStats = self._stats
-        return attrs.evolve(stats, n_restarts=stats.n_restarts + process.n_restarts)
+        n_restarts = self._stats.n_restarts + process.n_restarts
+        return attrs.evolve(self._stats, n_restarts=n_restarts)
 
     def open_session(self, *, namespace: str = "", **options: Any) -> IsolatedSession:
         """Return a session of this pool; see `SessionPool.open_session`."""
