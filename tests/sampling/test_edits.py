@@ -73,3 +73,14 @@ def test_history_copies_are_independent_and_clear_forgets():
     twin.clear()
     assert len(twin) == 0
     assert twin.counts(np.arange(3)).tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("value", [2**31, 2**63, -(2**63), 1e300, -1e300])
+def test_penalties_beyond_what_a_row_can_hold(value):
+    row = np.array([1.0, -2.0, 3.0, -np.inf], dtype=np.float32)
+    window, counts = np.array([0, 3]), np.array([2, 1], dtype=np.int32)
+    apply_penalties(row, window, counts, repeat=1.0, frequency=value, presence=value)
+    assert np.argmax(row) == (2 if value > 0 else 0)
+    assert not np.isnan(row).any()
+    assert row.max() < np.inf
+    assert row[3] == -np.inf

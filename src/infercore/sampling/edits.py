@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from infercore.sampling.candidates import FloatArray, IdArray
 
 
+_MOST = float(np.finfo(np.float32).max)
+
+
 def apply_bias(logits: FloatArray, ids: IdArray, amounts: FloatArray) -> None:
     """Add ``amounts`` [m] to the logits [n_vocab] at ``ids`` [m], which are distinct; in place.
 
@@ -60,5 +63,7 @@ def apply_penalties(
     if window.size == 0:
         return
     before = logits[window].astype(np.float64)
-    after = np.where(before > 0, before / repeat, before * repeat)
-    logits[window] = after - (counts * frequency + presence)
+    by, each, once = float(repeat), float(frequency), float(presence)
+    with np.errstate(over="ignore"):  # what is beyond float32 is forbidden, or the most there is
+        after = np.where(before > 0, before / by, before * by) - (counts * each + once)
+        logits[window] = np.minimum(after, _MOST)
