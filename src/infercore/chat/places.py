@@ -90,8 +90,8 @@ class Places:
         return not self._shows(role) and any(self._in_turn(role, _TEXT))
 
     def _shows(self, role: str) -> bool:
-        """Tell whether the template writes what messages of this role say."""
-        return any(_TEXT in text for text in self._in_turn(role, _TEXT))
+        """Tell whether what messages of this role say makes a difference to the text."""
+        return list(self._in_turn(role, _TEXT)) != list(self._in_turn(role, _PARTS[0]))
 
     @cached_property
     def takes_systems(self) -> bool:
