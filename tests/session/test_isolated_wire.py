@@ -126,3 +126,24 @@ def test_damaged_frames_are_frame_errors_or_too_short() -> None:
             data[rng.randrange(len(data))] = rng.randrange(256)
         with contextlib.suppress(wire.FrameError, EOFError):
             wire.read(taking(bytes(data[: rng.randint(1, len(data))])))
+
+
+def holding_itself() -> list[Any]:
+    value: list[Any] = []
+    value.append(value)
+    return value
+
+
+@pytest.mark.parametrize(
+    "value",
+    [holding_itself(), 10**5000, -(10**5000), [b"x"] * (2**16 + 1)],
+    ids=["holds itself", "digits", "less than nothing", "parts"],
+)
+def test_what_is_too_large_is_refused_before_it_crosses(value: Any) -> None:
+    with pytest.raises(ic.InvalidInputError):
+        wire.pack([1, 0, "generate", [], {"response_format": value}])
+
+
+def test_numbers_of_numpy_cross_as_numbers() -> None:
+    frame = wire.pack([np.int64(3)] * (2**16 + 1))
+    assert wire.read(taking(frame)) == [3] * (2**16 + 1)

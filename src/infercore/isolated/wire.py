@@ -17,7 +17,7 @@ import attrs
 import numpy as np
 
 from infercore import errors
-from infercore.errors import InferCoreError, UnsupportedFeatureError
+from infercore.errors import InferCoreError, InvalidInputError, UnsupportedFeatureError
 from infercore.sampling.class_schema import schema_of_class
 from infercore.values import config, info, manifest, pool, session
 
@@ -29,6 +29,8 @@ _SIZE = struct.Struct("<Q")
 _MOST_JSON = 1 << 30
 _MOST_PARTS = 1 << 16
 _MOST_BYTES = 1 << 36
+_MOST_DEPTH = 200
+_MOST_DIGITS = 4000
 _PLAIN = (str, int, float, bool, type(None))
 _KINDS = "biuf"
 _CLASSES: dict[str, type] = {
@@ -49,9 +51,21 @@ class _Packer:
     def __init__(self, *, loose: bool) -> None:
         self.parts: list[bytes] = []
         self._loose = loose
+        self._depth = 0
 
-    def plain(self, value: Any, name: str) -> Any:  # noqa: C901, PLR0911  (a case a kind)
+    def plain(self, value: Any, name: str) -> Any:
+        if self._depth >= _MOST_DEPTH:
+            raise _too_large(name, f"a value nested more than {_MOST_DEPTH} deep")
+        self._depth += 1
+        try:
+            return self._plain(value, name)
+        finally:
+            self._depth -= 1
+
+    def _plain(self, value: Any, name: str) -> Any:  # noqa: C901, PLR0911, PLR0912  (a case a kind)
         kind = type(value)
+        if kind is int and abs(value).bit_length() > 3 * _MOST_DIGITS:
+            raise _too_large(name, "an integer of thousands of digits")
         if kind in _PLAIN:
             return value
         if kind is list or kind is tuple:
@@ -64,8 +78,10 @@ class _Packer:
             return {"$b": len(self.parts) - 1}
         if isinstance(value, Mapping):
             return {"$d": [[self.plain(k, name), self.plain(v, name)] for k, v in value.items()]}
-        if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in _KINDS:
-            return self._array(np.asarray(value))
+        if isinstance(value, np.generic) and value.dtype.kind in _KINDS:
+            return value.item()
+        if isinstance(value, np.ndarray) and value.dtype.kind in _KINDS:
+            return self._array(value)
         if isinstance(value, BaseException):
             return self._error(value)
         if _CLASSES.get(kind.__name__) is kind:
@@ -106,7 +122,7 @@ class _Packer:
 
     def _error(self, error: BaseException) -> Any:
         loose = _Packer(loose=True)
-        loose.parts = self.parts
+        loose.parts, loose._depth = self.parts, self._depth
         facts = {key: loose.plain(item, key) for key, item in vars(error).items()}
         cause = error.__cause__
         return {
@@ -115,6 +131,15 @@ class _Packer:
             "facts": facts,
             "cause": None if cause is None or cause is error else loose.plain(str(cause), "cause"),
         }
+
+
+def _too_large(name: str, what: str) -> InvalidInputError:
+    return InvalidInputError(
+        f"{name} holds {what}, which cannot be handed to the process of an isolated engine",
+        field=name,
+        value=what,
+        allowed="less",
+    )
 
 
 def _error_name(error: BaseException) -> str:
@@ -135,12 +160,15 @@ def pack(message: Any, *, loose: bool = False) -> bytes:
     """Return the frame of ``message``.
 
     Raises `UnsupportedFeatureError`, naming the field, for what cannot cross; with ``loose`` that
-    crosses as its text.
+    crosses as its text. Raises `InvalidInputError` for what is too large.
     """
     packer = _Packer(loose=loose)
     plain = packer.plain(message, "value")
     text = json.dumps(plain, separators=(",", ":")).encode()
     parts = packer.parts
+    n_bytes = sum(map(len, parts))
+    if len(text) > _MOST_JSON or len(parts) > _MOST_PARTS or n_bytes > _MOST_BYTES:
+        raise _too_large("a call", f"{len(parts)} values of {len(text) + n_bytes} bytes")
     sizes = b"".join(_SIZE.pack(len(part)) for part in parts)
     return b"".join((_HEAD.pack(len(text), len(parts)), sizes, text, *parts))
 
