@@ -50,3 +50,12 @@ def test_sessions_use_it(value):
 def test_hashes_of_what_is_no_tokens(tokens):
     with pytest.raises(ic.InvalidInputError):
         ic.hash_token_ids(tokens)
+
+
+@pytest.mark.parametrize("value", [5, b"x", "\ud800", "a\0b", ""])
+@pytest.mark.parametrize(
+    "of", [lambda path: ic.AdapterSpec(path=path), lambda path: ic.PoolConfig(cache_dir=path)]
+)
+def test_configs_use_it(of, value):
+    with pytest.raises(ic.InvalidInputError):
+        of(value)

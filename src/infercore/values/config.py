@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
+import os  # noqa: TC003  (attrs resolves annotations)
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
@@ -115,10 +115,7 @@ class ModelConfig:
 
 
 def _path(value: str | os.PathLike[str]) -> str:
-    path = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
-    if not isinstance(path, str) or not path:
-        raise checks.refuse("path", value, "a path, as str or os.PathLike")
-    return path
+    return checks.check_path("path", value)
 
 
 @lists_fields("AdapterSpec")

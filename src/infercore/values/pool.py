@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import os  # noqa: TC003  (attrs resolves annotations)
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
@@ -25,12 +25,7 @@ NOT_IN_A_POOL = {
 
 
 def _folder(value: str | os.PathLike[str] | None) -> str | None:
-    if value is None:
-        return None
-    folder = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
-    if not isinstance(folder, str) or not folder or "\0" in folder:
-        raise checks.refuse("cache_dir", value, "a path, as str or os.PathLike, or None")
-    return folder
+    return None if value is None else checks.check_path("cache_dir", value)
 
 
 def _context(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
