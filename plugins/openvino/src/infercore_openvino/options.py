@@ -25,7 +25,10 @@ def _integer(low: int, high: int) -> tuple[Callable[[Any], bool], str]:
 
 
 _BOOLEAN = (lambda value: isinstance(value, bool)), "True or False"
-_TEXT = (lambda value: isinstance(value, str) and bool(value)), "the path of a folder"
+_TEXT = (
+    lambda value: isinstance(value, str) and bool(value) and "\0" not in value,
+    "the path of a folder",
+)
 
 CONTEXT_OPTIONS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "form": _one_of("paged", "stateful"),
