@@ -370,8 +370,13 @@ def caller(pack_path: Path, backend_name: str) -> tuple[Any, int]:
     return process, int(process.stdout.readline())
 
 
-def test_a_caller_that_is_killed_leaves_no_worker(pack_path: Path, backend_name: str) -> None:
+@pytest.mark.parametrize("is_stopped", [False, True], ids=["at work", "stopped"])
+def test_a_caller_that_is_killed_leaves_no_worker(
+    pack_path: Path, backend_name: str, *, is_stopped: bool
+) -> None:
     process, pid = caller(pack_path, backend_name)
+    if is_stopped:
+        os.kill(pid, signal.SIGSTOP)
     process.kill()
     process.wait()
     process.stdout.close()

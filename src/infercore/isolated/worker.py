@@ -327,12 +327,13 @@ class Worker:
 def _end_with(life: int) -> None:
     """End this process when the other end of ``life`` is closed, whatever it is doing.
 
-    On Linux the kernel sees to it, also while an engine holds the interpreter.
+    On Linux the kernel sees to it, also while an engine holds the interpreter or where somebody
+    stopped this process.
     """
     if sys.platform == "linux":
         import fcntl  # noqa: PLC0415  (POSIX)
 
-        signal.signal(signal.SIGIO, signal.SIG_DFL)
+        fcntl.fcntl(life, fcntl.F_SETSIG, signal.SIGKILL)
         fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
         flags = fcntl.fcntl(life, fcntl.F_GETFL)
         fcntl.fcntl(life, fcntl.F_SETFL, flags | os.O_ASYNC)
