@@ -256,6 +256,36 @@ def test_text_around_calls_of_models_and_calls_cut_off(path: pathlib.Path) -> No
         assert text_of(out).rstrip().endswith("Done.")
 
 
+def joined(out: list[Any]) -> list[Any]:
+    """Return texts that follow each other as one."""
+    found: list[Any] = []
+    for part in out:
+        if found and isinstance(part, str) and isinstance(found[-1], str):
+            found[-1] += part
+        elif part:
+            found.append(part)
+    return found
+
+
+@pytest.mark.parametrize("path", templates())
+def test_where_a_stream_is_cut_changes_nothing(path: pathlib.Path) -> None:
+    found = dialect(path.read_text(encoding="utf-8"))
+    form, tools = found.tool_format, Tools(TOOLS)
+    if form is None:
+        return
+    body = written(found, CALLS[1][:1] if form.one_only else CALLS[1])
+    body = body[_start(body, form) :]
+    before = "Now \n" if form.is_marked else ""
+    for whole in (f"{before}{body}", f"{before}{body}\n", f"{before}{body}\n\n Done. \n"):
+        wanted = joined(read_all(form, tools, whole))
+        for cut in (1, 2, 5):
+            reader, out = ToolReader(form, tools), list[Any]()
+            for at in range(0, len(whole), cut):
+                out += reader.push(whole[at : at + cut])
+            out += reader.finish()
+            assert joined(out) == wanted, cut
+
+
 def _start(body: str, form: Any) -> int:
     """Where the answer begins: behind the marks that begin the turn, which are no answer."""
     if form.is_marked or form.kind == "harmony":

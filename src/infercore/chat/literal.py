@@ -62,6 +62,11 @@ class Literal:
         """Whether nothing but blanks stands there."""
         return all(kind == "space" for kind, _ in self.parts)
 
+    @property
+    def ends_blank(self) -> bool:
+        """Whether blanks at its end belong to it, however many there are."""
+        return bool(self.parts) and self.parts[-1][0] == "space"
+
     def stripped(self, *, start: bool = False, end: bool = False) -> Literal:
         """Return the literal without line breaks at its start, or blanks at its end."""
         parts = list(self.parts)

@@ -62,12 +62,14 @@ class ReadCall:
 class _Parsed:
     """Calls that begin at one place, and where they end; ``end`` may be `MORE` or `NO`.
 
-    ``is_text``: a whole call ends there, but no valid one.
+    ``is_text``: a whole call ends there, but no valid one. ``takes_blanks``: those behind the end
+    belong to it.
     """
 
     calls: tuple[ReadCall, ...]
     end: int
     is_text: bool = False
+    takes_blanks: bool = False
 
 
 class ToolReader:
@@ -94,6 +96,7 @@ class ToolReader:
         self._in_section = False
         self._behind_call = False
         self._waits = False
+        self._takes_blanks = False  # behind a call, those that are still to come are its own
         self._scan: Scan | None = None  # of arguments that are not closed yet
         self._openings = _openings(form)
         self._is_marked = bool(self._openings)
@@ -127,6 +130,7 @@ class ToolReader:
     def _read(self, *, final: bool) -> list[str | ReadCall]:
         out: list[str | ReadCall] = []
         self._waits = False
+        self._drop_blanks()
         while self._held:
             if self._is_open() and not final:
                 self._waits = True
@@ -153,8 +157,16 @@ class ToolReader:
                 continue
             out.extend(parsed.calls)
             self._raw = self._raw.after(parsed.end)
+            self._takes_blanks = parsed.takes_blanks
+            self._drop_blanks()
             self._at_start = True  # another call may follow at once
         return out
+
+    def _drop_blanks(self) -> None:
+        """Take blanks behind a call for its own, where its mark ends in some."""
+        if self._takes_blanks:
+            self._raw = self._raw.after(skip_space(self._held, 0))
+            self._takes_blanks = not self._held
 
     def _is_open(self) -> bool:
         """Whether arguments have begun, and do not end in what is held."""
@@ -226,7 +238,7 @@ class ToolReader:
             at, goes_on = self._after(text, at, final)
             if at < 0 or not goes_on:
                 self._behind_call = at == MORE
-                return _Parsed((), at)
+                return _Parsed((), at, takes_blanks=form.section_close.ends_blank)
         else:
             at = skip_space(text, at)
             if self._lead and text.startswith(self._lead, at):
@@ -243,7 +255,7 @@ class ToolReader:
             self._behind_call = self._behind_call and end == MORE
             return _Parsed((), end, is_text=end > 0)
         self._behind_call = True
-        return _Parsed((call,), end)
+        return _Parsed((call,), end, takes_blanks=form.call_close.ends_blank)
 
     def _after(self, text: str, at: int, final: bool) -> tuple[int, bool]:  # noqa: FBT001
         """Behind a call: where the next one begins, or the section ends; and which of the two."""
