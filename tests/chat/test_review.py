@@ -288,3 +288,22 @@ def test_the_end_of_a_call_of_harmony_is_no_text_wherever_it_is_cut() -> None:
         reader = ToolReader(ToolFormat(kind="harmony"), tools)
         out = [item for piece in cuts for item in reader.push(piece)] + reader.finish()
         assert out == [ReadCall("w", {})]
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "<|channel|>commentary to=functions.f <|constrain|>json<|message|>",
+        "<|channel|>commentary to=functions.f code<|message|>",
+        "<|channel|>commentary to=f <|constrain|>json<|message|>",
+        " to=f<|channel|>commentary json<|message|>",
+    ],
+)
+def test_headers_of_harmony_as_models_write_them(header: str) -> None:
+    tools = Tools([{"name": "f", "parameters": {"type": "object"}}])
+    reader = ToolReader(ToolFormat(kind="harmony"), tools)
+    out = [*reader.push(header + '{"q": 1}<|call|>'), *reader.finish()]
+    assert [part for part in out if part] == [ReadCall("f", {"q": 1})]
+    plain = "from 1 to=2 and on, as it is"
+    reader = ToolReader(ToolFormat(kind="harmony"), tools)
+    assert "".join([*reader.push(plain), *reader.finish()]) == plain

@@ -36,11 +36,12 @@ _LETTERS = string.ascii_letters
 _NAME = re.compile(r"[^\s<>()\[\]{}\"'=:,|]+")
 _HARMONY_OPEN = re.compile(
     r"(?:<\|start\|>assistant)?"
-    r"(?:\s*to=functions\.(?P<before>[\w.-]+))?"
+    r"(?:\s*to=(?:functions\.)?(?P<before>[\w.-]+))?"
     r"<\|channel\|>(?:commentary|analysis)"
-    r"(?:\s+to=functions\.(?P<after>[\w.-]+))?\s*(?:<\|constrain\|>)?\s*(?:json)?<\|message\|>"
+    r"(?:\s+to=(?:functions\.)?(?P<after>[\w.-]+))?"
+    r"\s*(?:<\|constrain\|>)?\s*(?:json|code)?<\|message\|>"
 )
-_HARMONY_MARKS = ("<|start|>assistant", " to=functions.", "<|channel|>commentary")
+_HARMONY_MARKS = ("<|start|>assistant", " to=", "<|channel|>commentary")
 _BESIDE = {
     "id",
     "type",
