@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -283,7 +284,7 @@ def in_step(pool: Any) -> list[int] | None:
 
 def test_who_kills_each_time_ends_alone(pack_path: Path, backend_name: str) -> None:
     with ic.open_pool(
-        pack_path, backend=backend_name, isolate=True, n_ctx=256, max_restarts=5, **FIELDS
+        pack_path, backend=backend_name, isolate=True, n_ctx=1024, max_restarts=5, **FIELDS
     ) as pool:
         done = threading.Event()
 
@@ -303,7 +304,7 @@ def test_who_kills_each_time_ends_alone(pack_path: Path, backend_name: str) -> N
             reader.start()
             killer.start()
             with pytest.raises(ic.SessionFatalError, match="process of the engine") as caught:
-                bad.ensure_prefix("word " * 200)
+                bad.ensure_prefix("word " * 900)
             done.set()
             killer.join(SECONDS)
             reader.join(SECONDS)
@@ -340,7 +341,8 @@ def test_too_many_deaths_end_all(pack_path: Path, backend_name: str) -> None:
 # -- processes ---------------------------------------------------------------------------------
 
 CALLER = """
-import sys, infercore as ic
+import signal, sys, infercore as ic
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 pool = ic.open_pool(sys.argv[1], backend=sys.argv[2], isolate=True, n_ctx=256, n_threads=1)
 session = pool.open_session()
 session.ensure_prefix("Once upon a time")
@@ -355,8 +357,9 @@ except KeyboardInterrupt:
 """
 
 
-def caller(pack_path: Path, backend_name: str) -> tuple[Any, int]:
-    """Return a program from standard input that has an isolated pool, and its worker."""
+@contextlib.contextmanager
+def caller(pack_path: Path, backend_name: str) -> Iterator[tuple[Any, int]]:
+    """Give a program from standard input that has an isolated pool, and its worker."""
     process = subprocess.Popen(
         [sys.executable, "-", str(pack_path), backend_name],
         stdin=subprocess.PIPE,
@@ -367,30 +370,31 @@ def caller(pack_path: Path, backend_name: str) -> tuple[Any, int]:
     assert process.stdout is not None
     process.stdin.write(CALLER)
     process.stdin.close()
-    return process, int(process.stdout.readline())
+    try:
+        yield process, int(process.stdout.readline())
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
 
 
 @pytest.mark.parametrize("is_stopped", [False, True], ids=["at work", "stopped"])
 def test_a_caller_that_is_killed_leaves_no_worker(
     pack_path: Path, backend_name: str, *, is_stopped: bool
 ) -> None:
-    process, pid = caller(pack_path, backend_name)
-    if is_stopped:
-        os.kill(pid, signal.SIGSTOP)
-    process.kill()
-    process.wait()
-    process.stdout.close()
+    with caller(pack_path, backend_name) as (_, pid):
+        if is_stopped:
+            os.kill(pid, signal.SIGSTOP)
     started = time.monotonic()
     wait_until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie", 5.0)
     assert time.monotonic() - started < 2.0  # a second, on a machine that has others to serve
 
 
 def test_an_interruption_is_the_callers(pack_path: Path, backend_name: str) -> None:
-    process, pid = caller(pack_path, backend_name)
-    process.send_signal(signal.SIGINT)
-    assert process.stdout.readline().split()[0] == str(pid)
-    process.stdout.close()
-    assert process.wait(SECONDS) == 0
+    with caller(pack_path, backend_name) as (process, pid):
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.readline().split()[0] == str(pid)
+        assert process.wait(SECONDS) == 0
     wait_until(lambda: not psutil.pid_exists(pid), 5.0)
 
 
@@ -416,6 +420,15 @@ def test_nothing_is_left_of_a_pool(pack_path: Path, backend_name: str) -> None:
     wait_until(lambda: threading.active_count() <= n_threads, 10.0)
 
 
+@pytest.fixture
+def hears_interruptions() -> Iterator[None]:
+    """Raise at SIGINT, which background jobs of a shell ignore."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("hears_interruptions")
 def test_an_interruption_in_a_long_request_leaves_the_pipe_whole(pool: Any) -> None:
     with pool.open_session() as long, pool.open_session() as other:
         told(other, n=1)  # a worker is there
