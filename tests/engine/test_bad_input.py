@@ -45,12 +45,14 @@ CALLS = {
     "set_causal_attention": ("on",),
     "set_abort_callback": ("callback",),
     "set_adapters": ("adapters",),
+    "set_control_vector": ("directions",),
 }
 GOOD = {
     "tokens": [1], "token": 1, "seq_id": 0, "logits": "last", "n_past": 2, "i": -1,
     "entries": [], "spans": [],
     "src": 0, "dst": 1, "p0": 0, "p1": -1, "delta": 1, "d": 2, "data": b"", "n": 1, "n_batch": 1,
     "on": False, "callback": None, "adapters": [],
+    "directions": None,
 }  # fmt: skip
 
 

@@ -106,7 +106,7 @@ def test_a_death_over_an_adapter_is_a_typed_error(tmp_path, monkeypatch):
 
     tried = []
 
-    def died(path, asked, seconds):
+    def died(_, path, *__):
         tried.append(path)
         raise ic.ModelFormatError("it died", path=path)
 

@@ -294,6 +294,10 @@ def check_long_greedy_run_is_as_cold(rig: Rig) -> None:
     rig.follows(_ids(rig, text, suffix), greedy(session, 64), "64 tokens of a warm run")
 
 
+_OWN_SECONDS = 5e-4
+"""What a session takes for itself, beside what its engine does."""
+
+
 @law("REUSE-20", tier="session", needs="kv_remove", since="1.2")
 def check_reuse_saves_time(rig: Rig) -> None:
     """A prefix that is resident but for one token takes far less processor time than a cold one."""
@@ -309,6 +313,6 @@ def check_reuse_saves_time(rig: Rig) -> None:
             times.append(time.process_time() - started)
         rig.tidy()
     that(
-        min(warm) < min(cold) / 3,
+        min(warm) < min(cold) / 3 + _OWN_SECONDS,
         f"a warm prefix took {1e3 * min(warm):.2f} ms, a cold one {1e3 * min(cold):.2f} ms",
     )
