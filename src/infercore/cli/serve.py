@@ -114,7 +114,7 @@ def serve(models: tuple[str, ...], **options: Any) -> None:
     }
     idle = options["idle_timeout"]
     if idle is not None and idle <= 0:
-        raise click.UsageError("--idle-timeout must be more than 0")
+        raise click.BadParameter("must be more than 0", param_hint="'--idle-timeout'")
     _log(options["log_format"])
     server.observe()
     app = server.App(server.Models(opens, n_warm=config.n_warm), config, idle_timeout=idle)
