@@ -288,10 +288,13 @@ def test_an_interruption_in_the_log_is_not_lost(plugin_model, story_path, monkey
     handler, hook, level = Interrupted(at), sys.unraisablehook, log.LOGGER.level
     log.LOGGER.addHandler(handler)
     log.LOGGER.setLevel(logging.DEBUG)
+    # A shell's background jobs ignore it.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
             load(plugin_model, story_path)
     finally:
+        signal.signal(signal.SIGINT, before)
         log.LOGGER.removeHandler(handler)
         log.LOGGER.setLevel(level)
     assert len(freed) == 1
