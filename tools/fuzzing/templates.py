@@ -11,7 +11,7 @@ from fuzzing import Wrong
 if TYPE_CHECKING:
     from random import Random
 
-LIMIT_S = 8.0
+LIMIT_S = 25.0  # a template has 2 s of a processor, and 10 s by the clock
 BATCH = 100
 MAX_GROWTH = 200 << 20  # bytes that this process may take more, whatever the template does
 
