@@ -41,12 +41,12 @@ def test_the_page_says_what_running_shows(run_rows: ModuleType, backend_name: st
     found, failed = run_rows.run(backend_name)
     assert failed == 0
     said = run_rows.written(run_rows.PAGE.read_text(encoding="utf-8"), backend_name)
-    # An engine's reason may name the processor's arithmetic: the page has that of one machine.
     assert kinds(said) == kinds(found), "run: python tools/run_rows.py"
 
 
 def kinds(outcomes: dict[Any, str]) -> dict[Any, str]:
-    return {row: told.partition(":")[0] for row, told in outcomes.items()}
+    """Leave out what depends on the machine: reasons, and whether it computes in bf16."""
+    return {row: told.partition(":")[0] for row, told in outcomes.items() if "bf16" not in row[1]}
 
 
 def is_there(name: str) -> bool:
