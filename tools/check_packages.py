@@ -140,7 +140,8 @@ def check_sdist(sdist: Path, folder: Path, package: str) -> None:
     extra = names - expected - single
     require(not extra, f"{sdist.name} should not hold {sorted(extra)}")
     require(single >= IN_EVERY_SDIST - {".gitignore"}, f"{sdist.name} has only {sorted(single)}")
-    more = {"CHANGELOG.md", "tox.ini"} if package == "infercore" else set()
+    more = {"CHANGELOG.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md", "tox.ini"}
+    more = more if package == "infercore" else set()
     require(single <= IN_EVERY_SDIST | more, f"{sdist.name} holds {sorted(single)}")
 
 
