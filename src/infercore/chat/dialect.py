@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from contextlib import suppress
 from datetime import datetime
 from functools import cached_property, lru_cache
@@ -16,6 +17,7 @@ from infercore.chat.described import described_format, written
 from infercore.chat.messages import as_row, one_call_each, systems_first, with_text_arguments
 from infercore.chat.places import Places
 from infercore.chat.reasoning import ReasoningFormat, find_headers, find_reasoning_format
+from infercore.chat.template import TemplateTimeoutError
 from infercore.chat.tool_format import (
     ToolFormat,
     empty_content,
@@ -24,7 +26,7 @@ from infercore.chat.tool_format import (
     renders_tools,
 )
 from infercore.chat.tools import completed
-from infercore.errors import InvalidInputError, UnsupportedFeatureError
+from infercore.errors import InferCoreError, InvalidInputError, UnsupportedFeatureError
 from infercore.values import checks
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
     from infercore.values.session import Message
 
+_SLOW_S, _MOST_SLOW = 1.0, 2
 _PYTHON_TAG = "<|python_tag|>"
 _TOOLS_AS_TEXT = re.compile(r"[+{]-?\s*functions\b")
 
@@ -42,6 +45,7 @@ class Dialect:
     def __init__(self, template: str, bos: str, eos: str) -> None:
         self._template = template
         self._tokens = {"bos_token": bos, "eos_token": eos}
+        self._n_slow = 0
 
     def _render(
         self,
@@ -52,10 +56,28 @@ class Dialect:
         add_generation_prompt: bool,
         **variables: Any,
     ) -> str:
+        """Render; a template that was slow to refuse some messages is not asked for more."""
         known = {**self._tokens, **self._tools_as_text(tools), **variables}
-        return templates.render(
-            self._template, rows, add_generation_prompt=add_generation_prompt, tools=tools, **known
-        )
+        if self._n_slow >= _MOST_SLOW:
+            raise TemplateTimeoutError(
+                "the model's chat template takes seconds to refuse messages; render the text "
+                "yourself and use ensure_prefix",
+                field="messages",
+                value=rows,
+                allowed="messages that the template renders at once",
+            )
+        began = time.perf_counter()
+        try:
+            return templates.render(
+                self._template,
+                rows,
+                add_generation_prompt=add_generation_prompt,
+                tools=tools,
+                **known,
+            )
+        except InferCoreError:
+            self._n_slow += time.perf_counter() - began > _SLOW_S
+            raise
 
     def _tools_as_text(self, tools: Sequence[Mapping[str, Any]] | None) -> dict[str, str]:
         """What templates want that take the tools as a text, and the day, by names of their own."""
