@@ -56,9 +56,10 @@ class Dialect:
         add_generation_prompt: bool,
         **variables: Any,
     ) -> str:
-        """Render; a template that was slow to refuse some messages is not asked for more."""
+        """Render; one that was slow to refuse several times in a row is not asked for more now."""
         known = {**self._tokens, **self._tools_as_text(tools), **variables}
         if self._n_slow >= _MOST_SLOW:
+            self._n_slow = 0  # the next call asks again: the machine may have been busy
             raise TemplateTimeoutError(
                 "the model's chat template takes seconds to refuse messages; render the text "
                 "yourself and use ensure_prefix",
@@ -68,7 +69,7 @@ class Dialect:
             )
         began = time.perf_counter()
         try:
-            return templates.render(
+            text = templates.render(
                 self._template,
                 rows,
                 add_generation_prompt=add_generation_prompt,
@@ -78,6 +79,8 @@ class Dialect:
         except InferCoreError:
             self._n_slow += time.perf_counter() - began > _SLOW_S
             raise
+        self._n_slow = 0
+        return text
 
     def _tools_as_text(self, tools: Sequence[Mapping[str, Any]] | None) -> dict[str, str]:
         """What templates want that take the tools as a text, and the day, by names of their own."""
