@@ -19,17 +19,20 @@ CHUNK = 1 << 16
 class Hub:
     """Repositories of files, and what goes wrong with them.
 
-    ``cuts[file]`` lists after how many bytes each of the next answers breaks off; ``served[file]``
-    is what comes in the file's place; ``requests`` are the method, path and range of each request.
+    ``cuts[file]`` lists after how many bytes each of the next answers breaks off; ``stalls[file]``
+    is after how many bytes the next answer stops coming, until `stop`; ``served[file]`` is what
+    comes in the file's place; ``requests`` are the method, path and range of each request.
     """
 
     repos: dict[str, dict[str, bytes]] = attrs.field(factory=dict)
     gated: set[str] = attrs.field(factory=set)
     cuts: dict[str, list[int]] = attrs.field(factory=dict)
+    stalls: dict[str, int] = attrs.field(factory=dict)
     served: dict[str, bytes] = attrs.field(factory=dict)
     status: int | None = None
     requests: list[tuple[str, str, str | None]] = attrs.field(factory=list)
     url: str = ""
+    _stopped: threading.Event = attrs.field(factory=threading.Event)
     _server: Any = None
 
     def __enter__(self) -> Self:
@@ -44,10 +47,15 @@ class Hub:
         self.stop()
 
     def stop(self) -> None:
+        self._stopped.set()
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()
             self._server = None
+
+    def stall(self) -> None:
+        """Block the answer of a request that stops coming."""
+        self._stopped.wait(60)
 
     def commit(self, repo: str) -> str:
         files = {name: git_sha1(data) for name, data in self.repos[repo].items()}
@@ -127,7 +135,10 @@ class Handler(BaseHTTPRequestHandler):
             data, status = data[start:], 206
         cuts = self.hub.cuts.get(file, [])
         cut = cuts.pop(0) if cuts and self.command == "GET" else None
-        self._send(status, data, headers, cut=cut)
+        stalls = self.command == "GET" and file in self.hub.stalls
+        self._send(status, data, headers, cut=self.hub.stalls.pop(file) if stalls else cut)
+        if stalls:
+            self.hub.stall()
 
     def _send(
         self, status: int, data: bytes, headers: dict[str, str] | None = None, *,

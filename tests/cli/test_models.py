@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,6 +13,8 @@ from hub_server import Hub
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
+    from subprocess import Popen
 
 pytest.importorskip("huggingface_hub", reason="needs .[hub]")
 REPO = "someone/story-GGUF"
@@ -52,6 +56,36 @@ def test_pull_list_and_read_offline(call, hub, tmp_path) -> None:
     assert code == 1
     assert "the cache has: Q8_0" in said
     assert len(hub.requests) == n_requests
+
+
+def test_a_pull_that_was_killed_goes_on_where_it_was(call, hub, reference, tmp_path) -> None:
+    n_bytes, n_sent = 40_000_000, 25_000_000
+    hub.repos[REPO] = {"story-Q4_0.gguf": bytes(n_bytes)}
+    hub.stalls["story-Q4_0.gguf"] = n_sent
+    places = {"HF_HOME": str(tmp_path / "hf"), "INFERCORE_CONFIG_DIR": str(tmp_path / "config")}
+    killed = reference.start("pull", f"hf:{REPO}", env={"HF_ENDPOINT": hub.url, **places})
+    n_kept = held_bytes(tmp_path / "hf", killed)
+    killed.kill()
+    killed.wait()
+    code, path, _ = call("pull", f"hf:{REPO}")
+    assert code == 0
+    assert hub.bodies("story-Q4_0.gguf") == [None, f"bytes={n_kept}-"]
+    with open(path.strip(), "rb") as file:
+        assert file.read() == bytes(n_bytes)
+    assert not list((tmp_path / "hf").rglob("*.incomplete"))
+
+
+def held_bytes(cache: Path, process: Popen[bytes]) -> int:
+    """The size of the file that comes, once it has been the same for a while."""
+    before = -1
+    for _ in range(60):
+        assert process.poll() is None, process.communicate()
+        size = sum(os.path.getsize(path) for path in cache.rglob("*.incomplete"))
+        if size == before > 0:
+            return size
+        before = size
+        time.sleep(0.5)
+    raise AssertionError("nothing came")
 
 
 def test_what_the_hub_has_not(call, hub) -> None:

@@ -163,7 +163,7 @@ def test_a_graph_without_its_weights_is_no_model(hub) -> None:
 
 def test_a_file_of_another_size_is_refused(hub, repo) -> None:
     hub.served[Q4] = b"short"
-    with pytest.raises(ic.ModelLoadError, match="came damaged"):
+    with pytest.raises(ic.ModelLoadError, match="damaged on the way"):
         locate(f"hf:{REPO}")
 
 

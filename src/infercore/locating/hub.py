@@ -21,6 +21,7 @@ from infercore.errors import (
     ModelNotFoundError,
     UnsupportedFeatureError,
 )
+from infercore.locating import partial
 from infercore.locating.variants import Variant, chosen, variants
 from infercore.values import install
 
@@ -201,17 +202,20 @@ def _download(library: Any, name: HubName, sibling: Any, revision: str) -> str:
     here = library.try_to_load_from_cache(name.repo, file, revision=revision)
     if isinstance(here, str):
         return here
-    path: str = library.hf_hub_download(name.repo, file, revision=revision, **_bars(library))
-    if not _is_whole(path, sibling):
+    bars = _bars(library)
+    is_whole = functools.partial(_is_whole, sibling=sibling)
+    if partial.download(library, name.repo, sibling, revision, is_whole=is_whole, bars=bars):
+        path: str = library.hf_hub_download(name.repo, file, revision=revision, **bars)
+        if is_whole(path):
+            return path
         for wrong in (os.path.realpath(path), path):
             with contextlib.suppress(OSError):
                 os.unlink(wrong)
-        raise ModelLoadError(
-            f"{file} of {name.repo} came damaged (its checksum is not the hub's) and was deleted; "
-            "fetch it again",
-            path=str(name),
-        )
-    return path
+    raise ModelLoadError(
+        f"{file} of {name.repo} was damaged on the way (its checksum is not the hub's) and was "
+        "deleted; fetch it again",
+        path=str(name),
+    )
 
 
 def _is_whole(path: str, sibling: Any) -> bool:
@@ -261,7 +265,7 @@ def _bars(library: Any) -> dict[str, Any]:
 def _library() -> Any:
     try:
         library = importlib.import_module("huggingface_hub")
-        for part in ("constants", "errors", "utils"):
+        for part in ("constants", "errors", "file_download", "utils"):
             importlib.import_module(f"huggingface_hub.{part}")
     except ImportError as error:
         raise UnsupportedFeatureError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from infercore.protocols.opening import opened_by
 from infercore.values.field_texts import lists_fields
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     FloatArray = npt.NDArray[np.float32]
 
 
+@opened_by("infercore.get_backend(name)")
 @runtime_checkable
 class Backend(Protocol):
     """**Protocol:** an engine that can load models; see `infercore.get_backend`."""
@@ -70,6 +72,7 @@ class Backend(Protocol):
         """Return the model at ``path``. Raises `ModelLoadError`; nothing is held then."""
 
 
+@opened_by("model.tokenizer")
 @runtime_checkable
 class Tokenizer(Protocol):
     """**Protocol:** text to token ids and back. May be used from many threads."""
@@ -179,6 +182,7 @@ class Tokenizer(Protocol):
         """
 
 
+@opened_by("infercore.load_model(path)")
 @runtime_checkable
 class Model(Protocol):
     """**Protocol:** loaded weights, shared by all their contexts; usable from many threads."""
@@ -263,6 +267,7 @@ class Model(Protocol):
     ) -> None: ...
 
 
+@opened_by("model.new_context()")
 @runtime_checkable
 class Context(Protocol):
     """**Protocol:** a KV cache driven by tokens and positions; one owner thread at a time.
@@ -512,6 +517,7 @@ class Context(Protocol):
     ) -> None: ...
 
 
+@opened_by("model.new_sampler()")
 @runtime_checkable
 class Sampler(Protocol):
     """**Protocol:** chooses tokens from a context's logits and remembers them."""

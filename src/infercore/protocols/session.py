@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from infercore.protocols.opening import opened_by
 from infercore.values.field_texts import lists_fields
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     )
 
 
+@opened_by("infercore.open_session(path_or_model) or model.new_session()")
 @runtime_checkable
 class Session(Protocol):
     """**Protocol:** a stable prefix kept hot, a volatile suffix, and decoding from there.

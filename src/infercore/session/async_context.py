@@ -32,6 +32,11 @@ class AsyncContext:
     """
 
     def __init__(self, context: SessionContext) -> None:
+        if not hasattr(context, "abort"):
+            raise TypeError(
+                "infercore.AsyncContext takes a context; to open one, use "
+                "await infercore.aopen_context(model)"
+            )
         self._context: Any = context
         self._turns = Turns(shared_threads, context.abort, context.release_threads)
 

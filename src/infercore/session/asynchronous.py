@@ -78,6 +78,11 @@ class AsyncSession:
     """
 
     def __init__(self, session: Any) -> None:
+        if not hasattr(session, "cancel"):
+            raise TypeError(
+                "infercore.AsyncSession takes a session; to open a model, use "
+                "await infercore.aopen_session(path_or_model)"
+            )
         self._session = session
         self._turns = Turns(self._executor, session.cancel, self._rest)
 

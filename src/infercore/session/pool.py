@@ -17,6 +17,7 @@ from infercore.engine import window
 from infercore.engine.arguments import check_bool
 from infercore.engine.digest import adapter_identities
 from infercore.errors import SessionClosedError, UnsupportedFeatureError
+from infercore.protocols.opening import opened_by
 from infercore.session.asynchronous import AsyncSession
 from infercore.session.base import SessionOptions
 from infercore.session.cost_model import CostModel
@@ -51,6 +52,7 @@ _CALL_TOKENS = 256
 """Tokens of a call of a prompt where the bits are to be those of a session alone."""
 
 
+@opened_by("infercore.open_pool(path_or_model) or model.new_pool()", internal="new_sampler")
 class SessionPool:
     """Sessions that share one engine: its weights, its cells and its calls.
 

@@ -1,0 +1,74 @@
+"""Large files of the hub, so that a download goes on where a killed program left it.
+
+`huggingface_hub` gives each download a temporary file with a random name, and starts again after
+a crash. Here the bytes go to ``blobs/SHA256.incomplete``, the name that its older versions use, and
+the finished file becomes the blob that `huggingface_hub.hf_hub_download` then finds in its cache.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+
+def download(
+    library: Any, repo: str, sibling: Any, revision: str, *,
+    is_whole: Callable[[str], bool], bars: Mapping[str, Any],
+) -> bool:  # fmt: skip
+    """Put the file's bytes into the cache, continuing what an earlier run left there.
+
+    Returns False, and keeps nothing, where they do not have the hub's checksum. Files that the hub
+    keeps in git, which are small, and those too large for a plain download are left to the library.
+    """
+    lfs = getattr(sibling, "lfs", None)
+    if lfs is None or lfs.size > getattr(library.constants, "MAX_HTTP_DOWNLOAD_SIZE", 50 * 10**9):
+        return True
+    cache, folder = library.constants.HF_HUB_CACHE, "models--" + repo.replace("/", "--")
+    blob = os.path.join(cache, folder, "blobs", lfs.sha256)
+    lock = os.path.join(cache, ".locks", folder, f"{lfs.sha256}.lock")
+    for path in (blob, lock):
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+    url = library.hf_hub_url(repo, sibling.rfilename, revision=revision)
+    fields = {**bars, "displayed_filename": sibling.rfilename}
+    with library.utils.WeakFileLock(lock):
+        if os.path.exists(blob):
+            return True
+        partial = blob + ".incomplete"
+        resumed = _complete(library, url, partial, lfs.size, fields)
+        if not is_whole(partial):
+            os.unlink(partial)
+            if not resumed:
+                return False
+            _complete(library, url, partial, lfs.size, fields)  # what was there may have been wrong
+            if not is_whole(partial):
+                os.unlink(partial)
+                return False
+        os.replace(partial, blob)
+    return True
+
+
+def _complete(library: Any, url: str, path: str, size: int, fields: Mapping[str, Any]) -> bool:
+    """Append what is missing to ``path``; tell whether something was there."""
+    http_get = library.file_download.http_get
+    with open(path, "ab") as file:
+        if file.tell() > size:
+            file.truncate(0)
+        start = file.tell()
+        if start < size:
+            http_get(
+                url,
+                file,
+                resume_size=start,
+                headers=library.utils.build_hf_headers(),
+                **_accepted(http_get, fields),
+            )
+    return start > 0
+
+
+def _accepted(call: Callable[..., Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that ``call`` takes; it differs between versions of the library."""
+    return {key: each for key, each in fields.items() if key in inspect.signature(call).parameters}
