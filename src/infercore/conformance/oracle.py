@@ -68,11 +68,15 @@ class Past:
 
 @attrs.frozen(kw_only=True)
 class Way:
-    """How attention is computed; None = as the model's own files say."""
+    """How tokens are computed; None = as the model's own files say.
+
+    ``added`` has numbers [n_embd] that are added to what a layer puts out, by layer.
+    """
 
     rope_base: float | None = None
     rope_scale: float = 1.0
     causal: bool = True
+    added: Mapping[int, Any] = attrs.field(factory=dict)
 
 
 class Oracle:
@@ -154,6 +158,7 @@ class Oracle:
             gate = h @ w[at + "mlp.gate_proj.weight"].T
             up = h @ w[at + "mlp.up_proj.weight"].T
             x = x + (gate / (1 + np.exp(-gate)) * up) @ w[at + "mlp.down_proj.weight"].T
+            x = x + way.added.get(i, 0.0)
         added = Past(ids, positions, np.stack(keys), np.stack(values))
         return past.joined(added), self._norm(x, w["model.norm.weight"])
 

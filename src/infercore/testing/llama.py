@@ -146,11 +146,18 @@ class Llama:
             down=self._matrix(at + "mlp.down_proj", s.n_embd, s.n_ff),
         )
 
-    def forward(self, tokens: TokenArray, attend: Attend, product: Product) -> FloatArray:
+    def forward(
+        self,
+        tokens: TokenArray,
+        attend: Attend,
+        product: Product,
+        added: FloatArray | None = None,
+    ) -> FloatArray:
         """Return the final-norm hidden states [n_tokens, n_embd].
 
         ``attend(layer, q, k, v)`` gets [n_tokens, n_heads, head_dim] each, before rope, and
-        returns what each head of each token reads, shaped as q.
+        returns what each head of each token reads, shaped as q. ``added`` [n_layer, n_embd] is
+        added to what the layers put out.
         """
         s, n = self.shape, len(tokens)
         x = self._embed[tokens]
@@ -162,6 +169,8 @@ class Llama:
             x += product(attend(i, q, k, v).reshape(n, -1), layer.output)
             h = _rms_norm(x, layer.mlp_norm, s.norm_eps)
             x += product(_silu(product(h, layer.gate)) * product(h, layer.up), layer.down)
+            if added is not None:
+                x += added[i]
         return _rms_norm(x, self._norm, s.norm_eps)
 
     def logits(self, hidden: FloatArray, product: Product) -> FloatArray:

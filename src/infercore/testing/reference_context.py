@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -54,6 +55,7 @@ class ReferenceContext(Sequences):
         self._rope = Rope(effective["rope_freq_base"], effective["rope_freq_scale"])
         self._block = FLASH_BLOCK if effective["flash_attn"] == "on" else 0
         self._rows: FloatArray = np.empty((0, llama.shape.n_vocab), np.float32)
+        self._added: FloatArray | None = None
 
     # -- tokens in -----------------------------------------------------------------------------
 
@@ -109,7 +111,8 @@ class ReferenceContext(Sequences):
                 read[group.queries] = self._attend(i, q, group, step)
             return read
 
-        hidden = self._llama.forward(tokens, attend_layer, self._product(len(tokens)))
+        product = self._product(len(tokens))
+        hidden = self._llama.forward(tokens, attend_layer, product, self._added)
         for seq_id in {s for ids in seq_ids for s in ids}:
             own = np.array([seq_id in ids for ids in seq_ids])
             self.sequences[seq_id] = self.sequences[seq_id].joined(step.where(own))
@@ -143,6 +146,13 @@ class ReferenceContext(Sequences):
     def set_causal_attention(self, on: bool) -> None:  # noqa: FBT001
         """Switch between causal and bidirectional attention."""
         self._effective["attention_type"] = "causal" if on else "non-causal"
+
+    def set_control_vector(self, directions: FloatArray | None) -> None:
+        """Add ``directions`` [n_layer, n_embd] to what the layers put out; None adds nothing."""
+        self._added = directions
+        self._effective.pop("control_vector", None)
+        if directions is not None:
+            self._effective["control_vector"] = hashlib.sha256(directions.tobytes()).hexdigest()
 
     def warmup(self) -> None:
         """Touch the weights; nothing is kept."""

@@ -1,0 +1,285 @@
+"""Further calls: handles, a fitted window, full windows, control vectors, tasks, gaps, ranks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+
+import infercore
+from infercore.conformance.expect import equal, raises, that
+from infercore.conformance.law import law
+from infercore.conformance.laws.state import damaged
+from infercore.conformance.oracle import Way
+from infercore.conformance.rig import greedy
+from infercore.errors import (
+    ContextOverflowError,
+    InvalidInputError,
+    SessionClosedError,
+    SnapshotError,
+    UnsupportedFeatureError,
+)
+
+if TYPE_CHECKING:
+    from infercore.conformance.rig import Rig
+
+
+# -- what a session holds --------------------------------------------------------------------------
+
+
+@law("REUSE-21", tier="session", since="1.2")
+def check_evict(rig: Rig) -> None:
+    """Evicted tokens are gone, and the session goes on as one that never had them.
+
+    Where the context moves what stands behind them, as one in which it was moved.
+    """
+    session, tokens = rig.session(), rig.tokens(30)
+    session.ensure_prefix(tokens[:12])
+    session.prefill_suffix(tokens[12:])
+    for wrong in ((-1, 2), (2, 2), (3, 2), (0, 31), (0, None)):
+        raises(InvalidInputError, lambda w=wrong: session.evict(*w), f"evict{wrong}")
+    equal(session.explain_context().resident_tokens, 30, "resident tokens after refusals")
+    session.evict(14, 19)
+    kept = [*tokens[:14], *tokens[19:]]
+    report = session.explain_context()
+    counts = (report.resident_tokens, report.prefix_tokens, report.suffix_tokens)
+    equal(counts, (25, 12, 13), "resident, prefix and suffix tokens")
+    equal(list(rig.inner(session).tokens()), kept, "the tokens held")
+    found = greedy(session, 5)
+    if report.cuts:
+        equal(report.cuts, (14,), "the cuts")
+        _goes_on_as_moved(rig, tokens, found)
+    else:
+        rig.follows(kept, found, "a session without what was evicted")
+    session.prefill_suffix(tokens[20:26])
+    rig.follows([*tokens[:12], *tokens[20:26]], greedy(session, 4), "a new suffix after it")
+
+
+def _goes_on_as_moved(rig: Rig, tokens: list[int], found: list[int]) -> None:
+    context = rig.context()
+    context.decode(tokens[:-1])
+    context.seq_remove(0, 14, 19)
+    context.seq_shift(0, 19, -1, -5)
+    context.decode_one(tokens[-1])
+    for token in found:
+        row = context.logits()
+        gap = float(row.max() - row[token])  # the likeliest may be an end, which was ignored
+        ends = rig.tokenizer.is_eog(int(row.argmax()))
+        that(ends or gap <= 2 * rig.tolerance, f"{token} is {gap:.3g} below what moved tokens give")
+        context.decode_one(token)
+
+
+@law("STATE-27", tier="session", needs="sequence_state", since="1.2")
+def check_a_snapshot_as_bytes(rig: Rig) -> None:
+    """A snapshot goes into bytes and comes back as it was; damaged ones raise SnapshotError."""
+    session, tokens = rig.session(), rig.tokens(16)
+    session.ensure_prefix(tokens[:12])
+    session.prefill_suffix(tokens[12:])
+    snapshot = session.snapshot()
+    data = snapshot.to_bytes()
+    that(isinstance(data, bytes), f"to_bytes gives {type(data).__name__}")
+    again = infercore.Snapshot.from_bytes(data)
+    same = attrs.evolve(again, elapsed_ms=snapshot.elapsed_ms)  # which is of taking it
+    equal(same, snapshot, "what comes back")
+    for wrong in damaged(data):
+        raises(SnapshotError, lambda w=wrong: infercore.Snapshot.from_bytes(w), "damaged bytes")
+    raises(InvalidInputError, lambda: infercore.Snapshot.from_bytes("text"), "text as bytes")  # type: ignore[arg-type]
+    other = rig.session()
+    other.restore(again)
+    equal((other.state, list(rig.inner(other).tokens())), ("READY", tokens), "what is restored")
+    rig.follows(tokens, greedy(other, 4), "the restored session")
+
+
+@law("SEAM-12", tier="session", since="1.2")
+def check_infill(rig: Rig) -> None:
+    """A gap is filled behind the model's marks, both sides as text; without them it is refused.
+
+    What would be a mark in the text around a gap stays text.
+    """
+    session, marks = rig.session(), rig.tokenizer.fim
+    before, after = rig.passage(6), " " + rig.passage(5)
+    if marks is None:
+        refused = raises(
+            UnsupportedFeatureError, lambda: list(session.infill(before, after)), "a gap"
+        )
+        that("infill" in refused.feature, f"refused is {refused.feature!r}")
+        equal(session.state, "EMPTY", "the state after a refusal")
+        return
+
+    def plain(text: str) -> list[int]:
+        return list(rig.tokenizer.encode(text, add_special=False))
+
+    name = rig.tokenizer.token_bytes(marks.middle).decode()
+    for left, right in ((before, after), (before + name, name + after)):
+        list(session.infill(left, right, max_tokens=1))
+        wanted = [marks.prefix, *plain(left), marks.suffix, *plain(right), marks.middle]
+        held = list(rig.inner(session).tokens())
+        first = held.index(marks.prefix)
+        equal(held[first : first + len(wanted)], wanted, "what stands around the gap")
+
+
+# -- a context -------------------------------------------------------------------------------------
+
+
+@law("CAP-31", model="any", since="1.2")
+def check_native_handles(rig: Rig) -> None:
+    """A model and a context give the engine's own handle or refuse; closed, they give none."""
+    model = rig.another_model()
+    context = rig.encoder_context() if rig.is_encoder else rig.opened(model.new_context(n_ctx=32))
+    for one in (context, model):
+        handles = []
+        for _ in range(2):
+            try:
+                handles.append(one.native_handle)
+            except UnsupportedFeatureError as error:  # noqa: PERF203  (each time anew)
+                equal(error.backend, rig.backend, "the backend that refuses its handle")
+        that(len(handles) in (0, 2), "a handle is given once and not again")
+        that(None not in handles and 0 not in handles, "the handle is none")
+        that(not handles or handles[0] == handles[1], "two handles of one thing")
+    for one in (context, model):
+        one.close()
+        raises(SessionClosedError, lambda one=one: one.native_handle, "a handle of what is closed")
+
+
+@law("CAP-32", since="1.2")
+def check_warmup_of_a_full_window(rig: Rig) -> None:
+    """Warmup of a full context keeps all that it holds, or refuses; it goes on as it would have."""
+    tokens = rig.tokens(48)
+    context = rig.context(n_ctx=48, n_batch=48)
+    context.decode(tokens[:-1])
+    for last in (tokens[-1:], []):
+        with contextlib.suppress(UnsupportedFeatureError):
+            context.warmup()
+        equal(list(context.tokens()), tokens[: 48 - len(last)], "the tokens after a warm-up")
+        if last:
+            context.decode(last)
+            rig.near(context.logits(), rig.cold(tokens), "logits behind it")
+    raises(ContextOverflowError, lambda: context.decode_one(tokens[0]), "one token too many")
+    if rig.observe is not None:
+        resident = rig.observe(context, 0).resident
+        that(resident in (None, 48), f"the engine holds {resident} tokens of 48")
+
+
+@law("CAP-33", needs="plan_memory", since="1.2")
+def check_a_fitted_window(rig: Rig) -> None:
+    """With n_ctx="fit" the window is what the plan tells, up to the trained one, and works."""
+    trained = rig.model.info.n_ctx_train
+    if not 0 < trained <= 2**14:
+        rig.leave("the trained window is not known, or too long to be filled here")
+    context = rig.context(n_ctx="fit")
+    that(1 <= context.n_ctx <= trained, f"a window of {context.n_ctx}, trained are {trained}")
+    equal(
+        rig.model.plan_memory(**rig.fields(n_ctx="fit")).n_ctx, context.n_ctx, "the plan's window"
+    )
+    whole = rig.model.plan_memory(**rig.fields(n_ctx=trained))
+    if whole.kv_bytes + whole.compute_bytes < 2**27:  # any machine has room for it
+        equal(context.n_ctx, trained, "the window")
+    tokens = rig.tokens(12)
+    context.decode(tokens)
+    rig.near(context.logits(), rig.cold(tokens), "logits in a fitted window")
+
+
+@law("CAP-34", since="1.2")
+def check_control_vectors(rig: Rig) -> None:
+    """A control vector changes the logits to the oracle's with it, and back; or it is refused.
+
+    Layers that the engine cannot add to are refused each, and nothing is changed.
+    """
+    n_layer, n_embd = rig.model.info.n_layer, rig.model.info.n_embd
+    vector = np.asarray([rig.random.gauss(0, 0.5) for _ in range(n_embd)], np.float32)
+    tokens, plain = rig.tokens(10), None
+    context = rig.context()
+    for wrong in ({n_layer: vector}, {0: vector[1:]}, {-1: vector}, 5):
+        raises(InvalidInputError, lambda w=wrong: context.set_control_vector(w), "no directions")
+    context.decode(tokens)
+    plain = np.array(context.logits())
+    n_taken, told = 0, set()
+    for layers in sorted(
+        {(0,), (n_layer // 2,), (n_layer - 1,), tuple(range(n_layer))[1:] or (0,)}
+    ):
+        added = {layer: vector / (1 + layer) for layer in layers}
+        try:
+            context.set_control_vector(added)
+        except UnsupportedFeatureError:
+            context.eval(tokens, 0)
+            rig.same_bits(context.logits(), plain, f"logits after layer {layers} was refused")
+            continue
+        n_taken += 1
+        told.add(context.effective.get("control_vector"))
+        context.eval(tokens[:6], 0)
+        for token in tokens[6:]:
+            context.decode_one(token)
+        if rig.live_oracle() is not None:
+            expected = rig.need_oracle().rows(tokens, Way(added=added))[-1]
+            rig.near(context.logits(), expected, f"logits with a vector added to layers {layers}")
+        else:
+            that(not np.array_equal(context.logits(), plain), f"layers {layers} change nothing")
+        context.set_control_vector(None)
+        context.eval(tokens, 0)
+        rig.same_bits(context.logits(), plain, "logits once it is taken away")
+    that(None not in told and len(told) == len({*told}), "effective does not tell the vectors")
+    equal(len(told), n_taken, "different values of effective['control_vector']")
+    equal(context.effective.get("control_vector"), None, "effective once it is taken away")
+
+
+@law("THREAD-10", tier="process", since="1.2")
+def check_a_context_in_tasks(rig: Rig) -> None:
+    """A context opened for asyncio gives what a context gives, call by call, in their order."""
+    tokens = rig.tokens(20)
+    plain = rig.context()
+    plain.decode(tokens)
+    expected = np.array(plain.logits())
+
+    async def main() -> None:
+        fields = rig.fields(n_batch=4, n_ubatch=4)
+        async with infercore.aopen_context(rig.model, **fields) as context:
+            with_order = (context.decode_one(token) for token in tokens)
+            await asyncio.gather(*with_order)
+            equal(await context.tokens(), tokens, "the tokens of calls made at once")
+            given = await context.logits()
+            rig.near(given, expected, "logits of an awaited context")
+            kept = np.array(given)
+            await context.decode_one(tokens[0])
+            rig.same_bits(given, kept, "rows that were given before another call")
+            await context.clear()
+            task = asyncio.ensure_future(context.decode(tokens * 5))
+            await asyncio.sleep(0)
+            task.cancel()
+            done = await asyncio.gather(task, return_exceptions=True)
+            held = await context.tokens()
+            equal(held, (tokens * 5)[: len(held)], f"what is held after {done[0]!r}")
+            await context.clear()
+            await context.decode(tokens)
+            rig.near(await context.logits(), expected, "logits after a cancelled call")
+        that(context.closed, "the context is open after its block")
+        try:
+            await context.decode(tokens)
+        except SessionClosedError:
+            return
+        that(condition=False, text="a closed context took tokens")
+
+    asyncio.run(main())
+
+
+@law("EMB-12", tier="session", model="any", since="1.2")
+def check_rerank(rig: Rig) -> None:
+    """Documents come by their score, those of the ranking head; no other model ranks."""
+    model = rig.model if rig.encoder is None else rig.encoder_model
+    query, documents = rig.passage(4), [rig.passage(n) for n in (3, 9, 5, 7)]
+    if "rank" not in model.capabilities.pooling:
+        error = raises(
+            UnsupportedFeatureError, lambda: infercore.rerank(model, query, documents), "ranking"
+        )
+        equal(error.backend, rig.backend, "the backend that refuses to rank")
+        raises(InvalidInputError, lambda: infercore.rerank(model, query, "text"), "a str")
+        return
+    found = infercore.rerank(model, query, documents)
+    equal(sorted(place for place, _ in found), [0, 1, 2, 3], "the places")
+    equal([s for _, s in found], sorted((s for _, s in found), reverse=True), "their order")
+    equal(infercore.rerank(model, query, documents, top_n=2), found[:2], "the best two")
+    for place, score in found:
+        ((_, alone),) = infercore.rerank(model, query, [documents[place]])
+        that(abs(alone - score) <= rig.tolerance, f"{score} beside others, {alone} alone")
