@@ -6,7 +6,6 @@ import atexit
 import itertools
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -28,15 +27,12 @@ from infercore.errors import (
 )
 from infercore.isolated import wire
 from infercore.isolated.board import SIZE, Board
+from infercore.isolated.keeper import Keeper
 from infercore.session.jobs import Latch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-_PROGRAM = (
-    "import sys; sys.path[:] = sys.argv[5:]; from infercore.isolated.worker import main; "
-    "main(*map(int, sys.argv[1:5]))"
-)
 _END_SECONDS = 10.0
 _ASKS_SOMETIMES = 5.0
 _PAUSE_SECONDS = 1.0
@@ -71,8 +67,12 @@ class _Call:
 class _Child:
     """One process, its pipes, and the requests that it has not answered."""
 
-    def __init__(self, on_death: weakref.WeakMethod[Callable[..., object]]) -> None:
+    def __init__(
+        self, keeper: Keeper, on_death: weakref.WeakMethod[Callable[..., object]]
+    ) -> None:
         self._on_death = on_death
+        self._keeper = keeper
+        self._is_waited_for = False
         self._files: list[int] = []
         self._lock = threading.Lock()
         self._outbox: SimpleQueue[bytes | None] = SimpleQueue()
@@ -97,19 +97,11 @@ class _Child:
     def _start(self) -> None:
         requests, self._to = self._pipe()
         self._from, answers = self._pipe()
-        life, self._life = self._pipe()
         with tempfile.TemporaryFile() as page:
             page.truncate(SIZE)
             self.board = Board(page.fileno())
-            given = (requests, answers, life, page.fileno())
-            paths = [path for path in sys.path if isinstance(path, str)]
-            self.process = subprocess.Popen(  # noqa: S603  (this Python, and nothing of a caller's)
-                [sys.executable, "-c", _PROGRAM, *map(str, given), *paths],
-                stdin=subprocess.DEVNULL,
-                pass_fds=given,
-                start_new_session=True,  # Ctrl-C at the terminal is this program's business
-            )
-        for file in (requests, answers, life):
+            self.pid = self._keeper.start((requests, answers, page.fileno()))
+        for file in (requests, answers):
             self._files.remove(file)
             os.close(file)
         os.set_blocking(self._to, False)
@@ -181,7 +173,7 @@ class _Child:
         self._outbox.put(None)
         self._writer.join(seconds)
         if self._writer.is_alive():
-            self.process.kill()
+            self._kill()
             self._writer.join()
 
     # -- answers -------------------------------------------------------------------------------
@@ -220,8 +212,8 @@ class _Child:
 
     def _bury(self) -> None:
         """Wait for the process, and let those know who wait for it."""
-        self.process.kill()
-        code = self.process.wait()
+        self._kill()
+        code = self._waited_for()
         cause = ChildProcessError(f"the process of the engine {self.reason or _end_of(code)}")
         self.death = cause
         judge = self._on_death()
@@ -239,7 +231,18 @@ class _Child:
     def kill(self, reason: str) -> None:
         """End the process, which ``reason`` says why."""
         self.reason = self.reason or reason
-        self.process.kill()
+        self._kill()
+
+    def _kill(self) -> None:
+        with self._lock, suppress(ProcessLookupError):
+            if not self._is_waited_for:  # until then the number is this process's
+                os.kill(self.pid, signal.SIGKILL)
+
+    def _waited_for(self) -> int | None:
+        """Return how the process ended, which was killed before; None where nobody can say."""
+        with self._lock:
+            self._is_waited_for = True
+            return self._keeper.wait(self.pid)
 
     def end(self, seconds: float) -> None:
         """Let the process end, for at most ``seconds``, and wait until it is gone."""
@@ -249,7 +252,7 @@ class _Child:
         if threading.current_thread() is not self._reader:
             self._reader.join(seconds)
             if self._reader.is_alive():
-                self.process.kill()
+                self._kill()
                 self._reader.join(_END_SECONDS)
 
     def _close_files(self) -> None:
@@ -260,10 +263,11 @@ class _Child:
         """In a fork: let go of a process that is the parent's."""
         with suppress(OSError):
             self._close_files()
-        self.process.returncode = 0
 
 
-def _end_of(code: int) -> str:
+def _end_of(code: int | None) -> str:
+    if code is None:
+        return "ended with its parent"
     if code >= 0:
         return f"ended with status {code}"
     with suppress(ValueError):
@@ -300,6 +304,7 @@ class EngineProcess:
         self._lock = threading.RLock()
         self._deaths: deque[float] = deque()
         self._first_cause: BaseException | None = None
+        self._keeper: Keeper | None = None
         self._child: _Child | None = None
         self._suspects: set[int] = set()
         self._lone: set[int] = set()
@@ -311,20 +316,23 @@ class EngineProcess:
         self._looked_at = self._lenient_until = time.monotonic()
         self.left: SimpleQueue[tuple[int, str] | None] = SimpleQueue()
         """Sessions and streams that were dropped; put here by finalizers, which take no lock."""
-        self._last: list[_Child | None] = [None]
+        self._last: list[Any] = [None, None]
         weakref.finalize(self, _kill_last, self._last)
-        self.facts = self._started()
+        try:
+            self.facts = self._started()
+        except BaseException:
+            if self._keeper is not None:
+                self._keeper.end()
+            raise
         _processes.add(self)
-        watch = threading.Thread(
-            target=_watch, args=(weakref.ref(self), self.left), name="infercore-watch", daemon=True
-        )
-        watch.start()
+        watching = weakref.ref(self), self.left, self._last
+        threading.Thread(target=_watch, args=watching, name="infercore-watch", daemon=True).start()
 
     @property
     def pid(self) -> int | None:
         """The process, None where none runs."""
         child = self._child
-        return None if child is None or child.death is not None else child.process.pid
+        return None if child is None or child.death is not None else child.pid
 
     def check(self) -> None:
         """Raise unless a call may be made."""
@@ -351,7 +359,7 @@ class EngineProcess:
     def _started(self) -> dict[str, Any]:
         """Start a process and load the model; return the facts about it."""
         while True:
-            child = _Child(weakref.WeakMethod(self._noted_death))
+            child = _Child(self._kept(), weakref.WeakMethod(self._noted_death))
             self.epoch += 1
             self._child = self._last[0] = child
             call = child.send(0, "load", (), self._load)
@@ -379,6 +387,14 @@ class EngineProcess:
                     f"{path} could not be loaded: {call.error.cause}", path=path
                 ) from call.error.cause
             self.check()
+
+    def _kept(self) -> Keeper:
+        """Return who starts workers, started if need be."""
+        keeper = self._keeper
+        if keeper is None or keeper.ended:
+            keeper = Keeper(str(self._load["backend"]), self._load_timeout)
+            self._keeper = self._last[1] = keeper
+        return keeper
 
     # -- asking --------------------------------------------------------------------------------
 
@@ -493,14 +509,20 @@ class EngineProcess:
                 child.kill("did not close")
         child.end(_END_SECONDS if wait else 0)
         child.board.close()
+        if self._keeper is not None:
+            self._keeper.end()
 
     def forget(self) -> None:
         """In a child of `os.fork`: the process is the parent's."""
         if self._child is not None:
             self._child.forget()
+        if self._keeper is not None:
+            self._keeper.forget()
 
 
-def _watch(process: weakref.ref[EngineProcess], left: SimpleQueue[Any]) -> None:
+def _watch(
+    process: weakref.ref[EngineProcess], left: SimpleQueue[Any], last: list[Any]
+) -> None:
     """Look after a process until it is closed, or nobody has it any more."""
     every = 0.05
     while True:
@@ -508,7 +530,10 @@ def _watch(process: weakref.ref[EngineProcess], left: SimpleQueue[Any]) -> None:
         with suppress(Empty):
             item = left.get(timeout=every)
         there = process()
-        if item is None or there is None or there.closed:
+        if there is None:
+            last[1].end()
+            return
+        if item is None or there.closed:
             return
         if item:
             there.let_go(*item)
@@ -517,10 +542,11 @@ def _watch(process: weakref.ref[EngineProcess], left: SimpleQueue[Any]) -> None:
         del there
 
 
-def _kill_last(last: list[_Child | None]) -> None:
-    """What becomes of a process that nobody has any more; it takes no lock."""
-    if last[0] is not None and last[0].death is None and last[0].born == fork_count():
-        last[0].kill("was dropped")
+def _kill_last(last: list[Any]) -> None:
+    """What becomes of a process that nobody has any more."""
+    child = last[0]
+    if child is not None and child.death is None and child.born == fork_count():
+        child.kill("was dropped")
 
 
 @atexit.register

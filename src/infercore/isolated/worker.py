@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import signal
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -324,31 +322,14 @@ class Worker:
             self._model.close()
 
 
-def _end_with(life: int) -> None:
-    """End this process when the other end of ``life`` is closed, whatever it is doing.
-
-    On Linux the kernel sees to it, also while an engine holds the interpreter or where somebody
-    stopped this process.
-    """
-    if sys.platform == "linux":
-        import fcntl  # noqa: PLC0415  (POSIX)
-
-        fcntl.fcntl(life, fcntl.F_SETSIG, signal.SIGKILL)
-        fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
-        flags = fcntl.fcntl(life, fcntl.F_GETFL)
-        fcntl.fcntl(life, fcntl.F_SETFL, flags | os.O_ASYNC)
-    threading.Thread(target=_wait_for_end, args=(life,), daemon=True).start()
-
-
 def _wait_for_end(life: int) -> None:
     os.read(life, 1)
     os._exit(0)
 
 
-def main(requests: int, answers: int, life: int, board: int) -> None:
-    """Work for the program at the other end of the pipes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the program's business
-    _end_with(life)
+def main(requests: int, answers: int, board: int, life: int) -> None:
+    """Work for the program at the other end of the pipes; end when that of ``life`` is closed."""
+    threading.Thread(target=_wait_for_end, args=(life,), daemon=True).start()
     try:
         Worker(requests, answers, board).run()
     except (OSError, wire.FrameError, InferCoreError):

@@ -253,6 +253,8 @@ class BackendDescriptor:
     ``tries_in_child=False`` says that reading a file cannot end the process, as for a reader in
     Python: then files not seen before are not tried in a child (`ModelConfig.check_in_child`).
     ``trial_options`` are the ``backend_options`` of the child's context: what opens one sooner.
+    ``preload`` names modules that take long to import, start no thread and touch no device: a
+    process that starts isolated engines imports them once, before it forks.
     """
 
     name: str = attrs.field(validator=checks.text())
@@ -270,6 +272,7 @@ class BackendDescriptor:
     check_file: Any = None
     tries_in_child: bool = attrs.field(default=True, validator=checks.boolean(optional=False))
     trial_options: Mapping[str, Any] = attrs.field(factory=dict, converter=checks.frozen_mapping)
+    preload: tuple[str, ...] = attrs.field(default=(), converter=_names)
     model_options: tuple[str, ...] = attrs.field(default=(), converter=_names)
     context_options: tuple[str, ...] = attrs.field(default=(), converter=_names)
     neutral_options: tuple[str, ...] = attrs.field(default=(), converter=_names)

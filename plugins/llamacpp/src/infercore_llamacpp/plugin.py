@@ -32,6 +32,7 @@ def infercore_backend() -> BackendDescriptor:
         model_options=MODEL_OPTIONS,
         neutral_options=("no_host",),
         priority=10,
+        preload=("infercore_llamacpp.model", "llama_cpp.llama_cpp"),
     )
 
 
