@@ -446,3 +446,108 @@ def test_an_interruption_in_a_long_request_leaves_the_pipe_whole(pool: Any) -> N
             timer.join()
         assert told(other, n=5, temperature=0)
         assert pool.stats().n_restarts == n_before
+
+
+# -- for tasks and servers ---------------------------------------------------------------------
+
+
+def test_streams_of_tasks_wait_in_no_threads(pool: Any, plain: Any) -> None:
+    expected = told_here(plain, TEXTS[0], 30, temperature=0)
+
+    async def one(number: int) -> list[int]:
+        async with await pool.aopen_session(namespace=str(number % 2)) as session:
+            await session.ensure_prefix(TEXTS[0])
+            found: list[int] = []
+            async for chunk in session.decode(max_tokens=30, temperature=0):
+                found += chunk.tokens
+                if number == 3 and len(found) == 10:
+                    kill(pool)
+            return found
+
+    async def all_of_them() -> tuple[list[list[int]], int]:
+        before = threading.active_count()
+        found = await asyncio.gather(*map(one, range(24)))
+        return list(found), threading.active_count() - before
+
+    found, n_threads = asyncio.run(all_of_them())
+    assert found == [expected] * 24
+    n_openers = min(32, (os.cpu_count() or 1) + 4)  # of asyncio.to_thread
+    assert n_threads <= 2 * kill_cases.POOL["n_parallel"] + 2 + n_openers + 3
+
+
+def test_a_task_that_is_cancelled_leaves_a_session_that_works(pool: Any) -> None:
+    async def cancelled() -> None:
+        async with await pool.aopen_session() as session:
+            await session.ensure_prefix(TEXTS[0])
+
+            async def read() -> None:
+                async for _ in session.decode(max_tokens=10_000, ignore_eos=True, stop=["@@"]):
+                    pass
+
+            task = asyncio.ensure_future(read())
+            await asyncio.sleep(0.02)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert await session.generate(" and", max_tokens=3)
+
+    asyncio.run(cancelled())
+
+
+def test_statistics_wait_for_nobody_and_outlive_a_worker(pool: Any) -> None:
+    with pool.open_session() as session:
+        told(session, n=5)
+        before = pool.stats()
+        kill(pool, "SIGSTOP")
+        seconds = []
+        for _ in range(3):  # the machine has others to serve
+            started = time.monotonic()
+            assert pool.stats().n_steps >= before.n_steps
+            seconds.append(time.monotonic() - started)
+        assert min(seconds) < 0.5
+        kill(pool)
+        told(session, n=5)
+        now = pool.stats()
+    assert now.generated_tokens > before.generated_tokens
+    assert now.prompt_tokens > before.prompt_tokens
+    assert now.n_restarts == before.n_restarts + 1
+
+
+def test_an_observer_hears_of_steps(pool: Any) -> None:
+    heard: list[Any] = []
+
+    class Observer:
+        def on_step(self, step: Any) -> None:
+            heard.append(step)
+
+    ic.set_observer(Observer())
+    try:
+        with pool.open_session(namespace="observed") as session:
+            assert len(told(session, n=6, ignore_eos=True)) == 6
+    finally:
+        ic.set_observer(None)
+    assert sum(step.n_running for step in heard) >= 5
+    assert sum(step.n_prompt for step in heard) >= 4
+
+
+def test_a_timeout_is_of_the_whole_whatever_died_meanwhile(pool: Any) -> None:
+    with pool.open_session() as session:
+        session.ensure_prefix("Once")
+        started = time.monotonic()
+        stream = session.decode(max_tokens=150, ignore_eos=True, timeout=1.5)
+        next(stream)
+        time.sleep(1.0)
+        kill(pool)
+        for chunk in stream:
+            time.sleep(0.05)
+        assert chunk.finish_reason == "timeout"
+        assert time.monotonic() - started < 5.0
+
+
+def test_bytes_of_tokens_are_those_of_the_tokenizer(pool: Any, plain: Any) -> None:
+    ours, theirs = pool.tokenizer, plain.tokenizer
+    assert [ours.token_bytes(i) for i in range(ours.n_vocab)] == [
+        theirs.token_bytes(i) for i in range(ours.n_vocab)
+    ]
+    with pytest.raises(ic.InvalidTokenError):
+        ours.token_bytes(ours.n_vocab)

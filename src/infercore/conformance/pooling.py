@@ -10,6 +10,7 @@ import numpy as np
 
 from infercore.conformance.expect import LawError, that
 from infercore.conformance.rig import generated
+from infercore.session.observer import set_observer
 from infercore.testing import engine_of
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from infercore.conformance.rig import Rig
+    from infercore.session.observer import Step
 
 PATIENCE_S = 60.0
 """How long calls of a pool are waited for."""
@@ -93,7 +95,9 @@ class Calls:
     """Notes what the plugin's contexts are asked to evaluate, while a block runs.
 
     ``made`` has a mapping of sequences to numbers of tokens for each call. ``before`` is called
-    ahead of each with that mapping: what it raises, the engine raises.
+    ahead of each with that mapping: what it raises, the engine raises. Of an engine in another
+    process it is noted how many sequences took part with how many tokens; laws that set ``before``
+    are left.
     """
 
     NAMES = ("decode", "decode_one", "decode_batch", "decode_spans")
@@ -102,10 +106,30 @@ class Calls:
         context = rig.context()
         self._cls: Any = type(engine_of(context))
         context.close()
+        self._rig = rig
         self._old: dict[str, Any] = {}
         self._inside = threading.local()
         self.made: list[dict[int, int]] = []
-        self.before: Callable[[dict[int, int]], object] | None = None
+        self._before: Callable[[dict[int, int]], object] | None = None
+
+    @property
+    def before(self) -> Callable[[dict[int, int]], object] | None:
+        """What is called ahead of each call."""
+        return self._before
+
+    @before.setter
+    def before(self, value: Callable[[dict[int, int]], object] | None) -> None:
+        if self._rig.isolated:
+            self._rig.leave("the engine is in another process, where nothing is put before a call")
+        self._before = value
+
+    def on_step(self, step: Step) -> None:
+        """Note a call that was made in another process."""
+        n_prompts = step.n_sequences - step.n_running
+        pieces = [1] * step.n_running + [0] * n_prompts
+        if n_prompts:
+            pieces[-1] = step.n_prompt
+        self.made.append(dict(enumerate(pieces)))
 
     @property
     def n_tokens(self) -> int:
@@ -113,6 +137,9 @@ class Calls:
         return sum(sum(call.values()) for call in self.made)
 
     def __enter__(self) -> Self:
+        if self._rig.isolated:
+            set_observer(self)
+            return self
         for name in self.NAMES:
             old = getattr(self._cls, name, None)
             if old is not None:
@@ -121,6 +148,8 @@ class Calls:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._rig.isolated:
+            set_observer(None)
         for name, own in self._old.items():
             if own is None:
                 delattr(self._cls, name)

@@ -110,7 +110,8 @@ class Rig:
     ``story`` is plain text of 300 tokens or more, ``texts`` must survive encode and decode, beside
     the suite's own. ``variant`` names a way of running the backend that has a rig of its own. With
     ``in_pool`` the sessions that laws open are each one of a pool (`find_rig` makes such a rig of
-    any other, as "NAME-pool").
+    any other, as "NAME-pool"); with ``isolated`` too that pool's engine is a process of its own
+    ("NAME-isolated").
 
     ``adapter`` is the path of a LoRA adapter for the model, in the backend's format;
     ``adapter_name`` names it in the pack, and its logits are then compared with those that the
@@ -146,11 +147,14 @@ class Rig:
     require: tuple[str, ...] = attrs.field(default=(), converter=_names)
     variant: str = ""
     in_pool: bool = False
+    isolated: bool = False
     child: tuple[str, str | None] | None = None
     random: random.Random = attrs.field(factory=lambda: random.Random(0), init=False)
     _model: Any = attrs.field(default=None, init=False)
     _encoder: Any = attrs.field(default=None, init=False)
     _opened: list[Any] = attrs.field(factory=list, init=False)
+    _pools: dict[str, Any] = attrs.field(factory=dict, init=False)
+    _n_sessions: int = attrs.field(default=0, init=False)
     _drawn: list[str] = attrs.field(factory=list, init=False)
     _oracle: Any = attrs.field(default=None, init=False)
     _story_ids: list[int] = attrs.field(factory=list, init=False)
@@ -208,7 +212,14 @@ class Rig:
         options = {name: fields.pop(name) for name in OF_SESSION if name in fields}
         if "n_seq_max" in fields:
             fields["n_parallel"] = fields.pop("n_seq_max")
-        return self.opened(self.pool(**fields).open_session(**options))
+        if not self.isolated:
+            return self.opened(self.pool(**fields).open_session(**options))
+        given = self._pool_fields(fields)
+        pool = self._pools.get(repr(given))  # processes take long to start
+        if pool is None:
+            pool = self._pools[repr(given)] = self._open_pool(given)
+        self._n_sessions += 1
+        return self.opened(pool.open_session(namespace=str(self._n_sessions), **options))
 
     def pool(self, **fields: Any) -> Any:
         """Return a pool with the exact settings, in which each session has a window of ``n_ctx``.
@@ -216,8 +227,16 @@ class Rig:
         It batches wherever the engine can, unless ``fields`` say otherwise.
         """
         self.note(f"pool({_shown(fields)})")
-        given = self.fields(**{"batching": "always", "n_parallel": 4, **fields})
-        return self.opened(self.model.new_pool(**given))
+        return self.opened(self._open_pool(self._pool_fields(fields)))
+
+    def _pool_fields(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        return self.fields(**{"batching": "always", "n_parallel": 4, **fields})
+
+    def _open_pool(self, given: Mapping[str, Any]) -> Any:
+        if not self.isolated:
+            return self.model.new_pool(**given)
+        path: Any = self.path
+        return infercore.open_pool(path, backend=self.backend, isolate=True, **given)
 
     def sampler(self, **fields: Any) -> Any:
         """Return a sampler, the portable one unless ``fields`` say otherwise."""
@@ -263,8 +282,10 @@ class Rig:
             thing.close()
 
     def close(self) -> None:
-        """Close the models too."""
+        """Close the models too, and the pools that laws shared."""
         self.tidy()
+        while self._pools:
+            self._pools.popitem()[1].close()
         models = self._encoder, self._model
         self._encoder = self._model = None
         for model in models:
@@ -435,7 +456,7 @@ class Rig:
 
     def inner(self, session: Any) -> Any:
         """Return the context of a session. Raises `NotApplicable` where it shows none."""
-        context = getattr(session, "context", None)
+        context = None if self.isolated else getattr(session, "context", None)
         if context is None:
             self.leave("this session does not show its context")
         return Placed(context) if self.in_pool else context

@@ -10,10 +10,13 @@ import attrs
 import infercore
 from infercore.conformance.rig import Observation, Placed, Rig
 from infercore.errors import BackendNotFoundError, PluginLoadError
+from infercore.values import checks
 
 ENTRY_POINT_GROUP = "infercore.conformance"
 POOL = "-pool"
 """Behind a rig's name: the same rig, with the sessions of a pool."""
+ISOLATED = "-isolated"
+"""Behind a rig's name: the same rig, with a pool's sessions whose engine is another process."""
 
 
 def rig_names() -> list[str]:
@@ -25,7 +28,8 @@ def rig_names() -> list[str]:
 def find_rig(name: str, *, model: str | None = None) -> Rig:
     """Return the rig of the backend ``name``; ``model`` is a path to use in place of its own.
 
-    "NAME-pool" is the rig NAME with sessions of a pool, unless a rig of that name is announced.
+    "NAME-pool" is the rig NAME with sessions of a pool, "NAME-isolated" with those of a pool whose
+    engine is a process of its own, unless a rig of that name is announced.
     Raises `BackendNotFoundError` where no distribution announces one, `PluginLoadError` where
     it cannot be imported or is none.
     """
@@ -36,6 +40,8 @@ def find_rig(name: str, *, model: str | None = None) -> Rig:
     ]
     if not entries and name.endswith(POOL):
         return in_pool(find_rig(name.removesuffix(POOL), model=model))
+    if not entries and name.endswith(ISOLATED):
+        return isolated(find_rig(name.removesuffix(ISOLATED), model=model))
     if not entries:
         raise BackendNotFoundError(
             f"no installed distribution announces a conformance rig for {name!r} (entry-point "
@@ -49,9 +55,21 @@ def find_rig(name: str, *, model: str | None = None) -> Rig:
     return rig
 
 
-def in_pool(rig: Rig) -> Rig:
+def isolated(rig: Rig) -> Rig:
+    """Return ``rig`` with the sessions of a pool whose engine is a process of its own.
+
+    Raises `InvalidInputError` for a rig that names no path: another process must find the model.
+    """
+    if rig.path is None:
+        raise checks.refuse("path", None, "a path in the rig, which another process can open")
+    other = in_pool(rig, ISOLATED)
+    other.isolated = True
+    return other
+
+
+def in_pool(rig: Rig, suffix: str = POOL) -> Rig:
     """Return ``rig`` with the sessions of a pool."""
-    variant = f"{rig.variant}{POOL}" if rig.variant else POOL.removeprefix("-")
+    variant = f"{rig.variant}{suffix}" if rig.variant else suffix.removeprefix("-")
     observe = rig.observe
 
     def observe_place(context: Any, seq_id: int) -> Observation:
@@ -61,7 +79,7 @@ def in_pool(rig: Rig) -> Rig:
     changed = None if observe is None else observe_place
     pooled = attrs.evolve(rig, variant=variant, in_pool=True, observe=changed)
     if rig.child is not None:
-        pooled.child = (rig.child[0] + POOL, rig.child[1])
+        pooled.child = (rig.child[0] + suffix, rig.child[1])
     return pooled
 
 

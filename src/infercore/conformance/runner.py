@@ -37,6 +37,8 @@ _OF_LOGITS = frozenset(
     }
 )
 """What an engine that shows no logits may refuse, wherever a law meets it."""
+_NOT_ACROSS = frozenset({"processors", "progress", "draft_model", "implementation='native'"})
+"""What a process of its own refuses, wherever a law meets it."""
 
 
 def check_backend(
@@ -166,6 +168,9 @@ def _failed(rig: Rig, error: Exception) -> Found:
     refusal = error.__cause__ if is_law else error
     if rig.shows_no_logits and _is_of_logits(refusal):
         return REFUSED, f"not declared: the logits can be read ({refusal})", None
+    if rig.isolated and isinstance(refusal, UnsupportedFeatureError):
+        if refusal.feature in _NOT_ACROSS:
+            return REFUSED, f"not declared: what stays in its own process ({refusal})", None
     said = str(error) if is_law else f"{type(error).__name__}: {error}"
     return FAIL, said, _cause(error)
 

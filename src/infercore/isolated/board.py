@@ -12,7 +12,17 @@ if TYPE_CHECKING:
 
 SIZE = 4096
 _HEAD = struct.Struct("<dI")
-_MOST = (SIZE - _HEAD.size) // 4
+_COUNTS = struct.Struct("<9Q")
+_COUNTS_AT = SIZE - _COUNTS.size
+_OBSERVED_AT = _COUNTS_AT - 1
+_MOST = (_OBSERVED_AT - _HEAD.size) // 4
+STEP = 0
+"""In place of a request's number: no answer, but a step that was taken."""
+COUNTED = (
+    *("prompt_tokens", "cached_tokens", "restored_tokens", "generated_tokens", "n_steps"),
+    *("n_batched", "n_preempted", "n_moved_out", "n_restarts"),
+)
+"""What a worker counts, in this order."""
 
 
 class Board:
@@ -45,6 +55,24 @@ class Board:
         if not until:
             return None
         return list(struct.unpack_from(f"<{min(n, _MOST)}I", self._page, _HEAD.size))
+
+    def count(self, counts: Sequence[int]) -> None:
+        """Note what was done so far, in the order of `COUNTED`."""
+        _COUNTS.pack_into(self._page, _COUNTS_AT, *counts)
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """What was done so far, in the order of `COUNTED`."""
+        return _COUNTS.unpack_from(self._page, _COUNTS_AT)
+
+    @property
+    def is_observed(self) -> bool:
+        """Whether the program wants to hear of steps."""
+        return bool(self._page[_OBSERVED_AT])
+
+    @is_observed.setter
+    def is_observed(self, value: bool) -> None:
+        self._page[_OBSERVED_AT] = value
 
     def close(self) -> None:
         """Let go of the page."""

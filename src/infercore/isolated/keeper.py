@@ -175,7 +175,8 @@ def _forked(channel: socket.socket, files: list[int], life: int) -> int:
         channel.close()
         from infercore.isolated.worker import main as work  # noqa: PLC0415  (imports this one)
 
-        work(*files, life)
+        requests, answers, board = files
+        work(requests, answers, board, life)
     finally:
         os._exit(1)
 

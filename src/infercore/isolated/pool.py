@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from infercore.values.info import Capabilities, ModelInfo
     from infercore.values.pool import PoolConfig
 
-_N_WAITERS = 256
+_STATS_SECONDS = 0.05
 
 
 class IsolatedPool:
@@ -87,9 +87,8 @@ class IsolatedPool:
         """Return the threads in which the calls of tasks wait."""
         with self._lock:
             if self._waiters is None:
-                self._waiters = ThreadPoolExecutor(
-                    _N_WAITERS, thread_name_prefix="infercore-waiter"
-                )
+                n = 2 * int(self.effective.get("n_parallel", 1)) + 2  # as in a pool
+                self._waiters = ThreadPoolExecutor(n, thread_name_prefix="infercore-waiter")
             return self._waiters
 
     def new_target(self) -> int:
@@ -121,14 +120,20 @@ class IsolatedPool:
         return self.process.fatal
 
     def stats(self) -> PoolStats:
-        """Return what the pool does, and did since its process began; it never waits for a step."""
+        """Return what the pool does, and did in all its processes; it never waits for a step.
+
+        Where the process does not answer at once, what it does now is what it told last.
+        """
         process = self.process
         call = process.send(process.epoch, 0, "stats")
-        call.done.wait()
-        if call.error is None:
+        if call.done.wait(_STATS_SECONDS) and call.error is None:
             self._stats = call.result
-        n_restarts = self._stats.n_restarts + process.n_restarts
-        return attrs.evolve(self._stats, n_restarts=n_restarts)
+        counts: dict[str, Any] = {} if self.capabilities.encoder else dict(process.counts)
+        n_batched = counts.pop("n_batched", 0)
+        if counts.get("n_steps"):
+            counts["mean_batch"] = n_batched / counts["n_steps"]
+        n_restarts = counts.pop("n_restarts", 0) + process.n_restarts
+        return attrs.evolve(self._stats, **counts, n_restarts=n_restarts)
 
     def open_session(self, *, namespace: str = "", **options: Any) -> IsolatedSession:
         """Return a session of this pool; see `SessionPool.open_session`."""
@@ -197,6 +202,10 @@ class IsolatedPool:
         """End everything; idempotent. What runs is cancelled."""
         self._draining = True
         self.process.close()
+        with self._lock:
+            waiters, self._waiters = self._waiters, None
+        if waiters is not None:
+            waiters.shutdown(wait=False)
 
     async def adrain(self, timeout: float | None = None) -> bool:
         """See `drain`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import itertools
+import operator
 import os
 import signal
 import sys
@@ -17,6 +18,8 @@ from queue import Empty, SimpleQueue
 from select import PIPE_BUF, POLLOUT, poll
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
 from infercore.engine.gate import fork_count
 from infercore.errors import (
     InvalidStateError,
@@ -26,9 +29,10 @@ from infercore.errors import (
     UnsupportedFeatureError,
 )
 from infercore.isolated import wire
-from infercore.isolated.board import SIZE, Board
+from infercore.isolated.board import COUNTED, SIZE, STEP, Board
 from infercore.isolated.keeper import Keeper
 from infercore.session.jobs import Latch
+from infercore.session.observer import Step, is_observed, tell
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -39,6 +43,7 @@ _PAUSE_SECONDS = 1.0
 """Who looks so much too late was stopped, maybe with the process that is looked at."""
 _INNOCENT = frozenset({"next", "cancel", "end", "close", "explain_context"})
 """Calls that do nothing between two engine calls that could end a process."""
+_OF_STEP = tuple(field.name for field in attrs.fields(Step))
 _processes: weakref.WeakSet[EngineProcess] = weakref.WeakSet()
 
 
@@ -67,9 +72,7 @@ class _Call:
 class _Child:
     """One process, its pipes, and the requests that it has not answered."""
 
-    def __init__(
-        self, keeper: Keeper, on_death: weakref.WeakMethod[Callable[..., object]]
-    ) -> None:
+    def __init__(self, keeper: Keeper, on_death: weakref.WeakMethod[Callable[..., object]]) -> None:
         self._on_death = on_death
         self._keeper = keeper
         self._is_waited_for = False
@@ -81,7 +84,7 @@ class _Child:
         self.calls: dict[int, _Call] = {}
         self.death: BaseException | None = None
         self.reason: str | None = None
-        self.is_loaded = False
+        self.is_loaded = self.is_counted = False
         self.heard_at = time.monotonic()
         try:
             self._start()
@@ -121,6 +124,8 @@ class _Child:
         fields: Mapping[str, Any],
     ) -> _Call:
         """Send a request; a child that is dead answers it at once. Raises for what cannot cross."""
+        if self.board.is_observed != is_observed():
+            self.board.is_observed = is_observed()
         call = _Call(target, name)
         number = next(self._numbers)
         frame = wire.pack([number, target, name, list(args), dict(fields)])
@@ -200,6 +205,9 @@ class _Child:
     def _answer(self, answer: Any) -> None:
         self.heard_at = time.monotonic()
         number, is_well, result, value = answer
+        if number == STEP:
+            tell("on_step", Step(**dict(zip(_OF_STEP, result, strict=True))))
+            return
         call = self.calls.pop(number, None)
         if call is None:
             return
@@ -306,6 +314,7 @@ class EngineProcess:
         self._first_cause: BaseException | None = None
         self._keeper: Keeper | None = None
         self._child: _Child | None = None
+        self._before: tuple[int, ...] = (0,) * len(COUNTED)
         self._suspects: set[int] = set()
         self._lone: set[int] = set()
         self.ended: dict[int, BaseException] = {}
@@ -333,6 +342,12 @@ class EngineProcess:
         """The process, None where none runs."""
         child = self._child
         return None if child is None or child.death is not None else child.pid
+
+    @property
+    def living(self) -> int:
+        """The number of the process that answers now, 0 where none does."""
+        child = self._child
+        return 0 if child is None or child.death is not None else self.epoch
 
     def check(self) -> None:
         """Raise unless a call may be made."""
@@ -408,7 +423,7 @@ class EngineProcess:
     ) -> _Call:
         """Send a request to the process number ``epoch``; one that is gone has died."""
         child = self._child
-        if child is None or epoch != self.epoch:
+        if child is None or epoch != self.epoch or self.closed:
             call = _Call(target, name)
             call.error = DeathError(ChildProcessError("the process of the engine is gone"))
             call.done.open()
@@ -425,12 +440,26 @@ class EngineProcess:
             if not isinstance(call.error, DeathError):
                 raise call.error
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """What all its processes have done, by the names in `board.COUNTED`."""
+        child = self._child
+        living = (child.board.counts,) if child is not None and not child.is_counted else ()
+        return dict(zip(COUNTED, map(sum, zip(self._before, *living, strict=True)), strict=True))
+
+    def _count(self, child: _Child) -> None:
+        """Keep what a process has done that does nothing more."""
+        if not child.is_counted:
+            counts, child.is_counted = child.board.counts, True
+            self._before = tuple(map(operator.add, self._before, counts))
+
     # -- deaths --------------------------------------------------------------------------------
 
     def _noted_death(self, child: _Child, cause: BaseException) -> None:
         """Judge a death: who was in the call, and whether there were too many."""
         if self.closed or child.born != fork_count():
             return
+        self._count(child)
         calls = list(child.calls.values())
         begun = {call.target for call in calls if call.name not in _INNOCENT} - {0}
         in_call = child.board.in_call
@@ -508,6 +537,7 @@ class EngineProcess:
             if not call.done.wait(_END_SECONDS):
                 child.kill("did not close")
         child.end(_END_SECONDS if wait else 0)
+        self._count(child)
         child.board.close()
         if self._keeper is not None:
             self._keeper.end()
@@ -520,9 +550,7 @@ class EngineProcess:
             self._keeper.forget()
 
 
-def _watch(
-    process: weakref.ref[EngineProcess], left: SimpleQueue[Any], last: list[Any]
-) -> None:
+def _watch(process: weakref.ref[EngineProcess], left: SimpleQueue[Any], last: list[Any]) -> None:
     """Look after a process until it is closed, or nobody has it any more."""
     every = 0.05
     while True:

@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import weakref
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from infercore.engine.gate import Gate
-from infercore.errors import InferCoreError, SessionBusyError, SessionFatalError
+from infercore.errors import (
+    ContextOverflowError,
+    InferCoreError,
+    SessionBusyError,
+    SessionFatalError,
+)
 from infercore.isolated.process import DeathError
 from infercore.session import snapshots, tool_loop
 from infercore.session.observer import observed, stream_begins, stream_ended
-from infercore.session.parts import CLOSED, FATAL
-from infercore.session.session import decode_config
+from infercore.session.parts import CLOSED, DECODED, FATAL
+from infercore.session.pool_stream import tell_loop
+from infercore.session.session import check_begun, decode_config
 from infercore.values import checks
+from infercore.values.config import DecodeConfig
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from concurrent.futures import ThreadPoolExecutor
 
     from typing_extensions import Self
 
     from infercore.isolated.pool import IsolatedPool
-    from infercore.values.config import DecodeConfig
     from infercore.values.session import (
         Beam,
         Completion,
@@ -38,6 +47,9 @@ if TYPE_CHECKING:
         SuffixInput,
         SuffixStatus,
     )
+
+_REPORT_SECONDS = 1.0
+"""A process that does not answer so long is stuck: what was known of a session is told."""
 
 
 class IsolatedSession:
@@ -90,8 +102,8 @@ class IsolatedSession:
         """Report what is resident; see `Session.explain_context`."""
         if not self.closed and self._gate.fatal is None:
             call = self._process.send(self._epoch, self._target, "explain_context")
-            call.done.wait()
-            self._report = self._known() if call.error is not None else call.result
+            answered = call.done.wait(_REPORT_SECONDS) and call.error is None
+            self._report = call.result if answered else self._known()
         state = self._report.state
         if self.closed:
             state = CLOSED
@@ -107,15 +119,18 @@ class IsolatedSession:
 
     def _known(self) -> ContextReport:
         """Return the report of a session that no engine holds anything of."""
-        report, value = self._report, self._value
+        report, value, opened = self._report, self._value, self._opened
         if value is None:
             return report
-        parts, n = value["parts"], len(value["tokens"])
+        parts, n_shown = value["parts"], 0
+        if opened is not None and opened.kind == "decode":
+            n_shown = len(opened.tokens)
+        n = len(value["tokens"]) + n_shown
         n_prefix = min(parts["n_prefix"], n)
-        n_generated = min(parts["n_generated"], n - n_prefix)
+        n_generated = min(parts["n_generated"] + n_shown, n - n_prefix)
         return attrs.evolve(
             report,
-            state=value["state"],
+            state=DECODED if n_shown else value["state"],
             resident_tokens=n,
             prefix_tokens=n_prefix,
             suffix_tokens=n - n_prefix - n_generated,
@@ -174,7 +189,7 @@ class IsolatedSession:
 
     def _ask(self, name: str, *args: Any, **fields: Any) -> Any:
         """Return what the engine's process answers; made anew in another where one died over it."""
-        started = time.perf_counter()
+        started, timeout = time.perf_counter(), fields.get("timeout")
         while True:
             self._arrive()
             call = self._process.send(self._epoch, self._target, name, args, fields)
@@ -185,9 +200,9 @@ class IsolatedSession:
                 return call.result
             if not isinstance(call.error, DeathError):
                 raise self._judged(call.error)
-            if fields.get("timeout") is not None:
-                left = fields["timeout"] - (time.perf_counter() - started)
-                fields = {**fields, "timeout": max(1e-3, left)}
+            if timeout is not None:
+                left = _less_time(timeout, time.perf_counter() - started, "timeout")
+                fields = {**fields, "timeout": left}
 
     def _wait(self, call: Any) -> None:
         """Wait for an answer; an interruption cancels the call and waits for that."""
@@ -247,9 +262,23 @@ class IsolatedSession:
         return self._stream("decode", self._decode_config(config, fields))
 
     def check_decode(self, config: DecodeConfig | None, fields: Mapping[str, Any]) -> DecodeConfig:
-        """Return the config of a decode that could begin now; raises what `decode` raises."""
+        """Return the config of a decode that could begin now; raises what `decode` raises.
+
+        It asks nobody: what a session is stands here.
+        """
         built = self._decode_config(config, fields)
-        self._call("check_decode", built, {})
+        with self._entered("decode"):
+            known = self._known()
+            n, n_ctx = known.resident_tokens, known.n_ctx
+            check_begun(known.state, n)
+            shifts = self._options["overflow"] == "shift" and n - known.prefix_tokens > 1
+            if n + (not shifts) > n_ctx:
+                raise ContextOverflowError(
+                    stage="decode",
+                    resident_tokens=n,
+                    additional_tokens=int(not shifts),
+                    n_ctx=n_ctx,
+                )
         return built
 
     def chat(
@@ -314,30 +343,57 @@ class IsolatedSession:
                 opened.epoch = self._epoch
             call = self._process.send(self._epoch, self._target, name)
             self._wait(call)
-            if call.error is None:
-                return call.result
             if not isinstance(call.error, DeathError):
-                raise self._judged(call.error)
+                return self._answer_of(call)
 
-    def read(self, opened: _Opened) -> StreamChunk | None:
-        """Return the next chunk of a stream, None at its end."""
+    def ask_next(self, opened: _Opened) -> Any:
+        """Ask for a stream's next chunk; None where another process has to begin it anew first."""
+        if self._opened is not opened or opened.epoch != self._process.living:
+            return None
+        call = self._process.send(opened.epoch, self._target, "next")
+        if self._cancelled:
+            self._send_cancel()
+        return call
+
+    def read(self, opened: _Opened, asked: Any = None) -> StreamChunk | None:
+        """Return the next chunk of a stream, None at its end; ``asked`` was answered before."""
         with self._gate:
             try:
-                chunk, tokens, position = self._ask_of(opened, "next")
+                if asked is None or isinstance(asked.error, DeathError):
+                    answer = self._ask_of(opened, "next")
+                else:
+                    answer = self._answer_of(asked)
             except BaseException:
                 with suppress(InferCoreError):
                     self.end(opened)
                 raise
-            if chunk is None:
-                self._opened = None
-                return None
-            opened.note(tokens, position)
-            self._process.went_on(self._target)
-            shown: StreamChunk = chunk
-            if shown.finish_reason is not None:
-                self._opened = None
-                shown = opened.ended(shown)
-            return shown
+            return self._taken(opened, *answer)
+
+    def _taken(
+        self, opened: _Opened, chunk: StreamChunk | None, tokens: Sequence[int], position: Any
+    ) -> StreamChunk | None:
+        """Note what came of a stream, and return what is shown of it."""
+        if chunk is None:
+            self._opened = None
+            return None
+        opened.note(tokens, position)
+        self._process.went_on(self._target)
+        if chunk.finish_reason is not None:
+            self._opened = None
+            return opened.ended(chunk)
+        return chunk
+
+    def _answer_of(self, call: Any) -> Any:
+        """Return what a call that is done was answered; raises what it was refused with."""
+        if call.value is not None:
+            self._value = call.value
+        if call.error is not None:
+            raise self._judged(call.error)
+        return call.result
+
+    def waiters(self) -> ThreadPoolExecutor:
+        """Return the threads in which the calls of tasks wait."""
+        return self._pool.waiters()
 
     def end(self, opened: _Opened) -> None:
         """Close a stream; the session is held."""
@@ -437,6 +493,13 @@ def _dropped(pool: IsolatedPool, target: int) -> None:
     pool.process.left.put((target, "close"))
 
 
+def _less_time(value: Any, spent: float, name: str = "") -> Any:
+    """Return ``value`` with ``spent`` seconds less to go, where it is or has a timeout."""
+    if isinstance(value, DecodeConfig) and value.timeout is not None:
+        return attrs.evolve(value, timeout=_less_time(value.timeout, spent, "timeout"))
+    return max(1e-3, value - spent) if name == "timeout" and value is not None else value
+
+
 class _Opened:
     """A stream that was begun: what it was asked, and what was made since."""
 
@@ -461,10 +524,13 @@ class _Opened:
 
     def request(self) -> list[Any]:
         """Return what begins it, or lets it go on behind its tokens."""
-        replay = None
+        replay, args, fields = None, self.args, self.fields
         if self.seed is not None:
             replay = [self.seed, self.tokens, self.position, self.n_shown]
-        return [self.kind, list(self.args), self.fields, replay]
+            spent = time.perf_counter() - self.started
+            args = [_less_time(value, spent) for value in args]
+            fields = {name: _less_time(value, spent, name) for name, value in fields.items()}
+        return [self.kind, list(args), fields, replay]
 
     def note(self, tokens: Sequence[int], position: Any) -> None:
         """Note what came with a chunk."""
@@ -498,20 +564,31 @@ class IsolatedStream:
         self._session = session
         self._opened = opened
         self._begun = False
+        self._asked: Any = None
         self.finished = False
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> StreamChunk:
-        session = self._session
-        if self.finished and not session.closed:
+        if self.finished and not self._session.closed:
             raise StopIteration
+        self.start()
+        chunk = self._take(None)
+        if chunk is None:
+            raise StopIteration
+        return chunk
+
+    def start(self) -> None:
+        """Tell an observer once that it is read."""
         if not self._begun:
             self._begun = True
             stream_begins()
+
+    def _take(self, asked: Any) -> StreamChunk | None:
+        """Return the next chunk, which ``asked`` may have brought."""
         try:
-            chunk = session.read(self._opened)
+            chunk = self._session.read(self._opened, asked)
         except BaseException as error:
             if not isinstance(error, SessionBusyError):
                 self.finished = True
@@ -520,9 +597,48 @@ class IsolatedStream:
         if chunk is None or chunk.finish_reason is not None:
             self.finished = True
             stream_ended(self._opened.started, None if chunk is None else chunk.usage)
-        if chunk is None:
-            raise StopIteration
         return chunk
+
+    # -- for a task ----------------------------------------------------------------------------
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether the session was closed meanwhile: the next step says so."""
+        return self._session.closed
+
+    async def read(self, loop: asyncio.AbstractEventLoop) -> StreamChunk:
+        """Return the next chunk; the thread that hears the process calls the loop.
+
+        Only where the process died meanwhile a thread waits until another goes on.
+        """
+        if self._asked is not None:
+            raise SessionBusyError("another task reads this stream, which is one task's at a time")
+        asked = self._asked = self._session.ask_next(self._opened)
+        if asked is not None:
+            answered = loop.create_future()
+            asked.done.when_open(partial(tell_loop, loop, answered))
+            await answered  # a task that is cancelled here closes the stream, which waits for it
+        self._asked = None
+        if asked is None or isinstance(asked.error, DeathError):
+            chunk = await loop.run_in_executor(self._session.waiters(), self._take, None)
+        else:
+            chunk = self._take(asked)
+        if chunk is None:
+            raise StopAsyncIteration
+        return chunk
+
+    async def aclose(self) -> None:
+        """End the decode as `close` does, and let the loop go on until it has ended."""
+        if not self.finished:
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._session.waiters(), self.close)
+
+    def let_go(self) -> None:
+        """End the decode; this waits for nothing."""
+        self.cancel()
+        self._session.waiters().submit(self.close)
+
+    # -- ends from outside ---------------------------------------------------------------------
 
     def cancel(self) -> None:
         """End with ``finish_reason="cancelled"`` at the next step; from any thread."""
@@ -531,6 +647,10 @@ class IsolatedStream:
 
     def close(self) -> None:
         """End the decode; what was shown is the session's, which is free again. Idempotent."""
+        asked, self._asked = self._asked, None
+        if asked is not None:  # by a task that was cancelled
+            self.cancel()
+            asked.done.wait()
         if not self.finished:
             self._session.end_alone(self._opened)
             self.finished = True

@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from infercore.values.info import FimTokens
     from infercore.values.session import Message
 
+_PAGE = 1024
+"""Tokens whose bytes are asked for at once, and kept."""
+
 
 class IsolatedTokenizer:
     """A `Tokenizer` whose calls are answered by the process of its pool."""
@@ -25,6 +28,7 @@ class IsolatedTokenizer:
         self.digest: str = facts["digest"]
         self.tool_format: str | None = facts["tool_format"]
         self.fim: FimTokens | None = facts["fim"]
+        self._bytes: dict[int, list[bytes]] = {}
 
     def _call(self, name: str, *args: Any, **fields: Any) -> Any:
         return self._ask("tokenizer", name, list(args), fields)
@@ -44,7 +48,14 @@ class IsolatedTokenizer:
 
     def token_bytes(self, token: int) -> bytes:
         """Return the exact bytes of one token."""
-        return bytes(self._call("token_bytes", token))
+        if not (type(token) is int and 0 <= token < self.n_vocab):
+            return bytes(self._call("token_bytes", token))  # it says what is wrong
+        page, place = divmod(token, _PAGE)
+        if page not in self._bytes:  # many are asked for, one by one, where there are logprobs
+            start = page * _PAGE
+            found = self._ask("token_bytes", start, min(start + _PAGE, self.n_vocab))
+            self._bytes[page] = found
+        return self._bytes[page][place]
 
     def is_eog(self, token: int) -> bool:
         """Tell whether ``token`` ends a generation."""

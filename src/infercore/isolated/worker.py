@@ -13,9 +13,10 @@ import attrs
 
 from infercore.errors import InferCoreError, SessionClosedError, UnsupportedFeatureError
 from infercore.isolated import wire
-from infercore.isolated.board import Board
+from infercore.isolated.board import COUNTED, STEP, Board
 from infercore.isolated.replay import NotedSampler, Replay
 from infercore.session import snapshots
+from infercore.session.observer import Step, is_observed, set_observer
 from infercore.values.config import sampling_of
 from infercore.values.pool import PoolConfig
 
@@ -156,6 +157,9 @@ class Worker:
                 answer = [number, True, getattr(self, f"do_{name}")(*args, **fields), None]
         except BaseException as error:  # noqa: BLE001  (it is the caller's to see)
             answer = [number, False, error, self._value(target, name)]
+        self._send(answer)
+
+    def _send(self, answer: list[Any]) -> None:
         frame = wire.pack(answer, loose=True)
         with self._lock:
             wire.write_all(self._answers, frame)
@@ -266,11 +270,24 @@ class Worker:
         """Show whose call begins, before the engine can end the process."""
         if not sequences:
             self._board.end()
+            self._count()
+            if self._board.is_observed != is_observed():
+                set_observer(None if is_observed() else self)
             return
         mean_ms = self._pooled.owner.scheduler.count.step_ms or 0.0
         found = (self._ids.get(id(sequence)) for sequence in sequences)
         ids = [number for number in found if number is not None]
         self._board.begin(ids, self._step_timeout + _SLACK * mean_ms / 1e3)
+
+    def _count(self) -> None:
+        count = self._pooled.owner.scheduler.count
+        prompt = count.evaluated_tokens + count.cached_tokens
+        others = (getattr(count, name) for name in COUNTED[1:])
+        self._board.count((prompt, *others))
+
+    def on_step(self, step: Step) -> None:
+        """Let the program's observer hear of a step."""
+        self._send([STEP, True, list(attrs.astuple(step)), None])
 
     @property
     def _pooled(self) -> SessionPool:
@@ -300,6 +317,8 @@ class Worker:
 
     def do_stats(self) -> Any:
         """Return the pool's."""
+        if not self._pooled.capabilities.encoder:
+            self._count()
         return self._pooled.stats()
 
     def do_of_pool(self, name: str, args: list[Any], fields: dict[str, Any]) -> Any:
@@ -313,6 +332,10 @@ class Worker:
         if name not in _TOKENIZER:
             raise ValueError(name)
         return getattr(self._pooled.tokenizer, name)(*args, **fields)
+
+    def do_token_bytes(self, start: int, end: int) -> list[bytes]:
+        """Return the bytes of the tokens from ``start`` to ``end``."""
+        return [self._pooled.tokenizer.token_bytes(token) for token in range(start, end)]
 
     def do_close(self) -> None:
         """Close pool and model; the process ends when its pipes are closed."""

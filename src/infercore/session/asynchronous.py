@@ -11,13 +11,12 @@ import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast, runtime_checkable
 from weakref import ref
 
 from infercore.errors import InferCoreError
 from infercore.session import tool_loop
 from infercore.session.chat_stream import ChatStream
-from infercore.session.pool_stream import PoolStream
 from infercore.session.turns import Turns
 from infercore.values.field_texts import lists_fields
 
@@ -256,6 +255,31 @@ class AsyncSession:
         await self.close()
 
 
+@runtime_checkable
+class AwaitedStream(Protocol):
+    """**Protocol:** a stream that tasks read without a thread: who generates calls their loop."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last chunk has come, or it was closed."""
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether the session was closed meanwhile: the next step says so."""
+
+    def start(self) -> None:
+        """Begin to generate; called in a thread, and may wait."""
+
+    async def read(self, loop: asyncio.AbstractEventLoop) -> StreamChunk:
+        """Return the next chunk; StopAsyncIteration behind the last."""
+
+    async def aclose(self) -> None:
+        """End it, and let the loop go on until it has ended."""
+
+    def let_go(self) -> object:
+        """End it, and wait for nothing."""
+
+
 class AsyncDecodeStream:
     """An asynchronous iterator of `infercore.StreamChunk`; an asynchronous context manager too."""
 
@@ -263,7 +287,7 @@ class AsyncDecodeStream:
         self._session = session
         self._start: Callable[[], Any] | None = start
         self._stream: Any = None
-        self._pooled: PoolStream | None = None
+        self._pooled: AwaitedStream | None = None
         self._reader: asyncio.Task[Any] | None = None
 
     def __repr__(self) -> str:
@@ -310,9 +334,9 @@ class AsyncDecodeStream:
                 raise StopAsyncIteration
             if chunk is not _BEGUN:
                 return cast("StreamChunk", chunk)
-        return await self._read(cast("PoolStream", self._pooled))
+        return await self._read(cast("AwaitedStream", self._pooled))
 
-    async def _read(self, stream: PoolStream) -> StreamChunk:
+    async def _read(self, stream: AwaitedStream) -> StreamChunk:
         loop = asyncio.get_running_loop()
         while True:
             if stream.finished and not stream.is_abandoned:
@@ -328,7 +352,7 @@ class AsyncDecodeStream:
             start, self._start = self._start, None
             self._stream = start()
             source = self._stream.source if isinstance(self._stream, ChatStream) else self._stream
-            if isinstance(source, PoolStream):
+            if isinstance(source, AwaitedStream):
                 source.start()
                 self._pooled = source
                 return _BEGUN

@@ -210,7 +210,7 @@ class PoolStream:
             return
         loop = asyncio.get_running_loop()
         ended = loop.create_future()
-        job.done.when_open(partial(_tell, loop, ended))
+        job.done.when_open(partial(tell_loop, loop, ended))
         await ended
 
     def let_go(self) -> Generating | None:
@@ -244,7 +244,8 @@ class PoolStream:
         self._release()
 
 
-def _tell(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> None:
+def tell_loop(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> None:
+    """Let ``loop`` know that what ``future`` waits for has come; from any thread."""
     with suppress(RuntimeError):  # the loop is closed: nobody is left to be told
         loop.call_soon_threadsafe(_set, future)
 

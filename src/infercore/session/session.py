@@ -72,12 +72,7 @@ class CoreSession(Prefilling):
     def _check_decodable(self, *, may_shift: bool = True) -> None:
         prefixed = self._state == PREFIXED
         target = self.parts.prefix_ids if prefixed else self.resident.wanted()
-        if self._state == EMPTY or not target:
-            raise InvalidStateError(
-                "there is nothing to decode from; call ensure_prefix with some text first",
-                operation="decode",
-                state=self._state,
-            )
+        check_begun(self._state, len(target))
         n_prefix = len(target) if prefixed else self.parts.n_prefix
         self._check_room(target, n_prefix, may_shift=may_shift)
 
@@ -455,6 +450,16 @@ def new_session(
     return CoreSession(
         model, OwnContext(model, context), seq_id=0, new_sampler=new_sampler, options=options
     )
+
+
+def check_begun(state: str, n_tokens: int) -> None:
+    """Raise `InvalidStateError` where there is nothing that a decode could go on from."""
+    if state == EMPTY or not n_tokens:
+        raise InvalidStateError(
+            "there is nothing to decode from; call ensure_prefix with some text first",
+            operation="decode",
+            state=state,
+        )
 
 
 def decode_config(
