@@ -1,14 +1,15 @@
-"""Kill an isolated engine at random moments: python tools/random_kills.py --cases 500.
+"""Kill an isolated engine again and again: python tools/random_kills.py --n 1000 --seed 0.
 
-Prints the kills by signal, how many texts needed the near-tie clause, and what is left of processes
-and open files. A text that differs otherwise, or never ends, is printed with its seed; then the
-command ends with an error.
+Prints the kills by what ended the process and what it did then, how many texts needed the near-tie
+clause, and what is left of processes, threads and open files. A text that differs otherwise, or
+never ends, is printed with its seed; then the command ends with an error.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -23,43 +24,57 @@ sys.path[:0] = [str(Path(__file__).parents[1] / "tests" / "session")]
 import kill_cases  # noqa: E402
 
 FORMATS = {"llamacpp": "gguf-f32", "openvino": "openvino"}
+_EVERY = 100
 
 
-def checked(pool: Any, model: Any, seed: int, fields: dict[str, Any]) -> Counter[str]:
+def checked(pool: Any, model: Any, seed: int, n_kills: int, fields: dict[str, Any]) -> Counter[str]:
     """Return what a case counted; print what was wrong with it."""
     try:
-        return kill_cases.check(pool, model, seed, **fields)
+        return kill_cases.check(pool, model, seed, n_kills=n_kills, **fields)
     except AssertionError as error:
         print(error, flush=True)
-        return Counter(cases=1, wrong=1)
+        return Counter(cases=1, wrong=1, kills=1)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cases", type=int, default=100)
-    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--n", type=int, default=100, help="kills")
+    parser.add_argument("--seed", type=int, default=0, help="of the first case")
     parser.add_argument("--backend", default="llamacpp", choices=FORMATS)
     options = parser.parse_args()
     path = infercore_models.path("storyteller", FORMATS[options.backend])
     fields = {"n_threads": 1, "n_threads_batch": 1}
     me = psutil.Process()
     total: Counter[str] = Counter()
+    started, seed = time.monotonic(), options.seed
     with ic.load_model(path, backend=options.backend) as model:
-        limits = kill_cases.LIMITS
         with ic.open_pool(
-            path, backend=options.backend, isolate=True, **kill_cases.POOL, **limits, **fields
+            path,
+            backend=options.backend,
+            isolate=True,
+            **kill_cases.POOL,
+            **kill_cases.LIMITS,
+            **fields,
         ) as pool:
-            n_files = me.num_fds()
-            for seed in range(options.first, options.first + options.cases):
-                total += checked(pool, model, seed, fields)
-            more_files = me.num_fds() - n_files
-        left = [
-            child.cmdline()[:3] for child in me.children() if "isolated" in str(child.cmdline())
-        ]
+            n_files, n_threads, n_restarts = me.num_fds(), me.num_threads(), 0
+            while total["kills"] < options.n:
+                total += checked(pool, model, seed, options.n - total["kills"], fields)
+                seed += 1
+                if total["kills"] // _EVERY > n_restarts // _EVERY:
+                    print(f"{total['kills']} kills, {total['texts']} texts, seed {seed}", flush=True)
+                n_restarts = total["kills"]
+            more = me.num_fds() - n_files, me.num_threads() - n_threads
+            n_restarts = pool.stats().n_restarts
+        left = [child.cmdline()[:3] for child in me.children(recursive=True)]
     share = total["near_ties"] / max(1, total["texts"])
+    seconds = time.monotonic() - started
     print(
-        dict(total), f"near ties: {share:.2%} of texts;", f"{more_files} files more; left: {left}"
+        f"{options.backend}: {total['kills']} kills, {n_restarts} restarts, {seed - options.seed} "
+        f"cases, {total['texts']} texts, {total['wrong']} wrong, near ties {share:.2%}, "
+        f"{total['told of no memory']} told of no memory, {seconds:.0f} s"
     )
+    print({how: n for how, n in sorted(total.items()) if " in " in how})
+    print(f"left: {more[0]} files and {more[1]} threads more, processes {left}")
     if total["wrong"] or left:
         raise SystemExit(1)
 

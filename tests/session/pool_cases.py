@@ -201,6 +201,8 @@ def together(pool: Any, case: Case) -> list[Any]:
         next(thread for thread in threads if thread.is_alive()).join(TICK)
         ticks += 1
     if any(thread.is_alive() for thread in threads):
+        if pool.model is None:
+            raise StuckError(f"a call of an isolated pool did not end: {pool.stats()}")
         scheduler = pool.owner.scheduler
         raise StuckError(
             f"running {scheduler.running}, waiting {scheduler.waiting}, "

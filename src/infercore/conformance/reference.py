@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
+import sys
+import tempfile
+from pathlib import Path
 from typing import Any
 
 from infercore.conformance.rig import Observation, Rig
+from infercore.registry import default_registry
 from infercore.testing import Faults, engine_of, load_reference_model
 from infercore.testing.reference import pack_path, storyteller
 
@@ -63,3 +69,32 @@ def rig() -> Rig:
         observe=observe,
         require=REQUIRED,
     )
+
+
+_PLUGIN = """
+from infercore import hookimpl
+from infercore.testing import reference_backend
+
+@hookimpl
+def infercore_backend():
+    return reference_backend()
+"""
+
+
+def announce() -> None:
+    """Let this process and those that it starts find the reference among the backends."""
+    if any(record.name == "reference" for record in default_registry().records()):
+        return
+    site = Path(tempfile.mkdtemp(prefix="infercore-reference-"))
+    atexit.register(shutil.rmtree, site, ignore_errors=True)
+    about = site / "announced_reference-1.dist-info"
+    about.mkdir()
+    (site / "announced_reference.py").write_text(_PLUGIN)
+    (about / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: announced-reference\nVersion: 1\n"
+    )
+    (about / "entry_points.txt").write_text(
+        "[infercore.backends]\nreference = announced_reference\n"
+    )
+    sys.path.append(str(site))
+    default_registry().refresh()

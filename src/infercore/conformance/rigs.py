@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 
 import infercore
+from infercore.conformance import reference
 from infercore.conformance.rig import Observation, Placed, Rig
 from infercore.errors import BackendNotFoundError, PluginLoadError
 from infercore.values import checks
@@ -62,6 +63,8 @@ def isolated(rig: Rig) -> Rig:
     """
     if rig.path is None:
         raise checks.refuse("path", None, "a path in the rig, which another process can open")
+    if rig.backend == "reference":
+        reference.announce()
     other = in_pool(rig, ISOLATED)
     other.isolated = True
     return other
