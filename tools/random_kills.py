@@ -56,13 +56,13 @@ def main() -> None:
             **kill_cases.LIMITS,
             **fields,
         ) as pool:
-            n_files, n_threads, n_restarts = me.num_fds(), me.num_threads(), 0
+            n_files, n_threads, n_told = me.num_fds(), me.num_threads(), 0
             while total["kills"] < options.n:
                 total += checked(pool, model, seed, options.n - total["kills"], fields)
                 seed += 1
-                if total["kills"] // _EVERY > n_restarts // _EVERY:
-                    print(f"{total['kills']} kills, {total['texts']} texts, seed {seed}", flush=True)
-                n_restarts = total["kills"]
+                if total["kills"] // _EVERY > n_told:
+                    n_told = total["kills"] // _EVERY
+                    print(f"{total['kills']} kills, {total['texts']} texts", flush=True)
             more = me.num_fds() - n_files, me.num_threads() - n_threads
             n_restarts = pool.stats().n_restarts
         left = [child.cmdline()[:3] for child in me.children(recursive=True)]
