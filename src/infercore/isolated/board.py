@@ -15,7 +15,9 @@ _HEAD = struct.Struct("<dI")
 _COUNTS = struct.Struct("<9Q")
 _COUNTS_AT = SIZE - _COUNTS.size
 _OBSERVED_AT = _COUNTS_AT - 1
-_MOST = (_OBSERVED_AT - _HEAD.size) // 4
+_FRESH_AT = SIZE // 2
+_N = struct.Struct("<I")
+_MOST = (_OBSERVED_AT - _FRESH_AT - _N.size) // 4
 STEP = 0
 """In place of a request's number: no answer, but a step that was taken."""
 COUNTED = (
@@ -23,6 +25,10 @@ COUNTED = (
     *("n_batched", "n_preempted", "n_moved_out", "n_restarts"),
 )
 """What a worker counts, in this order."""
+
+
+OF_POOL = 1 << 31
+"""Added to the number of a request that is no session's: so it stands where sessions do."""
 
 
 class Board:
@@ -55,6 +61,17 @@ class Board:
         if not until:
             return None
         return list(struct.unpack_from(f"<{min(n, _MOST)}I", self._page, _HEAD.size))
+
+    def begin_outside(self, ids: Sequence[int]) -> None:
+        """Note whose calls have begun and have not been in an engine call yet."""
+        ids = ids[:_MOST]
+        struct.pack_into(f"<I{len(ids)}I", self._page, _FRESH_AT, len(ids), *ids)
+
+    @property
+    def outside(self) -> set[int]:
+        """Whose calls have begun and have not been in an engine call yet."""
+        n = min(_N.unpack_from(self._page, _FRESH_AT)[0], _MOST)
+        return set(struct.unpack_from(f"<{n}I", self._page, _FRESH_AT + _N.size))
 
     def count(self, counts: Sequence[int]) -> None:
         """Note what was done so far, in the order of `COUNTED`."""

@@ -13,7 +13,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 from queue import Empty, SimpleQueue
 from select import PIPE_BUF, POLLOUT, poll
 from typing import TYPE_CHECKING, Any
@@ -29,18 +29,21 @@ from infercore.errors import (
     UnsupportedFeatureError,
 )
 from infercore.isolated import wire
-from infercore.isolated.board import COUNTED, SIZE, STEP, Board
+from infercore.isolated.board import COUNTED, OF_POOL, SIZE, STEP, Board
 from infercore.isolated.keeper import Keeper
 from infercore.session.jobs import Latch
 from infercore.session.observer import Step, is_observed, tell
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 _END_SECONDS = 10.0
 _ASKS_SOMETIMES = 5.0
 _PAUSE_SECONDS = 1.0
 """Who looks so much too late was stopped, maybe with the process that is looked at."""
+_FIRST_SECONDS = 10.0
+_BEGIN_SECONDS = 0.25
+_LOOK_SECONDS = 0.005
 _INNOCENT = frozenset({"next", "cancel", "end", "close", "explain_context"})
 """Calls that do nothing between two engine calls that could end a process."""
 _OF_STEP = tuple(field.name for field in attrs.fields(Step))
@@ -58,10 +61,11 @@ class DeathError(Exception):
 class _Call:
     """A request that waits for its answer."""
 
-    __slots__ = ("done", "error", "name", "result", "target", "value")
+    __slots__ = ("done", "error", "is_suspect", "mark", "name", "result", "target", "value")
 
     def __init__(self, target: int, name: str) -> None:
-        self.target = target
+        self.target = self.mark = target
+        self.is_suspect = False
         self.name = name
         self.done = Latch()
         self.result: Any = None
@@ -128,6 +132,7 @@ class _Child:
             self.board.is_observed = is_observed()
         call = _Call(target, name)
         number = next(self._numbers)
+        call.mark = target or OF_POOL | (number & (OF_POOL - 1))
         frame = wire.pack([number, target, name, list(args), dict(fields)])
         if not self.calls:
             self.heard_at = time.monotonic()
@@ -283,6 +288,10 @@ def _end_of(code: int | None) -> str:
     return f"was ended by signal {-code}"
 
 
+def _no_wait(_: _Call) -> None:
+    """What waits for nothing."""
+
+
 class EngineProcess:
     """Answers for one pool in a process that may die: the next request starts another.
 
@@ -317,6 +326,8 @@ class EngineProcess:
         self._before: tuple[int, ...] = (0,) * len(COUNTED)
         self._suspects: set[int] = set()
         self._lone: set[int] = set()
+        self._first: set[int] = set()
+        self._alone = threading.Lock()
         self.ended: dict[int, BaseException] = {}
         self.fatal: SessionFatalError | None = None
         self.closed = False
@@ -392,10 +403,11 @@ class EngineProcess:
                 return facts
             if not isinstance(call.error, DeathError):
                 child.end(_END_SECONDS)
-                if self.n_restarts or self._deaths:
-                    self._fail(call.error)
-                    self.check()
-                raise call.error
+                if not hasattr(self, "facts"):
+                    raise call.error
+                self._note(call.error)  # what was loaded once may load again
+                self.check()
+                continue
             if not hasattr(self, "facts"):
                 path = str(self._load["path"])
                 raise ModelLoadError(
@@ -432,13 +444,25 @@ class EngineProcess:
 
     def ask(self, name: str, *args: Any, **fields: Any) -> Any:
         """Return what the pool answers, from another process where one died over it."""
+        suspect: int | None = None
         while True:
-            call = self.send(self.here(), 0, name, args, fields)
-            call.done.wait()
+            epoch = self.here()
+            self.let_first(suspect or 0)
+            with nullcontext() if suspect is None else self._alone:
+                call = self.send(epoch, 0, name, args, fields)
+                call.done.wait()
+            self._first.discard(suspect or 0)
             if call.error is None:
                 return call.result
             if not isinstance(call.error, DeathError):
                 raise call.error
+            if call.is_suspect and suspect is not None:
+                cause = call.error.cause
+                raise SessionFatalError(
+                    f"{name} ended the engine's process twice: {cause}; other calls go on",
+                    cause=cause,
+                ) from cause
+            suspect = call.mark if call.is_suspect else None
 
     @property
     def counts(self) -> dict[str, int]:
@@ -460,14 +484,21 @@ class EngineProcess:
         if self.closed or child.born != fork_count():
             return
         self._count(child)
-        calls = list(child.calls.values())
-        begun = {call.target for call in calls if call.name not in _INNOCENT} - {0}
-        in_call = child.board.in_call
-        suspects = begun if in_call is None else (set(in_call) or begun)
+        calls = [call for call in child.calls.values() if call.name not in _INNOCENT]
+        outside = child.board.outside
+        suspects = set(child.board.in_call or ()) | outside or {call.target for call in calls}
+        suspects.discard(0)
         for target in suspects & self._suspects:
             self.ended[target] = cause
-        self._suspects = suspects
-        self._lone = set(suspects)
+        for call in calls:
+            call.is_suspect = call.mark in suspects
+        self._suspects = {mark for mark in suspects if mark < OF_POOL}
+        self._lone = set(self._suspects)
+        self._first = outside - self.ended.keys()
+        self._note(cause)
+
+    def _note(self, cause: BaseException) -> None:
+        """Count a death, or a load that failed; too many are the end."""
         now = time.monotonic()
         while self._deaths and now - self._deaths[0] > self._restart_window:
             self._deaths.popleft()
@@ -487,6 +518,45 @@ class EngineProcess:
         is_lone = target in self._lone
         self._lone.discard(target)
         return is_lone
+
+    def let_first(self, mark: int) -> None:
+        """Wait until those have made their calls again who may have ended the last process.
+
+        They do so one after the other and beside nobody else: then another death has one cause.
+        """
+        until = time.monotonic() + _FIRST_SECONDS
+        while self._first and mark not in self._first and time.monotonic() < until:
+            time.sleep(_LOOK_SECONDS)
+
+    @contextmanager
+    def alone(self, mark: int) -> Iterator[Callable[[_Call], None]]:
+        """Hold back who else may have ended the last process, if ``mark`` is one of them.
+
+        Gives what waits until a call is in the engine, or done.
+        """
+        if mark not in self._first:
+            yield _no_wait
+            return
+        with self._alone:
+            try:
+                yield self._until_inside
+            finally:
+                self._first.discard(mark)
+
+    def _until_inside(self, call: _Call) -> None:
+        child, has_begun = self._child, False
+        until = time.monotonic() + _BEGIN_SECONDS
+        while not (call.done.wait(_LOOK_SECONDS) or child is None or self.closed):
+            is_outside = call.mark in child.board.outside
+            if not is_outside and (has_begun or time.monotonic() > until):
+                return
+            has_begun = has_begun or is_outside
+
+    def forget_session(self, target: int) -> None:
+        """Forget what was held against a session that is closed."""
+        self.ended.pop(target, None)
+        self._suspects.discard(target)
+        self._first.discard(target)
 
     def went_on(self, target: int) -> None:
         """Note that a session got further than where the last process died."""

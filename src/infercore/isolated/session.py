@@ -191,8 +191,11 @@ class IsolatedSession:
         """Return what the engine's process answers; made anew in another where one died over it."""
         started, timeout = time.perf_counter(), fields.get("timeout")
         while True:
+            self._process.let_first(self._target)
             self._arrive()
-            call = self._process.send(self._epoch, self._target, name, args, fields)
+            with self._process.alone(self._target) as until_inside:
+                call = self._process.send(self._epoch, self._target, name, args, fields)
+                until_inside(call)
             self._wait(call)
             if call.error is None:
                 if self._opened is None:  # beginning a stream anew is no progress
@@ -336,6 +339,7 @@ class IsolatedSession:
     def _ask_of(self, opened: _Opened, name: str) -> Any:
         """Ask about an open stream; where its process died it is begun anew behind its tokens."""
         while True:
+            self._process.let_first(self._target)
             self._arrive()
             if opened.epoch != self._epoch:
                 opened.n_begun += 1
@@ -476,7 +480,7 @@ class IsolatedSession:
             call.done.wait()
             if call.error is None:
                 self._report = call.result
-        self._process.ended.pop(self._target, None)
+        self._process.forget_session(self._target)
         last = self._pool.count_users(-1)
         if last and self._owns_pool:
             self._pool.close()

@@ -13,7 +13,7 @@ import attrs
 
 from infercore.errors import InferCoreError, SessionClosedError, UnsupportedFeatureError
 from infercore.isolated import wire
-from infercore.isolated.board import COUNTED, STEP, Board
+from infercore.isolated.board import COUNTED, OF_POOL, STEP, Board
 from infercore.isolated.replay import NotedSampler, Replay
 from infercore.session import snapshots
 from infercore.session.observer import Step, is_observed, set_observer
@@ -21,7 +21,7 @@ from infercore.values.config import sampling_of
 from infercore.values.pool import PoolConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from infercore.session.pool import SessionPool
     from infercore.session.session import CoreSession
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 _AT_ONCE = frozenset({"ping", "stats", "explain_context", "cancel"})
 """Calls that wait for nothing, and so are answered by the thread that reads."""
+_GOES_ON = frozenset({"load", "next", "end", "close"})
+"""Calls that do nothing of their own that could end a process, but for the engine's steps."""
 _CALLS = frozenset(
     {
         "ensure_prefix",
@@ -125,6 +127,8 @@ class Worker:
         self._lock = threading.Lock()
         self._board = Board(board)
         self._threads = ThreadPoolExecutor(_N_THREADS, thread_name_prefix="infercore-call")
+        self._outside: set[int] = set()
+        self._outside_lock = threading.Lock()
         self._held: dict[int, _Held] = {}
         self._ids: dict[int, int] = {}  # of sequences, by the identity of the object
         self._model: Any = None
@@ -150,6 +154,10 @@ class Worker:
     def _answer(
         self, number: int, target: int, name: str, args: list[Any], fields: dict[str, Any]
     ) -> None:
+        mark = target or OF_POOL | (number & (OF_POOL - 1))
+        is_outside = name not in _AT_ONCE and name not in _GOES_ON
+        if is_outside:
+            self._begin_outside(mark)
         try:
             if target:
                 answer = [number, True, *self._of_session(target, name, args, fields)]
@@ -157,7 +165,20 @@ class Worker:
                 answer = [number, True, getattr(self, f"do_{name}")(*args, **fields), None]
         except BaseException as error:  # noqa: BLE001  (it is the caller's to see)
             answer = [number, False, error, self._value(target, name)]
+        finally:
+            if is_outside:
+                self._leave_outside([mark])
         self._send(answer)
+
+    def _begin_outside(self, mark: int) -> None:
+        with self._outside_lock:
+            self._outside.add(mark)
+            self._board.begin_outside(list(self._outside))
+
+    def _leave_outside(self, marks: Iterable[int]) -> None:
+        with self._outside_lock:
+            self._outside.difference_update(marks)
+            self._board.begin_outside(list(self._outside))
 
     def _send(self, answer: list[Any]) -> None:
         frame = wire.pack(answer, loose=True)
@@ -278,6 +299,8 @@ class Worker:
         found = (self._ids.get(id(sequence)) for sequence in sequences)
         ids = [number for number in found if number is not None]
         self._board.begin(ids, self._step_timeout + _SLACK * mean_ms / 1e3)
+        if not self._outside.isdisjoint(ids):
+            self._leave_outside(ids)
 
     def _count(self) -> None:
         count = self._pooled.owner.scheduler.count
