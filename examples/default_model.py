@@ -17,13 +17,13 @@ def default_models(name: str = "storyteller") -> list[str]:
     try:
         import infercore_models  # noqa: PLC0415  (only where no model is named)
     except ImportError:
-        raise SystemExit("name a MODEL, or run: pip install infercore-models") from None
+        raise SystemExit("name a MODEL, or run: pip install ./models") from None
     there = infercore_models.names()[name]
     usable = [info for info in ic.backends() if info.available]
     usable.sort(key=lambda info: info.name != os.environ.get("INFERCORE_BACKEND"))
     wanted = [FORMATS[kind] for info in usable for kind in info.formats if kind in FORMATS]
     if not wanted:
-        raise SystemExit("no engine is here; run: pip install infercore-openvino")
+        raise SystemExit("no engine is installed; run: pip install ./plugins/openvino")
     paths = [str(infercore_models.path(name, form)) for form in wanted if form in there]
     if not paths:
         raise SystemExit(f"the pack has no {name} that an engine here reads; name a MODEL")

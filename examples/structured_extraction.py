@@ -8,7 +8,7 @@ The pack's model would say more of each person than is asked for; the schema kee
 
 Prints a row for each person, made from the parsed JSON, and how the text ended; then the refusal.
 
-    python examples/structured_extraction.py [MODEL]     needs: pip install "infercore[constraints]"
+    python examples/structured_extraction.py [MODEL]     needs: pip install ".[constraints]"
 """
 
 from __future__ import annotations

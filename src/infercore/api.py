@@ -520,7 +520,7 @@ def _load_failure(backend: str, path: str, error: Exception) -> InferCoreError:
     if isinstance(error, ImportError):
         return BackendUnavailableError(message, backend=backend, reason=str(error))
     if isinstance(error, _MISTAKES):
-        return PluginError(f"{message}; this is a fault of the plugin", plugin=backend)
+        return PluginError(f"{message}; this is a bug in the plugin", plugin=backend)
     return ModelFormatError(f"backend {backend!r} could not load {path!r}: {error}", path=path)
 
 

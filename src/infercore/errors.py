@@ -287,7 +287,8 @@ class PoolFullError(InferCoreError, RuntimeError):
     ) -> None:
         super().__init__(
             message
-            or f"{n_waiting} calls wait for a place already{_again(retry_after)}, or open the pool "
+            or f"{n_waiting} calls are already waiting for a place{_again(retry_after)}, or "
+            f"open the pool "
             "with a larger max_waiting"
         )
         self.n_waiting = n_waiting
@@ -308,8 +309,8 @@ class CallTimeoutError(InferCoreError, TimeoutError):
     ) -> None:
         super().__init__(
             message
-            or f"the call was not done after {elapsed_ms:.0f} ms; {resident_tokens} tokens are "
-            "resident, so ask again to go on from there, or give a longer timeout"
+            or f"the call did not finish within {elapsed_ms:.0f} ms; {resident_tokens} tokens are "
+            "resident, so call again to continue from there, or give a longer timeout"
         )
         self.elapsed_ms = elapsed_ms
         self.resident_tokens = resident_tokens

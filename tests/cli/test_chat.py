@@ -307,7 +307,7 @@ def test_ctrl_c_between_an_answer_and_the_prompt_keeps_the_chat(reference, tmp_p
     with terminal(reference, "chat", *reference.arguments, command=command) as screen:
         screen.wait_for(">>> ")
         screen.type(f"{NADIA}\n")
-        screen.wait_for("press Ctrl-D or type /exit to leave")
+        screen.wait_for("press Ctrl-D or type /exit to quit")
         screen.wait_for(">>> ")
         screen.type("/stats\n")
         screen.wait_for("messages 2,")
@@ -333,7 +333,7 @@ main(prog_name="infercore")
 def test_ctrl_c_at_the_prompt_says_how_to_leave(reference) -> None:
     with terminal(reference, "chat", *reference.arguments) as screen:
         assert "Ctrl-D" in screen.wait_for(">>> ")
-        screen.wait_for("press Ctrl-D or type /exit to leave", pressing=CTRL_C)
+        screen.wait_for("press Ctrl-D or type /exit to quit", pressing=CTRL_C)
         screen.wait_for(">>> ")
         screen.type(f"{NADIA}\n")
         screen.wait_for(ANSWER)

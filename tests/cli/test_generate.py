@@ -230,7 +230,7 @@ def test_schema_that_is_no_json(run, tmp_path: Path) -> None:
     file.write_text("{")
     result = run("generate", "m.gguf", "a", "--json-schema", str(file))
     assert result.exit_code == 2
-    assert "holds no JSON" in result.stderr
+    assert "is not valid JSON" in result.stderr
 
 
 def test_input_that_is_not_utf8(reference, tmp_path: Path) -> None:
@@ -260,7 +260,7 @@ def test_options_of_one_engine_reach_it(run, engine) -> None:
 
 def test_no_prompt_on_a_terminal_is_wrong_usage(reference) -> None:
     with terminal(reference, "generate", reference.path) as screen:
-        screen.wait_for("no prompt; give one")
+        screen.wait_for("no prompt; pass one")
         assert screen.end() == 2
 
 

@@ -111,7 +111,7 @@ def test_json_that_broke_off_is_told_by_the_exit_status(run, reference, schema, 
     arguments = ("generate", *reference.arguments, "--chat", "--json-schema", schema, *options)
     cut = run(*arguments, "-n", "3", FELIX)
     assert cut.exit_code == 3
-    assert "broke off before it was complete; give more room with --max-tokens" in cut.stderr
+    assert "was cut off before it was complete; allow more with --max-tokens" in cut.stderr
     whole = run(*arguments, FELIX)
     assert (whole.exit_code, whole.stderr) == (0, "")
 

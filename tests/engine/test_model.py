@@ -284,7 +284,7 @@ def test_a_smaller_window_is_reported(watched):
 def test_sequences_without_a_token_each_are_refused(reference_model):
     asked = {"n_ctx": 3, "n_seq_max": 4}
     for call in (reference_model.new_context, reference_model.plan_memory):
-        with pytest.raises(InvalidInputError, match="no token each") as caught:
+        with pytest.raises(InvalidInputError, match="no tokens") as caught:
             call(**asked, kv_unified=False)
         assert (caught.value.field, caught.value.state_after) == ("n_ctx", "unchanged")
     with reference_model.new_context(**asked, kv_unified=True) as context:
@@ -303,7 +303,7 @@ def test_an_engine_that_parts_the_window_by_itself_is_closed(watched, monkeypatc
 
     watched.new_context = new_context
     model = guarded(watched)
-    with pytest.raises(InvalidInputError, match="no token each"):
+    with pytest.raises(InvalidInputError, match="no tokens"):
         model.new_context(n_ctx=3)
     model.close()
     assert watched.log == [0, "model"]

@@ -232,7 +232,7 @@ def loaded(name: str) -> Any:
 
 def test_without_an_engine_an_example_says_what_to_install(run: Run) -> None:
     said = run("none", "agent_loop.py", fails=True)
-    assert said == "no engine is here; run: pip install infercore-openvino\n"
+    assert said == "no engine is installed; run: pip install ./plugins/openvino\n"
 
 
 def test_an_example_takes_a_model(run: Run, engine: str, tmp_path: Path) -> None:

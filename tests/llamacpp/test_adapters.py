@@ -55,7 +55,7 @@ def test_a_wrong_adapter_is_refused_and_the_old_list_stays(
     before = row_of(context)
     with pytest.raises(ic.ModelNotFoundError):
         context.set_adapters([ic.AdapterSpec(path=str(tmp_path / "none.gguf"))])
-    with pytest.raises(ic.ModelFormatError, match="no LoRA adapter"):
+    with pytest.raises(ic.ModelFormatError, match="not a LoRA adapter"):
         context.set_adapters([ic.AdapterSpec(path=str(story_path))])
     assert (row_of(context) == before).all()
     with pytest.raises(ic.ModelFormatError):

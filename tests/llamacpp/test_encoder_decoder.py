@@ -47,7 +47,7 @@ def test_decoding_needs_a_text_first(model):
 
 
 def test_a_session_is_refused_by_what_the_model_lacks(model):
-    with pytest.raises(ic.UnsupportedFeatureError, match="has encoded") as caught:
+    with pytest.raises(ic.UnsupportedFeatureError, match="from encoded text") as caught:
         model.new_session(n_ctx=64)
     assert "only makes embeddings" not in str(caught.value)
 

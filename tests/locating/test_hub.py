@@ -213,7 +213,7 @@ def test_offline(hub, repo, monkeypatch) -> None:
 
 @pytest.mark.parametrize("name", ["hf:", "hf:story", "hf:a/b/c", "hf:a/b:", "hf:/b", "hf:a /b"])
 def test_what_names_nothing(hub, name) -> None:
-    with pytest.raises(ic.InvalidInputError, match="names no model of the hub"):
+    with pytest.raises(ic.InvalidInputError, match="is not the name of a model on the hub"):
         locate(name)
     assert hub.requests == []
 

@@ -55,7 +55,7 @@ def test_a_truncated_graph(copied, n_bytes) -> None:
 
 def test_a_graph_that_is_something_else(copied) -> None:
     (copied / XML).write_text("<html></html>")
-    refused(copied, XML, "no OpenVINO graph")
+    refused(copied, XML, "not an OpenVINO graph")
 
 
 def test_a_graph_that_the_engine_cannot_read(copied) -> None:
@@ -70,7 +70,7 @@ def test_a_model_that_is_no_causal_one(copied) -> None:
 
     pixels = op.parameter([-1, -1], name="pixels")
     ov.save_model(ov.Model([op.relu(pixels)], [pixels], "picture"), copied / XML)
-    refused(copied, "no causal language model", "text-generation-with-past")
+    refused(copied, "neither a causal language model", "text-generation-with-past")
 
 
 def test_without_a_tokenizer(copied) -> None:

@@ -111,5 +111,5 @@ def test_foreign_tensors_are_refused(reference_model, folder, old, new):
     data = path.read_bytes()
     assert len(old) == len(new)
     path.write_bytes(data.replace(old.encode(), new.encode()))
-    with pytest.raises(ModelFormatError, match="no LoRA adapter for this model"):
+    with pytest.raises(ModelFormatError, match="not a LoRA adapter for this model"):
         logits(reference_model, AdapterSpec(path=str(folder)))

@@ -67,7 +67,7 @@ def test_number_formats_become_float32(tmp_path):
 )
 def test_damaged_tensors_are_refused(tmp_path, data):
     (tmp_path / "t").write_bytes(data)
-    with pytest.raises(ModelFormatError, match="fetch it anew"):
+    with pytest.raises(ModelFormatError, match="fetch it again"):
         safetensors.read(str(tmp_path / "t"))
 
 

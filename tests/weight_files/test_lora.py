@@ -146,7 +146,7 @@ def test_kinds_that_are_not_computed_are_refused_by_name(tmp_path):
     ],
 )
 def test_what_is_no_adapter_for_this_model(tmp_path, metadata):
-    with pytest.raises(ic.ModelFormatError, match="no LoRA adapter for this model"):
+    with pytest.raises(ic.ModelFormatError, match="not a LoRA adapter for this model"):
         read(tmp_path, tensors_of(pairs()), metadata)
 
 
@@ -165,7 +165,7 @@ def test_what_is_no_adapter_for_this_model(tmp_path, metadata):
 def test_matrices_that_do_not_fit(tmp_path, spoil):
     tensors = tensors_of(pairs())
     spoil(tensors)
-    with pytest.raises(ic.ModelFormatError, match="no LoRA adapter for this model"):
+    with pytest.raises(ic.ModelFormatError, match="not a LoRA adapter for this model"):
         read(tmp_path, tensors)
 
 

@@ -49,7 +49,7 @@ class UnknownModelError(LookupError):
     def __init__(self, name: str, known: Iterable[str]) -> None:
         self.name = name
         self.known = tuple(known)
-        super().__init__(f"no model is named {name!r}; there are: {', '.join(self.known)}")
+        super().__init__(f"no model is named {name!r}; choose from: {', '.join(self.known)}")
 
 
 class UnknownFormatError(LookupError):
@@ -60,7 +60,7 @@ class UnknownFormatError(LookupError):
         self.format = format
         self.known = tuple(known)
         super().__init__(
-            f"model {name!r} has no format {format!r}; there are: {', '.join(self.known)}"
+            f"model {name!r} has no format {format!r}; choose from: {', '.join(self.known)}"
         )
 
 

@@ -150,7 +150,7 @@ def _validator(name: str, schema: Mapping[str, Any]) -> Any:
     except (SchemaError, Unresolvable) as error:
         told = getattr(error, "message", None) or f"{error}"
         raise InvalidInputError(
-            f"the parameters of tool {name!r} are no JSON schema: {told}",
+            f"the parameters of tool {name!r} are not a JSON schema: {told}",
             field="tools",
             value=name,
             allowed="JSON schemas of draft 2020-12 that refer to themselves alone",

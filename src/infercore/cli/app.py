@@ -41,7 +41,7 @@ def _debug_option() -> click.Option:
         is_flag=True,
         expose_value=False,
         callback=_note_debug,
-        help="Show the trace of an error.",
+        help="Show the traceback of an error.",
     )
 
 

@@ -76,7 +76,7 @@ class Tokens(ParamType[tuple[int, ...]]):
     type=Tokens(),
     default="128,512,2048",
     show_default=True,
-    help="Lengths of the prefixes that a first token is measured after.",
+    help="Prefix lengths for the first-token measurement.",
 )
 @click.option(
     "--suffix-tokens",
@@ -84,7 +84,7 @@ class Tokens(ParamType[tuple[int, ...]]):
     default=32,
     show_default=True,
     metavar="N",
-    help="Tokens that follow the prefix.",
+    help="Tokens after the prefix.",
 )
 @click.option(
     "--decode-tokens",
@@ -92,7 +92,7 @@ class Tokens(ParamType[tuple[int, ...]]):
     default=64,
     show_default=True,
     metavar="N",
-    help="Tokens that a decode makes.",
+    help="Tokens to generate.",
 )
 @click.option(
     "--repeats",
@@ -100,10 +100,10 @@ class Tokens(ParamType[tuple[int, ...]]):
     default=3,
     show_default=True,
     metavar="N",
-    help="Runs of each part; the median is told.",
+    help="Runs of each part; the median is reported.",
 )
 @click.option(
-    "--tune", "tunes", is_flag=True, help="Try other settings beside the defaults instead."
+    "--tune", "tunes", is_flag=True, help="Compare other settings with the defaults instead."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @context_options(CONTEXT_FOR_TEXT)
@@ -227,7 +227,7 @@ def _show(tried: Sequence[tuning.Tried], refused: Mapping[str, str]) -> None:
     if worth:
         write("Worth changing here (1.05 times the default or more): " + "; ".join(worth) + "\n")
     else:
-        write("Nothing tried is worth changing: the defaults are the fast settings here.\n")
+        write("Nothing worth changing: the defaults are the fastest settings here.\n")
 
 
 def _cell(value: Spread) -> str:

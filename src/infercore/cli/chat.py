@@ -49,11 +49,11 @@ if TYPE_CHECKING:
 HELP = """\
 /help shows the commands;
 /save FILE    write the chat to a file, with the session's state
-/load FILE    go on with such a file, warm
-/undo         forget the last message and its answer
-/drop N       forget the N oldest turns; without N, one
-/reset        forget all but the system message
-/system TEXT  set the system message; without TEXT show it, with - remove it
+/load FILE    continue a chat that /save wrote
+/undo         remove the last message and its answer
+/drop N       remove the N oldest turns (default: 1)
+/reset        start over; keeps the system message
+/system TEXT  set the system message; no TEXT shows it, - removes it
 /stats        what the session holds
 /exit         leave
 //TEXT        a message that begins with /
@@ -102,7 +102,7 @@ class Commands:
         if command is None:
             raise InvalidInputError(
                 f"there is no command {name}; {nearest(name, self._known)} "
-                "(a message that begins with / is written with //)",
+                "(to start a message with /, type //)",
                 field="command",
                 value=name,
                 allowed=tuple(self._known),
@@ -198,7 +198,7 @@ def _nothing(command: str, rest: str) -> None:
 
 PROMPT, MORE, QUOTES = ">>> ", "... ", '"""'
 PASTE_S = 0.05
-HOW_TO_LEAVE = "press Ctrl-D or type /exit to leave; Ctrl-C ends an answer"
+HOW_TO_LEAVE = "press Ctrl-D or type /exit to quit; Ctrl-C stops an answer"
 
 
 @click.command(
@@ -211,9 +211,9 @@ HOW_TO_LEAVE = "press Ctrl-D or type /exit to leave; Ctrl-C ends an answer"
     short_help="Chat with a model.",
 )
 @model_options
-@click.option("--load", "saved", metavar="FILE", help="Go on with a chat that /save wrote.")
-@click.option("--json", "as_json", is_flag=True, help="Print a line of JSON a chunk.")
-@click.option("--no-stats", is_flag=True, help="Do not tell after each answer what it took.")
+@click.option("--load", "saved", metavar="FILE", help="Continue a chat that /save wrote.")
+@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON per chunk.")
+@click.option("--no-stats", is_flag=True, help="Do not print statistics after each answer.")
 @context_options(CONTEXT_FOR_TEXT)
 @overflow_option
 @chat_options
@@ -359,9 +359,7 @@ def with_file(message: str) -> str:
     name, _, rest = message[1:].partition(" ")
     path = os.path.expanduser(name)
     if not os.path.isfile(path):
-        raise click.UsageError(
-            f"there is no file {name!r}; a message that begins with an @ is written with @@"
-        )
+        raise click.UsageError(f"there is no file {name!r}; to start a message with @, type @@")
     text = without_line_end(read_file(path))
     return f"{text}\n\n{rest}" if rest.strip() else text
 

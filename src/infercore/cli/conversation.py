@@ -74,7 +74,7 @@ def read(path: str) -> Saved:
         return _saved(header, bytes(payload))
     except (InvalidInputError, LookupError, TypeError, ValueError) as error:
         raise SnapshotError(
-            f"the header of {path} is malformed ({error}); save the chat anew", reason="header"
+            f"the header of {path} is malformed ({error}); save the chat again", reason="header"
         ) from error
 
 
@@ -85,7 +85,7 @@ def _saved(header: dict[str, Any], payload: bytes) -> Saved:
             raise ValueError("a message is not a role and a text")
     template = header["template"]
     if template is not None and not _is_text(template):
-        raise ValueError("the template is no text")
+        raise ValueError("the template is not text")
     return Saved(
         messages=list(messages),
         template=template,
@@ -160,8 +160,8 @@ class Chat:
         if turn.dropped_messages and not self.has_told_of_dropping:
             self.has_told_of_dropping = True
             tell(
-                "the window is full: from now on the oldest turns are left out of what the model "
-                "sees; --n-ctx gives more room, --overflow error refuses instead"
+                "the window is full: from now on the model no longer sees the oldest turns; use "
+                "--n-ctx for a larger window, or --overflow error to refuse instead"
             )
         self.broke_off |= self.show.broke_off(turn, self.decode)
         self.show.end(turn, number=number)

@@ -24,11 +24,11 @@ _SPECULATIVE = ("n_draft", "n_gram")
 _DECODE = (
     option("max_tokens", "-n", "--max-tokens", "--n-predict", "--predict", section="Decode",
            type=int, metavar="N",
-           help="Most tokens to generate; default: until the window is full."),
+           help="Maximum number of tokens to generate; default: until the window is full."),
     option("--stop", section="Decode", multiple=True, metavar="TEXT",
-           help="A text that ends the generation and is not shown; repeatable."),
+           help="Stop at this text, without printing it; repeatable."),
     option("stop_tokens", "--stop-token", section="Decode", multiple=True, type=int, metavar="ID",
-           help="A token that ends the generation; repeatable."),
+           help="Stop at this token; repeatable."),
     option("--special-text/--no-special-text", section="Decode", default=None,
            help="Show control tokens as text."),
     option("--logprobs", section="Decode", type=int, metavar="N",
@@ -38,17 +38,18 @@ _DECODE = (
     option("--json-object", section="Constraint", is_flag=True, help="Any JSON object."),
     option("--regex", section="Constraint", metavar="PATTERN", help="Text that matches."),
     option("--grammar", section="Constraint", metavar="FILE",
-           help="Text of the grammar in FILE: Lark where its name ends in .lark, else GBNF."),
+           help="Text that follows the grammar in FILE: Lark if its name ends in .lark, "
+                "otherwise GBNF."),
     option("--choice", section="Constraint", multiple=True, metavar="TEXT",
            help="One of these texts; repeatable."),
     option("--speculative", section="Guessing ahead", is_flag=True,
            help="Guess tokens from the text so far; the result stays the same."),
     option("--draft-model", section="Guessing ahead", type=click.Path(), metavar="MODEL",
-           help="Guess tokens with a smaller model of the same vocabulary."),
+           help="Guess tokens with a smaller model that has the same vocabulary."),
     option("--n-draft", section="Guessing ahead", type=int, metavar="N",
-           help="Most tokens guessed at once. [default: 8]"),
+           help="Maximum number of tokens to guess at once. [default: 8]"),
     option("--n-gram", section="Guessing ahead", type=int, metavar="N",
-           help="With --speculative: how many tokens are looked up. [default: 3]"),
+           help="With --speculative: longest run of tokens to look for. [default: 3]"),
 )  # fmt: skip
 
 _CHAT = (
@@ -60,7 +61,7 @@ _CHAT = (
     option("template_variables", "--template-var", section="Chat", type=KeyValue(), multiple=True,
            help="A variable for the template, such as enable_thinking=false; repeatable."),
     option("--parse-special", section="Chat", is_flag=True,
-           help="Turn the text of control tokens in messages into those tokens."),
+           help="Read the text of control tokens in messages as those tokens."),
 )  # fmt: skip
 
 overflow_option: Callable[[Any], Any] = option(
@@ -93,7 +94,7 @@ def decode_fields(options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     The others of `SamplingConfig` are what the model's files recommend.
     """
     if options["logprobs"] is not None and not options["as_json"]:
-        raise click.UsageError("--logprobs needs --json: text has no place for them")
+        raise click.UsageError("--logprobs needs --json; plain text cannot show them")
     fields: dict[str, Any] = {"sampling": "model", **given(SamplingConfig, options)}
     for name in ("max_tokens", "stop", "stop_tokens", "special_text", "logprobs"):
         if options[name] not in (None, ()):
@@ -116,7 +117,7 @@ def _response_format(options: Mapping[str, Any]) -> Any:
     asked = [name for name in _FORMATS if options[name]]
     if len(asked) > 1:
         flags = ", ".join("--" + name.replace("_", "-") for name in asked)
-        raise click.UsageError(f"{flags} exclude each other; give one")
+        raise click.UsageError(f"{flags} cannot be combined; give one")
     return _MAKERS[asked[0]](options[asked[0]]) if asked else None
 
 
@@ -126,7 +127,7 @@ def _schema(path: str) -> dict[str, Any]:
     except ValueError as error:
         if isinstance(error, infercore.InferCoreError):
             raise
-        raise click.UsageError(f"{path} holds no JSON: {error}") from error
+        raise click.UsageError(f"{path} is not valid JSON: {error}") from error
     return {"type": "json_schema", "schema": schema}
 
 
@@ -181,7 +182,7 @@ def system_message(options: Mapping[str, Any]) -> str | None:
     """Return the system message that was given, None where none was."""
     text, path = options["system"], options["system_file"]
     if text is not None and path is not None:
-        raise click.UsageError("--system and --system-file exclude each other; give one")
+        raise click.UsageError("--system and --system-file cannot be combined; give one")
     return text if path is None else read_file(path)
 
 

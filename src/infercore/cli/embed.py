@@ -42,20 +42,25 @@ CONTEXT_FOR_VECTORS = tuple(name for name in CONTEXT if name not in DECIDED)
 @click.argument("texts", metavar="[TEXT]...", nargs=-1)
 @click.option(
     "files", "-f", "--file", multiple=True, metavar="FILE",
-    help="Texts from FILE, one a line; repeatable.",
+    help="Texts from FILE, one per line; repeatable.",
 )  # fmt: skip
 @click.option(
     "--pooling", type=click.Choice(POOLING),
-    help="How a text's vectors become one; default: as the model has it.",
+    help="How to pool the vectors of a text's tokens; default: the model's own way.",
 )  # fmt: skip
 @click.option(
-    "--normalize/--no-normalize", default=True, show_default=True, help="Give each the length 1."
+    "--normalize/--no-normalize",
+    default=True,
+    show_default=True,
+    help="Scale each vector to length 1.",
 )
 @click.option(
     "-o", "--output", metavar="FILE.npy", type=click.Path(dir_okay=False),
-    help="Write a NumPy array, float32 [n_texts, n_embd], and print no vectors.",
+    help="Write a NumPy array, float32 [n_texts, n_embd], instead of printing vectors.",
 )  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document, not a line a text.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON document instead of one line per text."
+)
 @context_options(CONTEXT_FOR_VECTORS)
 def embed(
     model: str,
@@ -90,7 +95,7 @@ def embed(
 
 def _texts(texts: tuple[str, ...], files: tuple[str, ...]) -> list[str]:
     if not texts and not files and not stdin_is_piped():
-        raise click.UsageError("no text; give one, or a file with --file, or pipe lines in")
+        raise click.UsageError("no text; pass one, use --file, or pipe lines in")
     found = [*texts, *(line for path in files for line in lines(read_file(path)))]
     return found if texts or files else lines(read_stdin())
 

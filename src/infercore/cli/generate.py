@@ -52,10 +52,12 @@ if TYPE_CHECKING:
     "files", "-f", "--file", multiple=True, metavar="FILE", help="A prompt from FILE; repeatable."
 )
 @click.option("--prefix", metavar="TEXT", help="Text before each prompt, evaluated once.")
-@click.option("--prefix-file", metavar="FILE", help="The same from FILE, taken as it is.")
-@click.option("--chat", is_flag=True, help="Each prompt is a message, in the model's template.")
-@click.option("--json", "as_json", is_flag=True, help="Print a line of JSON a chunk.")
-@click.option("--stats", is_flag=True, help="Tell on standard error what each prompt took.")
+@click.option("--prefix-file", metavar="FILE", help="The prefix from FILE, unchanged.")
+@click.option(
+    "--chat", is_flag=True, help="Treat each prompt as a chat message, in the model's template."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON per chunk.")
+@click.option("--stats", is_flag=True, help="Print statistics for each prompt to standard error.")
 @context_options(CONTEXT_FOR_TEXT)
 @overflow_option
 @chat_options
@@ -135,7 +137,7 @@ def _prompts(options: Mapping[str, Any]) -> list[str]:
     if not reads_stdin and stdin_is_piped() and (texts == [] or sys.stdin is not None):
         piped = without_line_end(read_stdin())
     elif not texts:
-        raise click.UsageError("no prompt; give one, or a file with --file, or pipe a text in")
+        raise click.UsageError("no prompt; pass one, use --file, or pipe text in")
     if not texts:
         return [piped]
     return [f"{piped}\n\n{text}" if piped else text for text in texts]
@@ -155,7 +157,7 @@ def _text_of(prompt: str) -> str:
         return prompt
     if prompt != "@-" and not os.path.isfile(prompt[1:]):
         raise click.UsageError(
-            f"there is no file {prompt[1:]!r}; a prompt that begins with an @ is written with @@"
+            f"there is no file {prompt[1:]!r}; to start a prompt with @, type @@"
         )
     return without_line_end(read_file(prompt[1:]))
 
@@ -173,5 +175,5 @@ def _chat_of(options: Mapping[str, Any]) -> OfChat | None:
 def _prefix(options: Mapping[str, Any]) -> str:
     text, path = options["prefix"], options["prefix_file"]
     if text is not None and path is not None:
-        raise click.UsageError("--prefix and --prefix-file exclude each other; give one")
+        raise click.UsageError("--prefix and --prefix-file cannot be combined; give one")
     return (text or "") if path is None else read_file(path)

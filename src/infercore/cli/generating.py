@@ -200,7 +200,7 @@ class Show:
         if constraint["type"] in _OF_JSON and _is_json(turn.text):
             return False
         more = "--max-tokens" if turn.finish_reason == "length" else "--n-ctx"
-        tell_error(f"the answer broke off before it was complete; give more room with {more}")
+        tell_error(f"the answer was cut off before it was complete; allow more with {more}")
         return True
 
     def end(self, turn: Turn, *, number: int, **facts: Any) -> None:

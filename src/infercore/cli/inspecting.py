@@ -96,15 +96,15 @@ SPECIAL = ("bos", "eos", "eot")
 @click.command(
     cls=SectionCommand,
     examples=["infercore inspect pack:storyteller --metadata '*rope*'"],
-    short_help="Load a model and show what it is.",
+    short_help="Load a model and describe it.",
 )
 @model_options
 @click.option(
     "patterns", "--metadata", multiple=True, metavar="PATTERN",
-    help="Show only metadata whose key matches, such as '*rope*'; repeatable.",
+    help="Show only metadata with matching keys, such as '*rope*'; repeatable.",
 )  # fmt: skip
 @click.option("--no-metadata", is_flag=True, help="Show no metadata.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, with nothing cut short.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, with nothing truncated.")
 def inspect(
     model: str,
     patterns: tuple[str, ...],
@@ -117,7 +117,7 @@ def inspect(
     It also shows which backends can read the file, and how to install one that is missing.
     """
     if patterns and no_metadata:
-        raise click.UsageError("--metadata and --no-metadata exclude each other; give one")
+        raise click.UsageError("--metadata and --no-metadata cannot be combined; give one")
     with loaded(model, options) as opened:
         facts = _facts(opened, model)
     shown = {} if no_metadata else _matching(facts["metadata"], patterns)
@@ -311,14 +311,18 @@ def _reclaimable_bytes() -> int:
 )
 @model_and("texts")
 @click.argument("texts", metavar="[TEXT]...", nargs=-1)
-@click.option("-f", "--file", metavar="FILE", help="The text from FILE, taken as it is.")
-@click.option("--decode", "decodes", is_flag=True, help="TEXT holds token ids; print their text.")
-@click.option("--ids", "ids_only", is_flag=True, help="Print the ids alone, on one line.")
+@click.option("-f", "--file", metavar="FILE", help="The text from FILE, unchanged.")
+@click.option(
+    "--decode", "decodes", is_flag=True, help="Treat TEXT as token ids, and print their text."
+)
+@click.option("--ids", "ids_only", is_flag=True, help="Print only the ids, on one line.")
 @click.option(
     "--no-special", is_flag=True,
-    help="Add no token such as BOS; with --decode: leave control tokens out.",
+    help="Do not add tokens such as BOS; with --decode: omit control tokens.",
 )  # fmt: skip
-@click.option("--no-parse-special", is_flag=True, help="The text of a control token stays text.")
+@click.option(
+    "--no-parse-special", is_flag=True, help="Treat the text of control tokens as plain text."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def tokenize(
     model: str,
@@ -349,7 +353,7 @@ def _text(texts: tuple[str, ...], file: str | None) -> str:
     if file is not None:
         return read_file(file)
     if not texts and not stdin_is_piped():
-        raise click.UsageError("no text; give one, or a file with --file, or pipe one in")
+        raise click.UsageError("no text; pass one, use --file, or pipe text in")
     return " ".join(texts) if texts else without_line_end(read_stdin())
 
 

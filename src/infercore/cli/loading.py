@@ -79,7 +79,7 @@ def _tell_of_shrinking(attempts: Sequence[Any]) -> None:
     if len(attempts) > 1:
         got = attempts[-1]
         tell(
-            f"memory did not suffice; opened at try {len(attempts)} with n_ctx={got.n_ctx}, "
+            f"not enough memory; opened on attempt {len(attempts)} with n_ctx={got.n_ctx}, "
             f"n_ubatch={got.n_ubatch}, type_k={got.type_k}, type_v={got.type_v}"
         )
 

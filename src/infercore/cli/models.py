@@ -66,7 +66,7 @@ class Row:
 @click.group(
     cls=WholeSummaries,
     invoke_without_command=True,
-    short_help="List the models that are here; aliases; the default.",
+    short_help="List local models, aliases and the default model.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
@@ -82,7 +82,7 @@ def models(ctx: click.Context, as_json: bool) -> None:  # noqa: FBT001  (click p
         print_json([attrs.asdict(row) for row in rows])
         return
     if not rows:
-        click.echo("no models yet; infercore pull hf:ORG/REPO fetches one")
+        click.echo("no models yet; fetch one with infercore pull hf:ORG/REPO")
         return
     print_table(COLUMNS, [_cells(row) for row in rows], right=("size",))
 
@@ -102,12 +102,12 @@ def set_alias(alias: str, model: str) -> None:
 def remove_alias(alias: str) -> None:
     """Take ALIAS away."""
     settings.write(settings.with_alias(settings.read(), alias, None))
-    tell(f"{alias} means nothing any more")
+    tell(f"{alias} is no longer an alias")
 
 
 @models.command("default")
 @click.argument("model", required=False)
-@click.option("--clear", is_flag=True, help="Have no default.")
+@click.option("--clear", is_flag=True, help="Clear the default.")
 def set_default(model: str | None, clear: bool) -> None:  # noqa: FBT001  (click passes flags)
     """Take MODEL where a command names none; without MODEL, print the default."""
     now = settings.read()

@@ -134,7 +134,10 @@ SAMPLING: Mapping[str, Row] = MappingProxyType({
         "Add AMOUNT to a token's logit; repeatable.",
         metavar="ID=AMOUNT", param_type="bias", multiple=True,
     ),
-    "seed": Row("Makes a random text repeatable; default: drawn anew.", also=("-s",), metavar="N"),
+    "seed": Row(
+        "Random seed, to get the same text again; default: a new one each time.",
+        also=("-s",), metavar="N",
+    ),
     "min_keep": Row(metavar="N"),
     "ignore_eos": Row(),
     "no_repeat_ngram_size": Row(metavar="N"),
@@ -151,8 +154,8 @@ T = TypeVar("T")
 F = TypeVar("F", bound="Callable[..., Any]")
 
 ABOUT_MODEL = (
-    "A path, hf:ORG/REPO[:QUANT], pack:NAME or an alias; without it the default of "
-    "`infercore models`."
+    "A path, hf:ORG/REPO[:QUANT], pack:NAME or an alias; if omitted, the default that `infercore "
+    "models default` sets."
 )
 
 _TYPES = {"int": int, "float": float, "str": str}
@@ -410,7 +413,7 @@ def _model_of(
     """Return the model, and the first argument where it is not the model."""
     if named is not None:
         if first is not None and not has_rest:
-            raise click.UsageError(f"two models are given: {first} and, with -m, {named}")
+            raise click.UsageError(f"two models were given: {first} and, with -m, {named}")
         return named, () if first is None else (first,)
     default = settings.default_model()
     if first is None or (default is not None and has_rest and not is_model(first)):
@@ -432,7 +435,7 @@ def load_options(command: T) -> T:
         command = config_option(ModelConfig, name, row, "Model")(command)
     command = option(
         "backend_options", "--option", section="Model", type=KeyValue(), multiple=True,
-        help="An option of one engine, for model or context; repeatable.",
+        help="An engine-specific option of the model or context; repeatable.",
     )(command)  # fmt: skip
     decorated: T = backend_option(command)
     return decorated
@@ -442,7 +445,7 @@ def backend_option(command: T) -> T:
     """Add ``--backend``."""
     add = option(
         "--backend", section="Model", metavar="NAME", shell_complete=backend_names,
-        help="The backend to use; default: INFERCORE_BACKEND, or what reads the file best.",
+        help="The backend to use; default: INFERCORE_BACKEND, or the best match for the file.",
     )  # fmt: skip
     decorated: T = add(command)
     return decorated

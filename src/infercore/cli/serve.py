@@ -51,13 +51,14 @@ _OF_SERVER = ("max_tokens", "request_timeout", "max_body_bytes", "max_requests_p
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 @click.option(
     "--port", default=8000, show_default=True, type=click.IntRange(0, 65535),
-    help="The port; 0 takes a free one.",
+    help="The port; 0 picks a free one.",
 )  # fmt: skip
 @click.option(
     "--api-key-file", metavar="FILE",
-    help="Keys, one a line; each request must bring one. Callers of one key share prefixes.",
+    help="API keys, one per line; each request must send one. Callers with the same key share "
+         "prefixes.",
 )  # fmt: skip
-@click.option("--insecure", is_flag=True, help="Allow another address than loopback without keys.")
+@click.option("--insecure", is_flag=True, help="Allow addresses other than loopback without keys.")
 @click.option(
     "n_parallel", "-np", "--n-parallel", type=int, metavar="N",
     help="Sessions decoded in one engine call. [default: 8]",
@@ -67,28 +68,31 @@ _OF_SERVER = ("max_tokens", "request_timeout", "max_body_bytes", "max_requests_p
     "--max-waiting", type=int, metavar="N", help="Requests that may wait. [default: 1024]"
 )
 @click.option("--cache-bytes", type=int, metavar="N", help="Host memory for idle conversations.")
-@click.option("--cache-dir", metavar="DIR", help="A folder that keeps them over a restart.")
-@click.option("--lazy", is_flag=True, help="Load each model when it is first asked for.")
+@click.option("--cache-dir", metavar="DIR", help="A folder that keeps them across restarts.")
+@click.option("--lazy", is_flag=True, help="Load each model on its first request.")
 @click.option(
-    "--idle-timeout", type=float, metavar="S", help="Unload a model that nobody used for S seconds."
+    "--idle-timeout",
+    type=float,
+    metavar="S",
+    help="Unload a model after S seconds without requests.",
 )
-@click.option("--max-tokens", type=int, metavar="N", help="Most tokens of an answer.")
-@click.option("--request-timeout", type=float, metavar="S", help="Most seconds of a request.")
-@click.option("--max-body-bytes", type=int, metavar="N", help="Most bytes of a request.")
+@click.option("--max-tokens", type=int, metavar="N", help="Maximum number of tokens in an answer.")
 @click.option(
-    "--max-requests-per-key", type=int, metavar="N", help="Requests of one key at the same time."
+    "--request-timeout", type=float, metavar="S", help="Maximum duration of a request in seconds."
 )
+@click.option("--max-body-bytes", type=int, metavar="N", help="Maximum size of a request in bytes.")
+@click.option("--max-requests-per-key", type=int, metavar="N", help="Concurrent requests per key.")
 @click.option(
     "cors_origins", "--cors-origin", multiple=True, metavar="ORIGIN",
-    help="A web page's origin that may call; repeatable. [default: none]",
+    help="A web origin that may call this server; repeatable. [default: none]",
 )  # fmt: skip
 @click.option(
     "allowed_hosts", "--allowed-host", multiple=True, metavar="NAME",
-    help="A name beside localhost that callers without keys may use; repeatable.",
+    help="A host name, besides localhost, that callers without keys may use; repeatable.",
 )  # fmt: skip
 @click.option(
     "--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True,
-    help="How a line of the log looks; prompts are in none.",
+    help="The log's format; prompts are never logged.",
 )  # fmt: skip
 @load_options
 @context_options(CONTEXT_OF_A_POOL)
@@ -143,7 +147,7 @@ def _named(models: Sequence[str]) -> dict[str, str]:
         if not name or not path:
             raise click.UsageError(f"{given!r} is not NAME=MODEL")
         if name in named:
-            raise click.UsageError(f"two models are called {name!r}; give NAME=MODEL")
+            raise click.UsageError(f"two models are named {name!r}; give NAME=MODEL")
         if not is_name(path):
             locate(path)  # raises what is wrong with it
         named[name] = path
@@ -165,7 +169,7 @@ def _keys(path: str | None) -> tuple[str, ...]:
     lines = (line.strip() for line in read_file(path).splitlines())
     keys = tuple(line for line in lines if line and not line.startswith("#"))
     if not keys:
-        raise click.UsageError(f"{path} holds no key; write one a line")
+        raise click.UsageError(f"{path} contains no keys; write one per line")
     return keys
 
 

@@ -46,7 +46,7 @@ def find_rig(name: str, *, model: str | None = None) -> Rig:
     if not entries:
         raise BackendNotFoundError(
             f"no installed distribution announces a conformance rig for {name!r} (entry-point "
-            f"group {ENTRY_POINT_GROUP}); there are: {', '.join(rig_names()) or 'none'}",
+            f"group {ENTRY_POINT_GROUP}); choose from: {', '.join(rig_names()) or 'none'}",
             name=name,
             candidates=rig_names(),
         )

@@ -103,6 +103,6 @@ class Abort:
 def aborted_with(resident: int) -> DecodeAbortedError:
     """Return the error of a call that was stopped with ``resident`` tokens held."""
     return DecodeAbortedError(
-        f"cancelled with {resident} tokens resident; decode the rest to go on",
+        f"cancelled with {resident} tokens resident; decode the rest to continue",
         resident_tokens=resident,
     )

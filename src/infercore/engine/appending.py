@@ -326,8 +326,8 @@ class Appending:
         """Run an encoder over ``ids``."""
         if n := self._cells.n_cells:
             raise InvalidStateError(
-                "the context holds what was decoded behind an earlier text; clear() it before "
-                "another is encoded",
+                "the context still holds tokens that were decoded after an earlier text; call "
+                "clear() before encoding another",
                 operation="encode",
                 state=f"{n} tokens are resident",
             )

@@ -74,7 +74,7 @@ def check_sequence(seq_id: Any, n_seq_max: int, field: str = "seq_id") -> int:
     """Return ``seq_id`` as int in 0..n_seq_max-1. Raises `InvalidSequenceError`."""
     if not checks.is_integer(seq_id) or not 0 <= seq_id < n_seq_max:
         raise InvalidSequenceError(
-            f"{field}={seq_id!r} is no sequence of this context; ids go from 0 to "
+            f"{field}={seq_id!r} is not a sequence of this context; ids go from 0 to "
             f"{n_seq_max - 1} (see n_seq_max)",
             field=field,
             value=seq_id,
@@ -139,7 +139,7 @@ def not_alike(first: int, other: int) -> InvalidSequenceError:
     """Return the error for a token that is to go to sequences of different content."""
     return InvalidSequenceError(
         f"sequences {first} and {other} hold different tokens, so one token cannot go to both; "
-        "give each of them an entry of its own",
+        "give each its own entry",
         field="seq_ids",
         value=(first, other),
         allowed="sequences that hold the same tokens",

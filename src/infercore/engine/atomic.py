@@ -14,7 +14,7 @@ def write_whole(path: str | os.PathLike[str], data: bytes, *, private: bool = Fa
     """Write ``data`` to ``path``: where that fails or is killed, the older file stays.
 
     A link is followed, and the permissions of an older file stay as they are; a new one is its
-    owner's alone if it is ``private``, as what holds people's texts is. What is no regular file
+    owner's alone if it is ``private``, as what holds people's texts is. What is not a regular file
     (a pipe, a device) is written to in place. Raises OSError.
     """
     wanted = os.fsdecode(path)

@@ -99,7 +99,7 @@ def _opened(data: Buffer) -> tuple[dict[str, Any], memoryview, int]:
     except (TypeError, ValueError) as error:  # with gaps, or released
         raise _error("cannot be read from one end to the other", "format") from error
     if len(view) < PREFIX_BYTES + 2 * _CHECKSUM_BYTES or view[:8] != MAGIC:
-        raise _error("does not start as saved state does", "format")
+        raise _error("does not start like saved state", "format")
     end = PREFIX_BYTES + int.from_bytes(view[8:PREFIX_BYTES], "little")
     start = end + _CHECKSUM_BYTES
     header = _header(view[PREFIX_BYTES:end]) if start <= len(view) else None
@@ -182,7 +182,7 @@ def _are_counts(value: object) -> bool:
 
 
 def _is_run(value: object) -> bool:
-    """Whether it is a position and a length, which is no number of tokens without one."""
+    """Whether it is a position and a length, which is not a number of tokens without one."""
     return isinstance(value, list) and len(value) == _PAIR and _are_counts(value) and value[1] > 0
 
 
@@ -200,4 +200,4 @@ def _is_sequence(item: object, n_vocab: int) -> bool:
 
 
 def _error(what: str, reason: str) -> SnapshotError:
-    return SnapshotError(f"the saved state {what}; save it anew from this model", reason=reason)
+    return SnapshotError(f"the saved state {what}; save it again from this model", reason=reason)

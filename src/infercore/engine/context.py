@@ -254,7 +254,7 @@ class GuardedContext:
                 self._native.need(
                     "kv_remove",
                     declared=False,
-                    hint=f"this context cannot go back to position {at}; clear() and decode anew",
+                    hint=f"this context cannot go back to position {at}; clear() and decode again",
                 )
             if len(ids):
                 self._appending.append(ids, seq_id, "last")

@@ -104,8 +104,8 @@ class Gate(RLock):  # type: ignore[misc]  # it may be inherited from, whatever t
         """Return the error for a call that found somebody inside or the gate barred."""
         if self._born != _forks:
             return InvalidStateError(
-                f"this {self._name} was made before os.fork(), and the engine's threads did not "
-                "come along; open a new one in the child",
+                f"this {self._name} was made before os.fork(), which does not copy the engine's "
+                "threads; open a new one in the child",
                 operation="use",
                 state="forked",
             )

@@ -59,7 +59,7 @@ def allocate(
             return inner, candidate, (*attempts, _attempt(candidate, None))
     tries = f"{len(attempts)} attempt{'s' * (len(attempts) != 1)}"
     raise OutOfMemoryError(
-        f"no memory for this context after {tries}; the last said: {last}; "
+        f"not enough memory for this context after {tries}; the last said: {last}; "
         "give a smaller n_ctx, or on_oom='shrink'",
         attempts=attempts,
     ) from last

@@ -316,7 +316,7 @@ class GuardedModel:
             raise UnsupportedFeatureError(
                 feature="adaptive_p_target",
                 backend=self.backend,
-                hint="a copy of the engine's own sampler begins its random numbers anew with it; "
+                hint="a copy of the engine's own sampler would restart its random numbers; "
                 "use implementation='portable'",
             )
         for token in config.logit_bias:
@@ -340,7 +340,7 @@ class GuardedModel:
             hint = "this model only makes embeddings, it cannot generate text; use infercore.embed"
             if kinds.logits_all:
                 hint = (
-                    "this model generates from a text that it has encoded; use new_context(), "
+                    "this model generates from encoded text; use new_context(), "
                     "encode() and decode()"
                 )
             raise UnsupportedFeatureError(feature="session", backend=self.backend, hint=hint)

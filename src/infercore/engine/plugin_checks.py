@@ -20,7 +20,7 @@ _SHOWN = 60
 def wrong(backend: str, call: str, what: str) -> PluginError:
     """Return the error for a call of the plugin that gave ``what`` it should not."""
     return PluginError(
-        f"backend {backend!r}: {call} {what}; this is a fault of the plugin, not of the call",
+        f"backend {backend!r}: {call} {what}; this is a bug in the plugin, not in your call",
         plugin=backend,
     )
 
@@ -109,7 +109,7 @@ def check_context(context: Any, backend: str) -> None:
     if missing:
         raise PluginLoadError(
             f"backend {backend!r}: context.effective lacks {', '.join(missing)}, which it always "
-            "has; this is a fault of the plugin",
+            "has; this is a bug in the plugin",
             plugin=backend,
         )
     for name in ("n_batch", "n_ubatch"):

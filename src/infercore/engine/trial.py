@@ -149,7 +149,7 @@ def _seconds(files: Sequence[str]) -> float:
 def _try(descriptor: BackendDescriptor, path: str, asked: str, seconds: float) -> str | None:
     """Run the child; return why there was none. Raises for one that did not live."""
     if not sys.executable:
-        return "this Python runs inside of a program and has no executable"
+        return "this Python is embedded in a program and has no executable"
     folders = os.pathsep.join(os.path.abspath(entry) for entry in sys.path if entry)
     try:
         done = _run(descriptor, asked, {**os.environ, "PYTHONPATH": folders}, seconds)

@@ -40,7 +40,7 @@ def resolve_n_ctx(config: ContextConfig, info: ModelInfo) -> int:
         return min(DEFAULT_N_CTX, trained) if trained > 0 else DEFAULT_N_CTX
     if config.n_ctx == 0 and trained <= 0:
         raise InvalidInputError(
-            "n_ctx=0 asks for the trained window, but this model does not tell it; give a number",
+            "n_ctx=0 asks for the trained window, but this model does not state one; give a number",
             field="n_ctx",
             value=0,
             allowed="at least 1",
@@ -89,7 +89,7 @@ def check_parts(n_ctx: int, n_seq_max: int | None, *, unified: bool | None) -> N
     """Raise `InvalidInputError` where a window that is not shared has no token a sequence."""
     if unified is False and n_ctx < (n_seq_max or 1):
         raise InvalidInputError(
-            f"n_ctx={n_ctx} gives {n_seq_max} sequences no token each; give n_ctx={n_seq_max} or "
+            f"n_ctx={n_ctx} gives {n_seq_max} sequences no tokens; give n_ctx={n_seq_max} or "
             "more, or kv_unified=True to share the window",
             field="n_ctx",
             value=n_ctx,

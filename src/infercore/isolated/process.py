@@ -204,7 +204,7 @@ class _Child:
             except (EOFError, OSError):
                 pass
             except Exception as error:  # noqa: BLE001  (it is corrupt)
-                self.reason = self.reason or f"sent what is no answer ({error})"
+                self.reason = self.reason or f"sent an invalid answer ({error})"
         self._bury()
 
     def _answer(self, answer: Any) -> None:
@@ -311,7 +311,7 @@ class EngineProcess:
     ) -> None:
         if os.name != "posix" or not sys.executable:
             raise UnsupportedFeatureError(
-                feature="isolate", hint="processes of this kind are started on POSIX systems alone"
+                feature="isolate", hint="isolated engines need a POSIX system"
             )
         self._load = dict(load)
         self._step_timeout = step_timeout

@@ -152,7 +152,7 @@ class IsolatedSession:
             self._leave_dropped()
             if self._opened is not None:
                 raise SessionBusyError(
-                    f"{operation} has to wait: a decode is open; read it to its end, or close it"
+                    f"{operation} must wait: a decode is open; read it to its end, or close it"
                 )
             self._cancelled = False
             with observed(operation):

@@ -59,7 +59,8 @@ def parsed(text: str) -> HubName:
     organisation, slash, name = repo.partition("/")
     if not (organisation and slash and name) or "/" in name or (colon and not wanted):
         raise InvalidInputError(
-            f"'hf:{text}' names no model of the hub; write hf:ORG/REPO, hf:ORG/REPO:QUANT or "
+            f"'hf:{text}' is not the name of a model on the hub; write hf:ORG/REPO, "
+            f"hf:ORG/REPO:QUANT or "
             "hf:ORG/REPO:FILE",
             field="path",
             value=f"hf:{text}",
@@ -190,10 +191,10 @@ def _one(
 def _holds_none(files: Mapping[str, Any]) -> str:
     if any(file.lower().endswith(_WEIGHTS) for file in files):
         return (
-            "holds weights that must be converted first; look for a repository of it with GGUF "
-            f"or OpenVINO files, or see {install.GET_A_MODEL}"
+            "contains weights that must be converted first; look for a repository with GGUF or "
+            f"OpenVINO files of it, or see {install.GET_A_MODEL}"
         )
-    return "holds no GGUF file and no openvino_model.xml with its weights"
+    return "contains no GGUF file and no openvino_model.xml with its weights"
 
 
 def _download(library: Any, name: HubName, sibling: Any, revision: str) -> str:
@@ -284,7 +285,7 @@ def _typed(library: Any, name: HubName) -> Iterator[None]:
         raise  # those of the program's own mistakes are no news of the hub
     except Exception as error:
         labels = ", ".join(each.variant.label for each in _held(library, name.repo))
-        cached = f" (of it the cache has: {labels})" if labels else ""
+        cached = f" (the cache has: {labels})" if labels else ""
         raise _told(library.errors, name, error, cached) from error
 
 
@@ -296,7 +297,7 @@ def _told(  # noqa: PLR0911  (a return for each answer of the hub)
     path = str(name)
     if isinstance(error, errors.GatedRepoError):
         return ModelLoadError(
-            f"{name.repo} is given only to those who accept its terms: do so at {page}, then run "
+            f"{name.repo} is gated: accept its terms at {page}, then run "
             "`hf auth login` or set HF_TOKEN",
             path=path,
         )
@@ -307,8 +308,9 @@ def _told(  # noqa: PLR0911  (a return for each answer of the hub)
             path=path,
         )
     if isinstance(error, errors.HFValidationError):
-        return InvalidInputError(f"{name} names no model of the hub: {error}", field="path",
-                                 value=path)  # fmt: skip
+        return InvalidInputError(
+            f"{name} is not the name of a model on the hub: {error}", field="path", value=path
+        )
     if isinstance(error, errors.OfflineModeIsEnabled):
         return ModelNotFoundError(
             f"{name} is not in the cache{cached}, and HF_HUB_OFFLINE forbids fetching it", path=path

@@ -142,7 +142,7 @@ def _packed(text: str, backend: str | None) -> str:
     usable = [wanted] if wanted else [packed for packed in formats if packed in there[name]]
     if not usable:
         raise ModelNotFoundError(
-            f"no backend that is installed reads {name} of the pack, which is there as "
+            f"no installed backend reads {name} of the pack, which is there as "
             f"{', '.join(there[name])}; run: {install.plugin('openvino')}",
             path=PACK + text,
         )
@@ -160,7 +160,8 @@ def _what_to_do(where: str) -> str:
     if where in _pack_names():
         return f"check the path, or write pack:{where} for the model of the pack"
     return (
-        "check the path, or take pack:storyteller to try things out, hf:ORG/REPO to fetch one; "
+        "check the path, or use pack:storyteller to try things out, or hf:ORG/REPO to fetch a "
+        "model; "
         f"see {install.GET_A_MODEL}"
     )
 

@@ -64,7 +64,7 @@ def read() -> Settings:
 
 def _settings(held: Any, path: str) -> Settings:
     if not isinstance(held, dict):
-        raise _damaged(path, "it holds no JSON object")
+        raise _damaged(path, "it is not a JSON object")
     default, aliases = held.get("default"), held.get("aliases", {})
     texts = [default] if default is not None else []
     texts += [*aliases, *aliases.values()] if isinstance(aliases, dict) else [None]
@@ -75,7 +75,7 @@ def _settings(held: Any, path: str) -> Settings:
 
 def _damaged(path: str, why: str) -> InvalidInputError:
     return InvalidInputError(
-        f"the settings in {path} cannot be read ({why}); mend or delete the file",
+        f"the settings in {path} cannot be read ({why}); fix or delete the file",
         field="models.json",
         value=path,
     )

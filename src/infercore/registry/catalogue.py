@@ -95,7 +95,7 @@ class Registry:
     def _record(self, name: str, asked_by: str = "") -> Record:
         if not isinstance(name, str):
             raise InvalidInputError(
-                f"backend={name!r} is no name; give a str such as 'llamacpp'",
+                f"backend={name!r} is not a name; give a str such as 'llamacpp'",
                 field="backend",
                 value=name,
                 allowed="a str",
@@ -110,8 +110,8 @@ class Registry:
         """Keep a plugin from waiting for the scan that is loading it."""
         if self._scanning == threading.get_ident():
             raise InvalidStateError(
-                "a plugin asked for the backends while it was being loaded; "
-                "ask when a model is loaded",
+                "a plugin asked for the backends while it was being loaded; ask later, when a "
+                "model is loaded",
                 operation=operation,
                 state="scanning",
             )

@@ -43,7 +43,7 @@ def path_text(path: object) -> str:
     """Return ``path`` as a str. Raises `InvalidInputError` for what is no path."""
     if not isinstance(path, (str, bytes, os.PathLike)):
         raise InvalidInputError(
-            f"path={path!r} is no path; give a str or an os.PathLike",
+            f"path={path!r} is not a path; give a str or an os.PathLike",
             field="path",
             value=path,
             allowed="a str or os.PathLike",
@@ -85,7 +85,7 @@ def _is_score(score: Any) -> bool:
 
 
 def _no_score(score: object) -> str:
-    return f"match gave {score!r}, which is no number"
+    return f"match gave {score!r}, which is not a number"
 
 
 def check_score(descriptor: BackendDescriptor, path: str) -> None:
@@ -99,7 +99,7 @@ def check_score(descriptor: BackendDescriptor, path: str) -> None:
         return
     if not _is_score(score):
         raise PluginError(
-            f"backend {descriptor.name!r}: {_no_score(score)}; this is a fault of the plugin",
+            f"backend {descriptor.name!r}: {_no_score(score)}; this is a bug in the plugin",
             plugin=descriptor.name,
         )
 
@@ -139,7 +139,7 @@ def none_reads(path: str, records: Sequence[Record], found: Sequence[Match]) -> 
         name = fault.record.name
         return PluginError(
             f"nothing else reads {path}, and backend {name!r} does not say whether it does: "
-            f"{fault.reason}; this is a fault of the plugin",
+            f"{fault.reason}; this is a bug in the plugin",
             plugin=name,
             distribution=fault.record.distribution,
         )

@@ -112,5 +112,5 @@ def _devices(descriptor: BackendDescriptor) -> _Devices:
     except Exception as error:  # noqa: BLE001  (a plugin may raise anything)
         return _Devices(reason=f"its devices cannot be listed: {described(error)}")
     if wrong:
-        return _Devices(reason=f"its devices cannot be listed: {wrong[0]!r} is no DeviceInfo")
+        return _Devices(reason=f"its devices cannot be listed: {wrong[0]!r} is not a DeviceInfo")
     return _Devices(devices=devices)

@@ -157,7 +157,7 @@ class Constraint:
         if self._matcher.is_error():
             reason = str(self._matcher.get_error()).split("\n<state>")[0]
             raise GrammarError(
-                f"the grammar cannot be followed further: {reason}; simplify it, then decode anew",
+                f"the grammar cannot be followed further: {reason}; simplify it, then decode again",
                 source=reason,
             )
 

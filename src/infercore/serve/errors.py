@@ -60,7 +60,7 @@ def api_error(error: BaseException) -> ApiError:
     if isinstance(error, (msgspec.ValidationError, msgspec.DecodeError)):
         return ApiError(400, message, param=_param(message))
     if isinstance(error, ClientDisconnect):
-        return ApiError(499, "the client left before its request was whole")
+        return ApiError(499, "the client disconnected before its request was complete")
     for kind, status, name, code in _OURS:
         if isinstance(error, kind):
             param = getattr(error, "field", None) or getattr(error, "feature", None)

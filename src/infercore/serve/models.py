@@ -225,7 +225,7 @@ def _served(name: object, pool: Any, make_room: Callable[[Served], Awaitable[boo
     if callable(pool):
         return Served(name, pool=None, opens=pool, make_room=make_room)
     raise InvalidInputError(
-        f"{name!r} is no SessionPool, nor a callable that opens one",
+        f"{name!r} is neither a SessionPool nor a callable that opens one",
         field="pools",
         value=pool,
         allowed="a SessionPool",

@@ -277,7 +277,7 @@ class SessionBase:
         """Raise `SessionBusyError` while a decode is open."""
         if self.open_stream() is not None:
             raise SessionBusyError(
-                f"{operation} has to wait: a decode is open; read it to its end, or close it"
+                f"{operation} must wait: a decode is open; read it to its end, or close it"
             )
 
     def sample_through(

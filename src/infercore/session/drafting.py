@@ -215,8 +215,8 @@ def new_drafter(config: SpeculativeConfig, session: Any) -> Drafter:
         raise UnsupportedFeatureError(
             feature="speculative with batch_invariant",
             backend=session.model.backend,
-            hint="guesses change the calls in which tokens are evaluated, and so their bits; leave "
-            "one of the two out",
+            hint="guessing changes which calls evaluate a token, and so its bits; use one or the "
+            "other",
         )
     if not _verifies(session.context, config.n_draft):
         raise UnsupportedFeatureError(

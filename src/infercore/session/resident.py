@@ -342,7 +342,7 @@ class Resident(TrueTape):
     def _append_chunk(self, chunk: list[int], logits: str | None = None) -> int:
         if self.cancelled:
             raise DecodeAbortedError(
-                f"cancelled with {len(self.tape)} tokens resident; ask again to go on",
+                f"cancelled with {len(self.tape)} tokens resident; call again to continue",
                 resident_tokens=len(self.tape),
             )
         mode = logits or ("last" if len(chunk) == self.n_pending else "none")

@@ -78,7 +78,7 @@ class Owner:
         """Raise unless a call may be made from here."""
         if self._born != fork_count():
             raise InvalidStateError(
-                "this pool was made before os.fork(), and its thread did not come along; open a "
+                "this pool was made before os.fork(), which does not copy its thread; open a "
                 "new one in the child",
                 operation="use",
                 state="forked",

@@ -413,7 +413,7 @@ class Scheduler:
             self._finish(job, "cancelled")
             return
         n = job.sequence.n_held
-        message = f"cancelled with {n} tokens resident; ask again to go on"
+        message = f"cancelled with {n} tokens resident; call again to continue"
         self._end(job, DecodeAbortedError(message, resident_tokens=n))
 
     def _expire(self, job: Job, now: float) -> None:
@@ -1188,7 +1188,7 @@ def _call_all(callbacks: list[Callable[[], object]]) -> None:
 
 def _stuck() -> InvalidStateError:
     return InvalidStateError(
-        "no place can be made for this call; close sessions, or open the pool with more n_cells",
+        "there is no room for this call; close sessions, or open the pool with more n_cells",
         operation="step",
         state="no room",
     )

@@ -83,7 +83,7 @@ def _opened(data: bytes) -> dict[str, Any]:
         _need(isinstance(note, dict) and set(note) == _NOTE, "its fields are not those of a note")
         _need(note["state"] in (EMPTY, PREFIXED, READY, DECODED), "its state is none")
         _need(_is_count(note["logical"]), "it counts no tokens")
-        _need(note["cut"] is None or _is_count(note["cut"]), "its cut is no position")
+        _need(note["cut"] is None or _is_count(note["cut"]), "its cut is not a position")
         return {
             **note,
             "manifest": ContextManifest.from_dict(note["manifest"]),
@@ -115,19 +115,19 @@ def _parts(plain: Any, logical: int) -> Parts:
     ids, prefix, ended_by = plain["prefix_ids"], plain["prefix"], plain["ended_by"]
     _need(isinstance(ids, list) and all(map(_is_count, ids)), "its prefix has ids that are none")
     for name in ("n_prefix", "n_generated", "n_evaluated"):
-        _need(_is_count(plain[name]), f"its {name} is no number of tokens")
+        _need(_is_count(plain[name]), f"its {name} is not a number of tokens")
     _need(plain["n_prefix"] <= len(ids), "more of its prefix stands than there is")
     _need(plain["n_prefix"] + plain["n_generated"] <= logical, "its parts are more than the whole")
-    _need(ended_by is None or _is_count(ended_by), "its end is no token")
-    _need(isinstance(plain["suffix_text"], (str, type(None))), "its suffix is no text")
+    _need(ended_by is None or _is_count(ended_by), "its end is not a token")
+    _need(isinstance(plain["suffix_text"], (str, type(None))), "its suffix is not text")
     for name in ("templated", "plain", "merges"):
         _need(isinstance(plain[name], bool), f"its {name} is neither true nor false")
     for name in ("byte_hash", "token_hash", "suffix_class"):
-        _need(isinstance(plain.get(name), (str, type(None))), f"its {name} is no text")
+        _need(isinstance(plain.get(name), (str, type(None))), f"its {name} is not text")
     text = None
     if prefix is not None:
         _need(
-            isinstance(prefix, list) and _PAIR <= len(prefix) <= _PAIR + 1, "its prefix is no text"
+            isinstance(prefix, list) and _PAIR <= len(prefix) <= _PAIR + 1, "its prefix is not text"
         )
         cache_class = prefix[_PAIR] if len(prefix) > _PAIR else None
         tokens = tuple(ids) if prefix[0] is None else None
@@ -139,7 +139,7 @@ def _parts(plain: Any, logical: int) -> Parts:
 
 def _malformed(reason: object) -> SnapshotError:
     return SnapshotError(
-        f"the saved session's header is malformed ({reason}); save it anew", reason="header"
+        f"the saved session's header is malformed ({reason}); save it again", reason="header"
     )
 
 

@@ -103,7 +103,7 @@ def pack_path(name: str) -> str:
         import infercore_models  # noqa: PLC0415  (a distribution of its own)
     except ImportError as error:
         raise ModelNotFoundError(
-            "the model pack is not installed; run: pip install infercore-models, or give a path",
+            "the model pack (infercore-models) is not installed; give a path",
             path=name,
         ) from error
     return str(infercore_models.path(name, "hf"))

@@ -96,7 +96,7 @@ def json_object(folder: str, name: str, default: str | None = "{}") -> dict[str,
     except (OSError, ValueError) as error:
         raise ModelFormatError(f"{where} cannot be read: {error}", path=folder) from error
     if not isinstance(found, dict):
-        raise ModelFormatError(f"{where} holds no JSON object", path=folder)
+        raise ModelFormatError(f"{where} is not a JSON object", path=folder)
     return found
 
 

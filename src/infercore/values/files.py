@@ -26,7 +26,7 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115  (it is returned)
     try:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(f"{os.fspath(path)!r} is no regular file")
+            raise OSError(f"{os.fspath(path)!r} is not a regular file")
     except BaseException:
         file.close()  # never the bare number: a signal may come when the file has closed it
         raise

@@ -123,7 +123,7 @@ class PoolConfig:
 
 def _not_in_a_pool(name: str, value: object, instead: str) -> InvalidInputError:
     return InvalidInputError(
-        f"{name} is no field of a pool; {instead}", field=name, value=value, allowed=None
+        f"{name} is not a field of a pool; {instead}", field=name, value=value, allowed=None
     )
 
 

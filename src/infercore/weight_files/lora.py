@@ -118,7 +118,7 @@ def _check_shapes(name: str, pair: Pair, target: Target, path: str) -> None:
 
 
 def _wrong(path: str, why: str) -> ModelFormatError:
-    return ModelFormatError(f"{path} is no LoRA adapter for this model: {why}", path=path)
+    return ModelFormatError(f"{path} is not a LoRA adapter for this model: {why}", path=path)
 
 
 def _paired(
@@ -138,7 +138,7 @@ def _paired(
 def _of_folder(path: str, target: Target) -> dict[str, Pair]:
     files = [os.path.join(path, name) for name in (CONFIG, TENSORS)]
     if not all(map(os.path.isfile, files)):
-        raise _wrong(path, f"it is no folder with {CONFIG} and {TENSORS}")
+        raise _wrong(path, f"it is not a folder with {CONFIG} and {TENSORS}")
     config = _settings(files[0], target)
     found: dict[str, dict[str, FloatArray]] = {}
     for key, tensor in safetensors.read(files[1]).items():
@@ -187,7 +187,7 @@ def _check_kind(header: Header, path: str, target: Target) -> float:
     """Return alpha; 0 where the file has none, which llama.cpp takes for a scale of one."""
     said = [header.metadata.get(key) for key in ("general.type", "adapter.type")]
     if said != ["adapter", "lora"]:
-        raise _wrong(path, f"it says of itself that it is {said[0]!r} of kind {said[1]!r}")
+        raise _wrong(path, f"it describes itself as {said[0]!r} of kind {said[1]!r}")
     alpha = header.metadata.get("adapter.lora.alpha", 0.0)
     if not isinstance(alpha, float):
         raise _wrong(path, f"its adapter.lora.alpha is {alpha!r}")
@@ -196,7 +196,7 @@ def _check_kind(header: Header, path: str, target: Target) -> float:
         raise target.refuse("activated LoRA", hint)
     kind = str(target.config.get("model_type"))
     if kind not in _ARCHITECTURES:
-        hint = "give the folder of PEFT that the file was made of"
+        hint = "give the PEFT folder that the file was made from"
         raise target.refuse(f"a GGUF adapter for a model of type {kind!r}", hint)
     if header.architecture != _ARCHITECTURES[kind]:
         raise _wrong(path, f"it is for {header.architecture!r}, and the model is a {kind!r}")

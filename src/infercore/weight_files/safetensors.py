@@ -36,7 +36,7 @@ def read(path: str) -> dict[str, FloatArray]:
         }
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelFormatError(
-            f"{path} is no whole safetensors file ({error}); fetch it anew", path=path
+            f"{path} is not a complete safetensors file ({error}); fetch it again", path=path
         ) from error
 
 

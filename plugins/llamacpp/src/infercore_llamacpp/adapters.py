@@ -61,13 +61,13 @@ class Adapters:
         except OSError as error:
             raise ModelFormatError(f"{path} cannot be read: {error}", path=path) from error
         if wrong is not None:
-            raise ModelFormatError(f"{path} is no usable LoRA adapter: {wrong}", path=path)
+            raise ModelFormatError(f"{path} is not a usable LoRA adapter: {wrong}", path=path)
         with log.listening():
             handle = api.llama_adapter_lora_init(self._model, os.fsencode(path))
             log.raise_interruption(lambda: handle and api.llama_adapter_lora_free(handle))
             if not handle:
                 raise log.explain(
-                    ModelFormatError(f"{path} is no LoRA adapter for this model", path=path)
+                    ModelFormatError(f"{path} is not a LoRA adapter for this model", path=path)
                 )
         if api.llama_adapter_get_alora_n_invocation_tokens(handle):
             api.llama_adapter_lora_free(handle)

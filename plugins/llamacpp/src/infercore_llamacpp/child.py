@@ -13,7 +13,7 @@ def run(module: str, *arguments: str, seconds: float) -> subprocess.CompletedPro
     Raises OSError where there is none to be had, `subprocess.TimeoutExpired` after ``seconds``.
     """
     if not sys.executable:
-        raise FileNotFoundError("this Python runs inside of a program and has no executable")
+        raise FileNotFoundError("this Python is embedded in a program and has no executable")
     command = [sys.executable, "-m", module, *arguments]
     path = os.pathsep.join(str(entry) for entry in sys.path if entry)
     return subprocess.run(  # noqa: S603  (our own module, in our own interpreter)

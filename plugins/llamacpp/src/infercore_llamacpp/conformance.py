@@ -88,7 +88,9 @@ def pack_path(name: str) -> str:
         import infercore_models  # noqa: PLC0415  (a distribution of its own)
     except ImportError as error:
         raise infercore.ModelNotFoundError(
-            "the model pack is not installed; run: pip install infercore-models", path=name
+            "the model pack (infercore-models) is not installed; it comes from the same place "
+            "as infercore",
+            path=name,
         ) from error
     return str(infercore_models.path(name, FORMAT))
 

@@ -97,7 +97,7 @@ class LlamaContext(Decoding):
     def set_embeddings(self, on: bool) -> None:  # noqa: FBT001  (the contract's signature)
         """Switch the output of embeddings on or off."""
         if not on and self.memory.handle is None:
-            raise refuse("set_embeddings(False)", "embeddings are all that this model makes")
+            raise refuse("set_embeddings(False)", "this model only makes embeddings")
         api.llama_set_embeddings(self.handle, on)
         self._embeddings = self._effective["embeddings"] = on
         self._rows = ()
@@ -158,7 +158,7 @@ class LlamaContext(Decoding):
         """Warm up where tokens are held: in an empty sequence, or behind what can be taken back."""
         seq_id = self.memory.seq_for_scratch()
         if self.memory.whole_only and self.n_past(seq_id):
-            raise refuse("warmup", "no sequence is empty, and a recurrent state takes nothing back")
+            raise refuse("warmup", "no sequence is empty, and a recurrent state cannot be undone")
         if self._try_beside(seq_id) == NO_ROOM:
             raise refuse("warmup", "the context is full; warm up before the first decode")
 
@@ -201,7 +201,7 @@ class RecurrentContext(LlamaContext):
         if len(places) > self.n_batch or self._embeddings:
             raise refuse(
                 "tokens of several sequences",
-                "the engine couples no recurrent sequences; decode them one after the other",
+                "the engine cannot batch recurrent sequences; decode them one after the other",
             )
         is_first = np.diff(places, prepend=-1) > 0
         single = [(seq_id,) for ids in seq_ids for seq_id in ids]

@@ -48,7 +48,7 @@ def check_layout(binding: Any) -> None:
             found = getattr(params, field, None)
             if found != value:
                 raise unavailable(
-                    f"the libllama that was loaded does not fit {DISTRIBUTION}'s declarations "
+                    f"the loaded libllama does not match {DISTRIBUTION}'s declarations "
                     f"({field} reads {found!r} instead of {value!r}); unset LLAMA_CPP_LIB_PATH "
                     f"or reinstall {DISTRIBUTION}"
                 )
@@ -65,7 +65,7 @@ def _import() -> Any:
     try:
         check_layout(binding)
     except AttributeError as error:
-        raise unavailable(f"the libllama that was loaded lacks {error}") from error
+        raise unavailable(f"the loaded libllama lacks {error}") from error
     return binding
 
 

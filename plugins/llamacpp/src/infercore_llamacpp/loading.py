@@ -101,14 +101,12 @@ def _free(handle: int | None) -> None:
 
 def _failure(path: str, lines: Sequence[str], *, cancelled: bool) -> Exception:
     if cancelled:
-        return ModelLoadError(f"loading {path} was cancelled by progress", path=path)
+        return ModelLoadError(f"the progress callback cancelled loading {path}", path=path)
     if any(sign in line.lower() for line in lines for sign in _OUT_OF_MEMORY):
-        return OutOfMemoryError(
-            f"no memory for the weights of {path}; a smaller quantisation helps"
-        )
+        return OutOfMemoryError(f"no memory for the weights of {path}; use a smaller quantisation")
     said = log.last_complaint_but("failed to load model")
     return ModelFormatError(
-        f"llama.cpp cannot load {path}: {said or 'it gives no reason'}", path=path
+        f"llama.cpp cannot load {path}: {said or 'it gave no reason'}", path=path
     )
 
 

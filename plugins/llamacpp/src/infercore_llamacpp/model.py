@@ -81,7 +81,7 @@ class LlamaModel:
                 raise log.explain(
                     OutOfMemoryError(
                         f"llama.cpp could not allocate a context of n_ctx={chosen['n_ctx']}: "
-                        f"{log.last_complaint() or 'it gives no reason'}"
+                        f"{log.last_complaint() or 'it gave no reason'}"
                     )
                 )
         owned = Owned(api.llama_free, handle, self._owned)

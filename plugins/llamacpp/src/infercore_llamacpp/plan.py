@@ -119,7 +119,7 @@ def _laid_out(
             raise log.explain(
                 OutOfMemoryError(
                     f"llama.cpp cannot lay out a context of n_ctx={chosen['n_ctx']}: "
-                    f"{log.last_complaint() or 'it gives no reason'}"
+                    f"{log.last_complaint() or 'it gave no reason'}"
                 )
             )
         api.llama_free(context)

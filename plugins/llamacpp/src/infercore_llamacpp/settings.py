@@ -105,7 +105,7 @@ def _outputs(config: ContextConfig, traits: Traits) -> dict[str, Any]:
     if embeddings is None:
         embeddings = not traits.has_memory or config.pooling_type not in (None, "none")
     elif not embeddings and not traits.has_memory:
-        raise refuse("embeddings=False", "embeddings are all that this model makes")
+        raise refuse("embeddings=False", "this model only makes embeddings")
     return {"pooling_type": pooling, "embeddings": embeddings}
 
 
@@ -136,7 +136,7 @@ def _n_ctx(config: ContextConfig, traits: Traits) -> int:
     n_ctx = min(DEFAULT_N_CTX, trained) if config.n_ctx is None else config.n_ctx or trained
     if n_ctx < n_seq_max and config.kv_unified is False:
         raise InvalidInputError(
-            f"n_ctx={n_ctx} gives {n_seq_max} sequences no token each; give n_ctx={n_seq_max} or "
+            f"n_ctx={n_ctx} gives {n_seq_max} sequences no tokens; give n_ctx={n_seq_max} or "
             "more, or kv_unified=True to share the window",
             field="n_ctx",
             value=n_ctx,
@@ -152,7 +152,7 @@ def _even(n_ubatch: int, n_seq_max: int, config: ContextConfig, chosen: dict[str
         return n_ubatch
     if config.n_ubatch == n_ubatch or n_ubatch < n_seq_max:
         raise InvalidInputError(
-            f"n_ubatch={n_ubatch} is no multiple of n_seq_max={n_seq_max}, which mean pooling "
+            f"n_ubatch={n_ubatch} is not a multiple of n_seq_max={n_seq_max}, which mean pooling "
             f"needs; give {n_ubatch - rest or n_seq_max}",
             field="n_ubatch",
             value=n_ubatch,

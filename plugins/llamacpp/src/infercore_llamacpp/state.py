@@ -79,7 +79,7 @@ def _may_poison(
 
 def _no_numbers(now: str) -> SnapshotError:
     error = SnapshotError(
-        f"the saved state holds a key or value that is no number; {now}", reason="numbers"
+        f"the saved state holds a key or value that is not a number; {now}", reason="numbers"
     )
     error.state_after = "cleared"
     return error

@@ -99,7 +99,7 @@ def _unsupported(name: str, value: object, hint: str) -> UnsupportedFeatureError
 
 
 def _no_other_output(name: str) -> UnsupportedFeatureError:
-    return _unsupported(name, value=False, hint="embeddings are all that an encoder makes")
+    return _unsupported(name, value=False, hint="an encoder only makes embeddings")
 
 
 class EncoderContext(BaseContext):

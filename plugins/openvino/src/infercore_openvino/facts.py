@@ -75,7 +75,7 @@ def asked_window(config: ContextConfig, files: ModelFiles) -> int:
         return min(trained, DEFAULT_N_CTX) if trained else DEFAULT_N_CTX
     if not config.n_ctx and not trained:
         raise InvalidInputError(
-            "n_ctx=0 asks for the trained window, but this model does not tell it; give a number",
+            "n_ctx=0 asks for the trained window, but this model does not state one; give a number",
             field="n_ctx",
             value=0,
             allowed="at least 1",

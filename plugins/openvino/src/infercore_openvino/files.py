@@ -117,7 +117,7 @@ def _check_graph(xml: str, weights: str, path: str) -> bool:
         raise ModelFormatError(f"{xml} cannot be read: {error}", path=path) from error
     if b"<net" not in graph[:_HEAD_BYTES] or b"</net>" not in graph[-_HEAD_BYTES:]:
         raise ModelFormatError(
-            f"{xml} is no OpenVINO graph, or only the beginning of one; export or copy it again",
+            f"{xml} is not an OpenVINO graph, or is incomplete; export or copy it again",
             path=path,
         )
     needed = max((int(m[1]) + int(m[2]) for m in _WEIGHT_RANGE.finditer(graph)), default=0)
@@ -140,7 +140,7 @@ def _read_json(folder: str, name: str, path: str) -> dict[str, Any]:
             f"{os.path.join(folder, name)} cannot be read: {error}", path=path
         ) from error
     if not isinstance(found, dict):
-        raise ModelFormatError(f"{os.path.join(folder, name)} holds no JSON object", path=path)
+        raise ModelFormatError(f"{os.path.join(folder, name)} is not a JSON object", path=path)
     return found
 
 

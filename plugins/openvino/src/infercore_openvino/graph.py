@@ -133,7 +133,7 @@ def unknown_kind(model: Any, path: str) -> ModelFormatError:
     """Return the error for a graph of a kind that is not known here."""
     inputs, outputs = sorted(names(model.inputs)), sorted(names(model.outputs))
     return ModelFormatError(
-        f"{path} is no causal language model with a KV cache, and no encoder either (inputs "
+        f"{path} is neither a causal language model with a KV cache nor an encoder (inputs "
         f"{inputs}, outputs {outputs}); export it with the task text-generation-with-past, or an "
         "encoder with feature-extraction",
         path=path,

@@ -83,7 +83,7 @@ def _device(core: Any, asked: str | None) -> str:
     available = core.available_devices
     if device in available:
         return device
-    hint = "there are: " + ", ".join(available)
+    hint = "choose from: " + ", ".join(available)
     raise UnsupportedFeatureError(
         f"device={device!r} is not supported here; {hint}",
         feature="device",

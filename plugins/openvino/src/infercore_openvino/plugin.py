@@ -64,7 +64,7 @@ def check() -> None:
 
 def _unavailable(reason: str) -> BackendUnavailableError:
     return BackendUnavailableError(
-        f"backend openvino cannot run here: {reason}; pip install --upgrade infercore-openvino",
+        f"backend openvino cannot run here: {reason}; install the plugin again",
         backend="openvino",
         reason=reason,
     )

@@ -142,8 +142,7 @@ def _n_ctx(config: ContextConfig, files: ModelFiles) -> int:
     n_seq_max = config.n_seq_max or 1
     if n_ctx < n_seq_max and not _kv_unified(config):
         raise InvalidInputError(
-            f"n_ctx={n_ctx} gives {n_seq_max} sequences no token each; give n_ctx={n_seq_max} or "
-            "more",
+            f"n_ctx={n_ctx} gives {n_seq_max} sequences no tokens; give n_ctx={n_seq_max} or more",
             field="n_ctx",
             value=n_ctx,
             allowed=f"at least n_seq_max={n_seq_max}",
