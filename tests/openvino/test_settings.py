@@ -104,8 +104,12 @@ def test_more_threads_than_the_machine_has(ov_model) -> None:
     with pytest.raises(ic.UnsupportedFeatureError) as caught:
         ov_model.new_context(n_ctx=64, n_threads=512)
     assert caught.value.feature == "n_threads"
-    with ov_model.new_context(n_ctx=64) as context, pytest.raises(ic.UnsupportedFeatureError):
-        context.set_threads(1)
+    with ov_model.new_context(n_ctx=64, n_threads=1) as context:
+        for wrong in ((512, None), (1, 2)):
+            with pytest.raises(ic.UnsupportedFeatureError):
+                context.set_threads(*wrong)
+        assert (context.n_threads, context.n_threads_batch) == (1, 1)
+        context.decode([5, 6])
 
 
 @pytest.mark.parametrize(

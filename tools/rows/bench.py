@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -61,6 +62,10 @@ class Bench:
         self.tokens = list(self.golden.prompts[1].tokens)
         threads = {"n_threads": 1, "n_threads_batch": 1} if backend == "llamacpp" else {}
         self.exact: dict[str, Any] = {**EXACT, **threads}
+        self.n_cores = min(2, len(os.sched_getaffinity(0)))
+        # what attention with a mask needs: OpenVINO's paged form has none
+        options = {"form": "stateful"} if backend == "openvino" else {}
+        self.masked: dict[str, Any] = {"backend_options": options}
         self._opened = contextlib.ExitStack()
         self._plain = self.last_row()
 

@@ -99,6 +99,19 @@ def _(b: Bench) -> None:
     assert np.array_equal(context.logits(), b.last_row())
 
 
+@CONTEXTS.row("decode of given embeddings (ion7-core, vLLM)", "`Context.decode_spans`")
+def _(b: Bench) -> None:
+    from infercore.weight_files import safetensors
+
+    folder = infercore_models.path("storyteller", "hf")
+    table = safetensors.read(str(folder / "model.safetensors"))["model.embed_tokens.weight"]
+    context = b.context()
+    context.decode(b.tokens[:4])
+    context.decode_spans([(0, table[b.tokens[4:]], "last")])
+    assert context.n_past() == len(b.tokens)
+    assert np.abs(context.logits() - b.last_row()).max() <= 2 * context.tolerance + 1e-6
+
+
 @CONTEXTS.row("probabilities sum to 1 (ion7-core)", "`StreamChunk.logprobs`")
 def _(b: Bench) -> None:
     n_vocab = b.model.info.n_vocab

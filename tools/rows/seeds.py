@@ -109,11 +109,21 @@ def _(b: Bench) -> None:
     assert b.context(n_threads=1, n_threads_batch=1).n_threads_batch == 1
 
 
-@ION7.row("`Context:set_n_threads`", "`Context.set_threads`")
+@ION7.row("`Context:set_n_threads` on a live context", "`Context.set_threads`")
 def _(b: Bench) -> None:
-    context = b.held()
-    context.set_threads(2, 1)
-    assert (context.n_threads, context.n_threads_batch) == (2, 1)
+    context = b.held(n_threads=1, n_threads_batch=1)
+    for n in (b.n_cores, 1):
+        context.set_threads(n)
+        assert (context.n_threads, context.n_threads_batch) == (n, n)
+        context.eval(b.tokens[4:], 4)
+        assert near(context, context.logits(), b.last_row())
+
+
+@ION7.row("`Context:set_n_threads` with two numbers", "`Context.set_threads`")
+def _(b: Bench) -> None:
+    context = b.held(n_threads=1, n_threads_batch=1)
+    context.set_threads(1, 2)
+    assert (context.n_threads, context.n_threads_batch) == (1, 2)
     context.eval(b.tokens, 0)
     assert near(context, context.logits(), b.last_row())
 
@@ -176,12 +186,17 @@ def _(b: Bench) -> None:
     assert b.context(pooling_type="last").pooling_type == "last"
 
 
-@ION7.row("`Context:set_causal_attn`", "`Context.set_causal_attention`")
+@ION7.row(
+    "`Context:set_causal_attn`", "`Context.set_causal_attention` (OpenVINO: in its stateful form)"
+)
 def _(b: Bench) -> None:
-    context = b.context()
+    context = b.context(**b.masked)
     context.set_causal_attention(False)
     context.decode(b.tokens)
     assert not near(context, context.logits(), b.last_row())
+    context.set_causal_attention(True)
+    context.eval(b.tokens, 0)
+    assert near(context, context.logits(), b.last_row())
 
 
 @ION7.row("`Context:set_warmup`, `Context:warmup`", "`Context.warmup`")

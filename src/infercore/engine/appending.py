@@ -188,7 +188,11 @@ class Appending:
         def run(start: int, stop: int) -> None:
             part = columns if stop - start == n_tokens else columns.part(start, stop)
             own = self._native.optional.decode_spans
-            if own is not None:
+            if part.vectors is not None:
+                vectors = self._native.optional.decode_vectors
+                assert vectors is not None  # noqa: S101  (asked before)
+                vectors(part.vectors, part.positions, part.seq_ids, part.wanted)
+            elif own is not None:
                 own(part.tokens, part.positions, part.seq_ids, part.wanted)
             else:
                 ids = [(seq_id,) for seq_id in part.seq_ids.tolist()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
+from hashlib import blake2s
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -68,6 +69,43 @@ def _as_array(tokens: Any, n_vocab: int) -> Any:
         return np.array(ids, dtype=np.int64)
     except OverflowError as error:
         raise token_error(max(ids, key=abs), n_vocab) from error
+
+
+def are_vectors(tokens: Any) -> bool:
+    """Whether ``tokens`` are no ids but rows of numbers: a 2-D array of floats, or a list of such.
+
+    What is neither is for `check_tokens` to refuse.
+    """
+    if isinstance(tokens, np.ndarray):
+        return tokens.dtype.kind == "f" and tokens.ndim > 1
+    first = tokens[0] if isinstance(tokens, (list, tuple)) and len(tokens) else None
+    if isinstance(first, np.ndarray):
+        return str(first.dtype.kind) == "f"
+    return isinstance(first, (list, tuple)) and len(first) > 0 and isinstance(first[0], float)
+
+
+def check_vectors(rows: Any, n_embd: int) -> FloatArray:
+    """Return ``rows`` as finite float32 [n_rows, n_embd]. Raises `InvalidInputError`."""
+    allowed = f"rows of {n_embd} finite numbers, as float32 holds them"
+    try:
+        with np.errstate(over="ignore"):
+            found = np.ascontiguousarray(rows, dtype=np.float32)
+    except (TypeError, ValueError) as error:
+        raise checks.refuse("tokens", rows, allowed) from error
+    if found.ndim != len(("rows", "numbers")) or found.shape[1] != n_embd:
+        raise checks.refuse("tokens", f"an array of shape {found.shape}", allowed)
+    if not np.isfinite(found).all():
+        raise checks.refuse("tokens", "a number that is none, or infinite", allowed)
+    return found
+
+
+def numbers_of(vectors: FloatArray) -> list[int]:
+    """Return the negative number that stands for each row where tokens are listed.
+
+    Made of its content, so that equal rows have equal numbers, as equal tokens have.
+    """
+    hashes = (blake2s(row.tobytes(), digest_size=4).digest() for row in vectors)
+    return [-1 - (int.from_bytes(found, "little") & MAX_POSITION) for found in hashes]
 
 
 def check_sequence(seq_id: Any, n_seq_max: int, field: str = "seq_id") -> int:

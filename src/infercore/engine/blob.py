@@ -181,6 +181,11 @@ def _are_counts(value: object) -> bool:
     return isinstance(value, list) and all(map(_is_count, value))
 
 
+def _is_held(value: object, n_vocab: int) -> bool:
+    """Whether it is a token, or the negative number that stands for a row of numbers."""
+    return type(value) is int and -MAX_COUNT <= value < n_vocab
+
+
 def _is_run(value: object) -> bool:
     """Whether it is a position and a length, which is not a number of tokens without one."""
     return isinstance(value, list) and len(value) == _PAIR and _are_counts(value) and value[1] > 0
@@ -194,7 +199,7 @@ def _is_sequence(item: object, n_vocab: int) -> bool:
         return False
     if not all(map(_is_run, runs)):
         return False
-    if not (_are_counts(cells) and _are_counts(tokens)) or max(tokens, default=0) >= n_vocab:
+    if not _are_counts(cells) or not all(_is_held(token, n_vocab) for token in tokens):
         return False
     return len(cells) == len(runs) and sum(n for _, n in runs) == len(tokens)
 

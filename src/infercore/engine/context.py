@@ -268,19 +268,28 @@ class GuardedContext:
             if tokens:
                 self._appending.append_entries(tokens, seq_ids, wanted, self._room)
 
-    def decode_spans(self, spans: Sequence[tuple[int, Sequence[int], str]]) -> None:
+    def decode_spans(self, spans: Sequence[tuple[int, Sequence[Any], str]]) -> None:
         """Append spans of several sequences in one call; see `Context.decode_spans`."""
         with self._gate:
-            checked = check_spans(spans, self._n_vocab, self.n_seq_max)
+            checked = check_spans(spans, self._n_vocab, self.n_seq_max, self._layers[1])
+            if checked.vectors is not None:
+                self._need_vectors()
             if len(checked.seq_ids) > 1:
                 self._native.need("multi_sequence", declared=self.capabilities.multi_sequence)
             self._appending.check_call(len(checked), inner_rows=checked.wants_inner_rows)
             lengths = dict(zip(checked.seq_ids, checked.lengths, strict=True))
             self._room.check_each(lengths, len(checked))
-            if len(lengths) == 1:  # as `decode` would split it, so with the same bits
+            # One alone is split as `decode` would split it, so it has the same bits.
+            if len(lengths) == 1 and checked.vectors is None:
                 self._appending.append(checked.tokens, checked.seq_ids[0], checked.logits[0])
             elif lengths:
                 self._appending.append_spans(checked)
+
+    def _need_vectors(self) -> None:
+        own = self._native.optional.decode_vectors
+        there = own is not None and not self._appending.only_encodes
+        hint = "the engine looks up the rows of tokens by itself"
+        self._native.need("rows of numbers in place of tokens", declared=there, hint=hint)
 
     def encode(self, tokens: Sequence[int]) -> None:
         """Run an encoder over ``tokens``; see `Context.encode`."""

@@ -27,6 +27,7 @@ class OptionalCalls:
 
     decode_one: Callable[..., None] | None
     decode_spans: Callable[[TokenArray, Ints, Ints, Flags], None] | None
+    decode_vectors: Callable[[FloatArray, Ints, Ints, Flags], None] | None
     seq_pos_min: Callable[[int], int] | None
     clear: Callable[[], None] | None
     synchronize: Callable[[], None] | None

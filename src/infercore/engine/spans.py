@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from infercore.protocols.spi import TokenArray
+    from infercore.protocols.spi import FloatArray, TokenArray
 
 _SHAPE = "(seq_id, tokens, logits) spans"
 _FEW = 32
@@ -28,12 +28,15 @@ class Spans:
 
     ``tokens`` are those of all spans; span ``i`` has ``lengths[i]`` of them, belongs to
     ``seq_ids[i]`` and wants the output rows of "last", "all" or "none" as ``logits[i]`` says.
+    ``vectors`` float32 [n_tokens, n_embd] are what the engine takes in place of tokens; ``tokens``
+    are the negative numbers then that stand for them.
     """
 
     tokens: TokenArray
     seq_ids: list[int]
     lengths: list[int]
     logits: list[str]
+    vectors: FloatArray | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -63,6 +66,7 @@ class Spans:
                 np.array(starts, dtype=np.int32),
                 np.array(self.seq_ids, dtype=np.int32),
                 np.array([mode != "none" for mode in self.logits]),
+                self.vectors,
             )
         lengths = np.array(self.lengths, dtype=np.int32)
         ends = np.cumsum(lengths, dtype=np.int32)
@@ -74,6 +78,7 @@ class Spans:
             np.arange(len(self), dtype=np.int32) + np.repeat(offsets, lengths),
             np.repeat(np.array(self.seq_ids, dtype=np.int32), lengths),
             wanted,
+            self.vectors,
         )
 
     def within(self, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
@@ -97,20 +102,25 @@ class Columns:
     positions: npt.NDArray[np.int32]
     seq_ids: npt.NDArray[np.int32]
     wanted: npt.NDArray[np.bool_]
+    vectors: FloatArray | None = None
 
     def part(self, start: int, stop: int) -> Columns:
         """Return the entries ``start:stop``."""
         at = slice(start, stop)
-        return Columns(self.tokens[at], self.positions[at], self.seq_ids[at], self.wanted[at])
+        vectors = None if self.vectors is None else self.vectors[at]
+        return Columns(
+            self.tokens[at], self.positions[at], self.seq_ids[at], self.wanted[at], vectors
+        )
 
 
-def check_spans(spans: Any, n_vocab: int, n_seq_max: int) -> Spans:
+def check_spans(spans: Any, n_vocab: int, n_seq_max: int, n_embd: int = 0) -> Spans:
     """Return ``(seq_id, tokens, logits)`` spans, without those that have no tokens.
 
     Raises `InvalidInputError`, `InvalidTokenError` or `InvalidSequenceError`, the last also for a
     sequence that has two spans.
     """
     flat: list[Any] = []
+    vectors: list[FloatArray] = []
     seq_ids, lengths, modes = [], [], []
     for span in checks.items("spans", spans, _SHAPE):
         try:
@@ -120,8 +130,13 @@ def check_spans(spans: Any, n_vocab: int, n_seq_max: int) -> Spans:
         if type(seq_id) is not int or not 0 <= seq_id < n_seq_max:
             seq_id = arguments.check_sequence(seq_id, n_seq_max)
         mode = arguments.check_logits_mode(logits)
-        if type(tokens) is not list:
-            tokens = arguments.check_tokens(tokens, n_vocab).tolist()
+        if type(tokens) is not list or (tokens and type(tokens[0]) is not int):
+            if arguments.are_vectors(tokens):
+                found = arguments.check_vectors(tokens, n_embd)
+                vectors.append(found)
+                tokens = arguments.numbers_of(found)
+            else:
+                tokens = arguments.check_tokens(tokens, n_vocab).tolist()
         if seq_id in seq_ids:
             raise _twice(seq_id)
         if tokens:
@@ -129,7 +144,13 @@ def check_spans(spans: Any, n_vocab: int, n_seq_max: int) -> Spans:
             lengths.append(len(tokens))
             modes.append(mode)
             flat += tokens
-    return Spans(_as_tokens(flat, n_vocab), seq_ids, lengths, modes)
+    if not any(map(len, vectors)):
+        return Spans(_as_tokens(flat, n_vocab), seq_ids, lengths, modes)
+    if sum(map(len, vectors)) < len(flat):
+        allowed = "token ids in all spans, or rows of numbers in all: two calls"
+        raise checks.refuse("spans", "ids beside rows of numbers", allowed)
+    ids = np.array(flat, dtype=np.int32)
+    return Spans(ids, seq_ids, lengths, modes, np.concatenate(vectors))
 
 
 def _as_tokens(tokens: list[Any], n_vocab: int) -> TokenArray:

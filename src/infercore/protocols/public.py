@@ -370,7 +370,7 @@ class Context(Protocol):
         `InvalidSequenceError` for one to sequences of different content, and what `decode` raises.
         """
 
-    def decode_spans(self, spans: Sequence[tuple[int, Sequence[int], str]]) -> None:
+    def decode_spans(self, spans: Sequence[tuple[int, Sequence[Any], str]]) -> None:
         """Append ``(seq_id, tokens, logits)`` spans of different sequences in one call.
 
         Each at its sequence's end, ``logits`` "last", "all" or "none" as in `decode`. Output rows
@@ -378,6 +378,12 @@ class Context(Protocol):
         tokens is left out. Raises `InvalidSequenceError` for two spans of one sequence and what
         `decode` raises; one sequence that lacks room refuses all. After `DecodeAbortedError` and
         `ContextOverflowError` of stage "engine", `n_past` tells what is kept of each.
+
+        In place of token ids, all spans of a call may have float rows [n_rows, n_embd]: what the
+        first layer gets instead of the rows that tokens look up (of an image, say). A negative
+        number stands for each in `tokens`, made of what the row holds. Raises
+        `UnsupportedFeatureError` where the engine takes none, `InvalidInputError` for another
+        shape, for what is not finite, and for ids and rows in one call; all unchanged.
         """
 
     def encode(self, tokens: Sequence[int]) -> None:

@@ -36,6 +36,8 @@ takes the next token from the engine, and ``decode`` of that same token goes on.
 `Session` stands over it as over any context, under the same laws; what needs logits is refused.
 
 Further optional methods, each with a default in the guard: ``decode_one``, ``decode_spans``,
+``decode_vectors(rows, positions, seq_ids, wanted)`` (``decode_spans`` of float32 [n, n_embd] in
+place of tokens; without it they are refused),
 ``seq_pos_min``, ``seq_pos_max``, ``clear``, ``synchronize``, ``warmup``, ``set_causal_attention``,
 ``set_abort_callback``, ``set_control_vector(directions)`` (float32 [n_layer, n_embd] or None; a
 digest of what is in force stands in ``effective["control_vector"]``), ``sequence_size(seq_id)``

@@ -176,7 +176,7 @@ class AsyncContext:
         """See `Context.decode_batch`."""
         await self._run(partial(self._context.decode_batch, entries))
 
-    async def decode_spans(self, spans: Sequence[tuple[int, Sequence[int], str]]) -> None:
+    async def decode_spans(self, spans: Sequence[tuple[int, Sequence[Any], str]]) -> None:
         """See `Context.decode_spans`."""
         await self._run(partial(self._context.decode_spans, spans))
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from infercore.values.config import ContextConfig, SamplingConfig
 
 CALLS = (
-    "decode", "decode_one", "decode_batch", "decode_spans",
+    "decode", "decode_one", "decode_batch", "decode_spans", "decode_vectors",
     "seq_remove", "seq_copy", "seq_shift", "seq_divide",
     "clear", "save_state", "load_state", "save_sequence", "load_sequence", "set_embeddings",
     "set_threads", "set_adapters", "encode", "warmup", "synchronize",
@@ -23,7 +23,7 @@ CALLS = (
     "sample", "observe", "reset", "clone",
 )  # fmt: skip
 WORK = ("nothing", "half", "all")
-_DECODES = {"decode", "decode_batch", "decode_spans"}
+_DECODES = {"decode", "decode_batch", "decode_spans", "decode_vectors"}
 
 
 @attrs.define

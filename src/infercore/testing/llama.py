@@ -148,19 +148,19 @@ class Llama:
 
     def forward(
         self,
-        tokens: TokenArray,
+        tokens: TokenArray | FloatArray,
         attend: Attend,
         product: Product,
         added: FloatArray | None = None,
     ) -> FloatArray:
-        """Return the final-norm hidden states [n_tokens, n_embd].
+        """Return the final-norm hidden states [n_tokens, n_embd]; of rows, where they are given.
 
         ``attend(layer, q, k, v)`` gets [n_tokens, n_heads, head_dim] each, before rope, and
         returns what each head of each token reads, shaped as q. ``added`` [n_layer, n_embd] is
         added to what the layers put out.
         """
         s, n = self.shape, len(tokens)
-        x = self._embed[tokens]
+        x = self._embed[tokens] if tokens.ndim == 1 else np.array(tokens, dtype=np.float32)
         for i, layer in enumerate(self._layers):
             h = _rms_norm(x, layer.attention_norm, s.norm_eps)
             q = product(h, layer.query).reshape(n, s.n_head, s.head_dim)

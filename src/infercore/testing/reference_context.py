@@ -79,6 +79,25 @@ class ReferenceContext(Sequences):
         wanted: npt.NDArray[np.bool_],
     ) -> None:
         """Append tokens to their sequences; a row for each that is wanted, in order."""
+        self._decode(tokens, positions, seq_ids, wanted)
+
+    def decode_vectors(
+        self,
+        rows: FloatArray,
+        positions: npt.NDArray[Any],
+        seq_ids: npt.NDArray[np.int32],
+        wanted: npt.NDArray[np.bool_],
+    ) -> None:
+        """Append rows [n, n_embd] in place of tokens that are looked up."""
+        self._decode(rows, positions, [(seq_id,) for seq_id in seq_ids.tolist()], wanted)
+
+    def _decode(
+        self,
+        tokens: TokenArray | FloatArray,
+        positions: npt.NDArray[Any],
+        seq_ids: Sequence[tuple[int, ...]],
+        wanted: npt.NDArray[np.bool_],
+    ) -> None:
         self._rows, self._hidden = self._rows[:0], self._hidden[:0]
         steps = []
         for start in range(0, len(tokens), self.n_ubatch):
@@ -89,11 +108,14 @@ class ReferenceContext(Sequences):
         self._hidden, self._hidden_ids = hidden, seq_ids
 
     def _step(
-        self, tokens: TokenArray, positions: npt.NDArray[Any], seq_ids: Sequence[tuple[int, ...]]
+        self,
+        tokens: TokenArray | FloatArray,
+        positions: npt.NDArray[Any],
+        seq_ids: Sequence[tuple[int, ...]],
     ) -> FloatArray:
         """Compute one micro-batch. Its cells are kept once all layers are done, or not at all."""
         step = Cells(
-            tokens,
+            np.full(len(tokens), -1) if tokens.ndim > 1 else np.asarray(tokens, dtype=np.int32),
             positions.astype(np.int64),
             *(
                 np.empty((x.shape[0], len(tokens), *x.shape[2:]), x.dtype)

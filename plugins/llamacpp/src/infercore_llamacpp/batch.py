@@ -14,11 +14,14 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    Floats = npt.NDArray[np.float32]
     Ints = npt.NDArray[np.int32]
 
 _INT32 = ctypes.POINTER(ctypes.c_int32)
 _INT8 = ctypes.POINTER(ctypes.c_int8)
 _INT32S = ctypes.POINTER(_INT32)
+_FLOATS = ctypes.POINTER(ctypes.c_float)
+_TEXT_AXES = 3  # time, height, width of M-RoPE: a text has its position in each, and 0 behind them
 
 
 def _address(array: npt.NDArray[Any], kind: Any) -> Any:
@@ -73,6 +76,31 @@ class Batch:
         self._seq_ids[:n] = seq_ids
         self._of_columns.n_tokens = n
         return self._of_columns
+
+    def vectors(
+        self,
+        rows: Floats,
+        positions: Ints,
+        seq_ids: Ints,
+        wanted: npt.NDArray[np.bool_],
+        n_pos: int,
+    ) -> Any:
+        """Return a batch of ``rows`` in place of tokens, each of one sequence.
+
+        ``n_pos`` numbers say where a row is: those of a text, where there are four of them.
+        """
+        n = len(rows)
+        columns = self.columns(np.zeros(n, np.int32), positions, seq_ids, wanted)
+        at = np.tile(positions, n_pos).astype(np.int32)
+        if n_pos > _TEXT_AXES:
+            at[_TEXT_AXES * n :] = 0
+        struct = api.llama_batch()
+        for name in ("n_tokens", "logits", "n_seq_id", "seq_id"):
+            setattr(struct, name, getattr(columns, name))
+        struct.embd = _address(rows, _FLOATS)
+        struct.pos = _address(at, _INT32)
+        struct.keep_alive = (rows, at)
+        return struct
 
     def mixed(
         self,

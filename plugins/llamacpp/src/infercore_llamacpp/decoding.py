@@ -20,6 +20,7 @@ from infercore_llamacpp.abort import AbortSwitch
 from infercore_llamacpp.batch import Batch, OneToken
 from infercore_llamacpp.library import api, bind
 from infercore_llamacpp.memory import SHIFTS, Memory
+from infercore_llamacpp.settings import refuse
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 NO_ROOM, _ABORTED = 1, 2
 _FIRST_ROW = (0,)
+_NEEDS_IDS = ("graniteswitch",)  # without ids the engine ends the process
 
 # These give addresses as numbers: a view over one costs half of what ctypes pointers take.
 _logits_row = bind("llama_get_logits_ith", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)
@@ -141,6 +143,21 @@ class Decoding:
         batch = self._batch.columns(tokens, positions, seq_ids, flags)
         self._run(batch, len(tokens), seq_ids)
         self._rows = range(len(tokens)) if wanted.all() else wanted.nonzero()[0].tolist()
+
+    def decode_vectors(
+        self, rows: Floats, positions: Ints, seq_ids: Ints, wanted: npt.NDArray[np.bool_]
+    ) -> None:
+        """`decode_spans` of rows of numbers, which are not looked up."""
+        traits = self.model.traits
+        if traits.n_embd_inp != traits.info.n_embd or traits.info.architecture in _NEEDS_IDS:
+            hint = f"this model takes {traits.n_embd_inp} numbers a row, with those of later layers"
+            if traits.info.architecture in _NEEDS_IDS:
+                hint = "this model chooses its weights by token"
+            raise refuse("rows of numbers in place of tokens", hint)
+        flags = np.ones_like(wanted) if self._embeddings else wanted
+        batch = self._batch.vectors(rows, positions, seq_ids, flags, traits.n_pos)
+        self._run(batch, len(rows), seq_ids)
+        self._rows = wanted.nonzero()[0].tolist()
 
     def encode(self, tokens: Ints) -> None:
         """Run the encoder over ``tokens``."""

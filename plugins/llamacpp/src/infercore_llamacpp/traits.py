@@ -57,6 +57,7 @@ class Traits:
     info: ModelInfo
     head_k: int
     head_v: int
+    n_embd_inp: int
     n_embd_out: int
     n_cls_out: int
     rope_type: int
@@ -115,6 +116,11 @@ class Traits:
     def has_cell_extras(self) -> bool:
         """Whether saved state has of each cell more than its position: a place in an image."""
         return self.rope_type in _FIXED_POSITION_ROPES
+
+    @property
+    def n_pos(self) -> int:
+        """How many numbers say where a row is that is given in place of a token."""
+        return 4 if self.rope_type in _FIXED_POSITION_ROPES[:2] else 1
 
     @property
     def has_learned_positions(self) -> bool:
@@ -206,6 +212,7 @@ def read_traits(model: int, *, has_gpu: bool, overrides: Mapping[str, object] = 
         info=info,
         head_k=length("key_length"),
         head_v=length("value_length"),
+        n_embd_inp=api.llama_model_n_embd_inp(model),
         n_embd_out=api.llama_model_n_embd_out(model),
         n_cls_out=api.llama_model_n_cls_out(model),
         rope_type=api.llama_model_rope_type(model),

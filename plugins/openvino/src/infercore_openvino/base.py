@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from infercore import DecodeAbortedError, PerfCounters
+from infercore import DecodeAbortedError, PerfCounters, UnsupportedFeatureError
+from infercore_openvino import cpu
 from infercore_openvino.adapters import read as read_adapters
+from infercore_openvino.additions import give_rows
+from infercore_openvino.compiled import NOTHING
+from infercore_openvino.engine import BACKEND
 from infercore_openvino.outputs import Rows, pooled, wanted_rows
+from infercore_openvino.settings import with_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -18,7 +25,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from infercore import AdapterSpec, Capabilities
-    from infercore_openvino.adapters import Joined
+    from infercore_openvino.additions import Additions
     from infercore_openvino.compiled import Compiled, CompiledGraphs
     from infercore_openvino.settings import Settings
 
@@ -40,12 +47,12 @@ class BaseContext:
         compiled: Compiled,
         graphs: CompiledGraphs,
         settings: Settings,
-        adapters: Joined | None = None,
+        added: Additions = NOTHING,
     ) -> None:
         self._compiled = compiled
         self._graphs = graphs
-        self._adapters: Joined = adapters or {}
-        self._request = compiled.new_request(self._adapters)
+        self._added = added
+        self._request = compiled.new_request(added)
         self._settings = settings
         self.tolerance = settings.tolerance(rounded=compiled.group_size > 0)
         self.n_batch = settings.n_batch
@@ -106,22 +113,54 @@ class BaseContext:
         """Append ``tokens``, at most n_ubatch; on failure nothing is appended."""
         raise NotImplementedError
 
-    # -- adapters ------------------------------------------------------------------------------
+    # -- what changes while it lives -----------------------------------------------------------
 
     def set_adapters(self, adapters: Sequence[AdapterSpec]) -> None:
         """Replace the whole list; unchanged where one of them cannot be read."""
-        form, joined = self._compiled.graph.form, read_adapters(adapters, self._compiled.graph)
-        compiled = self._graphs.take(form, self._settings, joined)
+        joined = read_adapters(adapters, self._compiled.graph)
+        self._change(added=replace(self._added, adapters=joined))
+        self.effective["adapters"] = tuple(adapters)
+
+    def set_control_vector(self, directions: Floats | None) -> None:
+        """Add ``directions`` [n_layer, n_embd] to what the layers put out; None adds nothing."""
+        self._change(added=replace(self._added, directions=directions))
+        self.effective.pop("control_vector", None)
+        if directions is not None:
+            self.effective["control_vector"] = hashlib.sha256(directions.tobytes()).hexdigest()
+
+    def set_threads(self, n: int, n_batch: int) -> None:
+        """Compute on ``n`` threads from now on; the graph is compiled anew where it must be."""
+        if n != n_batch:
+            hint = f"one number of threads does all work here; give {n} for both"
+            raise UnsupportedFeatureError(feature="n_threads_batch", backend=BACKEND, hint=hint)
+        settings = with_threads(self._settings, n)
+        cpu.check(settings)
+        self._change(settings=settings)
+        self.effective.update(n_threads=n, n_threads_batch=n, num_streams=self._compiled.n_streams)
+
+    def set_causal_attention(self, on: bool) -> None:  # noqa: FBT001  (the contract's signature)
+        """Refuse another kind of attention than that of the graph."""
+        if on != (self.effective["attention_type"] != "non-causal"):
+            raise UnsupportedFeatureError(
+                feature="set_causal_attention", backend=BACKEND, hint=self._why_no_other_attention
+            )
+
+    _why_no_other_attention = "the exported graph has its kind of attention built in"
+
+    def _change(self, settings: Settings | None = None, added: Additions | None = None) -> None:
+        """Go on in a graph of other settings or additions; on failure nothing is changed."""
+        settings, added = settings or self._settings, added or self._added
+        compiled = self._graphs.take(self._compiled.graph.form, settings, added)
         try:
-            request = compiled.new_request(joined)
+            request = compiled.new_request(added)
             self._move_to(compiled, request)
         except BaseException:
             self._graphs.give_back(compiled)
             raise
         self._graphs.give_back(self._compiled)
         self._begin_outputs()
-        self._compiled, self._request, self._adapters = compiled, request, joined
-        self.effective["adapters"] = tuple(adapters)
+        self._compiled, self._request = compiled, request
+        self._settings, self._added = settings, added
 
     def _move_to(self, compiled: Compiled, request: Any) -> None:
         """Let ``request`` go on from what is held; on failure nothing is changed."""
@@ -143,6 +182,51 @@ class BaseContext:
         if self._embeddings:
             self._hidden[seq_id] = self._hidden_all.all()
         self._count(started, n_tokens)
+
+    def decode_vectors(
+        self,
+        rows: Floats,
+        positions: npt.NDArray[np.int32],
+        seq_ids: npt.NDArray[np.int32],
+        wanted: npt.NDArray[np.bool_],
+    ) -> None:
+        """Append ``rows`` [n, n_embd] in place of what tokens would look up in the model's table.
+
+        From the first of them on the context runs a graph that can take them.
+        """
+        if not self._added.takes_rows:
+            self._change(added=replace(self._added, takes_rows=True))
+        tokens = np.zeros(len(rows), dtype=np.int32)
+        self._decode_columns(tokens, positions, seq_ids, wanted, rows)
+
+    def _decode_columns(
+        self, tokens: Tokens, positions: Any, seq_ids: Any, wanted: Any, rows: Floats | None = None
+    ) -> None:
+        """Append entries of one sequence each, in compute steps of n_ubatch."""
+        started = time.perf_counter()
+        self._begin_outputs()
+        for start in range(0, len(tokens), self.n_ubatch):
+            self._check_abort(int(seq_ids[start]))
+            part = slice(start, start + self.n_ubatch)
+            columns = tokens[part], positions[part], seq_ids[part], wanted[part]
+            if rows is None:
+                self._column_step(*columns)
+            else:
+                give_rows(self._request, rows[part])
+                try:
+                    self._column_step(*columns)
+                finally:
+                    give_rows(self._request, rows[:0])
+            self._take_outputs(last=start + self.n_ubatch >= len(tokens))
+        if self._embeddings:
+            vectors = self._hidden_all.all()
+            for s in np.unique(seq_ids).tolist():
+                self._hidden[s] = vectors[seq_ids == s]
+        self._count(started, len(tokens))
+
+    def _column_step(self, tokens: Tokens, positions: Any, seq_ids: Any, wanted: Any) -> None:  # noqa: ARG002
+        """Append what one step takes; on failure nothing is appended."""
+        self._step(tokens, int(seq_ids[0]), np.flatnonzero(wanted), self._wanted(tokens))
 
     def _wanted(self, tokens: Tokens) -> Any:
         return np.arange(len(tokens) if self._embeddings else 0, dtype=np.int64)

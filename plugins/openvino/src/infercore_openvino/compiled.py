@@ -9,7 +9,8 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from infercore import ModelLoadError, UnsupportedFeatureError
-from infercore_openvino import adapters, arithmetic
+from infercore_openvino import arithmetic
+from infercore_openvino.additions import Additions, with_additions
 from infercore_openvino.arithmetic import GROUP_SIZE
 from infercore_openvino.engine import (
     BACKEND,
@@ -21,14 +22,14 @@ from infercore_openvino.engine import (
 from infercore_openvino.graph import with_frequencies, without_causality
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable
 
-    from infercore_openvino.adapters import Joined
     from infercore_openvino.arithmetic import Arithmetic
     from infercore_openvino.graph import Graph
     from infercore_openvino.settings import Settings
 
 _RANK = 4
+NOTHING = Additions()
 _alive: weakref.WeakSet[Compiled] = weakref.WeakSet()
 
 
@@ -64,10 +65,10 @@ class Compiled:
         self.is_causal: bool | None = None
         _alive.add(self)
 
-    def new_request(self, adapters_of: Joined) -> Any:
-        """Return a request that computes with these adapters, whose numbers must stay alive."""
+    def new_request(self, added: Additions) -> Any:
+        """Return a request that computes with what is added; its numbers must stay alive."""
         request = self.engine.create_infer_request()
-        adapters.bind(self.engine, request, adapters_of)
+        added.bind(self.engine, request)
         return request
 
     def drop(self) -> None:
@@ -115,18 +116,14 @@ class CompiledGraphs:
             self._graphs[form] = self._build(form)
         return self._graphs[form]
 
-    def take(self, form: str, settings: Settings, adapted: Iterable[str] = ()) -> Compiled:
-        """Return the compiled graph for ``settings``, with one more user.
-
-        ``adapted`` names the matrices that adapters change.
-        """
-        names = tuple(sorted(adapted))
+    def take(self, form: str, settings: Settings, added: Additions = NOTHING) -> Compiled:
+        """Return the compiled graph for ``settings`` and what is added, with one more user."""
         with self._lock:
             group_size = self._group_size(form, settings.arithmetic)
             properties = {**settings.properties, GROUP_SIZE: str(group_size)}
             key = (
                 form,
-                names,
+                added.key,
                 settings.causal,
                 settings.rope,
                 settings.n_streams,
@@ -134,7 +131,7 @@ class CompiledGraphs:
             )
             if key not in self._compiled:
                 self._drop_idle()
-                self._compiled[key] = self._compile(form, settings, properties, names)
+                self._compiled[key] = self._compile(form, settings, properties, added)
             compiled = self._compiled[key]
             compiled.n_users += 1
         return compiled
@@ -166,15 +163,14 @@ class CompiledGraphs:
             self._compiled.pop(key).drop()
 
     def _compile(
-        self, form: str, settings: Settings, properties: dict[str, Any], adapted: Sequence[str]
+        self, form: str, settings: Settings, properties: dict[str, Any], added: Additions
     ) -> Compiled:
         graph = self.graph(form)
         if not settings.causal:
             graph = without_causality(graph)
         if settings.rope is not None:
             graph = with_frequencies(graph, settings.rope)
-        if adapted:
-            graph = adapters.with_inputs(graph, adapted)
+        graph = with_additions(graph, added)
         properties = {**self._extra, **properties}
         check_files_left()
         logger.debug("compiling the %s form for %s with %s", form, self._device, properties)

@@ -15,6 +15,7 @@ from infercore import (
     UnsupportedFeatureError,
 )
 from infercore_openvino.base import BaseContext
+from infercore_openvino.compiled import NOTHING
 from infercore_openvino.encoder_graph import HIDDEN
 from infercore_openvino.engine import BACKEND, memory_errors
 from infercore_openvino.facts import trained_window
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from infercore import ContextConfig
-    from infercore_openvino.adapters import Joined
+    from infercore_openvino.additions import Additions
     from infercore_openvino.base import Floats, Tokens
     from infercore_openvino.compiled import Compiled, CompiledGraphs
     from infercore_openvino.files import ModelFiles
@@ -42,6 +43,7 @@ def capabilities(settings: Settings) -> Capabilities:
     return Capabilities(
         kv_remove="none",
         multi_sequence=True,
+        live_threads=True,
         embeddings=True,
         pooling=POOLING,
         encoder=True,
@@ -110,9 +112,9 @@ class EncoderContext(BaseContext):
         compiled: Compiled,
         graphs: CompiledGraphs,
         settings: Settings,
-        adapters: Joined | None = None,
+        added: Additions = NOTHING,
     ) -> None:
-        super().__init__(compiled, graphs, settings, adapters)
+        super().__init__(compiled, graphs, settings, added)
         self.capabilities = capabilities(settings)
         self._dtypes = {
             name: _DTYPES[port.get_element_type().to_string()]
@@ -137,6 +139,9 @@ class EncoderContext(BaseContext):
                 "attention_type", asked, f"the exported graph is {found}; leave it out"
             )
         self.effective["attention_type"] = found
+
+    def _move_to(self, compiled: Compiled, request: Any) -> None:
+        """Nothing is held."""
 
     # -- texts in ------------------------------------------------------------------------------
 

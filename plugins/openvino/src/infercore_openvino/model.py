@@ -16,6 +16,7 @@ from infercore_openvino import (
     memory,
     options,
 )
+from infercore_openvino.additions import Additions
 from infercore_openvino.compiled import CompiledGraphs
 from infercore_openvino.engine import BACKEND, check_files_left, logger, shared_core
 from infercore_openvino.facts import model_info
@@ -189,9 +190,10 @@ class OpenVinoModel:
         memory.check_cache_fits(self._files, asked)
         form = _form_of(asked, self._default_form, self._device)
         joined = adapters.read(asked.adapters, self._graphs.graph(form))
-        compiled = self._graphs.take(form, asked, joined)
+        added = Additions(adapters=joined)
+        compiled = self._graphs.take(form, asked, added)
         try:
-            return _CONTEXTS[form](compiled, self._graphs, asked, joined)
+            return _CONTEXTS[form](compiled, self._graphs, asked, added)
         except BaseException:
             self._graphs.give_back(compiled)
             raise

@@ -12,6 +12,7 @@ from infercore import Capabilities, UnsupportedFeatureError
 from infercore_openvino import state
 from infercore_openvino.base import BaseContext
 from infercore_openvino.cache import SCRATCH_BLOCK, KvCache
+from infercore_openvino.compiled import NOTHING
 from infercore_openvino.engine import BACKEND
 from infercore_openvino.paged_request import PagedRequest
 from infercore_openvino.probe import keys_rotate
@@ -22,13 +23,14 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from infercore_openvino.adapters import Joined
+    from infercore_openvino.additions import Additions
     from infercore_openvino.base import Tokens
     from infercore_openvino.blocks import Positions
     from infercore_openvino.compiled import Compiled, CompiledGraphs
     from infercore_openvino.graph import Graph
     from infercore_openvino.settings import Settings
 
+_NO_MASK = "the engine's paged attention takes no mask; leave form out, or give 'stateful'"
 _NO_ROWS = np.empty(0, dtype=np.int64)
 
 
@@ -49,6 +51,7 @@ def capabilities(settings: Settings, graph: Graph, *, shift: bool) -> Capabiliti
         embeddings=True,
         pooling=POOLING,
         abort=True,
+        live_threads=True,
         lora=True,
         kv_types=settings.kv_types,
         flash_attention=FLASH_ATTENTION,
@@ -59,12 +62,13 @@ class PagedContext(BaseContext):
     """Sequences over one pool of KV blocks."""
 
     takes_views = True
+    _why_no_other_attention = _NO_MASK
 
     @staticmethod
     def check(settings: Settings) -> None:
         """Refuse float16, in which attention gives NaN, and attention that is not causal."""
         if not settings.causal:
-            hint = "the engine's paged attention takes no mask; leave form out, or give 'stateful'"
+            hint = _NO_MASK
             raise UnsupportedFeatureError(
                 f"attention_type='non-causal' is not supported in the paged form; {hint}",
                 feature="attention_type",
@@ -87,9 +91,9 @@ class PagedContext(BaseContext):
         compiled: Compiled,
         graphs: CompiledGraphs,
         settings: Settings,
-        adapters: Joined | None = None,
+        added: Additions = NOTHING,
     ) -> None:
-        super().__init__(compiled, graphs, settings, adapters)
+        super().__init__(compiled, graphs, settings, added)
         s = settings
         per_sequence = s.n_ctx if s.kv_unified else -(-s.n_ctx // s.n_seq_max)
         self._cache = KvCache(
@@ -222,20 +226,9 @@ class PagedContext(BaseContext):
         wanted: npt.NDArray[np.bool_],
     ) -> None:
         """`decode_batch` by columns: entries of one sequence each, one sequence after the other."""
-        started = time.perf_counter()
-        self._begin_outputs()
-        for start in range(0, len(tokens), self.n_ubatch):
-            self._check_abort(int(seq_ids[start]))
-            part = slice(start, start + self.n_ubatch)
-            self._span_step(tokens[part], positions[part], seq_ids[part], wanted[part])
-            self._take_outputs(last=start + self.n_ubatch >= len(tokens))
-        if self._embeddings:
-            vectors = self._hidden_all.all()
-            for s in np.unique(seq_ids).tolist():
-                self._hidden[s] = vectors[seq_ids == s]
-        self._count(started, len(tokens))
+        self._decode_columns(tokens, positions, seq_ids, wanted)
 
-    def _span_step(self, tokens: Tokens, positions: Any, seq_ids: Any, wanted: Any) -> None:
+    def _column_step(self, tokens: Tokens, positions: Any, seq_ids: Any, wanted: Any) -> None:
         begins = np.flatnonzero(np.diff(seq_ids, prepend=-1))
         involved = seq_ids[begins].tolist()
         lengths = np.diff(begins, append=len(tokens)).tolist()

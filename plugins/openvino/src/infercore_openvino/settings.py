@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from infercore import InvalidInputError, UnsupportedFeatureError
@@ -233,7 +233,25 @@ def _n_streams(config: ContextConfig) -> int:
     asked = config.n_threads or config.n_threads_batch
     if asked is None or "num_streams" in config.backend_options:
         return 1
-    return max(1, min(MAX_OWN_STREAMS, cpu.usable_cores() // asked))
+    return _own_streams(asked)
+
+
+def _own_streams(n_threads: int) -> int:
+    return max(1, min(MAX_OWN_STREAMS, cpu.usable_cores() // n_threads))
+
+
+def with_threads(settings: Settings, n: int) -> Settings:
+    """Return ``settings`` of a context that computes on ``n`` threads."""
+    n_streams = settings.n_streams
+    if n_streams > 1 or "NUM_STREAMS" not in settings.properties:  # else the user's own
+        n_streams = _own_streams(n)
+    given = dict(settings.properties)
+    given["INFERENCE_NUM_THREADS"] = n * n_streams
+    if n_streams > 1:
+        given["NUM_STREAMS"] = n_streams
+    elif settings.n_streams > 1:
+        del given["NUM_STREAMS"]
+    return replace(settings, n_threads=n, n_streams=n_streams, properties=given)
 
 
 def _properties(

@@ -7,6 +7,7 @@ without them.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import openvino as ov
 from infercore import Capabilities, UnsupportedFeatureError
 from infercore_openvino import state
 from infercore_openvino.base import BaseContext
+from infercore_openvino.compiled import NOTHING
 from infercore_openvino.engine import BACKEND, memory_errors
 from infercore_openvino.graph import STATE_NAME
 from infercore_openvino.settings import FLASH_ATTENTION, POOLING
@@ -22,7 +24,7 @@ from infercore_openvino.settings import FLASH_ATTENTION, POOLING
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from infercore_openvino.adapters import Joined
+    from infercore_openvino.additions import Additions
     from infercore_openvino.base import Tokens
     from infercore_openvino.compiled import Compiled, CompiledGraphs
     from infercore_openvino.settings import Settings
@@ -41,6 +43,7 @@ def capabilities(settings: Settings) -> Capabilities:
         embeddings=True,
         pooling=POOLING,
         abort=True,
+        live_threads=True,
         lora=True,
         kv_types=tuple(name for name in settings.kv_types if name != "u8"),
         flash_attention=FLASH_ATTENTION,
@@ -87,9 +90,9 @@ class StatefulContext(BaseContext):
         compiled: Compiled,
         graphs: CompiledGraphs,
         settings: Settings,
-        adapters: Joined | None = None,
+        added: Additions = NOTHING,
     ) -> None:
-        super().__init__(compiled, graphs, settings, adapters)
+        super().__init__(compiled, graphs, settings, added)
         self.capabilities = capabilities(settings)
         self._inputs = {name for port in compiled.engine.inputs for name in port.get_names()}
         self._positions: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
@@ -199,8 +202,13 @@ class StatefulContext(BaseContext):
         """Restore what `save_state` returned."""
         self.load_sequence(_SEQUENCE, data)
 
+    def set_causal_attention(self, on: bool) -> None:  # noqa: FBT001  (the contract's signature)
+        """Let each token read what stands before it, or all that is held."""
+        self._change(settings=replace(self._settings, causal=on))
+        self.effective["attention_type"] = "causal" if on else "non-causal"
+
     def warmup(self) -> None:
         """Run a token in a request of its own."""
         one = np.ones(1, dtype=np.int64)
-        request = self._compiled.new_request(self._adapters)
+        request = self._compiled.new_request(self._added)
         self._infer(request, one, one - 1, one, one - 1, one[:0])
