@@ -99,6 +99,33 @@ def _(b: Bench) -> None:
     assert np.array_equal(context.logits(), b.last_row())
 
 
+@CONTEXTS.row("`--control-vector-scaled FILE` (llama.cpp)", "`Context.set_control_vector`")
+def _(b: Bench) -> None:
+    import gguf
+
+    row = np.linspace(-1, 1, b.model.info.n_embd, dtype=np.float32)
+    context = b.context()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "vector.gguf"
+        writer = gguf.GGUFWriter(path, "controlvector")
+        writer.add_string("controlvector.model_hint", "llama")
+        writer.add_uint32("controlvector.layer_count", 1)
+        writer.add_tensor("direction.2", row)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        context.set_control_vector([ic.AdapterSpec(path=path, scale=0.5)] * 2)
+        path.write_bytes(path.read_bytes()[:-9])
+        raises(ic.ModelFormatError, lambda: context.set_control_vector(path))
+    context.decode(b.tokens)
+    found = context.logits().copy()
+    context.set_control_vector({2: row})
+    context.eval(b.tokens, 0)
+    assert np.abs(context.logits() - found).max() <= context.tolerance
+    assert np.abs(found - b.last_row()).max() > 1e-2
+
+
 @CONTEXTS.row("decode of given embeddings (ion7-core, vLLM)", "`Context.decode_spans`")
 def _(b: Bench) -> None:
     from infercore.weight_files import safetensors

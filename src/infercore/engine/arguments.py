@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import os
 from collections.abc import Mapping
 from hashlib import blake2s
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from infercore.errors import InvalidInputError, InvalidPositionError, InvalidSeq
 from infercore.errors import InvalidTokenError as _InvalidTokenError
 from infercore.values import checks
 from infercore.values.config import AdapterSpec
+from infercore.weight_files import control_vector
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -203,17 +205,25 @@ def check_adapters(adapters: Sequence[AdapterSpec]) -> tuple[AdapterSpec, ...]:
     return chosen
 
 
-def check_directions(
-    directions: Mapping[int, Any] | None, n_layer: int, n_embd: int
-) -> FloatArray | None:
+def check_directions(directions: Any, n_layer: int, n_embd: int) -> FloatArray | None:
     """Return a control vector as float32 [n_layer, n_embd], None where there is none.
 
-    Layers that ``directions`` leaves out are zero. Raises `InvalidInputError`.
+    Layers that ``directions`` leaves out are zero. Raises `InvalidInputError`, and what reading
+    raises where it names files.
     """
     if directions is None:
         return None
+    if isinstance(directions, (str, os.PathLike)):
+        directions = AdapterSpec(path=os.fspath(directions))
+    if isinstance(directions, AdapterSpec):
+        directions = [directions]
     if not isinstance(directions, Mapping):
-        raise checks.refuse("directions", directions, "a mapping of layers to vectors, or None")
+        allowed = "a mapping of layers to vectors, a file, AdapterSpec objects, or None"
+        specs: Any = directions if isinstance(directions, (list, tuple)) else [None]
+        if not all(isinstance(spec, AdapterSpec) for spec in specs):
+            raise checks.refuse("directions", directions, allowed)
+        read = control_vector.read(specs, n_layer, n_embd)
+        return read if read.any() else None
     found = np.zeros((n_layer, n_embd), dtype=np.float32)
     for layer, given in directions.items():
         if not (checks.is_integer(layer) and 0 <= layer < n_layer):

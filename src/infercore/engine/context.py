@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from infercore.engine.saving import Handed
     from infercore.engine.window import Window
     from infercore.protocols.spi import EngineContext, FloatArray
-    from infercore.values.config import AdapterSpec, ContextConfig
+    from infercore.values.config import AdapterSpec, ContextConfig, ControlVector
     from infercore.values.info import Capabilities, PerfCounters
 
 _clock = time.perf_counter
@@ -574,7 +574,7 @@ class GuardedContext:
             self._native.judged(self._native.inner.set_adapters, chosen)
             self._results.forget()
 
-    def set_control_vector(self, directions: Mapping[int, Any] | None) -> None:
+    def set_control_vector(self, directions: ControlVector | None) -> None:
         """Add ``directions`` to what layers put out; see `Context.set_control_vector`."""
         with self._gate:
             own = self._native.optional.set_control_vector

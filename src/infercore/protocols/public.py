@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from infercore.values.config import (
         AdapterSpec,
         ContextConfig,
+        ControlVector,
         ModelConfig,
         SamplingConfig,
     )
@@ -489,13 +490,15 @@ class Context(Protocol):
     def set_adapters(self, adapters: Sequence[AdapterSpec]) -> None:
         """Replace the whole list of LoRA adapters."""
 
-    def set_control_vector(self, directions: Mapping[int, Any] | None) -> None:
+    def set_control_vector(self, directions: ControlVector | None) -> None:
         """Add a vector to what each of these layers puts out, from now on; None adds nothing.
 
-        ``directions`` maps layers (from 0) to ``n_embd`` numbers; it takes the place of those
-        before. It belongs to the identity of sessions and saved states, as adapters do. Raises
-        `UnsupportedFeatureError` where the engine adds none (llama.cpp: to layer 0),
-        `InvalidInputError` for other layers or widths; unchanged.
+        ``directions`` maps layers (from 0) to ``n_embd`` numbers, or names files as llama.cpp's
+        ``cvector-generator`` writes them: a path, or `AdapterSpec` objects, whose scaled vectors
+        add up. They are read once. It takes the place of those before, and belongs to the identity
+        of sessions and saved states, as adapters do. Raises `UnsupportedFeatureError` where the
+        engine adds none (llama.cpp: to layer 0), `InvalidInputError` for other layers or widths,
+        `ModelNotFoundError` and `ModelFormatError` for files; unchanged.
         """
 
     def warmup(self) -> None:

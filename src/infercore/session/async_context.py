@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from infercore.protocols.guarded import SessionContext
     from infercore.protocols.public import Context, Sampler
     from infercore.protocols.spi import FloatArray
-    from infercore.values.config import AdapterSpec
+    from infercore.values.config import AdapterSpec, ControlVector
     from infercore.values.info import Capabilities, PerfCounters
 
 T = TypeVar("T")
@@ -302,7 +302,7 @@ class AsyncContext:
         """See `Context.set_adapters`."""
         await self._run(partial(self._context.set_adapters, adapters))
 
-    async def set_control_vector(self, directions: Mapping[int, Any] | None) -> None:
+    async def set_control_vector(self, directions: ControlVector | None) -> None:
         """See `Context.set_control_vector`."""
         await self._run(partial(self._context.set_control_vector, directions))
 

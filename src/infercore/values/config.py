@@ -14,6 +14,8 @@ from infercore.values import checks
 from infercore.values.field_texts import lists_fields
 
 if TYPE_CHECKING:
+    from typing import TypeAlias
+
     from typing_extensions import Self
 
 KnownKVType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl", "u8"]
@@ -121,10 +123,19 @@ def _path(value: str | os.PathLike[str]) -> str:
 @lists_fields("AdapterSpec")
 @attrs.frozen(kw_only=True)
 class AdapterSpec:
-    """A LoRA adapter (a GGUF file, or a folder of PEFT) and the scale it is applied with."""
+    """A LoRA adapter (a GGUF file, or a folder of PEFT) and the scale it is applied with.
+
+    Or the file of a control vector; see `Context.set_control_vector`.
+    """
 
     path: str = attrs.field(converter=_path)
     scale: float = attrs.field(default=1.0, validator=checks.number(optional=False))
+
+
+if TYPE_CHECKING:
+    ControlVector: TypeAlias = (
+        Mapping[int, Any] | str | os.PathLike[str] | AdapterSpec | Sequence[AdapterSpec]
+    )
 
 
 def _adapters(value: Sequence[AdapterSpec] | None) -> tuple[AdapterSpec, ...]:
