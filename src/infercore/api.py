@@ -551,16 +551,22 @@ class _Progress:
 
 
 def _new_sampler(model: GuardedModel, config: SamplingConfig) -> Sampler:
+    from infercore.sampling import top  # noqa: PLC0415
     from infercore.sampling.factory import new_portable_sampler  # noqa: PLC0415
 
     if _is_native(model, config):
         return model.new_native_sampler(config)
-    return new_portable_sampler(config, model.tokenizer, model.tokenizer.n_vocab)
+    kinds = model.capabilities
+    if kinds.logits == "top":
+        top.check_sampling(config, kinds.n_top, model.backend)
+    return new_portable_sampler(
+        config, model.tokenizer, model.tokenizer.n_vocab, are_logprobs=kinds.logits == "top"
+    )
 
 
 def _is_native(model: GuardedModel, config: SamplingConfig) -> bool:
     """Whether the engine chooses tokens: asked for, or because it alone has the logits."""
-    if model.capabilities.logits == "full":
+    if model.capabilities.logits != "none":
         return config.implementation == "native"
     if config.implementation == "portable":
         hint = "the engine generates by itself and shows no logits; leave it out"
@@ -602,6 +608,7 @@ def _embed_for_pool(model: Any, texts: Sequence[Any], pooling: str | None) -> Fl
 
 
 def _decode_sampler(model: GuardedModel, config: DecodeConfig) -> Sampler:
+    from infercore.sampling import top  # noqa: PLC0415
     from infercore.sampling.factory import new_portable_sampler  # noqa: PLC0415
 
     sampling = sampling_of(config)
@@ -614,6 +621,10 @@ def _decode_sampler(model: GuardedModel, config: DecodeConfig) -> Sampler:
                     hint=_no_such_sampler(model),
                 )
         return model.new_native_sampler(sampling)
+    kinds = model.capabilities
+    if kinds.logits == "top":
+        top.check_sampling(sampling, kinds.n_top, model.backend)
+        top.check_decode(config, kinds.n_top, model.backend)
     return new_portable_sampler(
         sampling,
         model.tokenizer,
@@ -623,6 +634,7 @@ def _decode_sampler(model: GuardedModel, config: DecodeConfig) -> Sampler:
         logprobs=config.logprobs is not None,
         min_tokens=config.min_tokens,
         stop_tokens=config.stop_tokens,
+        are_logprobs=kinds.logits == "top",
     )
 
 

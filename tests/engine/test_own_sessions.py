@@ -176,8 +176,3 @@ def test_a_plugin_that_lacks_a_part_is_told_so():
         loaded(NoSession())
     with loaded(NoSampler()) as model, pytest.raises(ic.PluginError, match="native_sampler"):
         model.new_context(n_ctx=64)
-
-
-def test_a_part_of_the_logits_is_not_known_here():
-    with pytest.raises(ic.InvalidInputError, match="logits"):
-        ic.Capabilities(logits="top")

@@ -166,8 +166,8 @@ def _failed(rig: Rig, error: Exception) -> Found:
     """Return the outcome of a law that ended with ``error``."""
     is_law = isinstance(error, LawError)
     refusal = error.__cause__ if is_law else error
-    if rig.shows_no_logits and _is_of_logits(refusal):
-        return REFUSED, f"not declared: the logits can be read ({refusal})", None
+    if not rig.shows_all_logits and _is_of_logits(refusal):
+        return REFUSED, f"not declared: all logits can be read ({refusal})", None
     if rig.isolated and getattr(refusal, "feature", None) in _NOT_ACROSS:
         return REFUSED, f"not declared: what stays in its own process ({refusal})", None
     said = str(error) if is_law else f"{type(error).__name__}: {error}"

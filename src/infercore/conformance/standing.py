@@ -93,7 +93,7 @@ def check_names(required: Iterable[str]) -> tuple[str, ...]:
 def standing_of(rig: Rig, required: Iterable[str] = ()) -> Standing:
     """Return what a run of ``rig`` rests on. Raises what opening a context raises."""
     asked = check_names((*rig.require, *required))
-    spread, moved = (None, None) if rig.is_encoder or rig.shows_no_logits else _measured(rig)
+    spread, moved = (None, None) if rig.is_encoder or not rig.shows_all_logits else _measured(rig)
     here = {name: has(rig) for name, has in _BROUGHT.items()}
     return Standing(
         tolerance=rig.tolerance,

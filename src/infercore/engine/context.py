@@ -17,7 +17,7 @@ from infercore.engine.counters import Counters
 from infercore.engine.embeddings import Embeddings
 from infercore.engine.gate import Gate, fork_count
 from infercore.engine.native import Native
-from infercore.engine.outputs import Outputs, read_only
+from infercore.engine.outputs import Outputs, read_only, rows_of
 from infercore.engine.results import Results
 from infercore.engine.room import Room
 from infercore.engine.saving import Saving
@@ -70,9 +70,7 @@ class GuardedContext:
         self._cells = CellMap(window.n_seq_max)
         self._gate.backend = backend
         self._row_shape = (n_vocab,)
-        self._outputs = Outputs(
-            inner.logits if inner.capabilities.logits == "full" else None, n_vocab, backend
-        )
+        self._outputs = Outputs(rows_of(inner, n_vocab, backend), n_vocab, backend)
         self._native = native = Native(inner, self._gate, backend)
         self._shares_window = window.shared
         self.n_ctx_seq = window.n_ctx_seq

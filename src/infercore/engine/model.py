@@ -493,6 +493,11 @@ def _check_methods(inner: Any, backend: str) -> None:
             f"backend {backend!r} shows no logits and declares no native_sampler to choose tokens",
             plugin=backend,
         )
+    if declared.logits == "top" and not declared.n_top:
+        raise PluginLoadError(
+            f"backend {backend!r} declares logits='top' and no n_top: how many a row has",
+            plugin=backend,
+        )
     missing = [name for name in needed if not callable(getattr(inner, name, None))]
     if missing:
         raise PluginLoadError(

@@ -6,19 +6,41 @@ from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
-from infercore.engine.plugin_checks import wrong_row
+from infercore.engine.plugin_checks import wrong, wrong_row
 from infercore.errors import OutputNotAvailableError, UnsupportedFeatureError
 from infercore.values import checks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from infercore.protocols.spi import FloatArray
+    from infercore.protocols.spi import EngineContext, FloatArray
 
     Owners = tuple[int, ...]
 
 
 _FLOAT = np.dtype(np.float32)
+_ROUNDED = 1e-3
+
+
+def rows_of(inner: EngineContext, n_vocab: int, backend: str) -> Callable[[int], FloatArray] | None:
+    """Return what reads the engine's rows, as its capabilities have them; None without any."""
+    kinds = inner.capabilities
+    if kinds.logits == "full":
+        return inner.logits
+    if kinds.logits == "none":
+        return None
+    n_least = min(kinds.n_top, n_vocab)
+
+    def likeliest(i: int) -> FloatArray:
+        row = inner.logits(i)
+        if wrong_row(row, n_vocab, backend) is None:
+            known = row[row > -np.inf]
+            if len(known) < n_least or not np.exp(known, dtype=np.float64).sum() <= 1 + _ROUNDED:
+                told = f"gave {len(known)} numbers, not the log-probabilities of {n_least} tokens"
+                raise wrong(backend, f"logits({i})", told)
+        return row
+
+    return likeliest
 
 
 class Outputs:

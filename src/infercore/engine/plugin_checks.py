@@ -46,7 +46,7 @@ def check_model(model: Any, backend: str) -> None:
 
 def opener_of(model: Any) -> str:
     """Return the call of a model that opens a context: a session, where it shows no logits."""
-    return "new_context" if model.capabilities.logits == "full" else "new_session"
+    return "new_session" if model.capabilities.logits == "none" else "new_context"
 
 
 def _check_type(thing: Any, name: str, kind: type, call: str, backend: str) -> None:
@@ -100,7 +100,7 @@ def check_context(context: Any, backend: str) -> None:
     if context is None:
         raise wrong(backend, call, "returned None, not a context")
     _check_type(context, "capabilities", Capabilities, call, backend)
-    rows = ("logits",) if context.capabilities.logits == "full" else ()
+    rows = () if context.capabilities.logits == "none" else ("logits",)
     _check_callable(context, (*_OF_CONTEXT, *rows), call, backend)
     effective = getattr(context, "effective", None)
     if not isinstance(effective, Mapping):

@@ -25,6 +25,7 @@ capability             methods of `EngineContext` that it needs
 ``live_threads``       ``set_threads(n, n_batch)``
 ``lora``               ``set_adapters(adapters)``
 ``native_sampler``     ``new_sampler(config)`` of the model: see below
+``logits`` "top"       ``logits(i)`` with log-probabilities of ``n_top`` tokens, -inf for others
 ``logits`` "none"      ``new_session(config)`` of the model, in place of ``new_context``
 =====================  ==========================================================================
 

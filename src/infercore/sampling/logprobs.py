@@ -16,13 +16,16 @@ if TYPE_CHECKING:
     from infercore.sampling.candidates import Candidates, FloatArray
 
 
-def raw_logprobs(logits: FloatArray, token: int, top_n: int) -> TokenLogprob:
+def raw_logprobs(
+    logits: FloatArray, token: int, top_n: int, total: float | None = None
+) -> TokenLogprob:
     """Return the natural log-probabilities under the softmax of ``logits`` [n_vocab].
 
-    Of ``token``, and of the ``top_n`` most likely tokens, falling, ties by id.
+    Of ``token``, and of the ``top_n`` most likely tokens, falling, ties by id. ``total``: the
+    logarithm of the sum of their exponentials, where it is known.
     """
     places = _top(logits, top_n)
-    total = _log_sum_exp(logits)
+    total = _log_sum_exp(logits) if total is None else total
     top = tuple((int(place), float(logits[place]) - total) for place in places)
     return TokenLogprob(token=token, logprob=float(logits[token]) - total, top=top)
 

@@ -63,7 +63,8 @@ class PortableSampler:
     now on; ``processors`` are objects with ``apply(logits) -> logits``, called first with a
     copy of the row (float32 [n_vocab], writable); clones share them. With ``logprobs`` each step
     keeps its row, so that `last_logprobs` can answer. ``held_back`` is a number and ids: so many
-    tokens are chosen before one of these may be.
+    tokens are chosen before one of these may be. With ``are_logprobs`` rows are log-probabilities
+    as they are, and need not sum to 1.
 
     Random numbers come from ``numpy.random.Generator(PCG64(seed))``, as ``random()``: a step
     takes one for the selection, and one before it where xtc is on; temperature 0 takes none.
@@ -81,12 +82,14 @@ class PortableSampler:
         processors: Sequence[Any] = (),
         logprobs: bool = False,
         held_back: tuple[int, Sequence[int]] | None = None,
+        are_logprobs: bool = False,
     ) -> None:
         self._config = config
         self._n_vocab = n_vocab
         self._shape = (n_vocab,)
         self._constraint = constraint
         self._keeps_rows = logprobs
+        self._are_logprobs = are_logprobs
         self._rules = LogitRules(config, tokenizer, n_vocab, tuple(processors))
         # Most greedy decodes take the largest logit of the row as it came, but for these tokens.
         self._n_held_back, self._held_back = _held_back(held_back, n_vocab)
@@ -267,7 +270,8 @@ class PortableSampler:
                 operation="last_logprobs",
                 state="rows not kept",
             )
-        return logprobs.raw_logprobs(last.raw, last.token, top_n)
+        total = 0.0 if self._are_logprobs else None
+        return logprobs.raw_logprobs(last.raw, last.token, top_n, total)
 
     def reset(self) -> None:
         """Go back to the state after construction: seed, penalties, selection and constraint."""

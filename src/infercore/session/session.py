@@ -146,8 +146,8 @@ class CoreSession(Prefilling):
             n_return=n_return,
             early_stopping=early_stopping,
         )
-        if self.context.capabilities.logits == "none":
-            hint = "beams are compared by logits, and this engine shows none"
+        if self.context.capabilities.logits != "full":
+            hint = "beams are compared by logits, and this engine does not show all"
             raise UnsupportedFeatureError(
                 feature="beam_search", backend=self.model.backend, hint=hint
             )

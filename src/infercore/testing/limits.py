@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:
     from infercore.values.config import ContextConfig
     from infercore.values.info import Capabilities
@@ -56,6 +58,18 @@ class LimitedContext:
         if name in self._hidden:
             raise AttributeError(f"{name} is not declared")
         return getattr(self._inner, name)
+
+    def logits(self, i: int) -> Any:
+        """Return output row ``i``; where only the likeliest are told, with -inf for all others."""
+        row = self._inner.logits(i)
+        if self.capabilities.logits != "top":
+            return row
+        likeliest = np.argsort(row, kind="stable")[-self.capabilities.n_top :]
+        exact = row.astype(np.float64)
+        total = exact.max() + np.log(np.exp(exact - exact.max()).sum())
+        told = np.full_like(row, -np.inf)
+        told[likeliest] = exact[likeliest] - total
+        return told
 
     def seq_remove(self, seq_id: int, p0: int, p1: int) -> bool:
         """Remove positions [p0, p1), or return False where the declared kind does not cover it."""

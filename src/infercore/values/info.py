@@ -72,8 +72,10 @@ class Capabilities:
     values. ``abort`` tells that a running call can be cancelled from another thread. ``perf`` is
     always True: the core counts, for every backend. ``media`` are the kinds of content parts beside
     text that a chat may hold; sessions take none yet, so that no backend may declare any.
-    ``logits`` is "full" (each token's can be read) or "none" (the engine generates by itself and
-    shows none: its sessions take tokens from it, and what needs logits is refused).
+    ``logits`` is "full" (each token's can be read), "top" (only those of the ``n_top`` likeliest
+    are true: rows have their log-probabilities, and -inf for all others; what cannot be had exactly
+    from them is refused) or "none" (the engine generates by itself and shows none: its sessions
+    take tokens from it, and what needs logits is refused).
     """
 
     kv_remove: Literal["any", "suffix", "rollback", "none"] = attrs.field(
@@ -99,7 +101,8 @@ class Capabilities:
     gpu_offload: bool = False
     lora: bool = False
     native_sampler: bool = False
-    logits: str = attrs.field(default="full", validator=checks.one_of("full", "none"))
+    logits: str = attrs.field(default="full", validator=checks.one_of("full", "top", "none"))
+    n_top: int = attrs.field(default=0, validator=checks.integer(0, optional=False))
     perf: bool = attrs.field(default=True, converter=_true)
     media: tuple[str, ...] = attrs.field(default=(), validator=_no_media)
 
