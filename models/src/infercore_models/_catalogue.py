@@ -33,7 +33,7 @@ FILES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "encoder": MappingProxyType(
             {"hf": "hf", "gguf-f32": "encoder-f32.gguf", "openvino": "openvino"}
         ),
-        "recurrent": MappingProxyType({"gguf-f32": "recurrent-f32.gguf"}),
+        "recurrent": MappingProxyType({"gguf-f32": "recurrent-f32.gguf", "openvino": "openvino"}),
         "sliding": MappingProxyType({"gguf-f32": "sliding-f32.gguf"}),
     }
 )

@@ -153,7 +153,7 @@ class BaseContext:
         compiled = self._graphs.take(self._compiled.graph.form, settings, added)
         try:
             request = compiled.new_request(added)
-            self._move_to(compiled, request)
+            self._move_to(compiled, request, added)
         except BaseException:
             self._graphs.give_back(compiled)
             raise
@@ -162,7 +162,7 @@ class BaseContext:
         self._compiled, self._request = compiled, request
         self._settings, self._added = settings, added
 
-    def _move_to(self, compiled: Compiled, request: Any) -> None:
+    def _move_to(self, compiled: Compiled, request: Any, added: Additions) -> None:
         """Let ``request`` go on from what is held; on failure nothing is changed."""
         raise NotImplementedError
 

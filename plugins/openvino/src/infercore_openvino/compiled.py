@@ -63,6 +63,7 @@ class Compiled:
         self.n_streams = int(engine.get_property("NUM_STREAMS"))
         self.rotates: bool | None = None
         self.is_causal: bool | None = None
+        self.goes_on: bool | None = None
         _alive.add(self)
 
     def new_request(self, added: Additions) -> Any:

@@ -140,7 +140,7 @@ class EncoderContext(BaseContext):
             )
         self.effective["attention_type"] = found
 
-    def _move_to(self, compiled: Compiled, request: Any) -> None:
+    def _move_to(self, compiled: Compiled, request: Any, added: Additions) -> None:
         """Nothing is held."""
 
     # -- texts in ------------------------------------------------------------------------------

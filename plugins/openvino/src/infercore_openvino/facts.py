@@ -112,6 +112,8 @@ def model_info(files: ModelFiles, shape: Shape) -> ModelInfo:
         n_params=shape.n_params,
         size_bytes=files.weights_bytes,
         sliding_window=sliding_window(config),
+        is_recurrent=files.is_recurrent and not kv.n_head,
+        is_hybrid=files.is_recurrent and kv.n_head > 0,
         has_encoder=not files.has_cache,
         description=f"{architecture}, {shape.n_params / 1e6:.1f} M parameters, OpenVINO IR",
         metadata={name: str(v) for name, v in said.items() if isinstance(v, simple)},

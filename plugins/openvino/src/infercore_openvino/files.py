@@ -19,7 +19,9 @@ _POOLING_MODES = {
     "cls": "cls",
     "lasttoken": "last",
 }
-_VARIABLE = b'type="ReadValue"'
+_VARIABLE = re.compile(rb'type="ReadValue"')
+_STATE = re.compile(rb'variable_id="([^"]*)"')
+_OF_ATTENTION = re.compile(rb"past_key_values\.\d+\.(key|value)")
 _HEAD_BYTES = 4096
 MAX_GRAPH_BYTES, MAX_JSON_BYTES = 2**30, 2**28
 _WEIGHT_RANGE = re.compile(rb'offset="(\d+)" size="(\d+)"')
@@ -36,6 +38,7 @@ class ModelFiles:
     generation: dict[str, Any] = field(default_factory=dict)
     tokenizer: dict[str, Any] = field(default_factory=dict)
     has_cache: bool = True
+    is_recurrent: bool = False  # it keeps states that sum up a text, beside keys and values or not
     pooling: str = "none"
 
     @property
@@ -84,7 +87,7 @@ def find(path: str) -> ModelFiles:
             f"{weights} is missing: the weights of {os.path.basename(xml)}; copy both files",
             path=path,
         )
-    has_cache = _check_graph(xml, weights, path)
+    states = _check_graph(xml, weights, path)
     folder = os.path.dirname(os.path.abspath(xml))
     return ModelFiles(
         xml=xml,
@@ -93,7 +96,8 @@ def find(path: str) -> ModelFiles:
         config=_read_json(folder, "config.json", path),
         generation=_read_json(folder, "generation_config.json", path),
         tokenizer=_read_json(folder, "tokenizer_config.json", path),
-        has_cache=has_cache,
+        has_cache=states is not None,
+        is_recurrent=any(not _OF_ATTENTION.match(name) for name in states or ()),
         pooling=_pooling(_read_json(folder, POOLING_JSON, path)),
     )
 
@@ -106,10 +110,10 @@ def _pooling(description: dict[str, Any]) -> str:
     return _POOLING_MODES.get(found[0], "none") if len(found) == 1 else "none"
 
 
-def _check_graph(xml: str, weights: str, path: str) -> bool:
+def _check_graph(xml: str, weights: str, path: str) -> set[bytes] | None:
     """Refuse a graph that is no XML of a network, or that needs more weights than there are.
 
-    Returns whether it has variables, that is: a cache.
+    Returns the names of its variables, that is: of its cache, None without any.
     """
     try:
         graph = read_regular(xml, MAX_GRAPH_BYTES)
@@ -127,7 +131,7 @@ def _check_graph(xml: str, weights: str, path: str) -> bool:
             f"{weights} is truncated: {actual} bytes of at least {needed}; copy it again",
             path=path,
         )
-    return _VARIABLE in graph
+    return set(_STATE.findall(graph)) if _VARIABLE.search(graph) else None
 
 
 def _read_json(folder: str, name: str, path: str) -> dict[str, Any]:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from infercore_openvino.files import ModelFiles
     from infercore_openvino.rope import Floats, Rope
 
+RECURRENT = "recurrent"
 _CAUSAL_INPUTS = {"input_ids", "attention_mask", "beam_idx"}
 _LOGITS_RANK = 3
 _ATTENTION, _MASK, _FAR = "ScaledDotProductAttention", 3, 1e9
@@ -68,8 +69,9 @@ def build(core: Any, files: ModelFiles, form: str, path: str) -> Graph:
     """
     model = read(core, files.xml, path)
     _check_causal(model, path)
-    _check_states(model)
     n_params, n_layer = count_params(model), len(model.get_sinks()) // 2
+    if form == RECURRENT:
+        n_layer = int(files.config.get("num_hidden_layers") or n_layer)
     inv_freq = _inv_freq(model, files)
     if form == "paged":
         _to_paged(model)
@@ -110,23 +112,6 @@ def _check_causal(model: Any, path: str) -> None:
     if causal and model.output("logits").partial_shape.rank.get_length() == _LOGITS_RANK:
         return
     raise unknown_kind(model, path)
-
-
-def _check_states(model: Any) -> None:
-    """Refuse variables that are no keys or values: a state that sums up a text has no end to cut.
-
-    Those of recurrent and hybrid models, which neither form here goes back in.
-    """
-    names = (variable.get_info().variable_id for variable in model.get_variables())
-    foreign = sorted(name for name in names if not STATE_NAME.match(name))
-    if foreign:
-        hint = f"its graph keeps {foreign[0]!r} beside keys and values; llama.cpp runs such models"
-        raise UnsupportedFeatureError(
-            f"recurrent and hybrid models are not supported on backend {BACKEND!r}; {hint}",
-            feature="a recurrent state",
-            backend=BACKEND,
-            hint=hint,
-        )
 
 
 def unknown_kind(model: Any, path: str) -> ModelFormatError:

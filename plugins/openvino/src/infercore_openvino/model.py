@@ -22,6 +22,8 @@ from infercore_openvino.engine import BACKEND, check_files_left, logger, shared_
 from infercore_openvino.facts import model_info
 from infercore_openvino.paged import PagedContext
 from infercore_openvino.paged import capabilities as paged_capabilities
+from infercore_openvino.recurrent import RecurrentContext
+from infercore_openvino.recurrent import capabilities as recurrent_capabilities
 from infercore_openvino.settings import DEFAULT_DEVICE, settings
 from infercore_openvino.stateful import StatefulContext
 from infercore_openvino.stateful import capabilities as stateful_capabilities
@@ -97,6 +99,7 @@ _CONTEXTS: dict[str, type[BaseContext]] = {
     "paged": PagedContext,
     "stateful": StatefulContext,
     encoder_graph.FORM: encoder.EncoderContext,
+    graph.RECURRENT: RecurrentContext,
 }
 
 
@@ -109,10 +112,21 @@ def _settings_of(files: ModelFiles, config: ContextConfig, device: str) -> Setti
 def _form_of(asked: Settings, default: str, device: str) -> str:
     """Return the form to run. Raises `UnsupportedFeatureError` for what it cannot honour."""
     form = asked.form or (default if asked.causal else "stateful")
+    if default == graph.RECURRENT:
+        form = _recurrent_form(asked)
     cpu.check(asked)
     arithmetic.check_offered(asked.inference, device)
     _CONTEXTS[form].check(asked)
     return form
+
+
+def _recurrent_form(asked: Settings) -> str:
+    if asked.form is None:
+        return graph.RECURRENT
+    hint = "its graph keeps states that sum up a text; leave it out"
+    raise UnsupportedFeatureError(
+        feature=f"form={asked.form!r} of a recurrent model", backend=BACKEND, hint=hint
+    )
 
 
 def plan(path: str, config: ModelConfig, context: ContextConfig) -> MemoryPlan:
@@ -130,8 +144,14 @@ def plan_of(
 ) -> MemoryPlan:
     """Return the bytes that a context of ``config`` takes; ``form`` is the model's own."""
     asked = _settings_of(found, config, device)
-    _form_of(asked, form or ("paged" if found.has_cache else encoder_graph.FORM), device)
+    _form_of(asked, form or _usual_form(found), device)
     return memory.plan(found, asked)
+
+
+def _usual_form(found: ModelFiles) -> str:
+    if found.is_recurrent:
+        return graph.RECURRENT
+    return "paged" if found.has_cache else encoder_graph.FORM
 
 
 class OpenVinoModel:
@@ -166,6 +186,8 @@ class OpenVinoModel:
         """The paged form where the engine can make it, else the stateful one."""
         if not self._files.has_cache:
             return self._graphs.graph(encoder_graph.FORM)
+        if self._files.is_recurrent:
+            return self._graphs.graph(graph.RECURRENT)
         try:
             return self._graphs.graph("paged")
         except UnsupportedFeatureError as error:
@@ -180,6 +202,8 @@ class OpenVinoModel:
         default = _settings_of(self._files, ContextConfig(), self._device)
         if first.form == encoder_graph.FORM:
             return encoder.capabilities(default)
+        if first.form == graph.RECURRENT:
+            return recurrent_capabilities(default)
         if first.form == "paged":
             return paged_capabilities(default, first, shift=first.inv_freq is not None)
         return stateful_capabilities(default)

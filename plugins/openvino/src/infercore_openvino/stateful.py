@@ -163,7 +163,7 @@ class StatefulContext(BaseContext):
         for variable, array in zip(_variables(self._request), arrays, strict=True):
             variable.state = ov.Tensor(array)
 
-    def _move_to(self, compiled: Compiled, request: Any) -> None:  # noqa: ARG002
+    def _move_to(self, compiled: Compiled, request: Any, added: Additions) -> None:  # noqa: ARG002
         if len(self._held):
             for variable, array in zip(_variables(request), self._data(), strict=True):
                 variable.state = ov.Tensor(array)

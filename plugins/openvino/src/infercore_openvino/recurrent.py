@@ -1,0 +1,278 @@
+"""The context over a graph with states that sum up a text: recurrent models, and hybrid ones.
+
+Such a state has no end to cut, so a sequence is kept or removed whole. Each sequence has an infer
+request of its own, whose variables are its state; they are saved, copied and restored together.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import openvino as ov
+
+from infercore import Capabilities, UnsupportedFeatureError
+from infercore_openvino import state
+from infercore_openvino.base import BaseContext
+from infercore_openvino.compiled import NOTHING
+from infercore_openvino.engine import BACKEND, memory_errors
+from infercore_openvino.settings import FLASH_ATTENTION, POOLING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    from infercore_openvino.additions import Additions
+    from infercore_openvino.base import Floats, Tokens
+    from infercore_openvino.compiled import Compiled, CompiledGraphs
+    from infercore_openvino.settings import Settings
+
+_PROBED = 6  # tokens
+_NO_ROWS = np.empty(0, dtype=np.int64)
+
+
+def capabilities(settings: Settings) -> Capabilities:
+    """Return what a recurrent context can do."""
+    return Capabilities(
+        kv_remove="none",
+        kv_copy="full",
+        multi_sequence=True,
+        state=True,
+        sequence_state=True,
+        logits_all=True,
+        embeddings=True,
+        pooling=POOLING,
+        abort=True,
+        live_threads=True,
+        kv_types=settings.kv_types,
+        flash_attention=FLASH_ATTENTION,
+    )
+
+
+class RecurrentContext(BaseContext):
+    """Sequences that are states: how many tokens each has seen, and the request that has it."""
+
+    takes_views = True
+
+    @staticmethod
+    def check(settings: Settings) -> None:
+        """Refuse what a graph with such states has no place for."""
+        wrong = {
+            "attention_type": (not settings.causal, "each token reads a state of those before"),
+            "adapters": (bool(settings.adapters), "its matrices have no known names"),
+            "type_k": (settings.kv_type == "u8", "its saved state is not exact; give 'f16'"),
+        }
+        for name, (is_wrong, why) in wrong.items():
+            if is_wrong:
+                raise _refuse(f"{name} of a recurrent model", f"{why}; leave it out")
+
+    def __init__(
+        self,
+        compiled: Compiled,
+        graphs: CompiledGraphs,
+        settings: Settings,
+        added: Additions = NOTHING,
+    ) -> None:
+        super().__init__(compiled, graphs, settings, added)
+        self.capabilities = capabilities(settings)
+        self._inputs = {name for port in compiled.engine.inputs for name in port.get_names()}
+        others = range(settings.n_seq_max - 1)
+        self._requests = [self._request, *(compiled.new_request(added) for _ in others)]
+        self._n = [0] * settings.n_seq_max
+        if compiled.goes_on is None:
+            compiled.goes_on = self._goes_on()
+        if not compiled.goes_on:
+            raise _refuse("this graph", "it gives other logits when a text comes in pieces")
+
+    def _goes_on(self) -> bool:
+        """Whether a text in pieces gives the logits of the whole, with its states between them."""
+        tokens = np.arange(_PROBED, dtype=np.int32) % self._compiled.graph.shape.n_vocab
+        rows = []
+        for pieces in ([tokens], [tokens[:2], tokens[2:3], tokens[3:]]):
+            request, n = self._compiled.new_request(self._added), 0
+            for piece in pieces:
+                last = np.array([len(piece) - 1])
+                self._infer(request, piece, n, last, _NO_ROWS)
+                n += len(piece)
+            rows.append(request.get_output_tensor(0).data.reshape(-1).copy())
+        return bool(np.abs(rows[0] - rows[1]).max() <= self.tolerance)
+
+    def n_past(self, seq_id: int) -> int:
+        """Return the sequence's next position."""
+        return self._n[seq_id]
+
+    # -- appending -----------------------------------------------------------------------------
+
+    def _step(self, tokens: Tokens, seq_id: int, out_rows: Any, hidden_rows: Any) -> None:
+        self._request = self._requests[seq_id]
+        try:
+            self._infer(self._request, tokens, self._n[seq_id], out_rows, hidden_rows)
+        except BaseException:
+            self._forget(seq_id)  # some layers have seen the tokens, others not
+            raise
+        self._n[seq_id] += len(tokens)
+
+    def _infer(
+        self, request: Any, tokens: Any, n_past: int, out_rows: Any, hidden_rows: Any
+    ) -> None:
+        end = n_past + len(tokens)
+        inputs = {
+            "input_ids": np.asarray(tokens, dtype=np.int64)[None],
+            "attention_mask": np.ones((1, end), dtype=np.int64),
+            "position_ids": np.arange(n_past, end, dtype=np.int64)[None],
+            "beam_idx": np.zeros(1, dtype=np.int32),
+            "out_rows": out_rows,
+            "hidden_rows": hidden_rows,
+        }
+        known = {name: array for name, array in inputs.items() if name in self._inputs}
+        with memory_errors("a compute step"):
+            request.infer(known, share_inputs=True, share_outputs=True)
+
+    def decode_batch(
+        self,
+        tokens: Tokens,
+        positions: npt.NDArray[np.int32],  # noqa: ARG002  (each goes to its sequence's end)
+        seq_ids: Sequence[Sequence[int]],
+        wanted: npt.NDArray[np.bool_],
+    ) -> None:
+        """Append tokens, one sequence after the other: the engine has no call for several."""
+        started = time.perf_counter()
+        self._begin_outputs()
+        rows: dict[int, Floats] = {}
+        hidden: dict[int, Floats] = {}
+        for s in sorted({s for ids in seq_ids for s in ids}):
+            self._check_abort(s)
+            places = [i for i, ids in enumerate(seq_ids) if s in ids]
+            for start in range(0, len(places), self.n_ubatch):
+                part = places[start : start + self.n_ubatch]
+                self._part(tokens, part, s, wanted, (rows, hidden))
+            if self._embeddings:
+                self._hidden[s] = np.stack([hidden[i] for i in places])
+        self._logits.add(_in_order(rows), last=True)
+        if self._embeddings:
+            self._hidden_all.add(_in_order(hidden), last=True)
+        self._count(started, len(tokens))
+
+    def _part(self, tokens: Tokens, part: list[int], s: int, wanted: Any, found: Any) -> None:
+        out = np.flatnonzero(wanted[part])
+        self._step(tokens[part], s, out, self._wanted(tokens[part]))
+        made = self._request.get_output_tensor(0).data
+        made = made.reshape(-1, made.shape[-1])
+        for row, at in zip(made, out.tolist(), strict=True):
+            found[0].setdefault(part[at], row.copy())  # of several, the first one's
+        if self._embeddings:
+            states = self._request.get_output_tensor(1).data
+            for row, at in zip(states.reshape(-1, states.shape[-1]), part, strict=True):
+                found[1].setdefault(at, row.copy())
+
+    # -- changing ------------------------------------------------------------------------------
+
+    def _forget(self, seq_id: int) -> None:
+        self._requests[seq_id].reset_state()
+        self._n[seq_id] = 0
+
+    def seq_remove(self, seq_id: int, p0: int, p1: int) -> bool:
+        """Remove the sequence; False for a part of it."""
+        n = self._n[seq_id]
+        if p0 >= n or not n:
+            return True
+        if p0 > 0 or 0 <= p1 < n:
+            return False
+        self._forget(seq_id)
+        return True
+
+    def seq_copy(self, src: int, dst: int, p0: int, p1: int) -> None:  # noqa: ARG002  (all of it)
+        """Let ``dst`` hold what ``src`` holds."""
+        self._put(self._requests[dst], self._data(src))
+        self._n[dst] = self._n[src]
+
+    def clear(self) -> None:
+        """Remove everything."""
+        for seq_id in range(len(self._n)):
+            self._forget(seq_id)
+
+    # -- state ---------------------------------------------------------------------------------
+
+    def _data(self, seq_id: int) -> list[Any]:
+        return [v.state.data.copy() for v in _variables(self._requests[seq_id])]
+
+    @staticmethod
+    def _put(request: Any, arrays: Sequence[Any]) -> None:
+        for variable, array in zip(_variables(request), arrays, strict=True):
+            variable.state = ov.Tensor(np.ascontiguousarray(array))
+
+    def _move_to(self, compiled: Compiled, request: Any, added: Additions) -> None:
+        others = range(len(self._requests) - 1)
+        fresh = [request, *(compiled.new_request(added) for _ in others)]
+        for seq_id, new in enumerate(fresh):
+            if self._n[seq_id]:
+                self._put(new, self._data(seq_id))
+        self._requests = fresh
+
+    def _identity(self) -> dict[str, Any]:
+        names = ("form", "inference_precision", "dynamic_quantization_group_size", "type_k")
+        return {name: self.effective[name] for name in names}
+
+    def _pack(self, seq_ids: Sequence[int]) -> bytes:
+        held: list[dict[str, Any]] = []
+        parts: list[bytes] = []
+        for s in seq_ids:
+            arrays = self._data(s) if self._n[s] else []
+            held.append({"seq_id": s, "n": self._n[s], "shapes": [a.shape for a in arrays]})
+            parts += [array.astype(np.float32).tobytes() for array in arrays]
+        return state.pack({**self._identity(), "sequences": held}, parts)
+
+    def _unpack(self, data: bytes | memoryview, seq_id: int | None = None) -> None:
+        header, view = state.unpack(data, self._identity())
+        saved = header["sequences"]
+        shapes = [shape for entry in saved for shape in entry["shapes"]]
+        arrays = iter(state.read_arrays(view, shapes, np.float32))
+        for entry in saved:
+            target = entry["seq_id"] if seq_id is None else seq_id
+            own = [next(arrays) for _ in entry["shapes"]]
+            self._forget(target)
+            if own:
+                self._put(self._requests[target], own)
+                self._n[target] = entry["n"]
+
+    def save_sequence(self, seq_id: int) -> bytes:
+        """Return the sequence as bytes."""
+        return self._pack([seq_id])
+
+    def load_sequence(self, seq_id: int, data: bytes | memoryview) -> None:
+        """Restore what `save_sequence` returned."""
+        self._unpack(data, seq_id)
+
+    def save_state(self) -> bytes:
+        """Return all sequences as bytes."""
+        return self._pack([s for s, n in enumerate(self._n) if n])
+
+    def load_state(self, data: bytes | memoryview) -> None:
+        """Restore what `save_state` returned."""
+        self.clear()
+        self._unpack(data)
+
+    def warmup(self) -> None:
+        """Run a token in a request of its own."""
+        request = self._compiled.new_request(self._added)
+        self._infer(request, np.zeros(1, np.int32), 0, np.zeros(1, np.int64), _NO_ROWS)
+
+    def close(self) -> None:
+        """Drop the requests and the use of the compiled graph."""
+        self._requests = []
+        super().close()
+
+
+def _variables(request: Any) -> list[Any]:
+    return sorted(request.query_state(), key=lambda variable: str(variable.name))
+
+
+def _in_order(rows: dict[int, Any]) -> Any:
+    found = [rows[i] for i in sorted(rows)]
+    return np.stack(found) if found else np.empty((0, 0), dtype=np.float32)
+
+
+def _refuse(feature: str, hint: str) -> UnsupportedFeatureError:
+    return UnsupportedFeatureError(feature=feature, backend=BACKEND, hint=hint)
