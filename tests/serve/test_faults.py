@@ -206,7 +206,7 @@ def test_a_model_makes_room_where_memory_is_short(pack_path: Path) -> None:
 
 def break_for_good(pool: Any) -> None:
     error = ic.SessionFatalError("the engine has died", cause=RuntimeError("gone"))
-    pool.owner.ask(lambda: pool.owner.scheduler.fail(error))
+    pool.owner.ask(lambda: pool.owner.scheduler.endings.fail(error))
 
 
 def test_a_pool_that_failed_for_good_is_opened_anew(pack_path: Path) -> None:

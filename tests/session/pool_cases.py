@@ -205,7 +205,7 @@ def together(pool: Any, case: Case) -> list[Any]:
             raise StuckError(f"a call of an isolated pool did not end: {pool.stats()}")
         scheduler = pool.owner.scheduler
         raise StuckError(
-            f"running {scheduler.running}, waiting {scheduler.waiting}, "
+            f"running {scheduler.roster.running}, waiting {scheduler.roster.waiting}, "
             f"{[(s.n_held, len(s.tokens), s.seq_id) for s in scheduler.sequences]}"
         )
     return found

@@ -333,7 +333,7 @@ def test_a_restored_session_that_loses_its_cells_at_once_has_its_tokens(
 
         def restore_and_lose(sequence: Any, *args: Any) -> None:
             restore(sequence, *args)
-            scheduler._let_go(sequence, keep=False)
+            scheduler.places.let_go(sequence, keep=False)
 
         monkeypatch.setattr(scheduler, "restore", restore_and_lose)
         session.restore(snapshot)
@@ -401,6 +401,6 @@ def test_a_stream_whose_tokens_come_back_whole_evaluates_the_last_one(
             found = [*next(stream).tokens, *next(stream).tokens]
             wait_for(lambda: not pool.stats().n_running)
             scheduler, sequence = pool.owner.scheduler, session.context.sequence
-            pool.owner.ask(lambda: scheduler._let_go(sequence, keep=False))
+            pool.owner.ask(lambda: scheduler.places.let_go(sequence, keep=False))
             (rest,) = in_threads(lambda: [token for chunk in stream for token in chunk.tokens])
             assert [*found, *rest] == expected

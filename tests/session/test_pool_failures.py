@@ -192,6 +192,16 @@ def test_what_is_moved_out_comes_back(reference: Any, tmp_path: Any) -> None:
         pool.flush_cache()
 
 
+def test_what_is_held_when_a_pool_is_closed_is_the_next_ones(reference: Any, tmp_path: Any) -> None:
+    text, fields = "the little dog and the baker " * 3, {"cache_dir": str(tmp_path / "cache")}
+    with reference.new_pool(n_parallel=1, n_ctx=64, **fields) as pool:
+        session = pool.open_session()
+        n = session.ensure_prefix(text).prefix_tokens
+    with reference.new_pool(n_parallel=1, n_ctx=64, **fields) as pool:
+        assert pool.open_session().ensure_prefix(text).restored_tokens == n - 1
+    session.close()
+
+
 def test_exact_bits_on_demand(reference: Any) -> None:
     """Rows beside others are those of a session alone in such a pool, bit for bit."""
 

@@ -272,7 +272,7 @@ class Worker:
         own = attrs.evolve(config, isolate=False, **times)
         self._pool = pool = self._model.new_pool(own)
         if not pool.capabilities.encoder:
-            pool.owner.scheduler.on_call = self._note_call
+            pool.owner.scheduler.stepping.on_call = self._note_call
         tokenizer = pool.tokenizer
         names = ("n_vocab", "bos", "eos", "eot", "add_bos", "chat_template", "digest")
         return {
@@ -332,7 +332,7 @@ class Worker:
             raise
         if lone:
             scheduler, sequence = pool.owner.scheduler, session.context.sequence  # type: ignore[attr-defined]
-            scheduler.post(partial(scheduler.lone.add, sequence))
+            scheduler.post(partial(scheduler.stepping.lone.add, sequence))
         return self._keep(target, session)
 
     def do_ping(self) -> None:

@@ -76,12 +76,12 @@ class Share:
         if operation not in _EVALUATES:
             yield
             return
-        scheduler = self.group.owner.scheduler
-        scheduler.enter_call()
+        admission = self.group.owner.scheduler.admission
+        admission.enter()
         try:
             yield
         finally:
-            scheduler.leave_call()
+            admission.leave()
 
     def for_twin(self, session: CoreSession) -> tuple[Home, int]:
         """Return where a fork lives."""

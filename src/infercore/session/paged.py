@@ -250,7 +250,7 @@ class PagedContext:
             self.scheduler.trim(sequence)
             data: bytes = context.save_sequence(sequence.own_id, note=note)
             if note is None:  # a state to go back to: others may begin there too
-                self.scheduler.share_state(sequence, data)
+                self.scheduler.keeping.share_state(sequence, data)
             return data
 
         return self._held_whole(save)

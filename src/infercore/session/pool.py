@@ -116,7 +116,7 @@ class SessionPool:
         )
         if self._store is not None:
             effective = scheduler.context.effective
-            scheduler.identity = identity(
+            scheduler.keeping.identity = identity(
                 model,
                 effective,
                 add_bos=False,
@@ -205,8 +205,8 @@ class SessionPool:
         used, shared = (0, 0) if scheduler.closed else scheduler.context.look_taken()
         return PoolStats(
             n_open=self._n_open,
-            n_running=len(scheduler.running),
-            n_waiting=scheduler.n_waiting,
+            n_running=scheduler.n_running,
+            n_waiting=scheduler.admission.n_waiting,
             n_cells=n_cells,
             n_cells_used=used,
             n_cells_shared=shared,
@@ -336,7 +336,7 @@ class SessionPool:
         until = None if timeout is None else time.perf_counter() + timeout
         while self._n_busy():
             if until is not None and time.perf_counter() > until:
-                self.owner.ask(self.owner.scheduler.cancel_all)
+                self.owner.ask(self.owner.scheduler.endings.cancel_all)
                 return False
             time.sleep(0.002)
         return True

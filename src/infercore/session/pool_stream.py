@@ -115,7 +115,7 @@ class PoolStream:
             while job.items.empty():
                 there = loop.create_future()
                 notify = partial(_set, there)
-                job.on_item = partial(self._context.scheduler.notify, loop, notify)
+                job.on_item = partial(self._context.scheduler.outbox.notify, loop, notify)
                 if job.items.empty():
                     await there
         finally:
@@ -128,7 +128,7 @@ class PoolStream:
         session, context = self._session, self._context
         scheduler = context.scheduler
         stream_begins()
-        scheduler.enter_call(force=self._admitted)
+        scheduler.admission.enter(force=self._admitted)
         try:
             session.resident.cancelled = self._cancelled
             context.deadline = self._deadline
@@ -153,7 +153,7 @@ class PoolStream:
             job.cancelled = self._cancelled
             context.submit(job)
         except BaseException:
-            scheduler.leave_call()
+            scheduler.admission.leave()
             raise
         finally:
             context.deadline = None

@@ -65,7 +65,7 @@ class Owner:
         scheduler = self.scheduler
         while scheduler.ended and not scheduler.inbox.empty():
             scheduler.do(scheduler.inbox.get())
-            scheduler.hand_out()
+            scheduler.outbox.send()
 
     def run(self, job: Job) -> None:
         """Let ``job`` be worked on and wait for its end. Raises its error."""
@@ -169,18 +169,18 @@ def _work(scheduler: Scheduler) -> None:
                 scheduler.do(inbox.get())
             idle = not scheduler.step()
     except BaseException as error:  # noqa: BLE001  (nobody may be left waiting)
-        scheduler.fail(SessionFatalError(f"the pool's thread failed: {error}", cause=error))
+        scheduler.endings.fail(SessionFatalError(f"the pool's thread failed: {error}", cause=error))
     finally:
         scheduler.close()
         scheduler.ended = True
         while not inbox.empty():
             scheduler.do(inbox.get())
-        scheduler.hand_out()
+        scheduler.outbox.send()
 
 
 def _wait(scheduler: Scheduler) -> None:
     """Wait until somebody wants something, or a time is over."""
-    deadline = scheduler.next_deadline()
+    deadline = scheduler.roster.next_deadline()
     timeout = None if deadline is None else max(0.0, deadline - time.perf_counter()) + 1e-4
     try:
         work = scheduler.inbox.get(timeout=_PAUSE_S if timeout is None else timeout)

@@ -17,19 +17,25 @@ from infercore.errors import (
     SessionFatalError,
     UnsupportedFeatureError,
 )
-from infercore.session import cache_folder
-from infercore.session import scheduler as scheduling
+from infercore.session import cache_folder, stepping
+from infercore.session.admission import Admission
 from infercore.session.cache_folder import CacheFolder
+from infercore.session.choosing import Choosing
 from infercore.session.cost_model import CostModel
+from infercore.session.endings import Endings
 from infercore.session.generation import Generation
 from infercore.session.jobs import Generating
 from infercore.session.paged import PagedContext
+from infercore.session.places import Places
 from infercore.session.pool import SessionPool
 from infercore.session.pool_stream import PoolStream
 from infercore.session.prefixes import Prefixes
+from infercore.session.recovery import Recovery
 from infercore.session.scheduler import Scheduler
 from infercore.session.sequence import Sequence
 from infercore.session.session import CoreSession
+from infercore.session.shared_engine import SharedEngine
+from infercore.session.stepping import Stepping
 from infercore.session.store import Store
 from infercore.testing.reference_context import ReferenceContext
 
@@ -43,26 +49,26 @@ def a_row_of_another_is_sampled(m: Any) -> None:
     def generate(old: Any, self: Any, job: Any, row: Any) -> None:
         old(self, job, None if row is None else 0)
 
-    around(m, Scheduler, "_generate", generate)
+    around(m, Choosing, "_generate", generate)
 
 
 @wrong("POOL-2", "POOL-14")
 def neighbours_draw_from_ones_numbers(m: Any) -> None:
     def step(old: Any, self: Any, job: Any, source: Any, row: int) -> None:
-        if len(self.running) > 1 and row >= 0:
+        if len(self._endings._roster.running) > 1 and row >= 0:
             job.generation._sampler.sample(source, row)
         old(self, job, source, row)
 
-    around(m, Scheduler, "_step_generation", step)
+    around(m, Choosing, "_choose", step)
 
 
 @wrong("POOL-3")
 def one_session_a_call(m: Any) -> None:
     def init(old: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         old(self, *args, **kwargs)
-        self._n_sequences = 1
+        self.n_sequences = 1
 
-    around(m, Scheduler, "__init__", init)
+    around(m, SharedEngine, "__init__", init)
 
 
 @wrong("POOL-4")
@@ -99,7 +105,7 @@ def a_token_is_lost_with_the_cells(m: Any) -> None:
         tokens[-1] = tokens[0]
         old(self, job)
 
-    around(m, Scheduler, "_preempt", preempt)
+    around(m, Places, "preempt", preempt)
 
 
 @wrong("POOL-8")
@@ -113,7 +119,7 @@ def a_number_is_drawn_for_nothing(m: Any) -> None:
         if isinstance(job, Generating):
             job.generation._sampler.sample(Row(), 0)
 
-    around(m, Scheduler, "_preempt", preempt)
+    around(m, Places, "preempt", preempt)
 
 
 @wrong("POOL-10")
@@ -159,7 +165,7 @@ def what_is_on_its_way_is_not_waited_for(m: Any) -> None:
 
 @wrong("POOL-17")
 def the_warmest_goes_first(m: Any) -> None:
-    around(m, Scheduler, "_idle", lambda old, self, *spared: old(self, *spared)[::-1])
+    around(m, Places, "idle", lambda old, self, *spared: old(self, *spared)[::-1])
 
 
 @wrong("POOL-18")
@@ -209,19 +215,19 @@ def a_cancelled_stream_tells_no_end(m: Any) -> None:
 
 @wrong("POOL-24")
 def the_step_budget_is_not_kept(m: Any) -> None:
-    m.setattr(Scheduler, "_n_tokens", lambda self: int(self.context.n_batch))
+    m.setattr(Stepping, "_n_tokens", lambda self: int(self._engine.context.n_batch))
     m.setattr(CostModel, "prompt_tokens", lambda *_: 64)
 
 
 def composed(m: Any, keep: Any) -> None:
     """Let a step be composed of those that ``keep(job, sequences)`` names."""
-    old = scheduling.compose
+    old = stepping.compose
 
     def compose(sequences: Any, budget: Any, costs: Any) -> Any:
         chosen = [job for job in sequences if keep(job, sequences)]
         return old(chosen or list(sequences), budget, costs)
 
-    m.setattr(scheduling, "compose", compose)
+    m.setattr(stepping, "compose", compose)
 
 
 @wrong("POOL-25")
@@ -233,14 +239,14 @@ def a_prompt_keeps_others_out(m: Any) -> None:
 def a_prompt_has_few_turns(m: Any) -> None:
     m.setattr("infercore.conformance.laws.pool_steps.PATIENCE_S", 2.0)
     turns = iter(range(10**9))
-    old = scheduling.compose
+    old = stepping.compose
 
     def compose(sequences: Any, budget: Any, costs: Any) -> Any:
         running = [job for job in sequences if not job.is_prompt]
         late = len(running) < len(sequences) and next(turns) % 60
         return old(running if late else sequences, budget, costs)
 
-    m.setattr(scheduling, "compose", compose)
+    m.setattr(stepping, "compose", compose)
 
 
 @wrong("POOL-27")
@@ -259,22 +265,27 @@ def a_full_queue_is_told_as_busy(m: Any) -> None:
         except PoolFullError as error:
             raise SessionBusyError("full") from error
 
-    around(m, Scheduler, "enter_call", enter)
+    around(m, Admission, "enter", enter)
+
+
+def _cancel_alone(self: Any) -> None:
+    for job in [*self.roster.running, *self.roster.waiting]:
+        if job.cancelled:
+            self.endings.cancel(job)
 
 
 @wrong("POOL-29", "POOL-30")
 def who_is_not_read_keeps_his_place(m: Any) -> None:
     m.setattr(pooling, "PATIENCE_S", 2.0)
     nothing(m, Scheduler, "_rest")
-    m.setattr(Scheduler, "_look_after", lambda self: [self._cancel(j) for j in [*self.running,
-              *self.waiting] if j.cancelled])  # fmt: skip
+    m.setattr(Scheduler, "_look_after", _cancel_alone)
 
     def compose(sequences: Any, budget: Any, costs: Any) -> Any:
         able = [job for job in sequences if not (isinstance(job, Generating) and job.is_ahead)]
         return old(able, budget, costs)
 
-    old = scheduling.compose
-    m.setattr(scheduling, "compose", compose)
+    old = stepping.compose
+    m.setattr(stepping, "compose", compose)
 
 
 @wrong("POOL-31")
@@ -295,7 +306,7 @@ def a_cancelled_prefill_loses_all(m: Any) -> None:
         if not isinstance(job, Generating):
             job.sequence.truncate(0)
 
-    around(m, Scheduler, "_cancel", cancel)
+    around(m, Endings, "cancel", cancel)
 
 
 @wrong("POOL-32")
@@ -316,24 +327,24 @@ def one_that_fails_ends_all(m: Any) -> None:
     def end(old: Any, self: Any, job: Any, error: Any = None) -> None:
         old(self, job, error)
         if error is not None and not isinstance(error, (SessionClosedError, SessionFatalError)):
-            for other in list(self.running):
+            for other in list(self._roster.running):
                 old(self, other, error)
 
-    around(m, Scheduler, "_end", end)
+    around(m, Endings, "end", end)
 
 
 @wrong("POOL-36")
 def a_failing_step_ends_all(m: Any) -> None:
-    def failed(_: Any, self: Any, parts: Any, error: Any) -> None:
-        for job, _n in parts:
-            self._end(job, error)
+    def after(_: Any, self: Any, error: Any, jobs: Any) -> None:
+        for job in jobs:
+            self._endings.end(job, error)
 
-    around(m, Scheduler, "_failed", failed)
+    around(m, Recovery, "after", after)
 
 
 @wrong("POOL-37")
 def the_engine_is_not_opened_anew(m: Any) -> None:
-    around(m, Scheduler, "_restart", lambda _, self, error, suspects: self.fail(error))
+    around(m, Recovery, "restart", lambda _, self, error, suspects: self._endings.fail(error))
 
 
 @wrong("POOL-38")
@@ -346,7 +357,7 @@ def the_first_cause_is_forgotten(m: Any) -> None:
             return error
         return SessionFatalError("gone", cause=RuntimeError(f"gone {next(numbers)}"))
 
-    around(m, Scheduler, "_refusal", refusal)
+    around(m, Endings, "refusal", refusal)
 
 
 @wrong("POOL-39")

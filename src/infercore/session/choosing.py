@@ -1,0 +1,156 @@
+"""What becomes of the rows of a step: tokens, and what is wanted behind them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from infercore.errors import SessionFatalError, UnsupportedFeatureError
+from infercore.session.jobs import Generating, Item
+
+if TYPE_CHECKING:
+    from infercore.protocols.spi import FloatArray
+    from infercore.session.endings import Endings
+    from infercore.session.jobs import Job
+    from infercore.session.outbox import Outbox
+    from infercore.session.shared_engine import SharedEngine
+    from infercore.session.tally import Tally
+
+
+class Choosing:
+    """Lets each job that has caught up go on: it chooses from its row, or ends.
+
+    What fails for one is its own: a grammar, a processor or a stop of one changes no other.
+    """
+
+    def __init__(
+        self, engine: SharedEngine, endings: Endings, outbox: Outbox, tally: Tally
+    ) -> None:
+        self._engine = engine
+        self._endings = endings
+        self._outbox = outbox
+        self._tally = tally
+
+    def caught_up(self, job: Job, row: int | None) -> None:
+        """All that ``job`` wants is held; ``row`` is its first output row, None = made before."""
+        try:
+            if isinstance(job, Generating):
+                self._generate(job, row)
+                return
+            sequence = job.sequence
+            if row is not None:
+                sequence.set_row(np.array(self._engine.context.logits(row), dtype=np.float32))
+            if job.then is not None:
+                job.result = job.then(sequence)
+            self._endings.end(job)
+        except SessionFatalError:
+            raise
+        except BaseException as error:  # noqa: BLE001  (it is the caller's to see)
+            self._endings.end(job, error)
+
+    def _generate(self, job: Generating, row: int | None) -> None:
+        """Choose tokens until some must be evaluated, the reader is behind, or an end is there."""
+        generation, sequence = job.generation, job.sequence
+        source: Any = self._engine.context
+        if not job.primed:
+            job.primed = True
+            generation.prime(sequence.tokens)
+            job.n_sure = len(sequence.tokens)
+            if row is None and sequence.row is not None:
+                source, row = _Row(sequence.row), 0
+        elif row is not None and job.ahead is not None:
+            self._settle_ahead(job, row)
+            row = None
+        while not job.done.is_open:
+            if generation.pending is not None and self._want_pending(job):
+                return
+            if generation.is_ahead:
+                self._choose(job, source, -1)
+            elif row is not None:
+                self._choose(job, source, row)
+                row = None
+            else:
+                return
+
+    def _choose(self, job: Generating, source: Any, row: int) -> None:
+        generation = job.generation
+        chunk = generation.step(source, row)
+        if generation.reason is None:
+            self._tally.generated_tokens += 1
+            if chunk is not None:
+                self._outbox.give(job, Item(chunk))
+            return
+        if generation.pending is not None:
+            self._tally.generated_tokens += 1
+        self._endings.finish(job, generation.reason)
+
+    # -- guesses -------------------------------------------------------------------------------
+
+    def _settle_ahead(self, job: Generating, row: int) -> None:
+        """Keep those of the guesses that are right, now that they are evaluated."""
+        ahead, job.ahead = job.ahead, None
+        if ahead is None:
+            return
+        n_right = job.generation.verify(self._engine.context, ahead.tokens[1:], row)
+        job.sequence.truncate(len(job.sequence.tokens) - (ahead.n_guessed - n_right))
+        job.n_sure = len(job.sequence.tokens)
+
+    # -- what is wanted next -------------------------------------------------------------------
+
+    def _want_pending(self, job: Generating) -> bool:
+        """Want the token that was chosen last; True where something has to be evaluated for it."""
+        generation, sequence = job.generation, job.sequence
+        n_after = len(sequence.tokens) + 1
+        held = generation.pending is not None and generation.pending.held
+        if generation.at_limit:
+            self._endings.finish(job, "length")
+            return True
+        if not held and not generation.is_ahead and n_after >= job.window:
+            if job.shift_from is None or not self._shift(job):
+                self._endings.finish(job, "context")
+                return True
+            n_after = len(sequence.tokens) + 1
+        ahead = generation.ahead(lambda: list(sequence.tokens), job.window - n_after - 1)
+        if not ahead.tokens:
+            return False
+        sequence.extend(ahead.tokens)
+        job.n_sure = len(sequence.tokens) - ahead.n_guessed
+        job.ahead = ahead if ahead.n_guessed else None
+        return True
+
+    def _shift(self, job: Generating) -> bool:
+        """Drop the older half of what follows the prefix, where that was asked for."""
+        engine, sequence, start = self._engine, job.sequence, job.shift_from or 0
+        end = start + (len(sequence.tokens) - start) // 2
+        if end <= start:
+            return False
+        gone, rest = sequence.tokens[start:end], sequence.tokens[end:]
+        n_held, n_moved = sequence.n_held, 0
+        if sequence.seq_id is not None and n_held > end:
+            engine.trim(sequence)
+            engine.context.seq_remove(sequence.seq_id, start, end)
+            try:
+                engine.context.seq_shift(sequence.seq_id, end, -1, start - end)
+                n_moved = n_held - end
+            except UnsupportedFeatureError:  # shared with another: evaluated anew
+                engine.context.seq_remove(sequence.seq_id, end, -1)
+        sequence.tokens[start:] = rest
+        sequence.n_held = sequence.n_cells = min(start, n_held) + n_moved
+        sequence.n_high = sequence.n_held
+        sequence.is_cut = True
+        sequence.set_row(None)
+        job.n_sure = len(sequence.tokens)
+        job.generation.shifted += gone
+        job.cut = (start, end)
+        return True
+
+
+class _Row:
+    """Stands for a context that has just this row."""
+
+    def __init__(self, row: FloatArray) -> None:
+        self._row = row
+
+    def logits(self, _: int) -> FloatArray:
+        return self._row

@@ -1,0 +1,105 @@
+"""Where sequences go that lose their cells, and what may be found there again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from infercore.engine import blob
+from infercore.errors import SessionFatalError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from infercore.session.sequence import Sequence
+    from infercore.session.shared_engine import SharedEngine
+    from infercore.session.store import Found, Store
+    from infercore.session.tally import Tally
+
+_WORTH_KEEPING = 32
+"""Fewer tokens than these are evaluated sooner than they are moved out and back."""
+
+
+class Keeping:
+    """Moves sequences out: to a store for all, or to the sequence itself.
+
+    What was cut is of use to nobody else, so it stays with its sequence; and up to ``own_bytes`` of
+    others do, where each has bits of its own. ``identity`` is what stored sequences belong to:
+    model, engine, and options that change cells.
+    """
+
+    def __init__(
+        self,
+        engine: SharedEngine,
+        sequences: Iterable[Sequence],
+        tally: Tally,
+        *,
+        store: Store | None = None,
+        own_bytes: int = 0,
+    ) -> None:
+        self._engine = engine
+        self._sequences = sequences
+        self._tally = tally
+        self._store = store
+        self._own_bytes = own_bytes
+        self.identity = ""
+
+    def move_out(self, sequence: Sequence) -> None:
+        """Keep what ``sequence`` holds, where there is a place for it."""
+        engine = self._engine
+        own = sequence.is_cut or self._own_bytes > 0
+        if not engine.context.capabilities.sequence_state or (self._store is None and not own):
+            return
+        engine.trim(sequence)
+        if not sequence.n_held:
+            return
+        try:
+            data = engine.context.save_sequence(sequence.own_id)
+        except SessionFatalError:
+            raise
+        except Exception:  # noqa: BLE001  (what cannot be kept is evaluated anew)
+            return
+        if own:
+            kept = sum(len(s.saved) for s in self._sequences if s.saved is not None)
+            if not sequence.is_cut and kept + len(data) > self._own_bytes:
+                return
+            sequence.save(data)
+        elif self._store is not None:
+            held = sequence.tokens[: sequence.n_held]
+            self._store.put(sequence.namespace, self.identity, held, data)
+        self._tally.n_moved_out += 1
+
+    def before_cut(self, sequence: Sequence, n_keep: int) -> None:
+        """Move ``sequence`` out if most of what it holds is given up: it may be asked for again."""
+        n_lost = sequence.n_held - n_keep
+        worthless = sequence.is_cut or n_lost < max(_WORTH_KEEPING, n_keep)
+        if self._store is not None and self._engine.can_truncate and not worthless:
+            self.move_out(sequence)
+
+    def share_state(self, sequence: Sequence, data: bytes) -> None:
+        """Let others find ``data``, the state of ``sequence`` as it is.
+
+        Where the engine cannot go back a sequence is of use to others only as it was at such a
+        point, not at its end.
+        """
+        if self._store is not None and not self._engine.can_truncate and not sequence.is_cut:
+            self._store.put(sequence.namespace, self.identity, sequence.tokens, data)
+
+    def find(self, sequence: Sequence, n_most: int) -> Found | None:
+        """Return what is stored of the first ``n_most`` tokens that ``sequence`` wants."""
+        if self._store is None or sequence.saved is not None:
+            return None
+        wanted = sequence.tokens[: max(0, n_most)]
+        return self._store.find(sequence.namespace, self.identity, wanted)
+
+    def close(self) -> None:
+        """Let the store write what is to outlast the program."""
+        if self._store is not None:
+            self._store.close()
+
+
+def n_tokens_of(data: bytes) -> int:
+    """Return how many tokens a saved sequence holds, as its header says; 0 where it is damaged."""
+    try:
+        return len(blob.read_header(data)["sequences"][0]["tokens"])
+    except (LookupError, TypeError):
+        return 0

@@ -1,0 +1,133 @@
+"""Which of a pool's sequences have cells, and how room is made for others."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Parts
+
+    from infercore.session.jobs import Job
+    from infercore.session.keeping import Keeping
+    from infercore.session.roster import Roster
+    from infercore.session.sequence import Sequence
+    from infercore.session.shared_engine import SharedEngine
+    from infercore.session.tally import Tally
+
+
+class Places:
+    """Gives sequences of the engine to sequences of sessions, and takes them back.
+
+    Who has none of the places where tokens are evaluated may lose its cells, the least recently
+    used first. ``sequences`` are all that are known.
+    """
+
+    def __init__(
+        self,
+        engine: SharedEngine,
+        roster: Roster,
+        sequences: set[Sequence],
+        keeping: Keeping,
+        tally: Tally,
+    ) -> None:
+        self._engine = engine
+        self._roster = roster
+        self._sequences = sequences
+        self._keeping = keeping
+        self._tally = tally
+        self.free_all()
+
+    def free_all(self) -> None:
+        """Take all that the engine has for free: it was opened anew."""
+        self.free_ids = list(range(self._engine.context.n_seq_max - 1, -1, -1))
+
+    def adopt(self, sequence: Sequence, seq_id: int) -> None:
+        """Let ``sequence`` have ``seq_id``, in which all its tokens lie already."""
+        self.free_ids.remove(seq_id)
+        sequence.seq_id = seq_id
+        sequence.n_held = sequence.n_cells = sequence.n_high = len(sequence.tokens)
+
+    def take_id(self, sequence: Sequence, source: Sequence | None = None) -> bool:
+        """Let ``sequence`` have a sequence of the engine, but not that of ``source``.
+
+        False where all are in use.
+        """
+        if sequence.seq_id is not None:
+            return True
+        if not self.free_ids:
+            idle = self.idle(sequence, source)
+            if not idle:
+                return False
+            self.let_go(idle[0], keep=True)
+        sequence.seq_id = self.free_ids.pop()
+        sequence.n_held = sequence.n_cells = 0
+        return True
+
+    def start_over(self, sequence: Sequence) -> None:
+        """Let ``sequence``, which cannot be cut, hold nothing."""
+        self.let_go(sequence, keep=False)
+        self.take_id(sequence)
+
+    def let_go(self, sequence: Sequence, *, keep: bool) -> None:
+        """Free the cells of ``sequence``; ``keep`` what they hold where there is a place for it."""
+        if sequence.seq_id is None:
+            return
+        if keep and sequence.n_held:
+            self._keeping.move_out(sequence)
+        self._engine.context.seq_remove(sequence.seq_id)
+        self.free_ids.append(sequence.seq_id)
+        sequence.lose()
+
+    def let_go_all(self) -> None:
+        """Free the cells of all that are idle, and keep what they hold."""
+        for sequence in self.idle():
+            self.let_go(sequence, keep=True)
+
+    def preempt(self, job: Job) -> None:
+        """Take place and cells away from ``job``; it goes on from its tokens when there is room."""
+        self._roster.lose_place(job)
+        self.let_go(job.sequence, keep=True)
+        self._tally.n_preempted += 1
+
+    def idle(self, *spared: Sequence | None) -> list[Sequence]:
+        """Return who has cells and no place, least recently used first."""
+        running = {job.sequence for job in self._roster.running}
+        idle = [
+            s
+            for s in self._sequences
+            if s.seq_id is not None and s not in running and s not in spared
+        ]
+        return sorted(idle, key=_used)
+
+    def make_free(self, sequence: Sequence, n: int, spare: Sequence | None = None) -> bool:
+        """Free cells until ``n`` more fit behind ``sequence``, taking them from those idle."""
+        engine = self._engine
+        if engine.n_free(sequence) >= n:
+            return True
+        if not engine.is_shared:
+            return False
+        for idle in self.idle(sequence, spare):
+            if idle.n_cells > idle.n_held:
+                engine.trim(idle)
+                if engine.n_free(sequence) >= n:
+                    return True
+        for idle in self.idle(sequence, spare):
+            self.let_go(idle, keep=True)
+            if engine.n_free(sequence) >= n:
+                return True
+        return False
+
+    def have_room(self, parts: Parts[tuple[Job, int]]) -> bool:
+        """Make room for an engine call; who has no place may lose its cells for that.
+
+        False where that is not enough.
+        """
+        if self._engine.is_shared:
+            for job, _ in parts:
+                self._engine.trim(job.sequence)
+            return self.make_free(parts[0][0].sequence, sum(n for _, n in parts))
+        return all(self.make_free(job.sequence, n) for job, n in parts)
+
+
+def _used(sequence: Sequence) -> int:
+    return sequence.used

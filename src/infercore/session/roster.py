@@ -1,0 +1,106 @@
+"""Where each job of a pool stands: it has a place, waits for one, or rests."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from infercore.session.jobs import Generating
+from infercore.session.waiting import Waiting
+
+if TYPE_CHECKING:
+    from infercore.session.jobs import Job
+
+
+class Roster:
+    """The jobs that have not ended.
+
+    ``running`` have places. ``resting`` are ahead of their readers, and want none. ``alone`` are
+    those that share no engine call with others, in the order in which they have one.
+    """
+
+    def __init__(self) -> None:
+        self.waiting = Waiting()
+        self.running: list[Job] = []
+        self.resting: set[Generating] = set()
+        self.alone: deque[Job] = deque()
+        self._age = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step could do something."""
+        return bool(self.running or self.waiting)
+
+    def every(self) -> list[Job]:
+        """Return all of them."""
+        return [*self.running, *self.waiting, *self.resting]
+
+    def enter(self, job: Job) -> None:
+        """Let ``job`` wait for a place, as the youngest."""
+        self._age += 1
+        job.age = self._age
+        self.waiting.append(job)
+
+    def give_place(self, job: Job) -> None:
+        """Let ``job``, which was taken out of those waiting, run."""
+        self.running.append(job)
+        if job.waiting_since is not None:
+            job.waited_s += time.perf_counter() - job.waiting_since
+            job.waiting_since = None
+
+    def lose_place(self, job: Job) -> None:
+        """Let ``job`` wait again, as the next one."""
+        self.leave(job)
+        job.waiting_since = time.perf_counter()
+        self.waiting.put_back(job)
+
+    def rest(self, job: Generating, now: float) -> None:
+        """Take the place of ``job``, which its reader has not caught up with."""
+        self.leave(job)
+        job.rested_since = now
+        self.resting.add(job)
+
+    def wake(self, job: Generating) -> None:
+        """Let ``job``, which rested, wait for a place."""
+        job.rests = False
+        self.resting.discard(job)
+        job.waiting_since = time.perf_counter()
+        self.enter(job)
+
+    def leave(self, job: Job) -> None:
+        """Let ``job`` stand nowhere."""
+        if job in self.running:
+            self.running.remove(job)
+        elif job in self.waiting:
+            self.waiting.remove(job)
+        if isinstance(job, Generating):
+            self.resting.discard(job)
+        if job in self.alone:
+            self.alone.remove(job)
+
+    def youngest(self) -> Job:
+        """Return who got its place last."""
+        return max(self.running, key=_age)
+
+    def lose_all_places(self) -> None:
+        """Let all that run wait again, the oldest first."""
+        now = time.perf_counter()
+        for job in sorted(self.running, key=_age, reverse=True):
+            self.running.remove(job)
+            job.waiting_since = now
+            self.waiting.put_back(job)
+
+    def next_deadline(self) -> float | None:
+        """Return when (`time.perf_counter`) something is to be done though nobody calls."""
+        times = [j.deadline for j in (*self.running, *self.waiting) if j.deadline is not None]
+        for job in self.resting:
+            if job.deadline is not None:
+                times.append(job.deadline)
+            if job.reader_timeout is not None:
+                times.append(job.rested_since + job.reader_timeout)
+        return min(times, default=None)
+
+
+def _age(job: Job) -> int:
+    return job.age

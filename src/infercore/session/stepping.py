@@ -1,0 +1,210 @@
+"""One engine call a step: who takes part, with how much, and what they make of it."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from infercore.errors import ContextOverflowError
+from infercore.session.compose import Budget, compose
+from infercore.session.jobs import Generating
+from infercore.session.observer import Step, is_observed, tell
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from infercore.session.choosing import Choosing
+    from infercore.session.cost_model import CostModel
+    from infercore.session.endings import Endings
+    from infercore.session.jobs import Job
+    from infercore.session.places import Places
+    from infercore.session.recovery import Recovery
+    from infercore.session.roster import Roster
+    from infercore.session.sequence import Sequence
+    from infercore.session.shared_engine import SharedEngine
+    from infercore.session.tally import Tally
+
+Parts = list[tuple["Job", int]]
+
+
+class Stepping:
+    """Composes engine calls of the jobs that have places, and runs them.
+
+    ``lone`` are sequences that share no call until they have caught up once. ``on_call`` is called
+    with the sequences of each engine call before it, and with none after it.
+    """
+
+    def __init__(  # noqa: PLR0913  (each is a part of its own)
+        self,
+        *,
+        engine: SharedEngine,
+        roster: Roster,
+        places: Places,
+        choosing: Choosing,
+        endings: Endings,
+        recovery: Recovery,
+        tally: Tally,
+        costs: CostModel,
+        n_step_tokens: int | None = None,
+    ) -> None:
+        self._engine = engine
+        self._roster = roster
+        self._places = places
+        self._choosing = choosing
+        self._endings = endings
+        self._recovery = recovery
+        self._tally = tally
+        self._costs = costs
+        self._n_step_tokens = n_step_tokens
+        self.lone: set[Sequence] = set()
+        self.on_call: Callable[[list[Sequence]], object] | None = None
+
+    def evaluate(self) -> bool:
+        """Make one engine call; False where there is nothing to evaluate.
+
+        Where there is no room, the youngest lose their places.
+        """
+        parts = self._compose()
+        while parts and not self._places.have_room(parts):
+            youngest = self._roster.youngest()
+            if len(self._roster.running) == 1:
+                self._too_large(youngest)
+                return True
+            self._places.preempt(youngest)
+            parts = self._compose()
+        if not parts:
+            return False
+        self._run(parts)
+        return True
+
+    def _compose(self) -> Parts:
+        engine, running = self._engine, self._roster.running
+        for job in self._roster.alone:
+            if job in running:
+                n = len(job.sequence.tokens) - job.sequence.n_held
+                return [(job, min(n, self._n_tokens()))]
+        for job in running:
+            sequence = job.sequence
+            job.n_held = sequence.n_held
+            job.n_missing = len(sequence.tokens) - sequence.n_held
+            if engine.multiple is not None:
+                end = sequence.next_end()
+                job.n_limit = None if end is None else end - sequence.n_held
+            if isinstance(job, Generating):
+                n_ahead = len(job.ahead.tokens) if job.ahead is not None else 0
+                job.is_prompt = not job.primed or job.n_missing > max(1, n_ahead)
+        budget = Budget(self._n_tokens(), engine.n_sequences, engine.multiple)
+        return list(compose(running, budget, self._costs).parts)
+
+    def _n_tokens(self) -> int:
+        n_batch = int(self._engine.context.n_batch)
+        return n_batch if self._n_step_tokens is None else min(n_batch, self._n_step_tokens)
+
+    def _too_large(self, job: Job) -> None:
+        """End ``job``, for which there is no room though it is alone."""
+        sequence = job.sequence
+        if isinstance(job, Generating) and job.primed:
+            self._endings.finish(job, "context")
+            return
+        error = ContextOverflowError(
+            stage="engine",
+            resident_tokens=sequence.n_held,
+            additional_tokens=len(sequence.tokens) - sequence.n_held,
+            n_ctx=int(self._engine.context.n_ctx_seq),
+        )
+        self._endings.end(job, error)
+
+    # -- the call ------------------------------------------------------------------------------
+
+    def _run(self, parts: Parts) -> None:
+        self._tally.n_steps += 1
+        started = time.perf_counter()
+        spans, rows = [], []
+        n_rows = n_prompt = 0
+        for job, n in parts:
+            sequence = job.sequence
+            self._engine.trim(sequence)
+            start = sequence.n_held
+            if isinstance(job, Generating) and job.ahead is not None:
+                _leave_out_guesses(job, n)
+            whole = start + n == len(sequence.tokens)
+            n_guessed = _guesses_of(job) if whole else 0
+            mode = "all" if n_guessed else "last" if whole else "none"
+            spans.append((sequence.seq_id, sequence.tokens[start : start + n], mode))
+            rows.append(n_rows + (n - n_guessed - 1 if n_guessed else 0))
+            n_rows += n if n_guessed else whole
+            n_prompt += n if job.is_prompt else 0
+        try:
+            if self.on_call is not None:
+                self.on_call([job.sequence for job, _ in parts])
+            self._call(spans)
+        except BaseException as error:  # noqa: BLE001  (each job is told)
+            self._recovery.after(error, [job for job, _ in parts])
+            return
+        finally:
+            if self.on_call is not None:
+                self.on_call([])
+        elapsed = (time.perf_counter() - started) * 1e3
+        self._account(parts, n_prompt, elapsed)
+        self._take(parts, spans, rows)
+
+    def _call(self, spans: list[tuple[Any, list[int], str]]) -> None:
+        context = self._engine.context
+        if len(spans) > 1:
+            context.decode_spans(spans)
+            return
+        seq_id, tokens, mode = spans[0]
+        if len(tokens) == 1 and mode == "last":
+            context.decode_one(tokens[0], seq_id=seq_id)
+        else:
+            context.decode(tokens, seq_id=seq_id, logits=mode)
+
+    def _account(self, parts: Parts, n_prompt: int, elapsed_ms: float) -> None:
+        tally, n_parts = self._tally, len(parts)
+        n_running = sum(1 for job, _ in parts if not job.is_prompt)
+        self._costs.record(n_running, n_prompt, elapsed_ms)
+        if is_observed():
+            step = Step(
+                n_sequences=n_parts, n_running=n_running, n_prompt=n_prompt, elapsed_ms=elapsed_ms
+            )
+            tell("on_step", step)
+        tally.count_step(n_parts, elapsed_ms)
+        for job, n in parts:
+            again = job.sequence.hold(job.sequence.n_held + n)
+            job.sequence.used = job.served = tally.n_steps
+            job.n_evaluated += n
+            job.failures = 0
+            if isinstance(job, Generating):
+                job.n_steps += 1
+                job.n_batched += n_parts
+            else:
+                tally.evaluated_tokens += n - again
+        self._recovery.forget_suspects()
+
+    def _take(self, parts: Parts, spans: list[tuple[Any, list[int], str]], rows: list[int]) -> None:
+        """Let each that has caught up choose from its row."""
+        alone = self._roster.alone
+        for (job, _), (_, _, mode), row in zip(parts, spans, rows, strict=True):
+            if job in alone and (mode != "none" or job.sequence not in self.lone):
+                alone.remove(job)
+                self.lone.discard(job.sequence)
+            if mode != "none":
+                self._choosing.caught_up(job, row)
+
+
+def _leave_out_guesses(job: Generating, n: int) -> None:
+    """Want no guesses beyond the next ``n`` tokens: of those evaluated all rows are needed."""
+    ahead, sequence = job.ahead, job.sequence
+    if ahead is None:
+        return
+    n_kept = max(0, n - (job.n_sure - sequence.n_held))
+    if n_kept < ahead.n_guessed:
+        sequence.truncate(job.n_sure + n_kept)
+        kept = ahead._replace(tokens=ahead.tokens[: 1 + n_kept], n_guessed=n_kept)
+        job.ahead = kept if n_kept else None
+
+
+def _guesses_of(job: Job) -> int:
+    """Return how many of the tokens that ``job`` wants are guesses."""
+    ahead = job.ahead if isinstance(job, Generating) else None
+    return 0 if ahead is None else ahead.n_guessed
