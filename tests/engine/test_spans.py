@@ -209,3 +209,31 @@ def test_an_abort_ends_the_call_between_two_pieces(several):
     several.set_abort_callback(None)
     several.decode_spans([(0, [1], "last"), (1, [2], "last")])
     assert several.n_outputs == 2
+
+
+def test_a_token_of_each_is_spans_of_one_token(several, fresh_logits):
+    several.decode(A[:4], seq_id=2)
+    several.decode(B[:3], seq_id=0)
+    found = several.decode_each([A[4], B[3]], [2, 0])
+    assert [several.tokens(s) for s in range(3)] == [B[:4], [], A[:5]]
+    for i, (row, tokens) in enumerate(zip(found, (A[:5], B[:4]), strict=True)):
+        assert near(several, fresh_logits, row, tokens)
+        assert np.array_equal(row, several.logits(i))
+        assert not row.flags.writeable
+
+
+@pytest.mark.parametrize(
+    ("tokens", "seq_ids", "error"),
+    [
+        ([1, 2], [0, 0], InvalidSequenceError),
+        ([1, 2], [0, 4], InvalidSequenceError),
+        ([1, 1024], [0, 1], InvalidTokenError),
+        ([1, True], [0, 1], InvalidTokenError),
+    ],
+)
+def test_a_wrong_token_of_one_changes_nothing(several, state_of, tokens, seq_ids, error):
+    several.decode(A[:5])
+    before = state_of(several)
+    with pytest.raises(error):
+        several.decode_each(tokens, seq_ids)
+    assert state_of(several) == before

@@ -67,6 +67,7 @@ class Appending:
         kinds = native.capabilities
         # Without logits there is nothing to append to: an encoder takes whole texts.
         self.only_encodes = kinds.encoder and not kinds.logits_all
+        self._decode_columns = None if kinds.encoder else native.optional.decode_spans
         self._keeps_nothing = kinds.encoder and not (kinds.logits_all or kinds.state)
 
     # -- checks --------------------------------------------------------------------------------
@@ -211,6 +212,39 @@ class Appending:
         all_rows = len(owners) == n_tokens
         self._outputs.set_rows(owners, ends, all_rows=all_rows, gathered=pieces.rows)
         self._embeddings.note(spans.seq_ids, n_tokens, pieces.vectors)
+
+    def append_each(self, tokens: list[int], seq_ids: list[int]) -> list[FloatArray] | None:
+        """Append a token to each of several sequences, in one engine call; return their rows.
+
+        None, and nothing is done, where that takes more than one call of columns.
+        """
+        # What most steps of a pool are: in one function, as `GuardedContext.decode_one` is.
+        own, n, abort = self._decode_columns, len(tokens), self._abort
+        if own is None or n > self.n_batch or self._embeddings.on or abort.asks_before_step:
+            return None
+        cells, past = self._cells, self._inner.n_past
+        self._results.forget()
+        started = time.perf_counter()
+        abort.begin()
+        starts: list[int] = []
+        try:
+            if abort.shall_stop():
+                raise aborted_with(cells.n_cells)
+            starts += map(past, seq_ids)
+            columns = np.array((tokens, starts, seq_ids), dtype=np.int32)
+            own(columns[0], columns[1], columns[2], np.ones(n, dtype=np.bool_))
+            for seq_id, token in zip(seq_ids, tokens, strict=True):
+                cells.append_one(seq_id, token)
+        except BaseException as error:  # noqa: BLE001  (raised anew, typed)
+            cells.recount()
+            for seq_id, token, start in zip(seq_ids, tokens, starts, strict=False):
+                self._enter_kept(seq_id, [token], start, error)
+            self._native.judge(error)
+            self._fail(error, lambda: cells.n_cells)
+        finally:
+            abort.end()
+        self._counters.count(started, n)
+        return self._native.judged(self._outputs.set_each, seq_ids)
 
     def _enter_spans(self, spans: Spans, starts: list[int], start: int, stop: int) -> None:
         if len(spans) == len(spans.seq_ids) == stop - start:  # a token each, as in most steps

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 _clock = time.perf_counter
 _FLOAT = np.dtype(np.float32)
+_INTS = {int}
 
 
 class GuardedContext:
@@ -288,6 +289,26 @@ class GuardedContext:
         there = own is not None and not self._appending.only_encodes
         hint = "the engine looks up the rows of tokens by itself"
         self._native.need("rows of numbers in place of tokens", declared=there, hint=hint)
+
+    def decode_each(self, tokens: Sequence[int], seq_ids: Sequence[int]) -> Sequence[FloatArray]:
+        """Append a token to each of several sequences, in one call; return their rows.
+
+        A row is a view that the next call overwrites. Raises as `decode_spans`.
+        """
+        with self._gate:
+            ids, sequences = list(tokens), list(seq_ids)
+            if (
+                _are_in(ids, self._n_vocab)
+                and _are_in(sequences, self.n_seq_max)
+                and len(set(sequences)) == len(sequences) == len(ids)
+            ):
+                if not self._shares_window or self._cells.n_cells + len(ids) > self.n_ctx:
+                    self._room.check_each(dict.fromkeys(sequences, 1), len(ids))
+                rows = self._appending.append_each(ids, sequences)
+                if rows is not None:
+                    return rows
+        self.decode_spans([(s, [token], "last") for s, token in zip(sequences, ids, strict=True)])
+        return [self.logits(i) for i in range(len(ids))]
 
     def encode(self, tokens: Sequence[int]) -> None:
         """Run an encoder over ``tokens``; see `Context.encode`."""
@@ -661,6 +682,11 @@ class GuardedContext:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _are_in(values: list[Any], limit: int) -> bool:
+    """Whether all of ``values``, of which there are some, are plain integers below ``limit``."""
+    return set(map(type, values)) == _INTS and min(values) >= 0 and max(values) < limit
 
 
 def _close(inner: EngineContext, release: Callable[[], None], born: int, gate: Gate) -> None:

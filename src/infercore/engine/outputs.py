@@ -123,6 +123,20 @@ class Outputs:
             self._gathered = gathered
             self._from_engine = False
 
+    def set_each(self, seq_ids: Sequence[int]) -> list[FloatArray]:
+        """Say that the engine's last call made a row for each of ``seq_ids``; return them."""
+        n = len(seq_ids)
+        self._set([(seq_id,) for seq_id in seq_ids], dict(zip(seq_ids, range(n), strict=True)))
+        self._all_rows = True
+        self.n_plain = n
+        rows, shape = [], (self.n_vocab,)
+        for i in range(n):
+            row = self.engine_logits(i)
+            if type(row) is not np.ndarray or row.dtype is not _FLOAT or row.shape != shape:
+                row = self.from_engine(i)
+            rows.append(read_only(row) if row.flags.writeable else row)
+        return rows
+
     def restore(self, row: FloatArray, owners: Iterable[int]) -> None:
         """Add a row that was saved, behind the last token of its owners; other rows stay."""
         index = len(self._owners)

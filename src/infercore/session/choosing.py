@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from infercore.errors import SessionFatalError, UnsupportedFeatureError
-from infercore.session.jobs import Generating, Item
+from infercore.session.jobs import Generating
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from infercore.protocols.spi import FloatArray
     from infercore.session.endings import Endings
     from infercore.session.jobs import Job
@@ -32,11 +34,16 @@ class Choosing:
         self._outbox = outbox
         self._tally = tally
 
-    def caught_up(self, job: Job, row: int | None) -> None:
-        """All that ``job`` wants is held; ``row`` is its first output row, None = made before."""
+    def caught_up(self, job: Job, row: int | None, rows: Rows | None = None) -> None:
+        """All that ``job`` wants is held; ``row`` is its first output row, None = made before.
+
+        That of the last call, or the one of ``rows``.
+        """
         try:
             if isinstance(job, Generating):
-                self._generate(job, row)
+                if job.generation.is_native:
+                    rows = None
+                self._generate(job, row, rows or self._engine.context)
                 return
             sequence = job.sequence
             if row is not None:
@@ -49,16 +56,52 @@ class Choosing:
         except BaseException as error:  # noqa: BLE001  (it is the caller's to see)
             self._endings.end(job, error)
 
-    def _generate(self, job: Generating, row: int | None) -> None:
+    def choose_each(self, jobs: Sequence[Job], rows: Rows) -> None:
+        """Let each of ``jobs`` choose from its row of ``rows``."""
+        # What most steps of a pool are: in one function, as each more costs behind an engine that
+        # has emptied the processor's caches.
+        n_chosen, show = 0, self._outbox.show
+        for i, job in enumerate(jobs):
+            generation = job.generation
+            if (
+                not isinstance(job, Generating)
+                or generation is None
+                or not job.primed
+                or generation.looks_ahead
+                or generation.is_native
+            ):
+                self.caught_up(job, i, rows)
+                continue
+            try:
+                shown = generation.step(rows, i)
+                if generation.reason is not None:
+                    n_chosen += generation.pending is not None
+                    self._endings.finish(job, generation.reason)
+                    continue
+                n_chosen += 1
+                if shown is not None:
+                    show(job, shown)
+                n_after = len(job.sequence.tokens) + 1
+                if generation.n_completion >= generation.most or n_after >= job.window:
+                    self._want_pending(job)
+                else:
+                    job.sequence.push(generation.take_pending())
+                    job.n_sure = n_after
+            except SessionFatalError:
+                raise
+            except BaseException as error:  # noqa: BLE001  (it is the caller's to see)
+                self._endings.end(job, error)
+        self._tally.generated_tokens += n_chosen
+
+    def _generate(self, job: Generating, row: int | None, source: Any) -> None:
         """Choose tokens until some must be evaluated, the reader is behind, or an end is there."""
         generation, sequence = job.generation, job.sequence
-        source: Any = self._engine.context
         if not job.primed:
             job.primed = True
             generation.prime(sequence.tokens)
             job.n_sure = len(sequence.tokens)
             if row is None and sequence.row is not None:
-                source, row = _Row(sequence.row), 0
+                source, row = Rows([sequence.row]), 0
         elif row is not None and job.ahead is not None:
             self._settle_ahead(job, row)
             row = None
@@ -75,11 +118,11 @@ class Choosing:
 
     def _choose(self, job: Generating, source: Any, row: int) -> None:
         generation = job.generation
-        chunk = generation.step(source, row)
+        shown = generation.step(source, row)
         if generation.reason is None:
             self._tally.generated_tokens += 1
-            if chunk is not None:
-                self._outbox.give(job, Item(chunk))
+            if shown is not None:
+                self._outbox.show(job, shown)
             return
         if generation.pending is not None:
             self._tally.generated_tokens += 1
@@ -146,11 +189,10 @@ class Choosing:
         return True
 
 
-class _Row:
-    """Stands for a context that has just this row."""
+class Rows:
+    """Stands for a context that has just these rows."""
 
-    def __init__(self, row: FloatArray) -> None:
-        self._row = row
+    __slots__ = ("logits",)
 
-    def logits(self, _: int) -> FloatArray:
-        return self._row
+    def __init__(self, rows: Sequence[FloatArray]) -> None:
+        self.logits = rows.__getitem__

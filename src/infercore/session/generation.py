@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 import time
 from collections import deque
 from contextlib import suppress
@@ -33,6 +34,9 @@ _logger = logging.getLogger("infercore.session")
 _logger.addHandler(logging.NullHandler())
 
 
+_new = tuple.__new__  # half the time that a named tuple's own takes
+
+
 class Chosen(NamedTuple):
     """A token, and whether the engine holds it already (beyond the logical context)."""
 
@@ -47,6 +51,31 @@ class Ahead(NamedTuple):
     tokens: list[int]
     logits: str = "last"
     n_guessed: int = 0
+
+
+class Shown(NamedTuple):
+    """Text that may be shown, and the tokens that end in it: what a `StreamChunk` is made of.
+
+    So that whoever reads makes it: a pool's thread has other things to do.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
+    shifted_out: tuple[int, ...] = ()
+
+    def chunk(self, **ending: Any) -> StreamChunk:
+        """Return the chunk."""
+        text, tokens, logprobs, prompt_logprobs, shifted_out = self
+        return StreamChunk(
+            text=text,
+            tokens=tokens,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            shifted_out=shifted_out,
+            **ending,
+        )
 
 
 class Generation:
@@ -65,11 +94,15 @@ class Generation:
         self._pieces = pieces
         self._stops = frozenset(config.stop_tokens)
         self._text = TextAssembler(config.stop, include=config.include_stop)
+        self._special_text = config.special_text
+        self._min_tokens = config.min_tokens
+        self._n_logprobs = config.logprobs
         self._previous: int | None = None
         self._queue: deque[Chosen] = deque()
         self.looks_ahead = drafter is not None or getattr(sampler, "constraint", None) is not None
         self._sampling = sampling_of(config)
         self.is_native = bool(getattr(sampler, "is_native", False))
+        self.most = sys.maxsize if config.max_tokens is None else config.max_tokens
         self.pending: Chosen | None = None
         self.reason: str | None = None
         self.ended_by: int | None = None
@@ -104,45 +137,52 @@ class Generation:
         """Tell whether ``token`` ends the decode: it is then not part of the context."""
         return token in self._stops or self._pieces[token].is_eog
 
-    def step(self, context: Any, row: int = -1) -> StreamChunk | None:
+    def step(self, context: Any, row: int = -1) -> Shown | None:
         """Choose the next token, from output row ``row`` of ``context`` unless it is known.
 
-        Returns the chunk to show, None where there is no text for it yet. Where this was the end,
+        Returns what to show, None where there is no text for it yet. Where this was the end,
         ``reason`` is set, and ``finish`` makes the last chunk.
         """
-        queue = self._queue
-        chosen = queue.popleft() if queue else self._sample(context, row)
-        token = chosen.token
-        self._last_at = time.perf_counter()
+        # This runs once a token, behind an engine that has emptied the processor's caches: so what
+        # few decodes need is asked first, and in one place.
+        if self._queue:
+            chosen = self._queue.popleft()
+            self._last_at = time.perf_counter()
+        else:
+            chosen = self._sample(context, row)
+        token = chosen[0]
         if self._first_at is None:
             self._first_at = self._last_at
-        piece = self._pieces[token]
-        if piece.is_eog or token in self._stops:
+        pieces = self._pieces
+        data, is_control, is_eog = pieces[token]
+        if is_eog or token in self._stops:
             self.ended_by = token
-            self.reason = "eos" if piece.is_eog else "stop"
+            self.reason = "eos" if is_eog else "stop"
             return None
         self.pending = chosen
         self.n_completion += 1
         self._shown.append(token)
-        if chosen.logprob is not None:
-            self._logprobs.append(chosen.logprob)
-        shown = self.config.special_text or not piece.is_control
-        looks = self.n_completion > self.config.min_tokens
-        data = self._pieces.shown(token, self._previous) if shown else b""
+        if is_control and not self._special_text:
+            data = b""
+        elif data[:1] == b" ":
+            data = pieces.shown(token, self._previous)
         self._previous = token
-        text = self._text.push(data, looks=looks)
+        text = self._text.push(data, looks=self.n_completion > self._min_tokens)
+        if self._n_logprobs is not None and chosen.logprob is not None:
+            self._logprobs.append(chosen.logprob)
         if self._text.stopped:  # the text before a stop string is kept for the last chunk
             self.reason, self._rest = "stop", text
             return None
-        return self._chunk(text) if text else None
+        return self._take_shown(text) if text else None
 
     def _sample(self, context: Any, row: int) -> Chosen:
         started = time.perf_counter()
         token = self._sampler.sample(context, row)
-        self._sample_s += time.perf_counter() - started
-        wanted = self.config.logprobs
-        logprob = None if wanted is None else self._sampler.last_logprobs(wanted)
-        return Chosen(token, logprob=logprob)
+        self._last_at = now = time.perf_counter()
+        self._sample_s += now - started
+        if self._n_logprobs is None:
+            return _new(Chosen, (token, False, None))
+        return Chosen(token, False, self._sampler.last_logprobs(self._n_logprobs))
 
     def times(self) -> tuple[float, float]:
         """Return the seconds of choosing tokens, and of the masks that a grammar made for that."""
@@ -153,10 +193,14 @@ class Generation:
     @property
     def at_limit(self) -> bool:
         """Whether as many tokens as were asked for are chosen."""
-        limit = self.config.max_tokens
-        return limit is not None and self.n_completion >= limit
+        return self.n_completion >= self.most
 
     # -- evaluating ----------------------------------------------------------------------------
+
+    def take_pending(self) -> int:
+        """Return the pending token, which there must be; it is taken."""
+        chosen, self.pending = self.pending, None
+        return chosen[0]  # type: ignore[index]
 
     def ahead(self, context_tokens: Callable[[], list[int]], room: int) -> Ahead:
         """Return what to evaluate for the pending token, which is taken: itself, and maybe more.
@@ -235,20 +279,15 @@ class Generation:
 
     # -- showing -------------------------------------------------------------------------------
 
-    def _chunk(self, text: str, **ending: Any) -> StreamChunk:
+    def _take_shown(self, text: str) -> Shown:
         tokens, self._shown = tuple(self._shown), []
-        logprobs = None if self.config.logprobs is None else tuple(self._logprobs)
+        if self._n_logprobs is None and self.prompt_logprobs is None and not self.shifted:
+            return _new(Shown, (text, tokens, None, None, ()))
+        logprobs = None if self._n_logprobs is None else tuple(self._logprobs)
         self._logprobs = []
         shifted, self.shifted = tuple(self.shifted), []
         of_prompt, self.prompt_logprobs = self.prompt_logprobs, None
-        return StreamChunk(
-            text=text,
-            tokens=tokens,
-            logprobs=logprobs,
-            prompt_logprobs=of_prompt,
-            shifted_out=shifted,
-            **ending,
-        )
+        return Shown(text, tokens, logprobs, of_prompt, shifted)
 
     def finish(self, reason: str, **usage: Any) -> StreamChunk:
         """Return the last chunk, with the text that was held back and the usage."""
@@ -257,7 +296,7 @@ class Generation:
         if reason in ("eos", "stop"):
             by = self._text.stopped_by if self.ended_by is None else self.ended_by
         usage_ = self._usage(**usage)
-        return self._chunk(text, finish_reason=reason, stopped_by=by, usage=usage_)
+        return self._take_shown(text).chunk(finish_reason=reason, stopped_by=by, usage=usage_)
 
     def _usage(self, *, started: float, **counts: Any) -> Usage:
         first = self._first_at

@@ -6,6 +6,7 @@ that no lock is needed: a flag that only goes up, a count that one side writes, 
 
 from __future__ import annotations
 
+import sys
 import time
 from queue import SimpleQueue
 from threading import Lock
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from collections.abc import Sequence as Tokens
 
-    from infercore.session.generation import Ahead, Generation
+    from infercore.session.generation import Ahead, Generation, Shown
     from infercore.session.sequence import Sequence
     from infercore.values.session import StreamChunk
 
@@ -68,6 +69,10 @@ class Job:
     """
 
     generation: Generation | None = None
+    ahead: Ahead | None = None
+    primed = False
+    n_given = n_asked = 0
+    n_ahead = sys.maxsize
 
     def __init__(
         self,
@@ -129,7 +134,10 @@ class Job:
 
 
 class Item:
-    """What a generation gives its reader: a chunk or an error, and what it changes."""
+    """What a generation gives its reader beside what is shown: its end, or what it changes.
+
+    Most of what a reader gets is just `Shown`.
+    """
 
     __slots__ = ("chunk", "cut", "error", "final")
 
@@ -177,13 +185,13 @@ class Generating(Job):
         self.shift_from = shift_from
         self.usage = usage
         self.reader_timeout = reader_timeout
-        self.items: SimpleQueue[Item] = SimpleQueue()
+        self.items: SimpleQueue[Shown | Item] = SimpleQueue()
         self.on_item: Callable[[], object] | None = None
         self.n_asked = self.n_given = 0
         self.rests = False
         self.rested_since = 0.0
         self.dropped = False
-        self.ahead: Ahead | None = None
+        self.ahead = None
         self.n_sure = 0
         self.cut: tuple[int, int] | None = None
         self.n_steps = self.n_batched = 0
@@ -193,14 +201,7 @@ class Generating(Job):
         """Whether it has given as much as it may before its reader asks again."""
         return self.n_given - self.n_asked >= self.n_ahead
 
-    def give(self, item: Item) -> None:
-        """Let the reader have ``item``."""
-        self.items.put(item)
-        callback = self.on_item
-        if callback is not None:
-            callback()
-
-    def note(self, item: Item) -> None:
-        """Count ``item`` as given."""
-        item.cut, self.cut = self.cut, None
-        self.n_given += 1
+    def take_cut(self) -> tuple[int, int] | None:
+        """Return what was cut out since the item before."""
+        cut, self.cut = self.cut, None
+        return cut

@@ -2,29 +2,51 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import suppress
+from queue import SimpleQueue
 from typing import TYPE_CHECKING
+
+from infercore.session.jobs import Item
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-    from infercore.session.jobs import Generating, Item
+    from infercore.session.generation import Shown
+    from infercore.session.jobs import Generating
+
+    Given = list[tuple[Generating, Shown | Item]]
 
 
 class Outbox:
-    """Keeps items until all of a step are there.
+    """Keeps items until all of a step are there, and hands them over in their order.
 
-    A reader that wakes while others are still being served takes the interpreter.
+    To wake a reader takes about as long as to choose a token. So where there are several, a thread
+    of its own wakes them, while the engine evaluates the next step.
     """
 
     def __init__(self) -> None:
-        self._given: list[tuple[Generating, Item]] = []
+        self._given: Given = []
         self._notices: dict[asyncio.AbstractEventLoop, list[Callable[[], object]]] = {}
+        self._sent: SimpleQueue[Given | None] = SimpleQueue()
+        self._courier: threading.Thread | None = None
+        self._n_sent = 0
+        self._n_delivered = 0
+        self._ended = False
+
+    def show(self, job: Generating, shown: Shown) -> None:
+        """Give the reader of ``job`` what was made, at the end of the step."""
+        if job.cut is not None:
+            self.give(job, Item(shown.chunk()))
+            return
+        job.n_given += 1
+        self._given.append((job, shown))
 
     def give(self, job: Generating, item: Item) -> None:
         """Give the reader of ``job`` an item at the end of the step."""
-        job.note(item)
+        item.cut = job.take_cut()
+        job.n_given += 1
         self._given.append((job, item))
 
     def notify(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> None:
@@ -32,11 +54,47 @@ class Outbox:
         self._notices.setdefault(loop, []).append(callback)
 
     def send(self) -> None:
-        """Let the readers have what was made for them."""
-        if self._given:
-            given, self._given = self._given, []
-            for job, item in given:
-                job.give(item)
+        """Let the readers have what was made for them; for the owner of the jobs."""
+        given = self._given
+        if not given:
+            return
+        self._given = []
+        if self._n_delivered == self._n_sent and (len(given) == 1 or not self._has_courier()):
+            self._deliver(given)
+        else:
+            self._n_sent += 1
+            self._sent.put(given)
+
+    def close(self) -> None:
+        """Wait until all is handed over; what comes later is so at once."""
+        self._ended = True
+        courier, self._courier = self._courier, None
+        if courier is not None:
+            self._sent.put(None)
+            courier.join()
+
+    def _has_courier(self) -> bool:
+        """Whether a thread delivers; it is started where it can be."""
+        if self._courier is None and not self._ended:
+            courier = threading.Thread(target=self._run, name="infercore-outbox", daemon=True)
+            with suppress(RuntimeError):  # no thread is to be had, or the interpreter ends
+                courier.start()
+                self._courier = courier
+        return self._courier is not None
+
+    def _run(self) -> None:
+        while True:
+            given = self._sent.get()
+            if given is None:
+                return
+            self._deliver(given)
+            self._n_delivered += 1
+
+    def _deliver(self, given: Given) -> None:
+        for job, item in given:
+            job.items.put(item)
+            if job.on_item is not None:
+                job.on_item()
         if self._notices:
             notices, self._notices = self._notices, {}
             for loop, callbacks in notices.items():

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from infercore.session.generation import Generation
+    from infercore.session.generation import Generation, Shown
     from infercore.session.paged import PagedContext
     from infercore.values.session import StreamChunk
 
@@ -64,10 +64,24 @@ class PoolStream:
     def __next__(self) -> StreamChunk:
         if self.finished and not self._abandoned:
             raise StopIteration
-        with self._held():
-            job = self._job or self._begin()
-            self._ask(job)
-            return self.take(job.items.get())
+        job, session = self._job, self._session
+        if job is None:
+            with self._held():
+                job = self._begin()
+                self._ask(job)
+                return self.take(job.items.get())
+        with session.gate:  # not `_held`: this runs once a token
+            try:
+                session.in_call = True
+                job.n_asked += 1
+                if job.rests:
+                    self._context.scheduler.wake()
+                return self.take(job.items.get())
+            except BaseException as error:
+                self._failed(error)
+                raise
+            finally:
+                session.in_call = False
 
     @contextmanager
     def _held(self) -> Iterator[None]:
@@ -78,13 +92,16 @@ class PoolStream:
                 session.in_call = True
                 yield
             except BaseException as error:
-                if not self.finished:
-                    stream_ended(self._started, None, error)
-                self._release()
-                session.judge(error)
+                self._failed(error)
                 raise
             finally:
                 session.in_call = False
+
+    def _failed(self, error: BaseException) -> None:
+        if not self.finished:
+            stream_ended(self._started, None, error)
+        self._release()
+        self._session.judge(error)
 
     def _ask(self, job: Generating) -> None:
         job.n_asked += 1
@@ -160,10 +177,16 @@ class PoolStream:
         self._job = job
         return job
 
-    def take(self, item: Item) -> StreamChunk:
+    def take(self, item: Shown | Item) -> StreamChunk:
         """Make what the pool generated the session's, and return it. Raises what ended it."""
-        session, chunk = self._session, item.chunk
+        session = self._session
         resident, parts = session.resident, session.parts
+        if not isinstance(item, Item):
+            for token in item.tokens:
+                resident.owe(token)
+            parts.n_generated += len(item.tokens)
+            return item.chunk()
+        chunk = item.chunk
         if chunk is None:
             raise item.error or StopIteration
         if item.cut is not None:

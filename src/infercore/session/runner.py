@@ -176,6 +176,7 @@ def _work(scheduler: Scheduler) -> None:
         while not inbox.empty():
             scheduler.do(inbox.get())
         scheduler.outbox.send()
+        scheduler.outbox.close()
 
 
 def _wait(scheduler: Scheduler) -> None:

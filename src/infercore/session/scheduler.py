@@ -271,23 +271,35 @@ class Scheduler:
 
     def _look_after(self) -> None:
         """End what was cancelled or is late, rest what is ahead of its reader, and go on."""
-        now = time.perf_counter()
         endings, roster = self.endings, self.roster
-        for job in [*roster.running, *roster.waiting]:
+        found = [
+            job
+            for job in roster.running
+            if job.cancelled or job.deadline is not None or job.n_given - job.n_asked >= job.n_ahead
+        ]
+        if not (found or roster.waiting or roster.resting):
+            return
+        now = time.perf_counter()
+        for job in [*found, *roster.waiting]:
             if job.cancelled:
                 endings.cancel(job)
             elif job.deadline is not None and now > job.deadline:
                 endings.expire(job, now)
             elif isinstance(job, Generating) and job.is_ahead and job.primed:
                 self._rest(job, now)
-        for rested in [*roster.resting]:
+        if roster.resting:
+            self._look_at_resting(now)
+
+    def _look_at_resting(self, now: float) -> None:
+        endings = self.endings
+        for rested in [*self.roster.resting]:
             if rested.cancelled:
                 endings.cancel(rested)
             elif rested.deadline is not None and now > rested.deadline:
                 endings.expire(rested, now)
             elif not rested.is_ahead:
                 self.admission.count(rested, counts=True)
-                roster.wake(rested)
+                self.roster.wake(rested)
             elif rested.reader_timeout and now > rested.rested_since + rested.reader_timeout:
                 endings.cancel(rested)
 

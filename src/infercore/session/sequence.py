@@ -75,6 +75,15 @@ class Sequence:
         self.tokens.extend(tokens)
         self.set_row(None)
 
+    def push(self, token: int) -> None:
+        """Want a token more, which was chosen from the row behind the others."""
+        if self.ghost:
+            self.extend([token])
+            return
+        self.tokens.append(token)
+        self.row = None
+        self.serial += 1
+
     def truncate(self, n: int) -> None:
         """Want only the first ``n`` tokens."""
         if n >= len(self.tokens):
@@ -100,12 +109,14 @@ class Sequence:
 
     def hold(self, n: int) -> int:
         """Note that the first ``n`` tokens are held; return how many of them are so again."""
-        again = max(0, min(n, self.n_high) - self.n_held)
+        again = 0
+        if self.n_held < self.n_high:
+            again = max(0, min(n, self.n_high) - self.n_held)
+            self.n_again += again
         self.n_held = self.n_cells = n
         self.n_high = max(self.n_high, n)
         if not self.ends or n > self.ends[-1]:
             self.ends.append(n)
-        self.n_again += again
         return again
 
     def next_end(self) -> int | None:

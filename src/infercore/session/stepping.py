@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from infercore.errors import ContextOverflowError
+from infercore.session.choosing import Rows
 from infercore.session.compose import Budget, compose
 from infercore.session.jobs import Generating
 from infercore.session.observer import Step, is_observed, tell
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from infercore.session.places import Places
     from infercore.session.recovery import Recovery
     from infercore.session.roster import Roster
-    from infercore.session.sequence import Sequence
+    from infercore.session.sequence import Sequence as TokenSequence
     from infercore.session.shared_engine import SharedEngine
     from infercore.session.tally import Tally
 
@@ -56,8 +57,8 @@ class Stepping:
         self._tally = tally
         self._costs = costs
         self._n_step_tokens = n_step_tokens
-        self.lone: set[Sequence] = set()
-        self.on_call: Callable[[list[Sequence]], object] | None = None
+        self.lone: set[TokenSequence] = set()
+        self.on_call: Callable[[list[TokenSequence]], object] | None = None
 
     def evaluate(self) -> bool:
         """Make one engine call; False where there is nothing to evaluate.
@@ -90,9 +91,9 @@ class Stepping:
             if engine.multiple is not None:
                 end = sequence.next_end()
                 job.n_limit = None if end is None else end - sequence.n_held
-            if isinstance(job, Generating):
-                n_ahead = len(job.ahead.tokens) if job.ahead is not None else 0
-                job.is_prompt = not job.primed or job.n_missing > max(1, n_ahead)
+            if job.primed:
+                n_ahead = len(job.ahead.tokens) if job.ahead is not None else 1
+                job.is_prompt = job.n_missing > n_ahead
         budget = Budget(self._n_tokens(), engine.n_sequences, engine.multiple)
         return list(compose(running, budget, self._costs).parts)
 
@@ -117,94 +118,112 @@ class Stepping:
     # -- the call ------------------------------------------------------------------------------
 
     def _run(self, parts: Parts) -> None:
+        """Make one engine call of ``parts``, and let those that have caught up choose."""
         self._tally.n_steps += 1
         started = time.perf_counter()
-        spans, rows = [], []
-        n_rows = n_prompt = 0
         for job, n in parts:
-            sequence = job.sequence
-            self._engine.trim(sequence)
-            start = sequence.n_held
-            if isinstance(job, Generating) and job.ahead is not None:
+            if job.sequence.n_cells > job.sequence.n_held:
+                self._engine.trim(job.sequence)
+            if job.ahead is not None:
                 _leave_out_guesses(job, n)
-            whole = start + n == len(sequence.tokens)
-            n_guessed = _guesses_of(job) if whole else 0
-            mode = "all" if n_guessed else "last" if whole else "none"
-            spans.append((sequence.seq_id, sequence.tokens[start : start + n], mode))
-            rows.append(n_rows + (n - n_guessed - 1 if n_guessed else 0))
-            n_rows += n if n_guessed else whole
-            n_prompt += n if job.is_prompt else 0
+        plain = len(parts) > 1 and all(
+            n == job.n_missing == 1 and job.ahead is None for job, n in parts
+        )
         try:
             if self.on_call is not None:
                 self.on_call([job.sequence for job, _ in parts])
-            self._call(spans)
+            rows = self._call_each(parts) if plain else None
+            firsts = self._call(parts) if rows is None else None
         except BaseException as error:  # noqa: BLE001  (each job is told)
             self._recovery.after(error, [job for job, _ in parts])
             return
         finally:
             if self.on_call is not None:
                 self.on_call([])
-        elapsed = (time.perf_counter() - started) * 1e3
-        self._account(parts, n_prompt, elapsed)
-        self._take(parts, spans, rows)
+        self._account(parts, (time.perf_counter() - started) * 1e3)
+        if firsts is not None:
+            self._take(parts, firsts)
+        elif rows is not None:
+            self._choosing.choose_each([job for job, _ in parts], rows)
 
-    def _call(self, spans: list[tuple[Any, list[int], str]]) -> None:
+    def _call_each(self, parts: Parts) -> Rows:
+        """Evaluate the one token that each wants: what most calls are."""
+        sequences = [job.sequence for job, _ in parts]
+        rows = self._engine.context.decode_each(
+            [sequence.tokens[-1] for sequence in sequences],
+            [sequence.own_id for sequence in sequences],
+        )
+        return Rows(rows)
+
+    def _call(self, parts: Parts) -> list[int | None]:
+        """Evaluate tokens of each; return the first row that each chooses from, None = no row."""
+        spans: list[tuple[int, list[int], str]] = []
+        rows: list[int | None] = []
+        n_rows = 0
+        for job, n in parts:
+            sequence, start = job.sequence, job.sequence.n_held
+            whole = start + n == len(sequence.tokens)
+            n_guessed = job.ahead.n_guessed if whole and job.ahead is not None else 0
+            mode = "all" if n_guessed else "last" if whole else "none"
+            spans.append((sequence.own_id, sequence.tokens[start : start + n], mode))
+            rows.append(n_rows + (n - n_guessed - 1 if n_guessed else 0) if whole else None)
+            n_rows += n if n_guessed else whole
         context = self._engine.context
+        seq_id, tokens, mode = spans[0]
         if len(spans) > 1:
             context.decode_spans(spans)
-            return
-        seq_id, tokens, mode = spans[0]
-        if len(tokens) == 1 and mode == "last":
+        elif len(tokens) == 1 and mode == "last":
             context.decode_one(tokens[0], seq_id=seq_id)
         else:
             context.decode(tokens, seq_id=seq_id, logits=mode)
+        return rows
 
-    def _account(self, parts: Parts, n_prompt: int, elapsed_ms: float) -> None:
+    def _account(self, parts: Parts, elapsed_ms: float) -> None:
         tally, n_parts = self._tally, len(parts)
-        n_running = sum(1 for job, _ in parts if not job.is_prompt)
-        self._costs.record(n_running, n_prompt, elapsed_ms)
-        if is_observed():
-            step = Step(
-                n_sequences=n_parts, n_running=n_running, n_prompt=n_prompt, elapsed_ms=elapsed_ms
-            )
-            tell("on_step", step)
-        tally.count_step(n_parts, elapsed_ms)
+        n_steps = tally.n_steps
+        n_running = n_prompt = 0
         for job, n in parts:
-            again = job.sequence.hold(job.sequence.n_held + n)
-            job.sequence.used = job.served = tally.n_steps
+            sequence = job.sequence
+            again = sequence.hold(sequence.n_held + n)
+            sequence.used = job.served = n_steps
             job.n_evaluated += n
             job.failures = 0
+            if job.is_prompt:
+                n_prompt += n
+            else:
+                n_running += 1
             if isinstance(job, Generating):
                 job.n_steps += 1
                 job.n_batched += n_parts
             else:
                 tally.evaluated_tokens += n - again
+        self._costs.record(n_running, n_prompt, elapsed_ms)
+        tally.count_step(n_parts, elapsed_ms)
         self._recovery.forget_suspects()
+        if is_observed():
+            step = Step(
+                n_sequences=n_parts, n_running=n_running, n_prompt=n_prompt, elapsed_ms=elapsed_ms
+            )
+            tell("on_step", step)
 
-    def _take(self, parts: Parts, spans: list[tuple[Any, list[int], str]], rows: list[int]) -> None:
+    def _take(self, parts: Parts, firsts: list[int | None]) -> None:
         """Let each that has caught up choose from its row."""
         alone = self._roster.alone
-        for (job, _), (_, _, mode), row in zip(parts, spans, rows, strict=True):
-            if job in alone and (mode != "none" or job.sequence not in self.lone):
+        for (job, _), first in zip(parts, firsts, strict=True):
+            if alone and job in alone and (first is not None or job.sequence not in self.lone):
                 alone.remove(job)
                 self.lone.discard(job.sequence)
-            if mode != "none":
-                self._choosing.caught_up(job, row)
+            if first is not None:
+                self._choosing.caught_up(job, first)
 
 
-def _leave_out_guesses(job: Generating, n: int) -> None:
+def _leave_out_guesses(job: Job, n: int) -> None:
     """Want no guesses beyond the next ``n`` tokens: of those evaluated all rows are needed."""
     ahead, sequence = job.ahead, job.sequence
-    if ahead is None:
+    if ahead is None or not isinstance(job, Generating):
         return
     n_kept = max(0, n - (job.n_sure - sequence.n_held))
     if n_kept < ahead.n_guessed:
         sequence.truncate(job.n_sure + n_kept)
         kept = ahead._replace(tokens=ahead.tokens[: 1 + n_kept], n_guessed=n_kept)
         job.ahead = kept if n_kept else None
-
-
-def _guesses_of(job: Job) -> int:
-    """Return how many of the tokens that ``job`` wants are guesses."""
-    ahead = job.ahead if isinstance(job, Generating) else None
-    return 0 if ahead is None else ahead.n_guessed

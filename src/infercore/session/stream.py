@@ -116,9 +116,9 @@ class DecodeStream:
             return self._finish(reason)
         if not (generation.is_ahead or resident.has_logits()):
             resident.go_on()
-        chunk = generation.step(resident.context)
+        shown = generation.step(resident.context)
         if generation.reason is None:
-            return chunk
+            return None if shown is None else shown.chunk()
         self._session.parts.ended_by = generation.ended_by
         self._settle()
         return self._finish(generation.reason)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import codecs
+from codecs import utf_8_decode
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ class StopMatcher:
     """Passes text on, but for stop strings and what may yet become one."""
 
     def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
-        self._stops = tuple(stops)
+        self.stops = tuple(stops)
         self._include = include
         self._held = ""
         self.looks = True
@@ -22,15 +22,15 @@ class StopMatcher:
 
     def push(self, text: str) -> str:
         """Return the text that is safe to show now; sets ``matched`` once a stop is complete."""
-        if not (self._stops and self.looks):
+        if not (self.stops and self.looks):
             return text
         held = self._held + text
-        found = [(at, stop) for stop in self._stops if (at := held.find(stop)) >= 0]
+        found = [(at, stop) for stop in self.stops if (at := held.find(stop)) >= 0]
         if found:
             at, self.matched = min(found)
             self._held = ""
             return held[: at + len(self.matched)] if self._include else held[:at]
-        keep = max((_overlap(held, stop) for stop in self._stops), default=0)
+        keep = max((_overlap(held, stop) for stop in self.stops), default=0)
         safe = len(held) - keep
         self._held = held[safe:]
         return held[:safe]
@@ -53,7 +53,7 @@ class TextAssembler:
     """Turns token bytes into text: UTF-8 decoded incrementally, stop strings held back."""
 
     def __init__(self, stops: Sequence[str] = (), *, include: bool = False) -> None:
-        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._part = b""  # of a character
         self._stops = StopMatcher(stops, include=include)
 
     @property
@@ -71,13 +71,21 @@ class TextAssembler:
 
         ``looks=False``: what it completes ends no text.
         """
+        part = self._part
+        if part:
+            data = part + data
+        text, n = utf_8_decode(data, "replace", False)
+        if part or n != len(data):
+            self._part = data[n:]
+        if not text or not self._stops.stops:
+            return text
         self._stops.looks = looks
-        text = self._utf8.decode(data)
-        return self._stops.push(text) if text else ""
+        return self._stops.push(text)
 
     def flush(self) -> str:
         """Return the rest; bytes that never became a character are U+FFFD."""
         if self.stopped:
             return ""
-        text = self._stops.push(self._utf8.decode(b"", final=True))
+        rest, self._part = utf_8_decode(self._part, "replace", True)[0], b""
+        text = self._stops.push(rest)
         return text if self.stopped else text + self._stops.flush()

@@ -141,8 +141,10 @@ class Decoding:
         """`decode_batch` by columns: entries of one sequence each."""
         flags = np.ones_like(wanted) if self._embeddings else wanted
         batch = self._batch.columns(tokens, positions, seq_ids, flags)
-        self._run(batch, len(tokens), seq_ids)
-        self._rows = range(len(tokens)) if wanted.all() else wanted.nonzero()[0].tolist()
+        n, marks = len(tokens), wanted.tobytes()  # NumPy's own ways to look at few take far longer
+        self._run(batch, n, seq_ids)
+        whole = marks.count(1) == n
+        self._rows = range(n) if whole else [i for i, mark in enumerate(marks) if mark]
 
     def decode_vectors(
         self, rows: Floats, positions: Ints, seq_ids: Ints, wanted: npt.NDArray[np.bool_]
