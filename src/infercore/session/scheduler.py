@@ -391,7 +391,7 @@ class Scheduler:
 
 def _stuck() -> InvalidStateError:
     return InvalidStateError(
-        "no place can be made for this call; close sessions, or open the pool with more n_cells",
+        "there is no room for this call; close sessions, or open the pool with more n_cells",
         operation="step",
         state="no room",
     )
