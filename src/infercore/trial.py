@@ -1,12 +1,14 @@
 """What a child process does with a file before its parent loads it; see `infercore.engine.trial`.
 
-Run as ``python -m infercore.trial`` with the request as a line of JSON on standard input. What is
-raised here the parent will be told by its own load: only the child's death counts.
+Run as ``python -m infercore.trial BACKEND`` with the request as a line of JSON on standard input;
+the engine is imported before that line is there. What is raised here the parent will be told by its
+own load: only the child's death counts.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import sys
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from infercore.protocols.public import Context, Model
     from infercore.values.info import BackendDescriptor
 
+BEGUN, ENDED = "infercore: begun", "infercore: ended"
 _SMALL_BYTES = 1 << 28  # of such a model more is evaluated than a large one has time for
 _TEXT = "Once upon a time \t\r\n {x: 1}  \u00e9\u2028\u6f22\U0001f600 \u2581 </s> <0x0A>"
 _N_PIECES = 4096
@@ -25,22 +28,28 @@ _N_PIECES = 4096
 
 def main() -> None:
     """Load the model that standard input names, use it a little, and end without destructors."""
+    gc.disable()  # what is made here is kept to the end
     import infercore as ic  # noqa: PLC0415  (the parent reads only names from here)
-    from infercore.engine import trial  # noqa: PLC0415
     from infercore.registry import default_registry  # noqa: PLC0415
 
+    descriptor = default_registry().get(sys.argv[1])
+    loader = descriptor.loader
+    with contextlib.suppress(Exception):
+        import infercore.engine.model  # noqa: PLC0415
+
+        if descriptor.prepare is not None:
+            loader = descriptor.prepare(in_child=True)
     asked = json.loads(sys.stdin.readline())
     config = ic.ModelConfig(**asked["config"], check_in_child=False)
-    descriptor = default_registry().get(asked["backend"])
-    _say(trial.BEGUN)
+    _say(BEGUN)
     with contextlib.suppress(Exception):
         if asked["only_plan"]:
             fields = {**asked["config"], "check_in_child": False}
             ic.plan_memory(asked["path"], backend=asked["backend"], **fields)
         else:
-            with _guarded(descriptor.loader(asked["path"], config), descriptor) as model:
+            with _guarded(loader(asked["path"], config), descriptor) as model:
                 use(model, asked.get("adapters", ()), asked["options"])
-    _say(trial.ENDED)
+    _say(ENDED)
     os._exit(0)
 
 

@@ -23,9 +23,10 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from infercore import trial
 from infercore.engine import digest
 from infercore.errors import ModelFormatError, ModelLoadError, OutOfMemoryError
-from infercore.registry import default_registry
+from infercore.registry import default_registry, environment
 from infercore.values.files import scarcity_typed
 
 if TYPE_CHECKING:
@@ -36,8 +37,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("infercore")
 
-CHILD = "infercore.trial"
-BEGUN, ENDED = "infercore: begun", "infercore: ended"
+CHILD = trial.__name__
 # Modules of the working folder are not the child's business.
 _FLAGS = ("-P",) if sys.version_info >= (3, 11) else ()
 _LEAST_SECONDS = 120.0
@@ -78,9 +78,7 @@ def check(
     keys = _keys(descriptor, asked, files)
     if not keys or (config.check_in_child is None and _is_known(keys)):
         return
-    if descriptor.check_file is not None and not adapters:
-        descriptor.check_file(path)
-    reason = _try(descriptor, adapters[0] if adapters else path, asked, _seconds(files))
+    reason = _try(descriptor, path, adapters, asked, _seconds(files))
     if reason is not None:
         _no_child(path, config, reason)
         return
@@ -146,63 +144,84 @@ def _seconds(files: Sequence[str]) -> float:
 # -- the child ---------------------------------------------------------------------------------
 
 
-def _try(descriptor: BackendDescriptor, path: str, asked: str, seconds: float) -> str | None:
+def _try(
+    descriptor: BackendDescriptor,
+    path: str,
+    adapters: Sequence[str],
+    asked: str,
+    seconds: float,
+) -> str | None:
     """Run the child; return why there was none. Raises for one that did not live."""
     if not sys.executable:
         return "this Python is embedded in a program and has no executable"
-    folders = os.pathsep.join(os.path.abspath(entry) for entry in sys.path if entry)
     try:
-        done = _run(descriptor, asked, {**os.environ, "PYTHONPATH": folders}, seconds)
+        child = _start(descriptor.name)
     except OSError as error:
         return str(error)
+    check_file = None if adapters or descriptor.check_file is None else descriptor.check_file
+    tried = adapters[0] if adapters else path
+    try:
+        with child:
+            try:
+                if check_file is not None:
+                    check_file(path)
+                _ask(child, asked)
+                _import_engine(descriptor)
+                out, err = child.communicate(timeout=seconds)
+            except BaseException:
+                child.kill()
+                raise
     except subprocess.TimeoutExpired as error:
         raise ModelFormatError(
-            f"{path} failed its trial in a child process: it did not end within "
+            f"{tried} failed its trial in a child process: it did not end within "
             f"{seconds:.0f} seconds",
-            path=path,
+            path=tried,
         ) from error
-    if BEGUN not in done.stdout:
-        return _last_line(done.stderr)
-    if ENDED not in done.stdout:
-        raise _death(path, done)
+    if trial.BEGUN not in out:
+        return _last_line(err)
+    if trial.ENDED not in out:
+        raise _death(tried, child.returncode, err)
     return None
 
 
-def _run(
-    descriptor: BackendDescriptor, asked: str, environment: dict[str, str], seconds: float
-) -> subprocess.CompletedProcess[str]:
-    """Return what became of the child. While it works, this process imports the engine."""
-    command = [sys.executable, *_FLAGS, "-m", CHILD]
-    with subprocess.Popen(  # noqa: S603  (our own module, in our own interpreter)
-        command,
-        env=environment,
+def _start(backend: str) -> subprocess.Popen[str]:
+    """Return the child, which imports the engine and waits to be asked."""
+    folders = os.pathsep.join(os.path.abspath(entry) for entry in sys.path if entry)
+    return subprocess.Popen(  # noqa: S603  (our own module, in our own interpreter)
+        [sys.executable, *_FLAGS, "-m", CHILD, backend],
+        env={
+            **os.environ,
+            "PYTHONPATH": folders,
+            environment.ONLY: backend,
+            "OPENBLAS_NUM_THREADS": "1",  # NumPy would start threads that nobody needs
+        },
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",
-    ) as child:
-        try:
-            assert child.stdin is not None  # noqa: S101  (it was asked for)
-            with contextlib.suppress(BrokenPipeError):
-                child.stdin.write(asked + "\n")
-                child.stdin.flush()
-            if descriptor.devices is not None:
-                with contextlib.suppress(Exception):  # the load says what is wrong
-                    descriptor.devices()
-            out, err = child.communicate(timeout=seconds)
-        except BaseException:
-            child.kill()
-            raise
-    return subprocess.CompletedProcess(command, child.returncode, out, err)
+    )
+
+
+def _ask(child: subprocess.Popen[str], asked: str) -> None:
+    assert child.stdin is not None  # noqa: S101  (it was asked for)
+    with contextlib.suppress(BrokenPipeError):
+        child.stdin.write(asked + "\n")
+        child.stdin.flush()
+
+
+def _import_engine(descriptor: BackendDescriptor) -> None:
+    """Import what this process will need, while the child works."""
+    with contextlib.suppress(Exception):  # the load says what is wrong
+        if descriptor.prepare is not None:
+            descriptor.prepare(in_child=False)
 
 
 def _last_line(text: str) -> str:
     return next((line for line in reversed(text.splitlines()) if line.strip()), "it says nothing")
 
 
-def _death(path: str, done: subprocess.CompletedProcess[str]) -> MemoryError | ModelFormatError:
-    code = done.returncode
+def _death(path: str, code: int, err: str) -> MemoryError | ModelFormatError:
     if code == -getattr(signal, "SIGKILL", 0):
         return OutOfMemoryError(
             f"the system ended the child process in which {path} was tried: there is no memory "
@@ -211,7 +230,7 @@ def _death(path: str, done: subprocess.CompletedProcess[str]) -> MemoryError | M
     name = signal.Signals(-code).name if code < 0 else f"code {code}"
     return ModelFormatError(
         f"{path} failed its trial in a child process, which ended by {name}: "
-        f"{_last_line(done.stderr)}; the file is corrupt, or of a kind that the engine cannot run",
+        f"{_last_line(err)}; the file is corrupt, or of a kind that the engine cannot run",
         path=path,
     )
 

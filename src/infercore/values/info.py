@@ -258,6 +258,9 @@ class BackendDescriptor:
     ``trial_options`` are the ``backend_options`` of the child's context: what opens one sooner.
     ``preload`` names modules that take long to import, start no thread and touch no device: a
     process that starts isolated engines imports them once, before it forks.
+    ``prepare(in_child)`` imports all that loading needs and returns ``loader``, or, for that
+    child, one that does no more than a trial needs: ``check_file`` has passed, and nothing but
+    this backend uses the engine there.
     """
 
     name: str = attrs.field(validator=checks.text())
@@ -273,6 +276,7 @@ class BackendDescriptor:
     plan_memory: Any = None
     files: Any = None
     check_file: Any = None
+    prepare: Any = None
     tries_in_child: bool = attrs.field(default=True, validator=checks.boolean(optional=False))
     trial_options: Mapping[str, Any] = attrs.field(factory=dict, converter=checks.frozen_mapping)
     preload: tuple[str, ...] = attrs.field(default=(), converter=_names)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from pathlib import Path
 
 from infercore import ModelFormatError, ModelNotFoundError, open_regular
@@ -44,7 +45,36 @@ def match(path: str | os.PathLike[str]) -> int:
 
 
 def check_file(path: str) -> None:
-    """Raise `ModelNotFoundError` or `ModelFormatError` where ``path`` cannot be a GGUF model."""
+    """Raise `ModelNotFoundError` or `ModelFormatError` where ``path`` cannot be a GGUF model.
+
+    What passed last is not read again while the system says that it lies there unchanged.
+    """
+    stamp = _stamp(path)
+    if stamp is not None and stamp in _passed:
+        return
+    _check(path)
+    _passed[:] = [stamp] if stamp is not None else []
+
+
+_passed: list[tuple[tuple[object, ...], ...]] = []
+_TICK_S = 2.0  # of the coarsest clock of a file system: within it a change leaves no trace
+
+
+def _stamp(path: str) -> tuple[tuple[object, ...], ...] | None:
+    """Return what any change of the files changes, None where one may leave it as it is."""
+    try:
+        found = [(os.path.realpath(part), os.stat(part)) for part in parts(path)]
+    except OSError:
+        return None
+    if any(time.time() - max(each.st_mtime, each.st_ctime) < _TICK_S for _, each in found):
+        return None
+    return tuple(
+        (name, each.st_dev, each.st_ino, each.st_size, each.st_mtime_ns, each.st_ctime_ns)
+        for name, each in found
+    )
+
+
+def _check(path: str) -> None:
     file = Path(path)
     if not file.exists():
         raise ModelNotFoundError(f"there is no file at {path}", path=path)

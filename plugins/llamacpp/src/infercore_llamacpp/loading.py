@@ -45,13 +45,17 @@ class Loaded:
     repacks: bool = False
 
 
-def load(path: str, config: ModelConfig, *, allocate: bool = True) -> Loaded:
+def load(
+    path: str, config: ModelConfig, *, allocate: bool = True, is_checked: bool = False
+) -> Loaded:
     """Load the model at ``path``; without ``allocate`` only its shape, for `plan`.
 
+    ``is_checked``: `gguf.check_file` has passed.
     Raises `ModelNotFoundError`, `ModelFormatError`, `OutOfMemoryError`; `ModelLoadError` when
     ``progress`` cancelled; `UnsupportedFeatureError` and `InvalidInputError` for the config.
     """
-    gguf.check_file(path)
+    if not is_checked:
+        gguf.check_file(path)
     devices = list_devices()
     params = api.llama_model_default_params()
     keep_alive = [_place(params, config, devices), _options(params, config)]

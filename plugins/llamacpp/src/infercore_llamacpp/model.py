@@ -57,10 +57,10 @@ class LlamaModel:
         }
 
     @classmethod
-    def load(cls, path: str, config: ModelConfig) -> LlamaModel:
-        """Return the model at ``path``; see `loading.load` for what it raises."""
+    def load(cls, path: str, config: ModelConfig, *, is_checked: bool = False) -> LlamaModel:
+        """Return the model at ``path``; see `loading.load` for what it takes and raises."""
         started = time.perf_counter()
-        loaded = loading.load(str(path), config)
+        loaded = loading.load(str(path), config, is_checked=is_checked)
         owned = Owned(api.llama_model_free, loaded.handle)
         try:
             model = cls(str(path), config, loaded, owned)

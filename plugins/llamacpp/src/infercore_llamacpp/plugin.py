@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from infercore import API_VERSION, BackendDescriptor, hookimpl
@@ -29,6 +30,7 @@ def infercore_backend() -> BackendDescriptor:
         plan_memory=plan_memory,
         files=gguf.parts,
         check_file=gguf.check_file,
+        prepare=prepare,
         model_options=MODEL_OPTIONS,
         neutral_options=("no_host",),
         priority=10,
@@ -41,6 +43,15 @@ def load(path: str, config: ModelConfig) -> Any:
     from infercore_llamacpp.model import LlamaModel  # noqa: PLC0415  (imports the engine)
 
     return LlamaModel.load(path, config)
+
+
+def prepare(*, in_child: bool) -> Any:
+    """Import all that `load` needs; in a trial's child only the bindings of llama-cpp-python."""
+    if in_child:
+        release.leave_out_front()
+    from infercore_llamacpp.model import LlamaModel  # noqa: PLC0415  (imports the engine)
+
+    return partial(LlamaModel.load, is_checked=in_child)
 
 
 def plan_memory(

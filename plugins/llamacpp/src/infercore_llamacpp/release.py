@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
+import sys
 from importlib import metadata
 
 from infercore import BackendUnavailableError
@@ -35,3 +37,13 @@ def check_version(version: str) -> None:
             f"{DISTRIBUTION} {version} is installed and {wanted} is needed; "
             f"run: pip install '{DISTRIBUTION}{wanted}'"
         )
+
+
+def leave_out_front() -> None:
+    """Let this process import the package's bindings without the rest, as half of the time goes.
+
+    What else the package offers is missing then: only for a process that is wholly ours.
+    """
+    spec = importlib.util.find_spec("llama_cpp")
+    if spec is not None and "llama_cpp" not in sys.modules:
+        sys.modules["llama_cpp"] = importlib.util.module_from_spec(spec)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,16 @@ def load(path: str, config: ModelConfig) -> Any:
     from infercore_openvino.model import load as load_model  # noqa: PLC0415
 
     return load_model(str(path), config)
+
+
+def prepare(*, in_child: bool) -> Any:
+    """Import all that `load` needs; in a trial's child without the engine's model converter."""
+    if in_child:
+        sys.modules.setdefault("openvino.tools.ovc", None)  # type: ignore[arg-type]
+    from infercore_openvino.model import load as load_model  # noqa: PLC0415
+
+    load_model  # noqa: B018
+    return load
 
 
 def engine_version() -> str:
@@ -127,6 +138,7 @@ def infercore_backend() -> BackendDescriptor:
         devices=devices,
         plan_memory=plan_memory,
         check_file=find,
+        prepare=prepare,
         model_options=tuple(MODEL_OPTIONS),
         context_options=tuple(CONTEXT_OPTIONS),
         neutral_options=("cache_dir",),
