@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from infercore.values.session import Message
 
-_SLOW_S, _MOST_SLOW = 1.0, 2
+_SLOW_S, _MOST_SLOW = 1.0, 3
 _PYTHON_TAG = "<|python_tag|>"
 _TOOLS_AS_TEXT = re.compile(r"[+{]-?\s*functions\b")
 
@@ -56,31 +56,28 @@ class Dialect:
         add_generation_prompt: bool,
         **variables: Any,
     ) -> str:
-        """Render; one that was slow to refuse several times in a row is not asked for more now."""
+        """Render; a template that was slow several times is not asked for more now."""
         known = {**self._tokens, **self._tools_as_text(tools), **variables}
         if self._n_slow >= _MOST_SLOW:
             self._n_slow = 0  # the next call asks again: the machine may have been busy
             raise TemplateTimeoutError(
-                "the model's chat template takes seconds to refuse messages; render the text "
-                "yourself and use ensure_prefix",
+                "the model's chat template takes seconds over each text; render it yourself and "
+                "use ensure_prefix",
                 field="messages",
                 value=rows,
                 allowed="messages that the template renders at once",
             )
         began = time.perf_counter()
         try:
-            text = templates.render(
+            return templates.render(
                 self._template,
                 rows,
                 add_generation_prompt=add_generation_prompt,
                 tools=tools,
                 **known,
             )
-        except InferCoreError:
+        finally:
             self._n_slow += time.perf_counter() - began > _SLOW_S
-            raise
-        self._n_slow = 0
-        return text
 
     def _tools_as_text(self, tools: Sequence[Mapping[str, Any]] | None) -> dict[str, str]:
         """What templates want that take the tools as a text, and the day, by names of their own."""
@@ -202,6 +199,7 @@ class Dialect:
                 "that renders them, or describe the tools in a message",
             )
         rows = self.rows(messages)
+        self._n_slow = 0  # what the template can do is known
         given: dict[str, Any] = {"add_generation_prompt": add_generation_prompt, **variables}
         whole = tools and completed(tools)  # some templates fail where a tool says too little
         tries = [(rows, tools), *([(rows, whole)] if whole != tools else [])]
