@@ -26,7 +26,7 @@ from infercore.chat.tool_format import (
     renders_tools,
 )
 from infercore.chat.tools import completed
-from infercore.errors import InferCoreError, InvalidInputError, UnsupportedFeatureError
+from infercore.errors import InvalidInputError, UnsupportedFeatureError
 from infercore.values import checks
 
 if TYPE_CHECKING:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import signal
 import threading
 from contextlib import contextmanager
@@ -62,9 +63,11 @@ def judge(gate: Gate, error: BaseException) -> None:
 
 
 def is_a_handlers(error: BaseException) -> bool:
-    """Whether the handler of a signal raised ``error``: it is nothing that the engine did."""
-    codes = _handler_codes() if threading.current_thread() is threading.main_thread() else set()
-    return bool(codes) and any(frame.f_code in codes for frame, _ in _frames(error.__traceback__))
+    """Whether a handler of a signal or of the log raised ``error``: the engine did not."""
+    codes = {logging.Logger.callHandlers.__code__}
+    if threading.current_thread() is threading.main_thread():
+        codes |= _handler_codes()
+    return any(frame.f_code in codes for frame, _ in _frames(error.__traceback__))
 
 
 def _handler_codes() -> set[CodeType]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from infercore_llamacpp import state
+from infercore_llamacpp import log, state
 from infercore_llamacpp.decoding import NO_ROOM, Decoding
 from infercore_llamacpp.library import api
 from infercore_llamacpp.settings import refuse
@@ -29,6 +29,7 @@ _end_team = ender(api._lib)  # noqa: SLF001  (the library has no public name)
 _FLOATS = ctypes.POINTER(ctypes.c_float)
 
 
+@log.raising
 class LlamaContext(Decoding):
     """A KV cache on a loaded model. Arguments have been checked by the caller."""
 

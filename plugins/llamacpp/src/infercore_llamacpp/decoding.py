@@ -19,6 +19,7 @@ from infercore_llamacpp import capabilities, log
 from infercore_llamacpp.abort import AbortSwitch
 from infercore_llamacpp.batch import Batch, OneToken
 from infercore_llamacpp.library import api, bind
+from infercore_llamacpp.log import thread
 from infercore_llamacpp.memory import SHIFTS, Memory
 from infercore_llamacpp.settings import refuse
 
@@ -121,6 +122,8 @@ class Decoding:
             self._check(code, 1, (seq_id,))
         self._rows, self._n_tokens, self._is_read = _FIRST_ROW, 1, False
         self.memory.pending = 0
+        if thread.raised is not None:
+            log.raise_kept()
 
     def decode_batch(
         self,
@@ -181,6 +184,8 @@ class Decoding:
             self._check(code, n_tokens, seq_ids)
         self._n_tokens, self._is_read = n_tokens, False
         self.memory.pending = 0
+        if thread.raised is not None:
+            log.raise_kept()
 
     # -- what the engine puts off --------------------------------------------------------------
 
@@ -221,6 +226,8 @@ class Decoding:
 
     def _check(self, code: int, n_tokens: int, seq_ids: Iterable[int]) -> None:
         """Raise what a return code of ``llama_decode`` means; 0 is success."""
+        if thread.raised is not None:
+            log.raise_kept()
         if code == 0:
             return
         resident = sum(self.n_past(seq_id) for seq_id in {int(s) for s in seq_ids})

@@ -67,7 +67,7 @@ def load(
     with log.listening() as lines:
         handle = api.llama_model_load_from_file(os.fsencode(path), params)
         del keep_alive
-        log.raise_interruption(lambda: _free(handle))
+        log.raise_kept(lambda: _free(handle))
         if progress.error is not None:
             _free(handle)
             raise progress.error

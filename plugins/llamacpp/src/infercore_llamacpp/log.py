@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 import threading
 from collections import deque
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -24,30 +26,37 @@ _LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERR
 
 
 class _Thread(threading.local):
-    """What one thread's calls have logged: the engine logs in the thread that calls it."""
+    """What one thread's calls have logged: the engine logs in the thread that calls it.
+
+    ``raised`` is what a handler of a signal or of the log raised meanwhile. It cannot pass through
+    the engine, and is raised when the call has ended.
+    """
 
     def __init__(self) -> None:
         self.level = logging.INFO
         self.pending = ""
         self.complaints: deque[str] = deque(maxlen=KEPT_LINES)
         self.listeners: list[list[str]] = []
-        self.interruption: BaseException | None = None
+        self.raised: BaseException | None = None
 
 
-_thread = _Thread()
+thread = _Thread()
 
 
 def receive(level: int, text: bytes, _data: object = None) -> None:
     """Take a piece of log text; lines come in pieces, each continuing the one before."""
-    state = _thread
-    if level != _CONTINUED:
-        _flush(state)
-        state.level = _LEVELS.get(level, logging.INFO)
-    if state.level == logging.DEBUG and not LOGGER.isEnabledFor(logging.DEBUG):
-        return
-    state.pending += text.decode("utf-8", "replace")
-    if state.pending.endswith("\n"):
-        _flush(state)
+    state = thread
+    try:
+        if level != _CONTINUED:
+            _flush(state)
+            state.level = _LEVELS.get(level, logging.INFO)
+        if state.level == logging.DEBUG and not LOGGER.isEnabledFor(logging.DEBUG):
+            return
+        state.pending += text.decode("utf-8", "replace")
+        if state.pending.endswith("\n"):
+            _flush(state)
+    except BaseException as error:  # noqa: BLE001  (cannot pass through the engine)
+        state.raised = state.raised or error
 
 
 def _flush(state: _Thread) -> None:
@@ -65,31 +74,34 @@ def _flush(state: _Thread) -> None:
 def listening() -> Iterator[list[str]]:
     """Collect this thread's lines from INFO up; complaints outlive only a failure.
 
-    A Ctrl-C that Python tells `receive` cannot pass through the engine: it is raised at the end.
+    What a handler raised in the midst of a line is raised at the end.
     """
     lines: list[str] = []
-    _thread.complaints.clear()
-    _thread.listeners.append(lines)
+    thread.complaints.clear()
+    thread.listeners.append(lines)
     try:
         with _interruptions_kept():
             yield lines
-        _thread.complaints.clear()
+        thread.complaints.clear()
     finally:
-        _flush(_thread)
-        _thread.listeners.remove(lines)
+        _flush(thread)
+        thread.listeners.remove(lines)
 
 
 @contextmanager
 def _interruptions_kept() -> Iterator[None]:
-    """Keep what ctypes drops of `receive`; only the main thread is told of signals."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
+    """Keep what ctypes drops of a Ctrl-C at the very edge of `receive`, too."""
+    if threading.current_thread() is not threading.main_thread():  # it is told of no signals
+        try:
+            yield
+        finally:
+            raise_kept()
         return
     before = sys.unraisablehook
 
     def keep(dropped: sys.UnraisableHookArgs) -> None:
         if _is_ours(dropped.exc_traceback):
-            _thread.interruption = dropped.exc_value
+            thread.raised = thread.raised or dropped.exc_value
         else:
             before(dropped)
 
@@ -98,26 +110,50 @@ def _interruptions_kept() -> Iterator[None]:
         yield
     finally:
         sys.unraisablehook = before
-        raise_interruption(lambda: None)
+        raise_kept()
 
 
 def _is_ours(trace: TracebackType | None) -> bool:
     return trace is not None and trace.tb_frame.f_code is receive.__code__
 
 
-def raise_interruption(undo: Callable[[], object]) -> None:
-    """Raise what interrupted `receive`, if anything did, after ``undo``."""
-    error, _thread.interruption = _thread.interruption, None
+def raise_kept(undo: Callable[[], object] | None = None) -> None:
+    """Raise what was raised in the midst of a line, if anything was, after ``undo``."""
+    error, thread.raised = thread.raised, None
     if error is not None:
-        undo()
+        if undo is not None:
+            undo()
         raise error
+
+
+C = TypeVar("C", bound=type)
+
+
+def raising(cls: C) -> C:
+    """Let the methods that ``cls`` itself defines raise at their end what was kept meanwhile."""
+    for name, method in list(vars(cls).items()):
+        if isinstance(method, FunctionType) and name[0] != "_":
+            setattr(cls, name, _raising(method))
+    return cls
+
+
+def _raising(method: FunctionType) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(*args, **kwargs)
+        finally:
+            if thread.raised is not None:
+                raise_kept()
+
+    return wrapper
 
 
 def explain(error: E) -> E:
     """Return ``error`` with this thread's last warnings and errors attached as a note."""
-    _flush(_thread)
-    lines = list(_thread.complaints)
-    _thread.complaints.clear()
+    _flush(thread)
+    lines = list(thread.complaints)
+    thread.complaints.clear()
     if lines:
         note = "llama.cpp said:\n  " + "\n  ".join(lines)
         if hasattr(error, "add_note"):
@@ -130,9 +166,9 @@ def explain(error: E) -> E:
 
 def last_complaint() -> str:
     """Return the last warning or error of this thread, "" when there was none."""
-    return _thread.complaints[-1] if _thread.complaints else ""
+    return thread.complaints[-1] if thread.complaints else ""
 
 
 def last_complaint_but(empty: str) -> str:
     """Return the last complaint that says more than ``empty``."""
-    return next((line for line in reversed(_thread.complaints) if empty not in line), "")
+    return next((line for line in reversed(thread.complaints) if empty not in line), "")

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _SWITCHES = ("LLAMA_ATTN_ROT_DISABLE",)  # of the environment: they change what a cache holds
 
 
+@log.raising
 class LlamaModel:
     """Weights in memory, shared by all contexts; ``handle`` is the engine's model.
 
@@ -76,7 +77,7 @@ class LlamaModel:
         self._check_fits(config, chosen)
         with log.listening() as lines:
             handle = api.llama_init_from_model(self.handle, settings.to_params(chosen, self.traits))
-            log.raise_interruption(lambda: handle and api.llama_free(handle))
+            log.raise_kept(lambda: handle and api.llama_free(handle))
             if not handle:
                 raise log.explain(
                     OutOfMemoryError(

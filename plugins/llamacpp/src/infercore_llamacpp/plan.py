@@ -60,6 +60,7 @@ def plan_memory(
         return _plan(loaded.handle, chosen, traits, n_weight_bytes)
     finally:
         api.llama_model_free(loaded.handle)
+        log.raise_kept()
 
 
 def _share_of_matrices(path: str) -> float:
