@@ -77,7 +77,7 @@ def test_no_filter_escapes_the_limits(short: float, name: str) -> None:
     started = time.perf_counter()
     with pytest.raises(ic.InvalidInputError, match=r"stopped|refuses"):
         rendered({**NO_END, **NO_ROOM}[name])
-    assert time.perf_counter() - started < short + 2  # on a machine with much to do
+    assert time.perf_counter() - started < short + 8  # on a machine with much to do
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10
     assert rendered("{{ messages[0].content }}") == "hello"
 
@@ -326,7 +326,7 @@ def test_a_frozen_program_renders_by_itself(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("refuses", [True, False])
 def test_a_template_that_is_slow_is_not_asked_for_more(
     monkeypatch: pytest.MonkeyPatch,
-    refuses: bool,  # noqa: FBT001
+    refuses: bool,
 ) -> None:
     from infercore.chat import dialect
 
