@@ -48,7 +48,7 @@ def test_no_state_poisons_a_context_for_good(story, open_context, fields, whole)
     context = open_context(story, **fields)
     context.decode(np.arange(5, 45, dtype=np.int32), seq_id=0, logits="none")
     saved = context.save_state() if whole else context.save_sequence(0)
-    assert not payload.has_nan(saved, story.traits, of_sequence=not whole)
+    assert not payload.complaint(saved, story.traits, of_sequence=not whole)
     for data in spoiled(saved):
         if refused(context, data, whole=whole):
             assert context.n_past(0) == 0
@@ -72,10 +72,10 @@ def test_the_reader_knows_the_layout_of_caches_alone(story, tiny, open_context):
         context = open_context(tiny(kind), swa_full=False)
         context.decode(np.arange(5, 45, dtype=np.int32), seq_id=0, logits="none")
         saved = context.save_sequence(0)
-        assert not payload.has_nan(saved, context.model.traits, of_sequence=True)
+        assert not payload.complaint(saved, context.model.traits, of_sequence=True)
         with pytest.raises(payload.UnknownLayoutError):
-            payload.has_nan(saved[:-3], context.model.traits, of_sequence=True)
+            payload.complaint(saved[:-3], context.model.traits, of_sequence=True)
     with pytest.raises(payload.UnknownLayoutError):
-        payload.has_nan(b"", tiny("recurrent").traits, of_sequence=True)
+        payload.complaint(b"", tiny("recurrent").traits, of_sequence=True)
     with pytest.raises(payload.UnknownLayoutError):
-        payload.has_nan(bytes(8) + b"\xff" * 64, story.traits, of_sequence=True)
+        payload.complaint(bytes(8) + b"\xff" * 64, story.traits, of_sequence=True)

@@ -1,7 +1,8 @@
-"""Looks into the engine's own bytes of saved state for numbers that are none.
+"""Looks into the engine's own bytes of saved state for what would spoil a context for good.
 
 A NaN that is loaded stays in its cell when that is given free, and 0 times NaN is NaN: attention
-multiplies masked cells too, so one would spoil every later sequence of the context.
+multiplies masked cells too, so one would spoil every later sequence of the context. And a cell at
+a position below zero, or at the largest integer, is never removed again.
 Source of the layout: ``llama_kv_cache::state_write`` in llama.cpp.
 """
 
@@ -31,6 +32,7 @@ _N_SCALES = {"q5_1": 2, "q4_1": 2}  # a factor, and in these the least value beh
 _NAMES = {int(number): name for name, number in KV_TYPES.items()}
 _SLICE_BYTES = 1 << 20
 _FEW, _MANY = 2**16, 2**31
+_MAX_POSITION = 2**31 - 1
 
 
 class UnknownLayoutError(ValueError):
@@ -43,8 +45,8 @@ def is_of(data: bytes | memoryview, architecture: str) -> bool:
     return bytes(data[: 4 + len(name)]) == struct.pack("<I", len(name)) + name
 
 
-def has_nan(data: bytes | memoryview, traits: Traits, *, of_sequence: bool) -> bool:
-    """Tell whether a key or a value in ``data`` is none that a sum survives.
+def complaint(data: bytes | memoryview, traits: Traits, *, of_sequence: bool) -> str | None:
+    """Return what in ``data`` would spoil a context, None where nothing would.
 
     Raises `UnknownLayoutError`.
     """
@@ -56,10 +58,16 @@ def has_nan(data: bytes | memoryview, traits: Traits, *, of_sequence: bool) -> b
         while not reader.at_end:
             for kind, numbers in _cache(reader, traits):
                 if not _are_finite(kind, numbers):
-                    return True
+                    return "a key or value that is not a number"
+    except _PositionError:
+        return "a position that no token has"
     except (struct.error, KeyError) as error:
         raise UnknownLayoutError from error
-    return False
+    return None
+
+
+class _PositionError(ValueError):
+    """A cell is where it could not be removed."""
 
 
 class _Reader:
@@ -96,7 +104,8 @@ def _cache(reader: _Reader, traits: Traits) -> Iterator[tuple[str, memoryview]]:
         if not n_cells:
             continue
         for _ in range(n_cells):
-            reader.skip(4)  # position
+            if not 0 <= reader.number("i") < _MAX_POSITION:
+                raise _PositionError
             n_ids = reader.count(_FEW)
             reader.skip((12 if traits.has_cell_extras else 0) + 4 * n_ids)
         is_transposed, n_layers = reader.number("I"), reader.count(_FEW)

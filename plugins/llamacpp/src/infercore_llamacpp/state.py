@@ -40,9 +40,9 @@ def load(context: int, memory: Memory, data: bytes | memoryview, traits: Traits)
     if not payload.is_of(data, traits.info.architecture):
         memory.clear()
         raise _refused("the context is empty now")
-    if _may_poison(memory, data, traits, of_sequence=False):
+    if wrong := _poison(memory, data, traits, of_sequence=False):
         memory.clear()
-        raise _no_numbers("the context is empty now")
+        raise _poisonous(wrong, "the context is empty now")
     with log.listening():
         n_read = api.llama_state_set_data(context, _view(data), len(data))
         if not n_read or n_read != len(data):
@@ -55,9 +55,9 @@ def load_sequence(
     context: int, memory: Memory, seq_id: int, data: bytes | memoryview, traits: Traits
 ) -> None:
     """Replace one sequence by ``data``. Raises `SnapshotError`; the sequence is empty then."""
-    if _may_poison(memory, data, traits, of_sequence=True):
+    if wrong := _poison(memory, data, traits, of_sequence=True):
         memory.remove(seq_id, -1, -1)
-        raise _no_numbers(f"sequence {seq_id} is empty now")
+        raise _poisonous(wrong, f"sequence {seq_id} is empty now")
     with log.listening():
         n_read = api.llama_state_seq_set_data(context, _view(data), len(data), seq_id)
         if not n_read or n_read != len(data):
@@ -66,21 +66,19 @@ def load_sequence(
     memory.note_restored(seq_id)
 
 
-def _may_poison(
+def _poison(
     memory: Memory, data: bytes | memoryview, traits: Traits, *, of_sequence: bool
-) -> bool:
-    """Tell whether ``data`` holds a NaN; where that cannot be seen, let the memory remember it."""
+) -> str | None:
+    """Return what in ``data`` would spoil the context; where that cannot be seen, note it."""
     try:
-        return payload.has_nan(data, traits, of_sequence=of_sequence)
+        return payload.complaint(data, traits, of_sequence=of_sequence)
     except payload.UnknownLayoutError:
         memory.may_hold_nan = True
-        return False
+        return None
 
 
-def _no_numbers(now: str) -> SnapshotError:
-    error = SnapshotError(
-        f"the saved state holds a key or value that is not a number; {now}", reason="numbers"
-    )
+def _poisonous(what: str, now: str) -> SnapshotError:
+    error = SnapshotError(f"the saved state holds {what}; {now}", reason="numbers")
     error.state_after = "cleared"
     return error
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from infercore_openvino.cache import KvCache
 
 _LENGTH_BYTES = 8
+_MAX_POSITION = 2**31 - 1
 
 
 def save(cache: KvCache, seq_ids: Sequence[int], identity: dict[str, Any]) -> memoryview:
@@ -107,7 +108,10 @@ def read_positions(view: memoryview, lengths: Sequence[int]) -> tuple[list[Posit
     """Return the positions of sequences of these ``lengths``, and what stands behind them."""
     found: list[Positions] = []
     for n in lengths:
-        found.append(np.frombuffer(view[: 8 * n], dtype="<i8").astype(np.int64))
+        positions = np.frombuffer(view[: 8 * n], dtype="<i8").astype(np.int64)
+        if len(positions) != n or np.any((positions < 0) | (positions > _MAX_POSITION)):
+            raise _refused("has positions that no sequence can have")
+        found.append(positions)
         view = view[8 * n :]
     return found, view
 
