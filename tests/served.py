@@ -50,10 +50,11 @@ def serving(pools: dict[str, Any], **config: Any) -> Iterator[Served]:
     import uvicorn
 
     from infercore.serve import ServeConfig, create_app
+    from infercore.serve.running import Protocol
 
     app = create_app(pools, ServeConfig(**config))
     bound = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on"))
+    server = uvicorn.Server(uvicorn.Config(app, http=Protocol, log_config=None, lifespan="on"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
     thread.start()
     try:

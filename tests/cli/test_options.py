@@ -7,12 +7,14 @@ import click
 import pytest
 
 from infercore.cli.app import main
-from infercore.cli.options import CONTEXT, MODEL, SAMPLING, Bias, KeyValue, Numbers, given
+from infercore.cli.options import CONTEXT, MODEL, POOL, SAMPLING, Bias, KeyValue, Numbers, given
 from infercore.values.config import ContextConfig, DecodeConfig, ModelConfig, SamplingConfig
+from infercore.values.pool import PoolConfig
 
 NOT_OPTIONS = {
     "backend_options", "progress", "adapters",  # --option, the bar, --lora
     "embeddings", "attention_type", "no_perf", "defrag_thold",  # nothing a command could show
+    "context", "isolate", "reader_timeout",  # its own options; those of the server
 }  # fmt: skip
 
 
@@ -21,7 +23,13 @@ def names(cls: type) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("cls", "rows"), [(ModelConfig, MODEL), (ContextConfig, CONTEXT), (SamplingConfig, SAMPLING)]
+    ("cls", "rows"),
+    [
+        (ModelConfig, MODEL),
+        (ContextConfig, CONTEXT),
+        (SamplingConfig, SAMPLING),
+        (PoolConfig, POOL),
+    ],
 )
 def test_each_field_has_an_option(cls, rows) -> None:
     assert set(rows) == names(cls) - NOT_OPTIONS
@@ -33,6 +41,12 @@ def test_flags_are_named_as_the_fields(command) -> None:
     fields = names(SamplingConfig) | names(ModelConfig) | names(ContextConfig)
     fields -= NOT_OPTIONS | {"n_seq_max", "pooling_type"}
     fields |= names(DecodeConfig) & {"max_tokens", "stop", "special_text", "logprobs"}
+    assert {"--" + field.replace("_", "-") for field in fields} - flags == set()
+
+
+def test_serve_takes_the_fields_of_a_pool() -> None:
+    flags = {flag for option in main.commands["serve"].params for flag in option.opts}
+    fields = names(PoolConfig) - {"context"}
     assert {"--" + field.replace("_", "-") for field in fields} - flags == set()
 
 

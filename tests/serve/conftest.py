@@ -10,12 +10,16 @@ from served import Served, serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 
 @pytest.fixture(scope="module")
-def pool(model: Any) -> Iterator[Any]:
-    """Return a pool on the storyteller."""
-    with model.new_pool(n_ctx=512, n_parallel=4, n_threads=1) as opened:
+def pool(pack_path: Path, backend_name: str) -> Iterator[Any]:
+    """Return a pool on the storyteller, in a process of its own as ``infercore serve`` opens it."""
+    import infercore as ic
+
+    fields = {"n_ctx": 512, "n_parallel": 4, "n_threads": 1}
+    with ic.open_pool(pack_path, backend=backend_name, isolate=True, **fields) as opened:
         yield opened
 
 

@@ -29,6 +29,10 @@ WRONG: dict[str, tuple[str, Any]] = {
         {"model": "tale", "input": "a", "text": {"format": 1}},
     ),
     "a verbosity": ("/v1/responses", {"model": "tale", "input": "a", "text": {"verbosity": "low"}}),
+    "probabilities of a prompt": (
+        "/v1/completions",
+        {"model": "tale", "prompt": "a", "echo": True, "logprobs": 0},
+    ),
     "padding of a stream": (CHAT, {**ASK, "stream_options": {"include_obfuscation": True}}),
     "options nobody knows": (
         "/v1/responses",
@@ -65,12 +69,6 @@ def test_a_page_of_another_origin_may_not_call(served: Served) -> None:
     assert httpx.post(f"{served.url}{CHAT}", json=ASK, headers=headers).status_code == 403
     own = {"Origin": served.url}
     assert httpx.post(f"{served.url}{CHAT}", json=ASK, headers=own).status_code == 200
-
-
-def test_what_is_echoed_shifts_the_offsets(served: Served) -> None:
-    asked = {"model": "tale", "prompt": "Once upon", "max_tokens": 2, "echo": True, "logprobs": 0}
-    choice = httpx.post(f"{served.url}/v1/completions", json=asked).json()["choices"][0]
-    assert choice["logprobs"]["text_offset"][0] == len("Once upon")
 
 
 def test_a_load_that_its_client_left_is_everybody_s(pack_path: Path) -> None:

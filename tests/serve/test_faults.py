@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
 import subprocess
@@ -63,6 +64,32 @@ def test_while_it_waits_a_stream_says_so(pool: Any) -> None:
     ):
         lines = [line for _, line in zip(range(40), answer.iter_lines(), strict=False)]
     assert ": still at work" in lines
+
+
+def test_a_client_that_takes_nothing_is_left(pool: Any, caplog: pytest.LogCaptureFixture) -> None:
+    body = {**LONG, "n": 8, "stream": True, "logprobs": True, "top_logprobs": 20}
+    text = json.dumps(body).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(text)}\r\n\r\n"
+    with serving({"tale": pool}, reader_timeout=0.5) as served, socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", int(served.url.rsplit(":", 1)[1])))
+        client.sendall(head.encode() + text)
+        eventually(lambda: pool.stats().n_running > 0)
+        eventually(lambda: "its client takes nothing" in caplog.text)
+        assert pool.stats().n_running == 0
+        assert served.client().chat.completions.create(**ASK).choices
+
+
+def test_a_head_that_does_not_come(pool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "HEAD_S", 0.3)
+    whole = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with serving({"tale": pool}) as served:
+        address = ("127.0.0.1", int(served.url.rsplit(":", 1)[1]))
+        for sent in (b"", b"GET /health HT", whole + b"GET /hea"):
+            with socket.create_connection(address, timeout=20) as client:
+                client.sendall(sent)
+                answer = b"".join(iter(lambda: client.recv(4096), b""))
+                assert answer.count(b"200 OK") == (sent[:20] == whole[:20])
 
 
 def test_keys(pool: Any) -> None:
@@ -326,7 +353,7 @@ def test_the_command_serves_until_it_is_told_to_end(pack_path: Path, backend_nam
 
 
 def test_a_first_piece_waits_for_no_acknowledgement() -> None:
-    with running._bound("127.0.0.1", 0) as bound:
+    with running._bound("127.0.0.1", 0, 60.0) as bound:
         assert bound.proto == socket.IPPROTO_TCP, "what asyncio sends at once on"
 
 

@@ -25,6 +25,7 @@ from infercore.values.config import (
     ModelConfig,
     SamplingConfig,
 )
+from infercore.values.pool import PoolConfig
 from infercore.values.recommended import RECOMMENDED
 
 if TYPE_CHECKING:
@@ -144,6 +145,22 @@ SAMPLING: Mapping[str, Row] = MappingProxyType({
     "implementation": Row(choices=("auto", "native", "portable")),
 })  # fmt: skip
 
+POOL: Mapping[str, Row] = MappingProxyType({
+    "n_parallel": Row(also=("-np",), metavar="N"),
+    "n_cells": Row(metavar="N"),
+    "n_step_tokens": Row(metavar="N"),
+    "max_waiting": Row("Requests that may wait for a place; one more gets 429.", metavar="N"),
+    "batching": Row(choices=("auto", "always", "never")),
+    "batch_invariant": Row(),
+    "cache_bytes": Row(metavar="N"),
+    "cache_dir": Row(metavar="DIR"),
+    "cache_dir_bytes": Row(metavar="N"),
+    "step_timeout": Row(metavar="S"),
+    "load_timeout": Row(metavar="S"),
+    "max_restarts": Row(metavar="N"),
+    "restart_window": Row(metavar="S"),
+})  # fmt: skip
+
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -166,7 +183,7 @@ CONTEXT_FOR_TEXT = tuple(name for name in CONTEXT if name not in {"n_seq_max", "
 LONGEST_SUMMARY = 200
 COMMON = frozenset({
     "n_ctx", "n_gpu_layers", "n_threads", "max_tokens", "stop", "json_schema", "temperature",
-    "seed", "system", "named_model", "backend",
+    "n_parallel", "cache_dir", "seed", "system", "named_model", "backend",
 })  # fmt: skip
 """Options with a heading that ``--help`` shows too; ``--help-all`` shows all."""
 _HELP_ALL = "infercore.cli.help_all"
@@ -314,8 +331,7 @@ _PARAM_TYPES = {"numbers": Numbers(), "bias": Bias(), "kv_type": KVTypeName()}
 
 _FIELDS = frozenset({
     *MODEL, *CONTEXT, *SAMPLING, "max_tokens", "stop", "stop_tokens", "special_text", "logprobs",
-    "overflow", "chat_template", "n_parallel", "n_cells", "max_waiting",
-    "cache_bytes", "cache_dir", "n_draft", "n_gram", "pooling",
+    "overflow", "chat_template", *POOL, "isolate", "n_draft", "n_gram", "pooling",
 })  # fmt: skip
 _FLAGS = {"chat_template": "--template", "stop_tokens": "--stop-token"}
 _FIELD = re.compile(
@@ -475,6 +491,13 @@ def context_options(names: Sequence[str] = tuple(CONTEXT)) -> Decorator:
         return command
 
     return add
+
+
+def pool_options(command: T) -> T:
+    """Add the fields of `PoolConfig`."""
+    for name, row in reversed(tuple(POOL.items())):
+        command = config_option(PoolConfig, name, row, "Pool")(command)
+    return command
 
 
 def sampling_options(command: T) -> T:

@@ -7,20 +7,20 @@ import contextlib
 import ipaddress
 import logging
 import os
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
-import infercore
 from infercore.cli.loading import plan_fields
 from infercore.cli.options import (
     CONTEXT,
     SectionCommand,
     checked,
     context_options,
+    given,
     load_options,
     no_model,
+    pool_options,
 )
 from infercore.cli.terminal import read_file, tell
 from infercore.locating import hub, locate, settings
@@ -31,11 +31,15 @@ from infercore.values.pool import PoolConfig
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from infercore.session.pool import SessionPool
 
 CONTEXT_OF_A_POOL = tuple(name for name in CONTEXT if name not in {"n_seq_max", "pooling_type"})
-_OF_POOL = ("n_parallel", "n_cells", "max_waiting", "cache_bytes", "cache_dir")
-_OF_SERVER = ("max_tokens", "request_timeout", "max_body_bytes", "max_requests_per_key")
+_OF_SERVER = (
+    "max_tokens",
+    "request_timeout",
+    "reader_timeout",
+    "max_body_bytes",
+    "max_requests_per_key",
+)
 
 
 @click.command(
@@ -60,15 +64,9 @@ _OF_SERVER = ("max_tokens", "request_timeout", "max_body_bytes", "max_requests_p
 )  # fmt: skip
 @click.option("--insecure", is_flag=True, help="Allow addresses other than loopback without keys.")
 @click.option(
-    "n_parallel", "-np", "--n-parallel", type=int, metavar="N",
-    help="Sessions decoded in one engine call. [default: 8]",
+    "--isolate/--no-isolate", default=True, show_default=True,
+    help="Run each engine in a process of its own, restarted when it dies.",
 )  # fmt: skip
-@click.option("--n-cells", type=int, metavar="N", help="Tokens that all sessions hold together.")
-@click.option(
-    "--max-waiting", type=int, metavar="N", help="Requests that may wait. [default: 1024]"
-)
-@click.option("--cache-bytes", type=int, metavar="N", help="Host memory for idle conversations.")
-@click.option("--cache-dir", metavar="DIR", help="A folder that keeps them across restarts.")
 @click.option("--lazy", is_flag=True, help="Load each model on its first request.")
 @click.option(
     "--idle-timeout",
@@ -80,6 +78,10 @@ _OF_SERVER = ("max_tokens", "request_timeout", "max_body_bytes", "max_requests_p
 @click.option(
     "--request-timeout", type=float, metavar="S", help="Maximum duration of a request in seconds."
 )
+@click.option(
+    "--reader-timeout", type=float, metavar="S",
+    help="Cancel a stream whose client reads nothing for S seconds. [default: 60]",
+)  # fmt: skip
 @click.option("--max-body-bytes", type=int, metavar="N", help="Maximum size of a request in bytes.")
 @click.option("--max-requests-per-key", type=int, metavar="N", help="Concurrent requests per key.")
 @click.option(
@@ -94,6 +96,7 @@ _OF_SERVER = ("max_tokens", "request_timeout", "max_body_bytes", "max_requests_p
     "--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True,
     help="The log's format; prompts are never logged.",
 )  # fmt: skip
+@pool_options
 @load_options
 @context_options(CONTEXT_OF_A_POOL)
 def serve(models: tuple[str, ...], **options: Any) -> None:
@@ -113,8 +116,10 @@ def serve(models: tuple[str, ...], **options: Any) -> None:
     fields["allowed_hosts"] = options["allowed_hosts"]
     fields |= {name: options[name] for name in _OF_SERVER if options[name] is not None}
     config = checked(server.ServeConfig, fields)
+    isolate = options["isolate"]
     opens = {
-        name: partial(_open, path, _pool_fields(path, options)) for name, path in paths.items()
+        name: server.Opening(path, _pool_fields(path, options), isolate=isolate)
+        for name, path in paths.items()
     }
     idle = options["idle_timeout"]
     if idle is not None and idle <= 0:
@@ -140,12 +145,12 @@ def _server_extra() -> Any:
 def _named(models: Sequence[str]) -> dict[str, str]:
     """Return the paths of models by name."""
     named: dict[str, str] = {}
-    for given in models or (settings.default_model() or no_model(),):
-        name, equals, path = given.partition("=")
-        if not equals or os.path.exists(given):
-            name, path = _name_of(given), given
+    for model in models or (settings.default_model() or no_model(),):
+        name, equals, path = model.partition("=")
+        if not equals or os.path.exists(model):
+            name, path = _name_of(model), model
         if not name or not path:
-            raise click.UsageError(f"{given!r} is not NAME=MODEL")
+            raise click.UsageError(f"{model!r} is not NAME=MODEL")
         if name in named:
             raise click.UsageError(f"two models are named {name!r}; give NAME=MODEL")
         if not is_name(path):
@@ -186,15 +191,13 @@ def _check_address(host: str, keys: Sequence[str], *, insecure: bool) -> None:
 
 
 def _pool_fields(path: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    of_pool = {name: options[name] for name in _OF_POOL if options[name] is not None}
-    of_context = plan_fields(path, options)
-    names = {name: of_pool[name] for name in of_pool}
-    checked(PoolConfig, names)
-    return {"backend": options["backend"], **of_context, **of_pool}
-
-
-def _open(path: str, fields: Mapping[str, Any]) -> SessionPool:
-    return infercore.open_pool(path, **fields)
+    of_pool = given(PoolConfig, options)
+    isolate = of_pool.pop("isolate")
+    for name in ("step_timeout", "load_timeout"):
+        if name in of_pool and not isolate:
+            flag = "--" + name.replace("_", "-")
+            raise click.UsageError(f"{flag} is of a process of its own: leave out --no-isolate")
+    return {"backend": options["backend"], **plan_fields(path, options), **of_pool}
 
 
 class _JsonLines(logging.Formatter):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from infercore.errors import InvalidInputError
+from infercore.errors import InvalidInputError, SessionFatalError
 from infercore.values.config import MAX_SEED
 
 if TYPE_CHECKING:
@@ -132,49 +132,56 @@ async def _session(asked: Asked, *, first: bool) -> AsyncIterator[AsyncSession]:
         session = served.warm.take(asked.namespace, asked.history) if first else None
         if session is None or session.closed:
             session = await pool.aopen_session(namespace=asked.namespace, overflow="error")
+        is_usable = True
         try:
             yield session
+        except SessionFatalError:
+            is_usable = False
+            raise
         finally:  # what a client left in the middle is as warm as what it read to the end
-            if first and asked.history and served.pool is pool and served.works:
+            if first and is_usable and asked.history and served.pool is pool and served.works:
                 await served.warm.put(asked.namespace, asked.history, session)
             else:
                 await session.close()
 
 
-async def answers(asked: Asked, metrics: Metrics) -> AsyncGenerator[tuple[int, StreamChunk], None]:
-    """Give the chunks of all answers as they come, each with its answer's number.
+async def answers(
+    asked: Sequence[Asked], metrics: Metrics
+) -> AsyncGenerator[tuple[int, StreamChunk], None]:
+    """Give the chunks of all answers as they come, each with its answer's place among all.
 
     Closing this iterator, or cancelling its task, ends what runs within one step.
     """
-    if asked.n == 1:
-        async with aclosing(_answer(asked, 0, metrics)) as only:
+    streams = [_answer(one, number, metrics) for one in asked for number in range(one.n)]
+    if len(streams) == 1:
+        async with aclosing(streams[0]) as only:
             async for chunk in only:
                 yield 0, chunk
         return
-    async with aclosing(_together(asked, metrics)) as together:
+    async with aclosing(_together(streams)) as together:
         async for item in together:
             yield item
 
 
 async def _together(
-    asked: Asked, metrics: Metrics
+    streams: Sequence[AsyncGenerator[StreamChunk, None]],
 ) -> AsyncGenerator[tuple[int, StreamChunk], None]:
-    """Give the chunks of several answers that run at the same time."""
-    chunks: asyncio.Queue[Any] = asyncio.Queue()
+    """Give the chunks of several streams that run at the same time, few ahead of the reader."""
+    chunks: asyncio.Queue[Any] = asyncio.Queue(len(streams))
 
-    async def work(number: int) -> None:
+    async def work(place: int, stream: AsyncGenerator[StreamChunk, None]) -> None:
         try:
-            async with aclosing(_answer(asked, number, metrics)) as answer:
+            async with aclosing(stream) as answer:
                 async for chunk in answer:
-                    chunks.put_nowait((number, chunk))
+                    await chunks.put((place, chunk))
         except Exception as error:  # noqa: BLE001  (raised to who reads)
-            chunks.put_nowait(error)
+            await chunks.put(error)
         else:
-            chunks.put_nowait(None)
+            await chunks.put(None)
 
-    tasks = [asyncio.create_task(work(number)) for number in range(asked.n)]
+    tasks = [asyncio.create_task(work(*item)) for item in enumerate(streams)]
     try:
-        n_left = asked.n
+        n_left = len(streams)
         while n_left:
             item = await chunks.get()
             if isinstance(item, BaseException):
@@ -210,6 +217,8 @@ async def _answer(asked: Asked, number: int, metrics: Metrics) -> AsyncGenerator
                 last = now
                 if chunk.usage is not None:
                     metrics.count_usage(name, chunk.usage)
+                if chunk.logprobs:
+                    await asked.served.learn(chunk.logprobs)
                 yield chunk
         finally:
             await stream.aclose()

@@ -129,7 +129,10 @@ class App:
     ) -> ASGIApp:
         if request.stream:
             events = module.streamed(request, asked, self.metrics)
-            return Events(events, keep_alive=self.config.keep_alive)
+            config = self.config
+            return Events(
+                events, keep_alive=config.keep_alive, reader_timeout=config.reader_timeout
+            )
         return Document(module.whole(request, asked, self.metrics))
 
     async def _chat(self, request: wire.ChatRequest, namespace: str) -> ASGIApp:
@@ -172,15 +175,15 @@ class App:
     async def _tokenize(self, request: wire.TokenizeRequest, _: str) -> ASGIApp:
         async def tokens() -> Any:
             async with self.models.get(request.model).used() as pool:
-                found = pool.tokenizer.encode(request.prompt, add_special=request.add_special)
-                return {"tokens": found}
+                encode = partial(pool.tokenizer.encode, add_special=request.add_special)
+                return {"tokens": await asyncio.to_thread(encode, request.prompt)}
 
         return self._in_time(tokens)
 
     async def _detokenize(self, request: wire.DetokenizeRequest, _: str) -> ASGIApp:
         async def text() -> Any:
             async with self.models.get(request.model).used() as pool:
-                return {"prompt": pool.tokenizer.decode(request.tokens)}
+                return {"prompt": await asyncio.to_thread(pool.tokenizer.decode, request.tokens)}
 
         return self._in_time(text)
 
@@ -188,11 +191,8 @@ class App:
 
     def _row(self, name: str) -> dict[str, Any]:
         served = self.models.get(name)
-        facts: dict[str, Any] = {"loaded": served.pool is not None}
-        if served.pool is not None:
-            facts["n_ctx"] = served.pool.effective.get("n_ctx")
         head = {"id": name, "object": "model", "created": served.created}
-        return {**head, "owned_by": "infercore", "meta": facts}
+        return {**head, "owned_by": "infercore", "meta": served.facts}
 
     async def _list_models(self, _: Request) -> Response:
         rows = [self._row(name) for name in self.models.by_name]
@@ -212,7 +212,8 @@ class App:
         return json_response({"status": "ok"})
 
     async def _show_metrics(self, _: Request) -> Response:
-        return Response(self.metrics.text(), media_type="text/plain; version=0.0.4")
+        text = await asyncio.to_thread(self.metrics.text)  # another process may have to answer
+        return Response(text, media_type="text/plain; version=0.0.4")
 
     async def _openapi(self, _: Request) -> Response:
         return json_response(self._document)

@@ -159,13 +159,15 @@ def call_row(call: ToolCall, index: int | None = None) -> dict[str, Any]:
     return row if index is None else {"index": index, **row}
 
 
-def logprob_rows(found: Sequence[TokenLogprob] | None, tokenizer: Any) -> dict[str, Any] | None:
+def logprob_rows(
+    found: Sequence[TokenLogprob] | None, token_bytes: Mapping[int, bytes]
+) -> dict[str, Any] | None:
     """Return the probabilities of an answer's tokens, each with its text and bytes."""
     if found is None:
         return None
 
     def row(token: int, logprob: float) -> dict[str, Any]:
-        data = tokenizer.token_bytes(token)
+        data = token_bytes[token]
         text = data.decode("utf-8", errors="replace")
         return {"token": text, "logprob": logprob, "bytes": list(data)}
 
@@ -188,15 +190,18 @@ class _Choice:
         self.text: list[str] = []
         self.reasoning: list[str] = []
         self.calls: list[dict[str, Any]] = []
-        self.logprobs: list[TokenLogprob] | None = None
+        self.logprobs: dict[str, Any] | None = None
         self.finish_reason: str | None = None
 
-    def add(self, chunk: StreamChunk) -> None:
+    def add(self, chunk: StreamChunk, token_bytes: Mapping[int, bytes]) -> None:
         self.text.append(chunk.text)
         self.reasoning.append(chunk.reasoning)
         self.calls += [call_row(call) for call in chunk.tool_calls]
-        if chunk.logprobs is not None:
-            self.logprobs = [*(self.logprobs or ()), *chunk.logprobs]
+        rows = logprob_rows(chunk.logprobs, token_bytes)
+        if self.logprobs is None:
+            self.logprobs = rows
+        elif rows is not None:
+            self.logprobs["content"] += rows["content"]
         if chunk.finish_reason is not None:
             self.finish_reason = FINISHED[chunk.finish_reason]
 
@@ -229,21 +234,19 @@ async def whole(request: ChatRequest, asked: Asked, metrics: Metrics) -> dict[st
     choices = [_Choice() for _ in range(asked.n)]
     usages: list[Any] = []
     n_thought = 0
-    async with aclosing(answers(asked, metrics)) as chunks:
+    async with aclosing(answers([asked], metrics)) as chunks:
         async for number, chunk in chunks:
-            choices[number].add(chunk)
+            choices[number].add(chunk, asked.served.token_bytes)
             n_thought += thought_tokens(chunk)
             if chunk.usage is not None:
                 usages.append(chunk.usage)
-    pool = asked.served.pool
-    tokenizer = None if pool is None else pool.tokenizer
     return {
         **_head(request.model, "chat.completion"),
         "choices": [
             {
                 "index": number,
                 "message": choice.message,
-                "logprobs": logprob_rows(choice.logprobs, tokenizer),
+                "logprobs": choice.logprobs,
                 "finish_reason": choice.finish_reason,
             }
             for number, choice in enumerate(choices)
@@ -264,7 +267,7 @@ async def streamed(
     n_thought = 0
     n_calls = [0] * asked.n
     begun = [False] * asked.n
-    async with aclosing(answers(asked, metrics)) as chunks:
+    async with aclosing(answers([asked], metrics)) as chunks:
         async for number, chunk in chunks:
             if not begun[number]:
                 begun[number] = True
@@ -277,8 +280,7 @@ async def streamed(
             delta = _piece(chunk, n_calls[number])
             n_calls[number] += len(chunk.tool_calls)
             if delta or chunk.logprobs:
-                pool = asked.served.pool
-                rows = logprob_rows(chunk.logprobs, None if pool is None else pool.tokenizer)
+                rows = logprob_rows(chunk.logprobs, asked.served.token_bytes)
                 yield event({**head, "choices": [_delta(number, delta, rows)]})
             if chunk.finish_reason is not None:
                 reason = FINISHED[chunk.finish_reason]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from contextlib import aclosing
@@ -20,7 +21,7 @@ from infercore.serve.responding import DONE, event
 from infercore.serve.wire import check_settled
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator, Mapping, Sequence
 
     from infercore.serve.config import ServeConfig
     from infercore.serve.metrics import Metrics
@@ -105,6 +106,13 @@ def asked_of(
                 value=request.logprobs,
                 allowed=f"0 to {MAX_LOGPROBS}",
             )
+        if request.echo:  # the protocol's lists would begin with the prompt's
+            raise InvalidInputError(
+                "probabilities of a prompt are not told here; leave out echo, or logprobs",
+                field="echo",
+                value=True,
+                allowed="false beside logprobs",
+            )
         fields["logprobs"] = request.logprobs
 
     def begin(session: AsyncSession, decode: dict[str, Any]) -> Any:
@@ -125,9 +133,9 @@ def asked_of(
 class _Logprobs:
     """The parallel lists in which this route tells of probabilities."""
 
-    def __init__(self, tokenizer: Any, offset: int = 0) -> None:
-        self._tokenizer = tokenizer
-        self._offset = offset
+    def __init__(self, token_bytes: Mapping[int, bytes]) -> None:
+        self._token_bytes = token_bytes
+        self._offset = 0
 
     def rows(self, found: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:
         if found is None:
@@ -147,8 +155,7 @@ class _Logprobs:
         }
 
     def _text(self, token: int) -> str:
-        text: str = self._tokenizer.token_bytes(token).decode("utf-8", errors="replace")
-        return text
+        return self._token_bytes[token].decode("utf-8", errors="replace")
 
 
 def _head(model: str) -> dict[str, Any]:
@@ -163,7 +170,7 @@ def _head(model: str) -> dict[str, Any]:
 async def streamed(
     request: CompletionRequest, asked: Sequence[Asked], metrics: Metrics
 ) -> AsyncGenerator[bytes, None]:
-    """Give the answers as events, prompt after prompt."""
+    """Give the answers as events, those of all prompts at the same time."""
     head = _head(request.model)
     usages: list[Any] = []
     async with aclosing(_choices(request, asked, metrics, usages)) as choices:
@@ -200,42 +207,35 @@ async def whole(
 async def _choices(
     request: CompletionRequest, asked: Sequence[Asked], metrics: Metrics, usages: list[Any]
 ) -> AsyncGenerator[dict[str, Any], None]:
-    """Give pieces of all choices; usages of each prompt are appended as a list."""
-    for place, one in enumerate(asked):
-        pool = one.served.pool
-        of_prompt: list[Any] = []
-        usages.append(of_prompt)
-        logprobs: dict[int, _Logprobs] = {}
-        echoed: set[int] = set()
-        async with aclosing(answers(one, metrics)) as chunks:
-            async for number, chunk in chunks:
-                pool = one.served.pool
-                if chunk.usage is not None:
-                    of_prompt.append(chunk.usage)
-                text = chunk.text
-                if request.echo and number not in echoed:
-                    echoed.add(number)
-                    text = _echo(one, pool) + text
-                tokenizer = None if pool is None else pool.tokenizer
-                if number not in logprobs:
-                    n_echoed = len(_echo(one, pool)) if request.echo else 0
-                    logprobs[number] = _Logprobs(tokenizer, n_echoed)
-                told = logprobs[number]
-                reason = None if chunk.finish_reason is None else FINISHED[chunk.finish_reason]
-                yield {
-                    "index": place * one.n + number,
-                    "text": text,
-                    "logprobs": told.rows(chunk.logprobs),
-                    "finish_reason": reason,
-                }
+    """Give pieces of all choices, whose prompts run at the same time; ``usages`` by prompt."""
+    usages += [[] for _ in asked]
+    logprobs: dict[int, _Logprobs] = {}
+    async with aclosing(answers(asked, metrics)) as chunks:
+        async for place, chunk in chunks:
+            one = asked[place // asked[0].n]
+            if chunk.usage is not None:
+                usages[place // one.n].append(chunk.usage)
+            text = chunk.text
+            if place not in logprobs:
+                logprobs[place] = _Logprobs(one.served.token_bytes)
+                if request.echo:
+                    text = await _echo(one) + text
+            reason = None if chunk.finish_reason is None else FINISHED[chunk.finish_reason]
+            yield {
+                "index": place,
+                "text": text,
+                "logprobs": logprobs[place].rows(chunk.logprobs),
+                "finish_reason": reason,
+            }
 
 
-def _echo(asked: Asked, pool: Any) -> str:
+async def _echo(asked: Asked) -> str:
     prompt = asked.prompt
     if isinstance(prompt, str):
         return prompt
-    text: str = pool.tokenizer.decode(prompt)
-    return text
+    async with asked.served.used() as pool:
+        text: str = await asyncio.to_thread(pool.tokenizer.decode, prompt)
+        return text
 
 
 def _sum(usages: Sequence[Sequence[Any]]) -> dict[str, Any]:

@@ -45,7 +45,8 @@ class ServeConfig:
     ``max_requests_per_key`` how many answers to one key are given or waited for at the same time
     (``n`` and prompts in one request count each). A request ends after ``request_timeout`` seconds,
     loading and waiting included (None = never). While a stream waits,
-    a comment goes out every ``keep_alive`` seconds. ``n_warm`` conversations of each model stay
+    a comment goes out every ``keep_alive`` seconds; one whose client takes nothing for
+    ``reader_timeout`` seconds is cancelled. ``n_warm`` conversations of each model stay
     open after their answer, for their next turn. ``cors_origins`` are the origins of web pages
     that may call ("*" = any). Without keys, a server that is called at a loopback address answers
     to loopback names and to ``allowed_hosts`` alone: a name that somebody else points there is
@@ -63,6 +64,9 @@ class ServeConfig:
     request_timeout: float | None = attrs.field(default=None, validator=checks.number(1e-3, 1e9))
     keep_alive: float = attrs.field(
         default=15.0, validator=checks.number(1e-3, 1e9, optional=False)
+    )
+    reader_timeout: float = attrs.field(
+        default=60.0, validator=checks.number(1e-3, 1e9, optional=False)
     )
     n_warm: int = attrs.field(default=64, validator=checks.integer(0, optional=False))
     cors_origins: tuple[str, ...] = attrs.field(default=(), converter=_origins)

@@ -9,14 +9,16 @@ from collections import deque
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from infercore.errors import InvalidInputError, OutOfMemoryError
+import infercore
+from infercore.errors import InvalidInputError, OutOfMemoryError, UnsupportedFeatureError
 from infercore.serve.errors import ApiError, timed_out
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
     from infercore.session.asynchronous import AsyncSession
     from infercore.session.pool import SessionPool
+    from infercore.values.session import TokenLogprob
 
 log = logging.getLogger("infercore.serve")
 History = tuple[str, ...]
@@ -53,6 +55,34 @@ class Warm:
             await self._idle.popleft()[2].close()
 
 
+class Opening:
+    """Opens the pool of the model at ``path``, in a process of its own where ``isolate`` asks.
+
+    Where that cannot be, the pool is opened in this process: the log says why, and so does
+    ``in_process``, which is None for a pool in a process of its own.
+    """
+
+    def __init__(self, path: str, fields: Mapping[str, Any], *, isolate: bool) -> None:
+        self._path = path
+        self._fields = fields
+        self._isolate = isolate
+        self.in_process: str | None = None
+
+    def __call__(self) -> SessionPool:
+        """Return an open pool. Raises what `infercore.open_pool` raises."""
+        self.in_process = None
+        if self._isolate:
+            try:
+                return infercore.open_pool(self._path, **self._fields, isolate=True)
+            except UnsupportedFeatureError as error:
+                pool = infercore.open_pool(self._path, **self._fields)
+                self.in_process = str(error)
+                log.warning("%s is opened in the server's own process: %s", self._path, error)
+                return pool
+        self.in_process = "the operator asked for it"
+        return infercore.open_pool(self._path, **self._fields)
+
+
 class Served:
     """One model of a server: a pool that is there, or is opened by the first request for it."""
 
@@ -74,6 +104,8 @@ class Served:
         self._opening = asyncio.Lock()
         self._loading: asyncio.Task[None] | None = None
         self.warm = Warm(0)
+        self.token_bytes: dict[int, bytes] = {}
+        """Bytes of the tokens that probabilities were told of, each asked for once."""
 
     @property
     def works(self) -> bool:
@@ -84,6 +116,20 @@ class Served:
     def failed(self) -> bool:
         """Whether the pool ended and no request opens it again."""
         return self._opens is None and not self.works
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a list of models tells about this one."""
+        pool = self.pool
+        facts: dict[str, Any] = {"loaded": pool is not None}
+        if pool is None:
+            return facts
+        facts["n_ctx"] = pool.effective.get("n_ctx")
+        facts["isolated"] = pool.config.isolate
+        if not pool.config.isolate:
+            opened_by_a_program = "the program that serves opened it"
+            facts["in_process"] = getattr(self._opens, "in_process", None) or opened_by_a_program
+        return facts
 
     @asynccontextmanager
     async def used(self, timeout: float | None = None) -> AsyncIterator[SessionPool]:
@@ -106,6 +152,17 @@ class Served:
         finally:
             self.n_active -= 1
             self._last_use = time.monotonic()
+
+    async def learn(self, found: Sequence[TokenLogprob]) -> None:
+        """Have the bytes of all tokens in ``found``; another process may have to answer."""
+        tokens = {each.token for each in found}
+        tokens.update(token for each in found for token, _ in each.top)
+        missing = tokens - self.token_bytes.keys()
+        if missing and self.pool is not None:
+            tokenizer = self.pool.tokenizer
+            self.token_bytes |= await asyncio.to_thread(
+                lambda: {token: tokenizer.token_bytes(token) for token in missing}
+            )
 
     async def _load(self) -> None:
         async with self._opening:
@@ -157,6 +214,7 @@ class Served:
 
     async def _close_pool(self) -> None:
         await self.warm.close()
+        self.token_bytes = {}
         pool, self.pool = self.pool, None
         if pool is not None:
             await pool.aclose()

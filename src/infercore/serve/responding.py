@@ -82,18 +82,23 @@ class Events:
     """A response that streams events, with a comment every ``keep_alive`` seconds between them.
 
     What fails before the first event has the status of its error; what fails later is an event.
-    The work ends within one step of the client's going away.
+    The work ends within one step of the client's going away, and where the client takes nothing
+    for ``reader_timeout`` seconds.
     """
 
-    def __init__(self, events: AsyncGenerator[bytes, None], *, keep_alive: float) -> None:
+    def __init__(
+        self, events: AsyncGenerator[bytes, None], *, keep_alive: float, reader_timeout: float
+    ) -> None:
         self._events = events
         self._keep_alive = keep_alive
+        self._reader_timeout = reader_timeout
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events until they end or nobody reads them."""
         gone = asyncio.ensure_future(_gone(receive))
         following = self._next()
         begun = False
+        reader = _Reader(send, self._reader_timeout)
         try:
             while True:
                 either: set[asyncio.Future[Any]] = {following, gone}
@@ -110,28 +115,34 @@ class Events:
                     await _start(send)
                     begun = True
                 if not following.done():
-                    await _send(send, COMMENT)
+                    await reader.take(COMMENT)
                 elif error is None:
-                    await _send(send, following.result())
+                    await reader.take(following.result())
                     following = self._next()
                 else:
-                    await self._end(send, error)
+                    await self._end(reader, send, error)
                     return
         except OSError:  # the connection broke while something was sent
             return
+        except asyncio.CancelledError:
+            if not reader.is_stuck:
+                raise
+            reader.forget()
+            log.warning("a stream was cancelled: its client takes nothing")
         finally:
+            reader.close()
             await _stop(following, gone)
             await self._events.aclose()
 
     def _next(self) -> asyncio.Future[bytes]:
         return asyncio.ensure_future(self._events.__anext__())
 
-    async def _end(self, send: Send, error: BaseException) -> None:
+    async def _end(self, reader: _Reader, send: Send, error: BaseException) -> None:
         if not isinstance(error, StopAsyncIteration):
             told = api_error(error)
             if told.status >= 500:  # noqa: PLR2004  (the server's own faults)
                 log.error("stream failed: %s", error, exc_info=error)
-            await _send(send, event(told.body))
+            await reader.take(event(told.body))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
@@ -144,5 +155,37 @@ async def _start(send: Send) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": headers})
 
 
-async def _send(send: Send, body: bytes) -> None:
-    await send({"type": "http.response.body", "body": body, "more_body": True})
+class _Reader:
+    """Who gets the events of a stream; its task is cancelled where they are not taken in time."""
+
+    def __init__(self, send: Send, timeout: float) -> None:
+        self.is_stuck = False
+        self._send = send
+        self._timeout = timeout
+        self._loop = asyncio.get_running_loop()
+        self._since: float | None = None
+        self._task: Any = asyncio.current_task()
+        self._look_later()
+
+    async def take(self, body: bytes) -> None:
+        self._since = self._loop.time()
+        await self._send({"type": "http.response.body", "body": body, "more_body": True})
+        self._since = None
+
+    def forget(self) -> None:
+        """Let the task go on as if it had not been cancelled."""
+        if hasattr(self._task, "uncancel"):  # Python 3.11
+            self._task.uncancel()
+
+    def close(self) -> None:
+        self._looking.cancel()
+
+    def _look_later(self) -> None:
+        self._looking = self._loop.call_later(self._timeout / 4, self._look)
+
+    def _look(self) -> None:
+        if self._since is not None and self._loop.time() - self._since > self._timeout:
+            self.is_stuck = True
+            self._task.cancel()
+        else:
+            self._look_later()

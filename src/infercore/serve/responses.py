@@ -340,7 +340,7 @@ async def streamed(
     output = _Output(request)
     begun = False
     try:
-        async with aclosing(answers(asked, metrics)) as chunks:
+        async with aclosing(answers([asked], metrics)) as chunks:
             async for _, chunk in chunks:
                 if not begun:
                     begun = True
@@ -361,7 +361,7 @@ async def streamed(
 async def whole(request: ResponsesRequest, asked: Asked, metrics: Metrics) -> dict[str, Any]:
     """Return the response as one document."""
     output = _Output(request)
-    async with aclosing(answers(asked, metrics)) as chunks:
+    async with aclosing(answers([asked], metrics)) as chunks:
         async for _, chunk in chunks:
             output.add(chunk)
             if chunk.finish_reason is not None and chunk.usage is not None:

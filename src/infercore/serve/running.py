@@ -6,21 +6,60 @@ import asyncio
 import contextlib
 import signal
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from infercore.serve.app import App
 from infercore.serve.config import ServeConfig
-from infercore.serve.models import Models
+from infercore.serve.models import Models, Opening
 from infercore.serve.tracing import observe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["App", "Models", "ServeConfig", "observe", "run"]
+__all__ = ["App", "Models", "Opening", "ServeConfig", "observe", "run"]
 GRACE_S = 30
 """Seconds that answers have to end once the server was told to."""
+HEAD_S = 30.0
+"""Seconds in which the head of a request has to come."""
+_N_THREADS = 64
+"""Callers whose texts one engine call may embed, and what else waits in a thread."""
+
+
+class Protocol(H11Protocol):
+    """HTTP/1.1 that waits for the head of a request for `HEAD_S` seconds, and closes then."""
+
+    _waiting: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait."""
+        super().connection_made(transport)
+        self._wait()
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes; wait on while they are no whole head."""
+        super().data_received(data)
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            self._wait_no_more()
+        elif self._waiting is None:
+            self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wait for nothing any more."""
+        self._wait_no_more()
+        super().connection_lost(exc)
+
+    def _wait(self) -> None:
+        self._waiting = self.loop.call_later(HEAD_S, self.transport.close)
+
+    def _wait_no_more(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
 
 
 class Server(uvicorn.Server):
@@ -41,10 +80,16 @@ class Server(uvicorn.Server):
         self._listening()
 
 
-def _bound(host: str, port: int) -> socket.socket:
-    """Return a socket that listens at an address. Raises `OSError`."""
+def _bound(host: str, port: int, reader_timeout: float) -> socket.socket:
+    """Return a socket that listens at an address. Raises `OSError`.
+
+    Where the system can, a connection breaks whose other end takes nothing for so many seconds.
+    """
     kind, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     bound = socket.create_server(address, family=kind, backlog=2048)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # what is accepted inherits it
+        most_ms = min(round(1000 * reader_timeout), 2**31 - 1)
+        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, most_ms)
     # Named as TCP: asyncio sends at once on such sockets alone, and a first token waits for no
     # acknowledgement.
     return socket.socket(kind, bound.type, socket.IPPROTO_TCP, fileno=bound.detach())
@@ -60,14 +105,18 @@ async def run(app: App, *, host: str, port: int, lazy: bool, say: Callable[[str]
 
     Raises what opening a pool raises, and `OSError` where the address is taken.
     """
-    bound = _bound(host, port)
+    bound = _bound(host, port, app.config.reader_timeout)
     config = uvicorn.Config(
         app,
+        http=Protocol,
         log_config=None,
         access_log=False,
         lifespan="on",
         timeout_graceful_shutdown=GRACE_S,
         server_header=False,
+    )
+    asyncio.get_running_loop().set_default_executor(
+        ThreadPoolExecutor(_N_THREADS, thread_name_prefix="infercore-serve")
     )
     server = Server(config, lambda: say(f"serving at {_url(bound)}"))
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import uuid
 from typing import TYPE_CHECKING, Any
@@ -12,13 +13,21 @@ from infercore.errors import InvalidInputError
 from infercore.serve.wire import check_settled
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from infercore.embedding import Pooling
     from infercore.serve.models import Served
     from infercore.serve.wire import EmbeddingsRequest, RerankRequest
+    from infercore.session.pool import SessionPool
 
 
 def _usage(n_tokens: int) -> dict[str, int]:
     return {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
+
+
+async def _n_tokens(pool: SessionPool, texts: Sequence[str]) -> int:
+    encode = pool.tokenizer.encode
+    return await asyncio.to_thread(lambda: sum(len(encode(text)) for text in texts))
 
 
 async def embeddings(request: EmbeddingsRequest, served: Served) -> dict[str, Any]:
@@ -45,7 +54,7 @@ async def embeddings(request: EmbeddingsRequest, served: Served) -> dict[str, An
             )
         pooling: Pooling | None = None if pool.capabilities.encoder else "mean"
         vectors = await pool.aembed(texts, pooling=pooling)
-        n_tokens = sum(len(pool.tokenizer.encode(text)) for text in texts)
+        n_tokens = await _n_tokens(pool, texts)
     as_text = request.encoding_format == "base64"
     rows = [
         {"object": "embedding", "index": i, "embedding": _shown(vector, as_text=as_text)}
@@ -65,7 +74,7 @@ async def rerank(request: RerankRequest, served: Served) -> dict[str, Any]:
     documents = [_text_of(document) for document in request.documents]
     async with served.used() as pool:
         ranked = await pool.arerank(request.query, documents, top_n=request.top_n)
-        n_tokens = sum(len(pool.tokenizer.encode(text)) for text in (request.query, *documents))
+        n_tokens = await _n_tokens(pool, (request.query, *documents))
     wants_text = bool(request.return_documents)
     return {
         "id": f"rerank-{uuid.uuid4().hex}",

@@ -1,0 +1,139 @@
+"""Engines of a server in processes of their own: what dies, hangs, or cannot be isolated."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import infercore as ic
+from infercore.serve.app import App
+from infercore.serve.config import ServeConfig
+from infercore.serve.models import Models, Opening
+from served import Served, serving
+
+httpx = pytest.importorskip("httpx", reason="the client that the tests use is not installed")
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CHAT = "/v1/chat/completions"
+ASK = {
+    "model": "tale",
+    "messages": [{"role": "user", "content": "Tell me of Mira."}],
+    "temperature": 0,
+    "max_tokens": 40,
+}
+FIELDS = {"n_ctx": 512, "n_parallel": 2, "n_threads": 1}
+
+
+def text_of(served: Served, *, killing: int | None = None) -> str:
+    """Return an answer read piece by piece; in its middle a process is killed."""
+    pieces = []
+    with served.client(timeout=60).chat.completions.create(**ASK, stream=True) as stream:
+        for chunk in stream:
+            pieces.append(chunk.choices[0].delta.content or "")
+            if killing is not None and len(pieces) == 8:
+                os.kill(killing, signal.SIGKILL)
+    return "".join(pieces)
+
+
+def test_an_engine_that_dies_in_mid_stream(served: Served, pool: Any) -> None:
+    whole = text_of(served)
+    assert text_of(served, killing=pool.process.pid) == whole
+    assert pool.stats().n_restarts == 1
+    assert httpx.get(f"{served.url}/health").status_code == 200
+    assert served.client().models.retrieve("tale").meta["isolated"] is True
+
+
+def test_an_engine_that_stands_still_holds_up_no_other(served: Served, pool: Any) -> None:
+    pid = pool.process.pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        asking = threading.Thread(target=text_of, args=(served,))
+        asking.start()
+        metrics = threading.Thread(target=httpx.get, args=(f"{served.url}/metrics",))
+        metrics.start()
+        time.sleep(0.2)
+        assert httpx.get(f"{served.url}/health", timeout=10).status_code == 200
+        assert httpx.get(f"{served.url}/v1/models", timeout=10).status_code == 200
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    asking.join(60)
+    metrics.join(60)
+    assert not asking.is_alive()
+
+
+def row_of(opening: Opening) -> tuple[dict[str, Any], int]:
+    """Return what /v1/models tells of a model, and the status of a chat with it."""
+    models = Models({"tale": opening}, n_warm=1)
+
+    async def story() -> tuple[dict[str, Any], int]:
+        transport = httpx.ASGITransport(App(models, ServeConfig()))
+        async with httpx.AsyncClient(transport=transport, base_url="http://here") as http:
+            answer = await http.post(CHAT, json=ASK, timeout=60)
+            row = (await http.get("/v1/models")).json()["data"][0]["meta"]
+        await models.get("tale").close()
+        return row, answer.status_code
+
+    return asyncio.run(story())
+
+
+def test_what_cannot_be_isolated_is_opened_here_and_says_so(
+    pack_path: Path, backend_name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    fields = {**FIELDS, "backend": backend_name, "progress": lambda _: True}
+    row, status = row_of(Opening(str(pack_path), fields, isolate=True))
+    assert status == 200
+    assert row["isolated"] is False
+    assert "progress" in row["in_process"]
+    assert "progress" in caplog.text
+
+
+def test_what_is_not_to_be_isolated(pack_path: Path, backend_name: str) -> None:
+    fields = {**FIELDS, "backend": backend_name}
+    row, status = row_of(Opening(str(pack_path), fields, isolate=False))
+    assert status == 200
+    assert (row["isolated"], row["in_process"]) == (False, "the operator asked for it")
+
+
+def test_vectors_and_ranks_in_a_process_of_its_own(backend_name: str) -> None:
+    import infercore_models
+    import pack
+
+    encoder_path = infercore_models.path("encoder", pack.FORMATS[backend_name])
+    with (
+        ic.open_pool(encoder_path, isolate=True, n_threads=1) as pool,
+        serving({"words": pool}) as served,
+    ):
+        answer = served.client().embeddings.create(model="words", input=["a baker", "a dog"])
+        assert answer.usage.prompt_tokens > 2
+        found = [row.embedding for row in answer.data]
+    with ic.open_pool(encoder_path, n_threads=1) as pool:
+        for vector, expected in zip(found, pool.embed(["a baker", "a dog"]), strict=True):
+            assert vector == pytest.approx(expected.tolist(), abs=1e-5)
+
+
+def test_a_session_that_failed_is_not_kept_for_the_next_turn(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from infercore.session.asynchronous import AsyncDecodeStream
+
+    async def failing(_: AsyncDecodeStream) -> Any:
+        raise ic.SessionFatalError("the engine died over it twice", cause=RuntimeError("gone"))
+
+    async def kept() -> int:
+        return len(served.app.models.get("tale").warm._idle)
+
+    before = asyncio.run(kept())
+    with monkeypatch.context() as patched:
+        patched.setattr(AsyncDecodeStream, "__anext__", failing)
+        unheard = {**ASK, "messages": [{"role": "user", "content": "Nobody asked this."}]}
+        assert httpx.post(f"{served.url}{CHAT}", json=unheard, timeout=60).status_code == 500
+    assert asyncio.run(kept()) == before
+    assert httpx.post(f"{served.url}{CHAT}", json=unheard, timeout=60).status_code == 200
