@@ -61,6 +61,7 @@ UNSEEN = "unseen length / the same again"
 DECODE, WARM = r"decode .*, ratio", r"warm, 2048 .*, ratio"
 MORE = r"a token, more than by hand"
 EIGHT, OWNER = r"8 sessions.*, ratio", "the pool's thread"
+SERVE = "infercore serve"
 POOL, ALONE, BETTER = "sessions of a pool", "one session alone", "the better by hand"
 PIPELINE = "ContinuousBatchingPipeline"
 ALIKE, CHAT = "infercore / LLMPipeline, alike", "infercore / create_chat_completion"
@@ -107,6 +108,11 @@ GOALS = (
     Goal("8 sessions", "pool-together", EIGHT, f"{POOL} / {BETTER}", 0.95, True, r".*q8_0.*"),
     Goal("8 sessions", "pool-server", EIGHT, f"{POOL} / llama-server", 0.95, True),
     Goal("8 sessions", "pool-batched-bench", EIGHT, f"{POOL} / llama-batched-bench", 0.95, True),
+    Goal("HTTP, first token", "serving-added", r"first token.*", "added by HTTP", 3.0),
+    Goal("HTTP, a later piece", "serving-added", r"a later piece", "added by HTTP", 0.2),
+    Goal("8 clients", "serving-server", r"8 clients.*", f"{SERVE} / llama-server", 1.0, True),
+    Goal("a warm turn", "serving-server", r"first.*, ratio", f"{SERVE} / llama-server", 1.0),
+    Goal("8 clients", "serving-python", r"8 clients.*", f"{SERVE} / llama_cpp.server", 3.0, True),
     Goal("2 to 6 sessions", "pool-few", r".*, ratio", "auto / turns", 0.97, True),
     Goal("eight agents", "pool-agents", r".*, ratio", f"{POOL} / Llama", 1 / 3),
     Goal("eight agents", "pool-agents", r".*, ratio", f"{POOL} / LLMPipeline", 1 / 3),

@@ -260,6 +260,7 @@ class Scheduler:
         try:
             self._look_after()
             self._admit()
+            self.outbox.send()  # who begins with its row there has a token now, before the call
             done = self.stepping.evaluate()
         except SessionFatalError as error:
             self._recovery.restart_with_all(error)
