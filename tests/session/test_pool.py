@@ -155,6 +155,27 @@ def test_a_shared_part_is_evaluated_once_though_both_come_at_once(reference: Any
         assert sum(status.prefilled_tokens for status in statuses) <= n + 2 * 5
 
 
+def test_a_first_token_waits_for_no_step_behind_it(
+    reference: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with reference.new_pool(n_ctx=256) as pool, pool.open_session() as session:
+        session.ensure_prefix("Once upon a time")
+        kind = type(pool.owner.scheduler.context)
+        evaluate, goes_on = kind.decode_one, threading.Event()
+
+        def held(*args: Any, **fields: Any) -> Any:
+            goes_on.wait(SECONDS / 6)
+            return evaluate(*args, **fields)
+
+        monkeypatch.setattr(kind, "decode_one", held)
+        with session.decode(max_tokens=2, temperature=0, ignore_eos=True) as stream:
+            begun = time.monotonic()
+            assert next(stream).tokens
+            assert time.monotonic() - begun < SECONDS / 7, "it came with the second"
+            goes_on.set()
+            assert list(stream)
+
+
 def test_too_many_calls_are_refused_before_any_change(reference: Any) -> None:
     with reference.new_pool(n_parallel=1, max_waiting=1, n_ctx=256, n_step_tokens=1) as pool:
         first, second, third = (pool.open_session() for _ in range(3))
