@@ -13,15 +13,12 @@ import sys
 import traceback
 from pathlib import Path
 
-from rows import fields, peers, seeds
+from rows import contexts, conversations, decoding, fields, models, sampling, session  # noqa: F401
 from rows.bench import FORMATS, Bench, outcome
+from rows.sections import PEERS, SEEDS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "reference" / "coverage.md"
-SEEDS = (seeds.ION7, seeds.MULLAMA, fields.FIELDS, seeds.CREATION, seeds.GO)
-PEERS = (
-    peers.CONTEXTS, peers.ENDS, peers.SAMPLING, peers.CACHE, peers.CHAT, peers.TOKENS, peers.MODELS,
-)  # fmt: skip
 SECTIONS = (*SEEDS, *PEERS)
 HEAD = """# Coverage of other APIs
 

@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 
 FORMATS = {"llamacpp": "gguf-f32", "openvino": "openvino"}
 EXACT = {"precision": "accurate", "flash_attn": "off", "type_k": "f32", "type_v": "f32"}
+SCHEMA = {
+    "type": "object",
+    "properties": {"days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["days"],
+    "additionalProperties": False,
+}
 STORY = "Once upon a time there was a baker named Mira"
 
 
@@ -162,3 +168,13 @@ def raises(kind: type[Exception], call: Callable[[], Any]) -> Any:
     except kind as error:
         return error
     raise AssertionError(f"no {kind.__name__}")
+
+
+def says(text: str) -> dict[str, Any]:
+    """Options by which the model writes exactly ``text``."""
+    return {"response_format": {"type": "choice", "choices": [text]}, "max_tokens": 200}
+
+
+def near(context: Any, found: Any, wanted: Any) -> bool:
+    """Whether two rows are equal within the engine's tolerance."""
+    return bool(np.abs(found - wanted).max() <= 2 * context.tolerance + 1e-6)

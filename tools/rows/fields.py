@@ -7,16 +7,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import infercore as ic
-from rows.bench import Refused, Section, raises
+from rows.bench import Refused, raises
+from rows.sections import FIELDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rows.bench import Bench
 
-FIELDS = Section(
-    "Fields of a context (mullama `ContextParams`, `ContextBuilder`; `llama_init_from_model`)"
-)
 SAME, OTHER, FINITE = "same", "other", "finite"
 
 # The value, and whether the logits are then the model's own, others, or just numbers.
