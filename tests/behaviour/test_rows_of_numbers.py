@@ -81,6 +81,17 @@ def test_several_sequences_between_tokens(
     assert held[5:-1] == context.tokens(1)[5:-1]
 
 
+def test_embeddings_behind_them(
+    new_context: Callable[..., Any], table: Any, ids: list[int]
+) -> None:
+    plain, given = (new_context(embeddings=True, **SHARED) for _ in range(2))
+    plain.decode_spans([(0, ids[:9], "last"), (1, ids[9:12], "none")])
+    given.decode_spans([(0, table[ids[:9]], "last"), (1, table[ids[9:12]], "none")])
+    assert given.embeddings().shape == (12, table.shape[1])
+    np.testing.assert_allclose(given.embeddings(), plain.embeddings(), atol=1e-3)
+    assert near(given, given.logits(), plain.logits())
+
+
 def test_lists_empty_rows_and_wide_floats(new_context: Callable[..., Any], table: Any) -> None:
     context = new_context()
     context.decode_spans([(0, table[[5, 6]], "last")])

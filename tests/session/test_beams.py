@@ -32,6 +32,14 @@ def test_the_likeliest_go_on_and_name_whom_they_continue() -> None:
     assert second[0].path.total == pytest.approx(math.log(0.3))
 
 
+def test_behind_an_end_as_many_go_on() -> None:
+    """A beam whose likeliest token ends it may still have the two that go on."""
+    beams = search(2)
+    beams.step([row(0.6, 0.4, 0, 0)])
+    moves = beams.step([row(0.3, 0.25, 0, 0.45), row(0.34, 0.33, 0.33, 0)])
+    assert [(move.parent, move.path.tokens) for move in moves] == [(0, (0, 0)), (0, (0, 1))]
+
+
 def test_an_end_counts_only_among_the_likeliest() -> None:
     beams = search(2)
     beams.step([row(0.5, 0.3, 0, 0.2)])

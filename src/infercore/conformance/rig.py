@@ -14,6 +14,7 @@ from infercore.conformance import expect
 from infercore.conformance.law import RELEASES
 from infercore.conformance.oracle import Oracle
 from infercore.conformance.texts import STORY, TEXTS
+from infercore.errors import UnsupportedFeatureError
 from infercore.values import checks
 from infercore.values.config import AdapterSpec
 
@@ -379,7 +380,8 @@ class Rig:
         found, expected = np.asarray(found), np.asarray(expected)
         expect.equal(found.shape, expected.shape, f"{what}, shape")
         if not self.shows_all_logits:  # at the edge of what is told, one may have what others lack
-            found, expected = (np.maximum(row, _edge_of(row)) for row in (found, expected))
+            found, expected = (_told(row) for row in (found, expected))
+            expected = np.maximum(expected, found.min(axis=-1, keepdims=True))
         gap = float(np.abs(found - expected).max(initial=0.0))
         expect.that(
             gap <= self.tolerance,
@@ -416,6 +418,11 @@ class Rig:
     def shows_all_logits(self) -> bool:
         """Whether every logit of a row can be read: what needs that is refused otherwise."""
         return bool(self.model.capabilities.logits == "full")
+
+    def need_all_logits(self) -> None:
+        """Leave a law that needs every logit, where not all can be read: it is refused then."""
+        if not self.shows_all_logits:
+            raise UnsupportedFeatureError(feature="logits", backend=self.backend)
 
     @property
     def shows_no_logits(self) -> bool:
@@ -533,6 +540,11 @@ def greedy(session: Any, n: int, **fields: Any) -> list[int]:
     return generated(list(session.decode(**asked)))
 
 
-def _edge_of(rows: Any) -> Any:
-    """Return the least finite number of each row."""
-    return np.where(np.isfinite(rows), rows, np.inf).min(axis=-1, keepdims=True)
+def _told(rows: Any) -> Any:
+    """Return rows as log-probabilities; what they do not tell is the least that they do."""
+    known = np.isfinite(rows)
+    if known.all():  # all logits, an oracle's
+        exact = np.asarray(rows, dtype=np.float64)
+        exact = exact - exact.max(axis=-1, keepdims=True)
+        return exact - np.log(np.exp(exact).sum(axis=-1, keepdims=True))
+    return np.where(known, rows, np.where(known, rows, np.inf).min(axis=-1, keepdims=True))

@@ -55,6 +55,7 @@ def _copied(path: str) -> Iterator[str]:
 @law("LORA-1", **lora_law)
 def check_an_adapter_changes_the_logits(rig: Rig) -> None:
     """An adapter changes the logits; at scale 0 it does not; without it the old bits are back."""
+    rig.need_all_logits()
     tokens, context = rig.tokens(7), rig.context()
     plain = _row(context, tokens)
     gap = float(np.abs(_row(context, tokens, _adapter(rig)) - plain).max())

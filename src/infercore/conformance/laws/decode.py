@@ -90,6 +90,7 @@ def check_last_makes_one_row(rig: Rig) -> None:
 @law("DEC-7")
 def check_shape_of_logits(rig: Rig) -> None:
     """Logits are finite float32 [n_vocab], and read-only."""
+    rig.need_all_logits()
     context = rig.context()
     context.decode(rig.tokens(5))
     row = context.logits()

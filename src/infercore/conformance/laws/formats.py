@@ -42,6 +42,7 @@ def check_types_are_as_near_as_their_bits(rig: Rig) -> None:
 
     In several steps, single tokens and after a removal, so that what is kept is read again.
     """
+    rig.need_all_logits()
     oracle = rig.need_oracle()
     tokens = rig.tokens(60)
     expected = oracle.rows(tokens)[-1]
@@ -62,6 +63,7 @@ def check_types_are_as_near_as_their_bits(rig: Rig) -> None:
 @law("STATE-25", needs="sequence_state", since="1.2")
 def check_state_of_each_type(rig: Rig) -> None:
     """Saved state goes on as its source does, with K, V or both in each declared type."""
+    rig.need_all_logits()
     tokens = rig.tokens(40)
     for _, fields, context in _contexts(rig):
         context.decode(tokens[:30])

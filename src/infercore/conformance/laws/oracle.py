@@ -173,6 +173,7 @@ def check_only_distances_count(rig: Rig) -> None:
 
     This needs no oracle: one token's keys depend on no other.
     """
+    rig.need_all_logits()
     a, b = rig.tokens(2)
     expected = rig.cold([a, b])
     for delta in (1, 20, 131):

@@ -135,6 +135,7 @@ def check_the_step_budget(rig: Rig) -> None:
 @law("POOL-25", tier="process", needs="multi_sequence", since="1.2")
 def check_tokens_beside_a_prompt(rig: Rig) -> None:
     """While a long prompt is evaluated, each running session has a token in every call of it."""
+    rig.need_all_logits()
     # A reader that other work on the machine keeps away gives its place away: the best of three.
     pieces, alone = min((_pieces_of_a_prompt(rig) for _ in range(3)), key=lambda found: found[1])
     that(pieces >= 8, f"a prompt of 90 tokens was evaluated in {pieces} calls")  # noqa: PLR2004
@@ -158,6 +159,7 @@ def _pieces_of_a_prompt(rig: Rig) -> tuple[int, int]:
 @law("POOL-26", tier="process", since="1.2")
 def check_no_prompt_starves(rig: Rig) -> None:
     """Sessions that generate without end do not keep a prompt from its end."""
+    rig.need_all_logits()
     for n_step_tokens in (2, 16):
         pool = rig.pool(n_step_tokens=n_step_tokens, n_parallel=4)
         with _Running(rig, pool, 3) as running:

@@ -21,6 +21,7 @@ _CHOSEN = {"precision", "type_k", "type_v"}
 @law("CAP-21", since="1.2")
 def check_default_arithmetic_is_near_the_accurate(rig: Rig) -> None:
     """Logits of the default arithmetic are within its tolerance of those of "accurate"."""
+    rig.need_all_logits()
     fields = {name: value for name, value in rig.fields().items() if name not in _CHOSEN}
     try:
         accurate = rig.opened(rig.model.new_context(**fields, precision="accurate"))

@@ -154,6 +154,7 @@ def _path(rig: Rig) -> str:
 @law("CAP-27", since="1.2")
 def check_the_tolerance_holds(rig: Rig) -> None:
     """A context's own tolerance holds for its own logits over splits; 0 means the same bits."""
+    rig.need_all_logits()
     tokens = rig.tokens(60)
     default = {"n_ctx": rig.n_ctx, "n_batch": 64}
     for fields in (rig.fields(), default):

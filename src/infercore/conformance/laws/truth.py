@@ -219,6 +219,7 @@ def check_adapters(rig: Rig) -> None:
 @law("CAP-19", since="1.1")
 def check_flash_attention_computes_the_same(rig: Rig) -> None:
     """With every declared setting of flash attention the logits are those without it."""
+    rig.need_all_logits()
     settings = rig.context().capabilities.flash_attention
     if "off" not in settings or len(settings) == 1:
         rig.leave("flash attention cannot be switched on and off")
