@@ -131,6 +131,22 @@ def test_a_pool_samples_more_than_it_has_places(model: Any, exact: dict[str, Any
         assert session.state == "PREFIXED"
 
 
+@pytest.mark.parametrize("options", [{}, {"speculative": ic.SpeculativeConfig()}])
+def test_one_sample_where_engines_are_shared_is_that_of_a_session(
+    model: Any, new_session: Callable[..., Any], exact: dict[str, Any], options: dict[str, Any]
+) -> None:
+    prompt = "Once upon a time Once upon a time there was"
+    options = {"max_tokens": 20, "temperature": 0, **options}
+    alone, forked = new_session(), new_session(n_seq_max=2)
+    with model.new_pool(n_ctx=256, n_parallel=2, **exact) as pool, pool.open_session() as pooled:
+        for session in (alone, forked, pooled):
+            session.ensure_prefix(prompt)
+        with forked.fork() as fork:
+            sessions = (alone, forked, fork, pooled)
+            texts = [session.sample_many(1, **options)[0].text for session in sessions]
+    assert len(set(texts)) == 1
+
+
 @pytest.mark.parametrize("n_seq_max", [1, 3])
 def test_a_cancel_ends_them(new_session: Callable[..., Any], n_seq_max: int) -> None:
     session = new_session(n_seq_max=n_seq_max)

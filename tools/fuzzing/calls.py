@@ -68,7 +68,10 @@ def odd_values() -> list[Any]:
         iter([1, "x"]), range(3), Ellipsis, NotImplemented, cycle, memoryview(b"ab"), 10**400,
         "../" * 5, "/", "/dev/null", [{"role": "user"}], [{"role": 5, "content": 5}],
         [{"role": "user", "content": object()}], {"type": "regex", "pattern": 5},
-        {"type": ["x"]}, {"type": {}}, [(1, 2, 3)], [(5, 0, True)], [(5, (), None)],
+        {"type": ["x"]}, {"type": {}}, np.array(["a", "b"]), [np.zeros(2)], {"a": np.zeros(2)},
+        {"type": np.zeros(2)}, {"type": "regex", "pattern": np.zeros(2)}, (np.zeros(2), "x"),
+        [{"role": np.zeros(2), "content": np.zeros(2)}],
+        [(1, 2, 3)], [(5, 0, True)], [(5, (), None)],
         ic.ContextConfig(), ic.SamplingConfig(), type, Exception("x"), lambda: None,
     ]  # fmt: skip
 

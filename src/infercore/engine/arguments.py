@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import operator
 import os
 from collections.abc import Mapping
@@ -236,3 +237,15 @@ def check_directions(directions: Any, n_layer: int, n_embd: int) -> FloatArray |
             raise checks.refuse("directions", vector.shape, f"{n_embd} finite numbers a layer")
         found[layer] = vector
     return found if found.any() else None
+
+
+def check_note(note: object) -> None:
+    """Refuse what the header of saved state cannot hold."""
+    if note is None:
+        return
+    try:
+        if not isinstance(note, Mapping):
+            raise TypeError
+        json.dumps(dict(note))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise checks.refuse("note", note, "a mapping that JSON can hold, or None") from error

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,7 +27,7 @@ from infercore.values import checks
 from infercore.values.config import MAX_THREADS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from typing_extensions import Buffer, Self
 
@@ -511,8 +510,7 @@ class GuardedContext:
         """
         with self._gate:
             self._native.need("sequence_state", declared=self.capabilities.sequence_state)
-            if note is not None and not isinstance(note, Mapping):
-                raise checks.refuse("note", note, "a mapping, or None")
+            arguments.check_note(note)
             return self._saving.save_sequence(self._sequence(seq_id), note)
 
     def seq_state_size(self, seq_id: int = 0) -> int:

@@ -142,7 +142,7 @@ class GuardedTokenizer:
         check_bool("add_special", add_special)
         if max_tokens is not None and not (checks.is_integer(max_tokens) and max_tokens > 0):
             raise checks.refuse("max_tokens", max_tokens, "an integer of at least 1, or None")
-        if truncation not in encoding.TRUNCATIONS:
+        if not isinstance(truncation, str) or truncation not in encoding.TRUNCATIONS:
             raise checks.refuse("truncation", truncation, " or ".join(encoding.TRUNCATIONS))
         frame = self._pair_frame() if add_special else encoding.Frame((), (), ())
         found = []
@@ -234,6 +234,9 @@ class GuardedTokenizer:
                 hint="this model has none; give chat_template=..., or render the text yourself "
                 "and use ensure_prefix",
             )
+        check_bool("add_generation_prompt", add_generation_prompt)
+        if tools is not None:
+            tools = checks.items("tools", tools, "a list of mappings, or None")
         return self._dialect(template).render(
             checks.items("messages", messages, "a sequence of messages"),
             add_generation_prompt=add_generation_prompt,

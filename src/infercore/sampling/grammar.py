@@ -124,7 +124,8 @@ def _is_schema(value: Mapping[str, Any]) -> bool:
         return False
     if kind is None and not _REQUIRED.keys().isdisjoint(value):
         return False  # {"regex": ...} would be a schema that constrains nothing
-    is_known = kind is None or isinstance(kind, list) or kind in _SCHEMA_TYPES
+    is_known = kind is None or isinstance(kind, list)
+    is_known = is_known or (isinstance(kind, str) and kind in _SCHEMA_TYPES)
     return is_known or not _SCHEMA_KEYWORDS.isdisjoint(value)
 
 
@@ -148,7 +149,7 @@ def _from_typed(value: Mapping[str, Any]) -> Grammar:
             value=dict(value),
             allowed=_forms(),
         )
-    if kind not in _REQUIRED:
+    if not isinstance(kind, str) or kind not in _REQUIRED:
         raise InvalidInputError(
             f"{_FIELD} has the unknown type {kind!r}; {checks.nearest(str(kind), _REQUIRED)}",
             field=_FIELD,

@@ -235,6 +235,8 @@ class PortableSampler:
         vocabulary and `InvalidInputError` where the constraint refuses one; state unchanged.
         """
         self._check_open()
+        if not isinstance(constrained, bool):
+            raise checks.refuse("constrained", constrained, "True or False")
         given = checks.items("tokens", tokens, "token ids")
         for token in given:
             if not (checks.is_integer(token) and 0 <= token < self._n_vocab):

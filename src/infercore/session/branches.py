@@ -219,7 +219,8 @@ def sample_many(session: CoreSession, configs: Sequence[DecodeConfig]) -> list[C
     """Return what a decode with each of ``configs`` gives behind a session that is held."""
     started = time.perf_counter()
     with _kept(session):
-        share = session.shared.sharing(session) if len(configs) > 1 else None
+        together = len(configs) > 1 or session.resident.is_paged
+        share = session.shared.sharing(session) if together else None
         if share is None:
             return _samples_in_turns(session, configs, started)
         return _samples_together(session, share, configs, started)

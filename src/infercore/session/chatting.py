@@ -73,7 +73,7 @@ class ChatTurn:
         self._request = request
         self._tools = None if request.tools is None else Tools(request.tools)
         self._called = _called(request.tool_choice, self._tools)
-        variables = _checked(request.template_variables or {})
+        variables = _checked(request.template_variables)
         self._dialect = _dialect(tokenizer, request.chat_template)
         if request.chat_template is not None:
             variables["chat_template"] = request.chat_template
@@ -249,7 +249,9 @@ def _common_text(a: str, b: str) -> int:
     return next(differ, min(len(a), len(b)))
 
 
-def _checked(variables: Mapping[str, Any]) -> dict[str, Any]:
+def _checked(variables: Mapping[str, Any] | None) -> dict[str, Any]:
+    if variables is None:
+        return {}
     if not isinstance(variables, Mapping) or not all(isinstance(name, str) for name in variables):
         raise checks.refuse("template_variables", variables, "a mapping with names as keys")
     taken = [name for name in _GIVEN_APART if name in variables]

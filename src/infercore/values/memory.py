@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from infercore.values import checks
+
 UNKNOWN = 2**62
 _RESERVE = 48 * 2**20
 _CGROUP = Path("/sys/fs/cgroup")
@@ -16,6 +18,8 @@ def free_bytes(*, address_space: bool = True) -> int:
     Without ``address_space`` its limit (``RLIMIT_AS``) does not count: for what an engine asks of
     memory that it has reserved already.
     """
+    if not isinstance(address_space, bool):
+        raise checks.refuse("address_space", address_space, "True or False")
     free = min(_system_free(), _group_free())
     return min(free, _address_space_free()) if address_space else free
 
