@@ -15,7 +15,7 @@ def test_laws_hold_or_are_refused() -> None:
     rig.open_model = lambda: load_reference_model(**KINDS)
     rig.open_path = lambda path: load_reference_model(path, **KINDS)
     rig.observe, rig.require, rig.variant = None, (), "top"
-    report = check_backend(rig, only=("DEC-*", "KV-*", "SAMP-*", "REUSE-*", "LORA-*"))
+    report = check_backend(rig, only=("DEC-*", "REUSE-*"))
     outcomes = {result.id: result.outcome for result in report.results}
     assert [name for name, outcome in outcomes.items() if outcome == "FAIL"] == []
     assert outcomes["DEC-7"] == "refused"  # each logit is finite
