@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = (".", "models", "plugins/llamacpp", "plugins/openvino")
+FOLDERS = (".", "models", "plugins/llamacpp", "plugins/openvino", "integrations/ray")
 
 
 def main() -> None:

@@ -296,8 +296,27 @@ def _isolated(
 ) -> Any:
     """Return a pool whose engine lives in a process of its own."""
     from infercore.isolated.pool import IsolatedPool  # noqa: PLC0415  (imports NumPy)
+    from infercore.isolated.process import EngineProcess  # noqa: PLC0415  (imports NumPy)
 
-    return IsolatedPool(os.path.abspath(path), descriptor.name, model, config)
+    if model.progress is not None:
+        raise UnsupportedFeatureError(
+            feature="progress",
+            backend=descriptor.name,
+            hint="callbacks stay in their own process",
+        )
+    process = EngineProcess(
+        {
+            "path": os.path.abspath(path),
+            "backend": descriptor.name,
+            "model": model,
+            "config": config,
+        },
+        step_timeout=config.step_timeout,
+        load_timeout=config.load_timeout,
+        max_restarts=config.max_restarts,
+        restart_window=config.restart_window,
+    )
+    return IsolatedPool(process, config)
 
 
 def embed(

@@ -29,6 +29,7 @@ FOLDERS = {
     "infercore-models": ROOT / "models",
     "infercore-llamacpp": ROOT / "plugins" / "llamacpp",
     "infercore-openvino": ROOT / "plugins" / "openvino",
+    "infercore-ray": ROOT / "integrations" / "ray",
 }
 OF_PYTHON = re.compile(r"Programming Language :: Python :: (3\.\d+)$")
 

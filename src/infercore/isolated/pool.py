@@ -1,4 +1,4 @@
-"""A pool of sessions whose engine lives in a process of its own."""
+"""A pool of sessions whose engine lives in another process."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from infercore.errors import SessionClosedError, UnsupportedFeatureError
-from infercore.isolated.process import EngineProcess
+from infercore.errors import SessionClosedError
 from infercore.isolated.session import IsolatedSession
 from infercore.isolated.tokenizer import IsolatedTokenizer
 from infercore.session.asynchronous import AsyncSession
@@ -25,38 +24,25 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from infercore.errors import SessionFatalError
+    from infercore.isolated.places import Engines
     from infercore.protocols.spi import FloatArray
-    from infercore.values.config import ModelConfig
     from infercore.values.info import Capabilities, ModelInfo
     from infercore.values.pool import PoolConfig
 
-_STATS_SECONDS = 0.05
-
 
 class IsolatedPool:
-    """The face of a `SessionPool` whose model and sessions live in a worker process.
+    """The face of a `SessionPool` whose model and sessions live in other processes.
 
-    ``model`` is None. A worker that dies or hangs is started anew, and every session goes on from
+    ``model`` is None. A process that dies or hangs is started anew, and every session goes on from
     its tokens, at most ``config.max_restarts`` times in ``config.restart_window`` seconds; then
     every call raises `SessionFatalError` with the first cause.
     """
 
     model = None
 
-    def __init__(self, path: str, backend: str, model: ModelConfig, config: PoolConfig) -> None:
-        if model.progress is not None:
-            raise UnsupportedFeatureError(
-                feature="progress", backend=backend, hint="callbacks stay in their own process"
-            )
-        load = {"path": path, "backend": backend, "model": model, "config": config}
+    def __init__(self, process: Engines, config: PoolConfig) -> None:
         self.config = config
-        self.process = EngineProcess(
-            load,
-            step_timeout=config.step_timeout,
-            load_timeout=config.load_timeout,
-            max_restarts=config.max_restarts,
-            restart_window=config.restart_window,
-        )
+        self.process = process
         facts = self.process.facts
         self.info: ModelInfo = facts["info"]
         self.capabilities: Capabilities = facts["capabilities"]
@@ -69,12 +55,9 @@ class IsolatedPool:
         self._waiters: ThreadPoolExecutor | None = None
         self._stats = PoolStats()  # as the process told last
 
-    def _ask(self, name: str, *args: Any, **fields: Any) -> Any:
-        return self.process.ask(name, *args, **fields)
-
     def _of_pool(self, name: str, *args: Any, **fields: Any) -> Any:
         self.check_open()
-        return self._ask("of_pool", name, list(args), fields)
+        return self.process.ask("of_pool", name, list(args), fields)
 
     # -- for its sessions ----------------------------------------------------------------------
 
@@ -125,9 +108,7 @@ class IsolatedPool:
         Where the process does not answer at once, what it does now is what it told last.
         """
         process = self.process
-        call = process.send(process.epoch, 0, "stats")
-        if call.done.wait(_STATS_SECONDS) and call.error is None:
-            self._stats = call.result
+        self._stats = process.stats() or self._stats
         counts: dict[str, Any] = {} if self.capabilities.encoder else dict(process.counts)
         n_batched = counts.pop("n_batched", 0)
         if counts.get("n_steps"):
@@ -188,7 +169,8 @@ class IsolatedPool:
 
     def flush_cache(self, namespace: str | None = None) -> None:
         """Forget what is kept of sequences that lost their cells."""
-        self._of_pool("flush_cache", namespace)
+        self.check_open()
+        self.process.flush(namespace)
 
     # -- ends ----------------------------------------------------------------------------------
 
@@ -196,7 +178,7 @@ class IsolatedPool:
         """Let the calls that have begun end, and no new one begin; see `SessionPool.drain`."""
         self.check_open()
         self._draining = True
-        return bool(self._ask("of_pool", "drain", [timeout], {}))
+        return self.process.drain(timeout)
 
     def close(self) -> None:
         """End everything; idempotent. What runs is cancelled."""

@@ -37,7 +37,10 @@ from infercore.session.observer import Step, is_observed, tell
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from infercore.values.pool import PoolStats
+
 _END_SECONDS = 10.0
+_STATS_SECONDS = 0.05
 _ASKS_SOMETIMES = 5.0
 _PAUSE_SECONDS = 1.0
 """Who looks so much too late was stopped, maybe with the process that is looked at."""
@@ -441,6 +444,28 @@ class EngineProcess:
             call.done.open()
             return call
         return child.send(target, name, args, fields or {})
+
+    def place(self) -> EngineProcess:
+        """Return where a new session lives: here."""
+        return self
+
+    def beside(self) -> EngineProcess:
+        """Return where a fork lives: here."""
+        return self
+
+    def stats(self) -> PoolStats | None:
+        """Return what the pool does now; None where its process does not answer at once."""
+        call = self.send(self.epoch, 0, "stats")
+        answered = call.done.wait(_STATS_SECONDS) and call.error is None
+        return call.result if answered else None
+
+    def flush(self, namespace: str | None) -> None:
+        """Forget what is kept of sequences that lost their cells."""
+        self.ask("of_pool", "flush_cache", [namespace], {})
+
+    def drain(self, timeout: float | None) -> bool:
+        """Let the calls that have begun end; see `SessionPool.drain`."""
+        return bool(self.ask("of_pool", "drain", [timeout], {}))
 
     def ask(self, name: str, *args: Any, **fields: Any) -> Any:
         """Return what the pool answers, from another process where one died over it."""

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from infercore.isolated.places import Place
     from infercore.isolated.pool import IsolatedPool
     from infercore.values.session import (
         Beam,
@@ -67,10 +68,11 @@ class IsolatedSession:
         *,
         owns_pool: bool = False,
         forked: tuple[int, ContextReport, Any] | None = None,
+        place: Place | None = None,
     ) -> None:
         self.context = pool  # an AsyncSession asks it for threads
         self._pool = pool
-        self._process = pool.process
+        self._process = pool.process.place() if place is None else place
         self._target = target
         self._options = dict(options)
         self._owns_pool = owns_pool
@@ -84,7 +86,7 @@ class IsolatedSession:
         else:
             self._epoch, self._report, self._value = forked
         pool.count_users(1)
-        self._drop = weakref.finalize(self, _dropped, pool, target)
+        self._drop = weakref.finalize(self, _dropped, self._process, target)
 
     # -- facts ---------------------------------------------------------------------------------
 
@@ -455,7 +457,12 @@ class IsolatedSession:
                 raise
             forked = (self._epoch, report, self._value)
             return IsolatedSession(
-                self._pool, target, self._options, owns_pool=self._owns_pool, forked=forked
+                self._pool,
+                target,
+                self._options,
+                owns_pool=self._owns_pool,
+                forked=forked,
+                place=self._process.beside(),
             )
 
     # -- ends ----------------------------------------------------------------------------------
@@ -492,9 +499,9 @@ class IsolatedSession:
         self.close()
 
 
-def _dropped(pool: IsolatedPool, target: int) -> None:
+def _dropped(place: Place, target: int) -> None:
     """What becomes of a session that was dropped; it takes no lock."""
-    pool.process.left.put((target, "close"))
+    place.left.put((target, "close"))
 
 
 def _less_time(value: Any, spent: float, name: str = "") -> Any:

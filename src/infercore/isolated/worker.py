@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from infercore.session.session import CoreSession
     from infercore.values.config import DecodeConfig
 
-_AT_ONCE = frozenset({"ping", "stats", "explain_context", "cancel"})
+AT_ONCE = frozenset({"ping", "stats", "explain_context", "cancel"})
 """Calls that wait for nothing, and so are answered by the thread that reads."""
 _GOES_ON = frozenset({"load", "next", "end", "close"})
 """Calls that do nothing of their own that could end a process, but for the engine's steps."""
@@ -49,7 +49,7 @@ _TOKENIZER = frozenset(
     {"encode", "decode", "token_bytes", "is_eog", "is_control", "apply_chat_template"}
 )
 _STREAMS = frozenset({"decode", "chat", "infill"})
-_N_THREADS = 4096
+N_THREADS = 4096
 _SLACK = 20.0
 """A call that takes so many times the mean of late is still expected."""
 
@@ -118,15 +118,39 @@ class _Held:
             stream.close()
 
 
-class Worker:
-    """Answers the requests for one pool."""
+class _Line:
+    """The pipes to a program, and the page that it looks at."""
 
     def __init__(self, requests: int, answers: int, board: int) -> None:
         self._requests = os.fdopen(requests, "rb")
         self._answers = answers
         self._lock = threading.Lock()
-        self._board = Board(board)
-        self._threads = ThreadPoolExecutor(_N_THREADS, thread_name_prefix="infercore-call")
+        self.board = Board(board)
+
+    def read(self) -> Any:
+        """Return the next request."""
+        return wire.read(self._take)
+
+    def _take(self, n: int) -> bytes:
+        data = self._requests.read(n)
+        if len(data) < n:
+            os._exit(0)  # the program that it works for is gone
+        return data
+
+    def send(self, answer: list[Any]) -> None:
+        """Send an answer."""
+        frame = wire.pack(answer, loose=True)
+        with self._lock:
+            wire.write_all(self._answers, frame)
+
+
+class Worker:
+    """Answers the requests for one pool: those of a program at the other end of a line, if any."""
+
+    def __init__(self, line: _Line | None = None) -> None:
+        self._line: Any = line
+        self._board: Any = None if line is None else line.board
+        self._threads = ThreadPoolExecutor(N_THREADS, thread_name_prefix="infercore-call")
         self._outside: set[int] = set()
         self._outside_lock = threading.Lock()
         self._held: dict[int, _Held] = {}
@@ -138,37 +162,35 @@ class Worker:
     def run(self) -> None:
         """Answer until the requests end."""
         while True:
-            number, target, name, args, fields = wire.read(self._take)
+            number, target, name, args, fields = self._line.read()
             work = partial(self._answer, number, target, name, args, fields)
-            if name in _AT_ONCE:
+            if name in AT_ONCE:
                 work()
             else:
                 self._threads.submit(work)
-
-    def _take(self, n: int) -> bytes:
-        data = self._requests.read(n)
-        if len(data) < n:
-            os._exit(0)  # the program that it works for is gone
-        return data
 
     def _answer(
         self, number: int, target: int, name: str, args: list[Any], fields: dict[str, Any]
     ) -> None:
         mark = target or OF_POOL | (number & (OF_POOL - 1))
-        is_outside = name not in _AT_ONCE and name not in _GOES_ON
+        is_outside = name not in AT_ONCE and name not in _GOES_ON
         if is_outside:
             self._begin_outside(mark)
+        answer = self.answer(target, name, args, fields)
+        if is_outside:
+            self._leave_outside([mark])
+        self._line.send([number, *answer])
+
+    def answer(
+        self, target: int, name: str, args: list[Any], fields: dict[str, Any]
+    ) -> tuple[bool, Any, Any]:
+        """Return whether a request went well, its result or error, and the session's value."""
         try:
             if target:
-                answer = [number, True, *self._of_session(target, name, args, fields)]
-            else:
-                answer = [number, True, getattr(self, f"do_{name}")(*args, **fields), None]
+                return True, *self._of_session(target, name, args, fields)
+            return True, getattr(self, f"do_{name}")(*args, **fields), None
         except BaseException as error:  # noqa: BLE001  (it is the caller's to see)
-            answer = [number, False, error, self._value(target, name)]
-        finally:
-            if is_outside:
-                self._leave_outside([mark])
-        self._send(answer)
+            return False, error, self._value(target, name)
 
     def _begin_outside(self, mark: int) -> None:
         with self._outside_lock:
@@ -180,19 +202,18 @@ class Worker:
             self._outside.difference_update(marks)
             self._board.begin_outside(list(self._outside))
 
-    def _send(self, answer: list[Any]) -> None:
-        frame = wire.pack(answer, loose=True)
-        with self._lock:
-            wire.write_all(self._answers, frame)
-
     # -- sessions ------------------------------------------------------------------------------
+
+    def holds(self, target: int) -> bool:
+        """Whether a session is here."""
+        return target in self._held
 
     def _of_session(self, target: int, name: str, args: list[Any], fields: dict[str, Any]) -> Any:
         """Return the answer, and the session's value where the call may have changed it."""
         held = self._held.get(target)
         if held is None:
             raise SessionClosedError("this session is closed; open a new one")
-        if name in _AT_ONCE or name == "close":
+        if name in AT_ONCE or name == "close":
             return getattr(self, f"_{name}")(held), None
         with held.lock:
             return self._work_on(held, target, name, args, fields)
@@ -251,7 +272,7 @@ class Worker:
 
     def _value(self, target: int, name: str) -> Any:
         held = self._held.get(target)
-        if held is None or name in _AT_ONCE or held.session.closed:
+        if held is None or name in AT_ONCE or held.session.closed:
             return None
         return snapshots.value_of(held.session)
 
@@ -270,14 +291,18 @@ class Worker:
         self._step_timeout = config.step_timeout
         self._model = infercore.load_model(path, backend=backend, config=model)
         own = attrs.evolve(config, isolate=False, **times)
-        self._pool = pool = self._model.new_pool(own)
-        if not pool.capabilities.encoder:
+        return self.hold(self._model.new_pool(own))
+
+    def hold(self, pool: SessionPool) -> dict[str, Any]:
+        """Answer for ``pool`` from now on; return the facts about it."""
+        self._pool = pool
+        if self._line is not None and not pool.capabilities.encoder:
             pool.owner.scheduler.stepping.on_call = self._note_call
-        tokenizer = pool.tokenizer
+        tokenizer: Any = pool.tokenizer
         names = ("n_vocab", "bos", "eos", "eot", "add_bos", "chat_template", "digest")
         return {
             "info": pool.info,
-            "backend": self._model.backend,
+            "backend": pool.model.backend,
             "capabilities": pool.capabilities,
             "effective": dict(pool.effective),
             "tokenizer": {
@@ -310,7 +335,7 @@ class Worker:
 
     def on_step(self, step: Step) -> None:
         """Let the program's observer hear of a step."""
-        self._send([STEP, True, list(attrs.astuple(step)), None])
+        self._line.send([STEP, True, list(attrs.astuple(step)), None])
 
     @property
     def _pooled(self) -> SessionPool:
@@ -340,7 +365,7 @@ class Worker:
 
     def do_stats(self) -> Any:
         """Return the pool's."""
-        if not self._pooled.capabilities.encoder:
+        if self._line is not None and not self._pooled.capabilities.encoder:
             self._count()
         return self._pooled.stats()
 
@@ -377,6 +402,6 @@ def main(requests: int, answers: int, board: int, life: int) -> None:
     """Work for the program at the other end of the pipes; end when that of ``life`` is closed."""
     threading.Thread(target=_wait_for_end, args=(life,), daemon=True).start()
     try:
-        Worker(requests, answers, board).run()
+        Worker(_Line(requests, answers, board)).run()
     except (OSError, wire.FrameError, InferCoreError):
         os._exit(1)

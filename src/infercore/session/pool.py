@@ -7,6 +7,7 @@ import threading
 import time
 import weakref
 from functools import partial
+from hashlib import sha256
 from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any
 
@@ -222,6 +223,22 @@ class SessionPool:
             batching="never" if self.config.batching == "never" else "always",
             step_ms=count.step_ms,
         )
+
+    def held(self) -> list[tuple[bytes, tuple[int, ...]]]:
+        """Return what sequences hold in cells and in memory: SHA-256 of the namespace, and tokens.
+
+        For who sends requests to several pools. It waits for the step that runs.
+        """
+        if self._owner is None:
+            return []
+        scheduler = self._owner.scheduler
+        found = self._owner.ask(
+            lambda: [(s.namespace, tuple(s.tokens[: s.n_held])) for s in scheduler.sequences]
+        )
+        stored = [] if self._store is None else self._store.held()
+        return [
+            (sha256(namespace.encode()).digest(), tokens) for namespace, tokens in found
+        ] + stored
 
     @property
     def reader_timeout(self) -> float | None:

@@ -155,6 +155,11 @@ class Store:
         with self._lock:
             return None if self._folder is None else self._folder.load(key, name)
 
+    def held(self) -> list[tuple[bytes, tuple[int, ...]]]:
+        """Return what memory holds: SHA-256 of the namespace, and tokens."""
+        with self._lock:
+            return [(entry.key.namespace, entry.tokens) for entry in self._entries.values()]
+
     def flush(self, namespace: str | None = None) -> None:
         """Forget everything, or what one namespace has, in memory and in the folder."""
         of = None if namespace is None else Key.of(namespace, "").namespace

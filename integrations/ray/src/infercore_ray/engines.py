@@ -1,0 +1,492 @@
+"""The replicas of a model as a pool sees them: who answers, who died, and where a session is."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import secrets
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import partial
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, cast
+
+import attrs
+from ray import serve
+from ray.exceptions import RayError, RayTaskError
+from ray.serve.exceptions import DeploymentUnavailableError, RequestCancelledError
+
+from infercore.errors import InvalidInputError, SessionClosedError, SessionFatalError
+from infercore.isolated import wire
+from infercore.isolated.pool import IsolatedPool
+from infercore.isolated.process import DeathError
+from infercore.values import checks
+from infercore.values.pool import PoolConfig, PoolStats
+from infercore_ray.blocks import blocks_of
+from infercore_ray.replica import GONE
+from infercore_ray.router import Route
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from concurrent.futures import Executor
+
+    from infercore.session.pool import SessionPool
+
+PREFIX = "model-"
+"""What the name of a model's deployment begins with."""
+_MOST_DEATHS = 3
+_MOST_READERS = 1024
+_MOST_ID = 2**62
+_AFTER_THE_FACT = frozenset({"cancel", "close", "explain_context"})
+"""Calls that need no replica where the session has none."""
+_INNOCENT = frozenset({"next", "end", *_AFTER_THE_FACT})
+_BEGINS = frozenset({"ensure_prefix", "open", "generate", "sample_many", "beam_search"})
+_ADDED = (
+    "n_open", "n_running", "n_waiting", "n_cells", "n_cells_used", "n_cells_shared",
+    "prompt_tokens", "cached_tokens", "restored_tokens", "generated_tokens", "n_steps",
+    "n_preempted", "n_moved_out", "n_restarts",
+)  # fmt: skip
+
+
+def _off_loop(work: Callable[[], Any]) -> Any:
+    """Return what ``work`` returns; in another thread where a loop runs in this one.
+
+    Serve refuses to wait in a loop, where a pool's calls that take no time may be made.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return work()
+    with ThreadPoolExecutor(1) as other:
+        return other.submit(work).result()
+
+
+def new_id() -> int:
+    """Return a number for a session that no other program has."""
+    return 1 + secrets.randbelow(_MOST_ID)
+
+
+class _Request:
+    """A call of a replica; ``error`` is a `DeathError` where that died, or has not the session."""
+
+    def __init__(
+        self,
+        response: Any,
+        died: Callable[[BaseException, bool], object],
+        threads: Executor | None = None,
+    ) -> None:
+        self._response = response
+        self._lock = threading.Lock()
+        self._threads = threads
+        self._died = died
+        self.done = self
+        self.replica: str | None = None
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.value: Any = None
+
+    def wait(self, timeout: float = -1, /) -> bool:
+        """Wait for the answer; an interruption leaves it to be waited for again."""
+        if not self._lock.acquire(timeout=timeout if timeout > 0 else -1):
+            return False
+        try:
+            return self._response is None or self._waited(timeout)
+        finally:
+            self._lock.release()
+
+    def when_open(self, callback: Callable[[], object], /) -> None:
+        """Call ``callback`` when the answer is there: a thread waits for it."""
+        if self._threads is None:
+            callback()
+        else:
+            self._threads.submit(self.wait).add_done_callback(lambda _: callback())
+
+    def _waited(self, timeout: float) -> bool:
+        try:
+            seconds = None if timeout < 0 else timeout
+            self.replica, frame = _off_loop(partial(self._response.result, timeout_s=seconds))
+        except TimeoutError:
+            return False
+        except (RequestCancelledError, RayError) as error:
+            if isinstance(error, RayTaskError):
+                self.error = error
+            else:
+                self._fail(error, is_death=not isinstance(error, RequestCancelledError))
+        except DeploymentUnavailableError as error:
+            self.error = SessionFatalError(
+                f"this model is not served any more: {error}", cause=error
+            )
+        else:
+            self._take(frame)
+        self._response = None
+        return True
+
+    def _take(self, frame: bytes) -> None:
+        if frame == GONE:
+            self._fail(ChildProcessError("the replica does not have this session"), is_death=False)
+            return
+        is_well, result, self.value = wire.read(io.BytesIO(frame).read)
+        if is_well:
+            self.result = result
+        else:
+            self.error = result
+
+    def _fail(self, cause: BaseException, *, is_death: bool) -> None:
+        self.error = DeathError(cause)
+        self._died(cause, is_death)
+
+
+def _known(result: Any = None, error: BaseException | None = None) -> _Request:
+    """Return a call that is answered already."""
+    request = _Request(None, _nothing)
+    request.result, request.error = result, error
+    return request
+
+
+def _nothing(_: BaseException, __: bool) -> None:  # noqa: FBT001  (whether it died)
+    """Note nothing."""
+
+
+class Engines:
+    """Answers for a pool by the replicas of a Serve deployment."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+        self._calls = handle.options(method_name="call")
+        self._lock = threading.Lock()
+        self._n_running = 0
+        self.reports: dict[str, Any] = {}
+        """What empty sessions report, by their options."""
+        self._threads = ThreadPoolExecutor(_MOST_READERS, thread_name_prefix="infercore-reader")
+        self.n_restarts = 0
+        self.fatal: SessionFatalError | None = None
+        self.closed = False
+        self.dropped: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self.facts: dict[str, Any] = self.ask("facts")
+        threading.Thread(
+            target=_end_dropped, args=(self.dropped,), name="infercore-left", daemon=True
+        ).start()
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Nothing: `stats` says what the replicas count that are there."""
+        return {}
+
+    def place(self) -> Place:
+        """Return where a new session lives: nowhere yet."""
+        return Place(self)
+
+    def check(self) -> None:
+        """Raise unless a call may be made."""
+        if self.closed:
+            raise SessionClosedError("this pool is closed; open a new one")
+        if self.fatal is not None:
+            raise SessionFatalError(str(self.fatal), cause=self.fatal.cause)
+
+    def send(
+        self,
+        route: Route,
+        request: Sequence[Any],
+        died: Callable[[BaseException, bool], object] = _nothing,
+    ) -> _Request:
+        """Send a request on its way. Raises for what cannot cross."""
+        frame = wire.pack(list(request))
+        return _Request(self._calls.remote(route, frame), died, self._threads)
+
+    def ask(self, name: str, *args: Any, **fields: Any) -> Any:
+        """Return what a replica answers, another one where one died over it."""
+        cause: BaseException | None = None
+        for _ in range(_MOST_DEATHS):
+            request = self.send(Route(begins=True), (0, name, list(args), fields))
+            request.wait()
+            if request.error is None:
+                return request.result
+            if not isinstance(request.error, DeathError):
+                raise request.error
+            cause = request.error.cause
+        raise SessionFatalError(
+            f"replicas died over {name!r}: {cause}", cause=cause or ChildProcessError()
+        )
+
+    def _ask_all(self, name: str, *args: Any) -> list[Any]:
+        """Return what the replicas answer that are there."""
+        frame = wire.pack([0, name, list(args), {}])
+        answers = _off_loop(
+            partial(self._handle.broadcast("ask", frame).results, return_exceptions=True)
+        )
+        found = []
+        for answer in answers:
+            if not isinstance(answer, BaseException):
+                is_well, result, _ = wire.read(io.BytesIO(answer[1]).read)
+                found += [result] if is_well else []
+        return found
+
+    def stats(self) -> PoolStats | None:
+        """Return the sum of what the replicas count; None where none answers."""
+        found: list[PoolStats] = self._ask_all("stats")
+        if not found:
+            return None
+        sums = {name: sum(getattr(each, name) for each in found) for name in _ADDED}
+        n_steps = sums["n_steps"]
+        batch = sum(each.mean_batch * each.n_steps for each in found) / n_steps if n_steps else 0.0
+        return attrs.evolve(found[0], **sums, mean_batch=batch)
+
+    def flush(self, namespace: str | None) -> None:
+        """Forget what the replicas keep of sequences that lost their cells."""
+        self._ask_all("of_pool", "flush_cache", [namespace], {})
+
+    def close_at(self, replica: str, target: int) -> None:
+        """Close a session at a replica that it was moved from."""
+        self.send(Route(at=replica), (target, "close", [], {})).wait()
+
+    def count(self, change: int) -> None:
+        """Count the calls of sessions that run."""
+        with self._lock:
+            self._n_running += change
+
+    def drain(self, timeout: float | None) -> bool:
+        """Wait until the calls of this program have ended; the replicas go on for others."""
+        until = None if timeout is None else time.monotonic() + timeout
+        while self._n_running:
+            if until is not None and time.monotonic() > until:
+                return False
+            time.sleep(0.005)
+        return True
+
+    def close(self) -> None:
+        """End what this program has of the replicas, which go on; idempotent."""
+        self.closed = True
+        self.dropped.put(None)
+        self._threads.shutdown(wait=False)
+
+
+def _go_on(_: Any) -> None:
+    """Wait for nothing."""
+
+
+def _end_dropped(dropped: SimpleQueue[Callable[[], object] | None]) -> None:
+    """Close sessions that were dropped; finalizers put them here."""
+    while (work := dropped.get()) is not None:
+        with suppress(Exception):  # a replica that is gone has no session left
+            work()
+
+
+class _Left:
+    """Takes what was dropped of one session."""
+
+    def __init__(self, place: Place, dropped: SimpleQueue[Any]) -> None:
+        self._place = place
+        self._dropped = dropped
+
+    def put(self, item: tuple[int, str], /) -> None:
+        """Note that a session has nobody any more."""
+        self._dropped.put(partial(self._place.let_go, *item))
+
+
+class Place:
+    """The replica that has a session; none before its first call, and after that one died.
+
+    A session is brought to a replica together with the first call that needs one: only then is
+    known which prefix it wants. After `_MOST_DEATHS` deaths in a row over its calls it is ended.
+    """
+
+    def __init__(self, engines: Engines, *, epoch: int = 1, replica: str | None = None) -> None:
+        self._engines = engines
+        self._lock = threading.Lock()
+        self._epoch = epoch
+        self._replica = replica
+        self._given: list[Any] | None = None
+        self._id: int | None = None
+        self._n_deaths = 0
+        self.left = _Left(self, engines.dropped)
+        self.ended: dict[int, BaseException] = {}
+
+    @property
+    def closed(self) -> bool:
+        """Whether the pool is closed."""
+        return self._engines.closed
+
+    @property
+    def replica(self) -> str | None:
+        """The name of the replica that has the session."""
+        return self._replica
+
+    def here(self) -> int:
+        """Return how many places there have been."""
+        self._engines.check()
+        return self._epoch
+
+    def beside(self) -> Place:
+        """Return where a fork lives: on the same replica."""
+        return Place(self._engines, epoch=self._epoch, replica=self._replica)
+
+    @property
+    def living(self) -> int:
+        """Return how many places there have been, 0 where none is known now."""
+        return 0 if self._replica is None else self._epoch
+
+    def is_lone(self, target: int) -> bool:  # noqa: ARG002  (all are alike)
+        """Whether the session is to be tried alone: it has another replica each time."""
+        return False
+
+    def let_first(self, mark: int) -> None:
+        """Wait for nobody: sessions that saw a death go to different replicas."""
+
+    @contextmanager
+    def alone(self, mark: int) -> Iterator[Callable[[Any], None]]:  # noqa: ARG002
+        """Hold back nobody."""
+        yield _go_on
+
+    def forget_session(self, target: int) -> None:
+        """Forget what was held against a session that is closed."""
+        self.ended.pop(target, None)
+
+    def went_on(self, target: int) -> None:  # noqa: ARG002
+        """Note that the session got further."""
+        self._n_deaths = 0
+
+    def send(
+        self,
+        epoch: int,
+        target: int,
+        name: str,
+        args: Sequence[Any] = (),
+        fields: Mapping[str, Any] | None = None,
+    ) -> _Request:
+        """Send a call to where the session is, which is brought somewhere first if need be."""
+        gone = DeathError(ChildProcessError("the replica that had this session is gone"))
+        if epoch != self._epoch:
+            return _known(error=gone)
+        given = {} if fields is None else dict(fields)
+        if name == "open_session":
+            return self._later(list(args), given)
+        if self._replica is None:
+            if name in _AFTER_THE_FACT or self._given is None:
+                return _known(error=gone)
+            opened = self._arrive(target, name, args, given)
+            if opened.error is not None:
+                return opened
+        route = Route(at=self._replica, begins=name in _BEGINS)
+        died = partial(self._lost, epoch, target, name)
+        return self._engines.send(route, (self._id or target, name, list(args), given), died)
+
+    def let_go(self, target: int, name: str) -> None:
+        """End what was dropped, if it is anywhere."""
+        if self._replica is not None and not self.closed:
+            self.send(self._epoch, target, name).wait()
+
+    # -- arriving ------------------------------------------------------------------------------
+
+    def _later(self, given: list[Any], fields: dict[str, Any]) -> _Request:
+        """Bring a session with its first call; at once where its options were never tried."""
+        self._given = [given, fields]
+        target, options, value = given
+        key = repr(sorted(options.items(), key=repr))
+        report = self._engines.reports.get(key)
+        if value is None and report is None:
+            opened = self._arrive(target, "open_session", (), {})
+            if opened.error is None:
+                self._engines.reports[key] = opened.result
+            return opened
+        return _known(report)
+
+    def _arrive(
+        self, target: int, name: str, args: Sequence[Any], fields: Mapping[str, Any]
+    ) -> _Request:
+        """Bring the session to a replica that holds what this call begins with."""
+        given, more = self._given or ([], {})
+        _, options, value = given
+        tokens = self._tokens_of(name, args, fields) if value is None else value["tokens"]
+        blocks = tuple(blocks_of(options.get("namespace", ""), tokens))
+        died = partial(self._lost, self._epoch, target, name)
+        route = Route(blocks=blocks, begins=True)
+        self._id = new_id()  # what a replica still has of an earlier stay is another session
+        request = [self._id, options, value]
+        opened = self._engines.send(route, (0, "open_session", request, more), died)
+        opened.wait()
+        if opened.error is None:
+            self._replica, self._given = opened.replica, None
+        return opened
+
+    def _tokens_of(
+        self, name: str, args: Sequence[Any], fields: Mapping[str, Any]
+    ) -> Sequence[int]:
+        """Return what a call begins with, for the router; nothing where that is not known."""
+        if name == "open":
+            name, args, fields, *_ = args
+        if name not in {"ensure_prefix", "prefill_suffix", "generate", "chat"}:
+            return ()
+        given = args[0] if args else ""
+        if isinstance(given, (list, tuple)) and name != "chat":
+            return given if all(type(token) is int for token in given) else ()
+        kept = {key: value for key, value in fields.items() if key == "tools"}
+        try:
+            found: list[int] = self._engines.ask("tokens_of", name, [given], kept)
+        except Exception:  # noqa: BLE001  (the call itself says what is wrong with it)
+            return ()
+        return found
+
+    # -- deaths --------------------------------------------------------------------------------
+
+    def _lost(self, epoch: int, target: int, name: str, cause: BaseException, died: bool) -> None:  # noqa: FBT001
+        """Note that the replica of that time is gone, or has the session no more."""
+        with self._lock:
+            if epoch != self._epoch:
+                return
+            left, self._replica = self._replica, None
+            self._epoch += 1
+            if (
+                not died and left is not None
+            ):  # it was sent elsewhere, for its replica had much to do
+                self._engines.dropped.put(partial(self._engines.close_at, left, self._id or target))
+            if died:
+                self._engines.n_restarts += 1
+                self._n_deaths += name not in _INNOCENT
+            if self._n_deaths >= _MOST_DEATHS:
+                self.ended[target] = cause
+
+
+class ReplicaPool(IsolatedPool):
+    """The pool of a model that Ray serves."""
+
+    def __init__(self, engines: Engines) -> None:
+        super().__init__(engines, PoolConfig())
+        self._waiters = ThreadPoolExecutor(_MOST_READERS, thread_name_prefix="infercore-waiter")
+
+    def new_target(self) -> int:
+        """Return a number for a session that no other program has."""
+        return new_id()
+
+
+def connect(name: str) -> SessionPool:
+    """Return the pool of the model ``name`` that an application on this Ray serves.
+
+    It has the face of `SessionPool`; closing it leaves the replicas to others. Raises
+    `InvalidInputError` where no application serves that model, or several do.
+    """
+    checks.check_text("name", name)
+    apps = serve.status().applications
+    wanted = PREFIX + name
+    found = [app for app, told in apps.items() if wanted in told.deployments]
+    if len(found) != 1:
+        models = sorted(
+            each[len(PREFIX) :]
+            for told in apps.values()
+            for each in told.deployments
+            if each.startswith(PREFIX)
+        )
+        raise InvalidInputError(
+            f"{len(found)} applications serve a model {name!r}; there is {models}",
+            field="name",
+            value=name,
+            allowed="the name of a model that one application serves",
+        )
+    return connect_to(wanted, found[0])
+
+
+def connect_to(deployment: str, app: str) -> SessionPool:
+    """Return the pool of a deployment."""
+    handle = serve.get_deployment_handle(deployment, app)
+    return cast("SessionPool", ReplicaPool(Engines(handle)))

@@ -1,0 +1,82 @@
+"""Serve's request router for replicas of pools: `PrefixRouting` behind its public interface."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import attrs
+from ray.serve.request_router import RequestRouter
+
+from infercore_ray.routing import PrefixRouting
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ray.serve.request_router import PendingRequest, ReplicaID, RunningReplica
+
+
+@attrs.frozen
+class Route:
+    """Where a request wants to go: to replica ``at``, or to who holds ``blocks``.
+
+    ``begins`` marks work that may be done elsewhere where ``at`` has too much to do.
+    """
+
+    at: str | None = None
+    blocks: tuple[bytes, ...] = ()
+    begins: bool = False
+
+
+class PrefixRouter(RequestRouter):  # type: ignore[misc]
+    """Sends a session's calls to the replica that has it, and new ones to who holds their prefix.
+
+    A replica that is gone answers nothing any more: its calls go to another one, which says that
+    it does not know the session, and the caller brings the session there.
+    """
+
+    def initialize_state(self, *, bound: float = 1.25) -> None:
+        """Begin; called by Serve with ``request_router_kwargs``."""
+        self._routing = PrefixRouting(bound=bound)
+        self._reports: dict[str, int] = {}
+        self._begun: dict[str, str] = {}  # replicas, by what Serve calls a request
+
+    def _look(self, candidates: Sequence[RunningReplica]) -> dict[str, RunningReplica]:
+        """Take in what the replicas reported; return them by name."""
+        by_name = {each.replica_id.unique_id: each for each in candidates}
+        self._routing.keep(by_name)
+        for name, replica in by_name.items():
+            told = replica.routing_stats
+            if told and self._reports.get(name) != told["number"]:
+                self._reports[name] = told["number"]
+                self._routing.report(name, told["held"], told["load"])
+        return by_name
+
+    async def choose_replicas(
+        self,
+        candidate_replicas: list[RunningReplica],
+        pending_request: PendingRequest | None = None,
+    ) -> list[list[RunningReplica]]:
+        """Return the replicas in the order in which they are to be tried."""
+        by_name = self._look(candidate_replicas)
+        route = pending_request.args[0] if pending_request and pending_request.args else None
+        if not isinstance(route, Route):
+            return [candidate_replicas]
+        if route.at in by_name and not route.begins:
+            return [[by_name[route.at]]]
+        ranked = self._routing.choose(route.blocks, at=route.at)
+        return [[by_name[name]] for name in ranked]
+
+    def on_request_routed(
+        self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any
+    ) -> None:
+        """Note what was sent where."""
+        del result
+        route = pending_request.args[0] if pending_request.args else None
+        if isinstance(route, Route) and route.begins:
+            self._routing.sent(replica_id.unique_id, route.blocks)
+            self._begun[pending_request.metadata.internal_request_id] = replica_id.unique_id
+
+    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
+        """Note what has ended."""
+        if self._begun.pop(internal_request_id, None) is not None:
+            self._routing.ended(replica_id.unique_id)

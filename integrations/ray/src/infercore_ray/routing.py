@@ -1,0 +1,100 @@
+"""Which replica a request goes to: the one that holds most of its prefix, within a bound on load.
+
+Pure: it knows blocks, replicas' names and what these have reported, and nothing of Ray.
+"""
+
+from __future__ import annotations
+
+import math
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+import attrs
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+
+BOUND = 1.25
+
+
+@attrs.define
+class _Known:
+    """What is known of a replica: its last report, and what was sent to it since."""
+
+    held: frozenset[bytes] = frozenset()
+    load: int = 0
+    sent: set[bytes] = attrs.field(factory=set)
+    n_sent: int = 0
+
+    @property
+    def n_busy(self) -> int:
+        return self.load + self.n_sent
+
+
+class PrefixRouting:
+    """Chooses replicas by what they report to hold, and bounds what each is given.
+
+    A replica's load is what it reported to run and to have waiting, and what was sent to it since;
+    none is chosen whose load would be beyond ``bound`` times the mean. Blocks that were sent since
+    the last report count as held until the next one says what is.
+    """
+
+    def __init__(self, *, bound: float = BOUND) -> None:
+        self._bound = bound
+        self._known: dict[str, _Known] = {}
+
+    def keep(self, replicas: Collection[str]) -> None:
+        """Know these replicas and no others; new ones hold nothing."""
+        for gone in self._known.keys() - set(replicas):
+            del self._known[gone]
+        for name in replicas:
+            self._known.setdefault(name, _Known())
+
+    def report(self, replica: str, held: Iterable[bytes], load: int) -> None:
+        """Note what ``replica`` says: the blocks that it holds, and how much it has to do."""
+        self._known[replica] = _Known(frozenset(held), load)
+
+    def sent(self, replica: str, blocks: Iterable[bytes]) -> None:
+        """Note that work with these blocks was sent to ``replica``."""
+        known = self._known.get(replica)
+        if known is not None:
+            known.n_sent += 1
+            known.sent.update(blocks)
+
+    def ended(self, replica: str) -> None:
+        """Note that what was sent to ``replica`` has ended before its next report."""
+        known = self._known.get(replica)
+        if known is not None and known.n_sent > 0:
+            known.n_sent -= 1
+
+    def load(self, replica: str) -> int:
+        """Return how much ``replica`` has to do, as far as is known."""
+        return self._known[replica].n_busy
+
+    def n_held(self, replica: str, blocks: Sequence[bytes]) -> int:
+        """Return how many of the first ``blocks`` a replica holds, without a gap."""
+        known = self._known[replica]
+        n = 0
+        for block in blocks:
+            if block not in known.held and block not in known.sent:
+                break
+            n += 1
+        return n
+
+    def choose(self, blocks: Sequence[bytes], *, at: str | None = None) -> list[str]:
+        """Return the replicas within the bound, the best first.
+
+        Who holds most of ``blocks`` is best, then who has least to do; ``at`` is where the
+        conversation is already, which is best of all. Requests for one new prefix agree on a
+        replica, also where several routers choose.
+        """
+        known = self._known
+        total = sum(each.n_busy for each in known.values())
+        most = math.ceil(self._bound * (total + 1) / len(known)) if known else 0
+        first = blocks[0] if blocks else b""
+
+        def rank(name: str) -> tuple[int, int, int, bytes]:
+            own = blake2b(first + name.encode(), digest_size=8).digest()
+            return name != at, -self.n_held(name, blocks), known[name].n_busy, own
+
+        return sorted((name for name in known if known[name].n_busy < most), key=rank)

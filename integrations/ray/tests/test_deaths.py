@@ -1,0 +1,150 @@
+"""A replica that dies takes nothing with it: texts are equal, and no token comes twice."""
+
+from __future__ import annotations
+
+import random
+import threading
+from typing import Any
+
+import pytest
+from local import LocalReplicas
+
+import infercore
+from infercore.errors import SessionFatalError
+from infercore_ray.engines import Engines, ReplicaPool
+
+PROMPT = "Once upon a time"
+KINDS = [{"temperature": 0.0}, {"temperature": 1.0, "seed": 11}]
+
+
+@pytest.fixture(scope="module")
+def replicas(model_path: str) -> Any:
+    running = LocalReplicas(model_path, 2, n_ctx=512, n_parallel=4, n_threads=1)
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def pool(replicas: LocalReplicas) -> Any:
+    while len(replicas.replicas) < 2:
+        replicas.start()
+    with ReplicaPool(Engines(replicas)) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def alone(model_path: str) -> Any:
+    with infercore.open_session(model_path, n_ctx=512, n_threads=1) as session:
+        yield session
+
+
+def place_of(session: Any) -> str:
+    return session._process.replica
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=["greedy", "seeded"])
+@pytest.mark.parametrize("at", [0, 1, 7])
+def test_a_stream_goes_on_elsewhere(
+    replicas: LocalReplicas, pool: Any, alone: Any, kind: dict[str, Any], at: int
+) -> None:
+    alone.ensure_prefix(PROMPT)
+    wanted = [c.text for c in alone.decode(max_tokens=16, **kind)]
+    with pool.open_session() as session:
+        session.ensure_prefix(PROMPT)
+        stream = session.decode(max_tokens=16, **kind)
+        found = [next(stream).text for _ in range(at)]
+        first = place_of(session)
+        replicas.kill(first)
+        found += [chunk.text for chunk in stream]
+        assert found == wanted
+        assert place_of(session) != first
+        assert session.explain_context().generated_tokens == 16
+        assert session.generate("", max_tokens=4, temperature=0.0)
+
+
+def test_a_session_goes_on_between_calls(replicas: LocalReplicas, pool: Any, alone: Any) -> None:
+    alone.ensure_prefix(PROMPT)
+    wanted = alone.generate(" there was", max_tokens=12, temperature=0.0)
+    with pool.open_session() as session:
+        session.ensure_prefix(PROMPT)
+        replicas.kill(place_of(session))
+        fork = session.fork()
+        assert session.generate(" there was", max_tokens=12, temperature=0.0) == wanted
+        replicas.start()
+        replicas.kill(place_of(fork))
+        with fork:
+            assert fork.generate(" there was", max_tokens=12, temperature=0.0) == wanted
+        assert session.explain_context().generated_tokens == 12
+
+
+def test_a_call_that_kills_each_replica_ends_alone(replicas: LocalReplicas, pool: Any) -> None:
+    with pool.open_session() as bad, pool.open_session() as good:
+        good.ensure_prefix(PROMPT)
+        send = replicas.remote
+
+        def killing(route: Any, frame: bytes) -> Any:
+            if b'"generate"' in frame:
+                replicas.start()
+                answer = send(route, frame)
+                replicas.kill(replicas.routed[-1][0])
+                return answer
+            return send(route, frame)
+
+        replicas.remote = killing
+        try:
+            with pytest.raises(SessionFatalError):
+                bad.generate(PROMPT, max_tokens=100)
+        finally:
+            del replicas.remote
+        assert good.generate(" there", max_tokens=3, temperature=0.0)
+        with pytest.raises(SessionFatalError):
+            bad.generate(PROMPT, max_tokens=1)
+
+
+def test_none_of_many_streams_is_lost(replicas: LocalReplicas, pool: Any, alone: Any) -> None:
+    wanted = {}
+    for seed in range(4):
+        alone.ensure_prefix(PROMPT)
+        wanted[seed] = "".join(c.text for c in alone.decode(max_tokens=40, seed=seed))
+    draw = random.Random(5)
+    left, wrong = threading.Semaphore(0), []
+
+    def work(number: int) -> None:
+        for turn in range(4):
+            seed = (number + turn) % 4
+            with pool.open_session() as session:
+                session.ensure_prefix(PROMPT)
+                text = "".join(c.text for c in session.decode(max_tokens=40, seed=seed))
+                if text != wanted[seed]:
+                    wrong.append((seed, text))
+            left.release()
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    n_kills = 0
+    while any(thread.is_alive() for thread in threads):
+        replicas.start()
+        replicas.kill(draw.choice(list(replicas.replicas)[:-1]))
+        n_kills += 1
+        left.acquire(timeout=1.0)
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert n_kills > 2
+
+
+def test_what_nobody_asks_about_is_closed_and_comes_again(model_path: str, alone: Any) -> None:
+    alone.ensure_prefix(PROMPT)
+    wanted = alone.generate(" there was", max_tokens=8, temperature=0.0)
+    running = LocalReplicas(model_path, 1, n_ctx=512, n_parallel=4, n_threads=1)
+    (replica,) = running.replicas.values()
+    with ReplicaPool(Engines(running)) as pool, pool.open_session() as session:
+        session.ensure_prefix(PROMPT)
+        assert len(replica._worker._held) == 1
+        replica._idle_s = 0.0
+        replica.close_idle()
+        assert not replica._worker._held
+        assert session.generate(" there was", max_tokens=8, temperature=0.0) == wanted
+    assert not replica._worker._held
+    running.close()
