@@ -1,4 +1,4 @@
-"""A Ray of this machine, with two replicas of the storyteller behind the HTTP front."""
+"""A Ray of two nodes on this machine, and two replicas of the storyteller behind the front."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import ray
 from ray import serve
+from ray.cluster_utils import Cluster
 
 import infercore_models
 import infercore_ray
@@ -20,34 +21,43 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 POOL = {"n_ctx": 512, "n_parallel": 4, "n_threads": 1}
-ON_HALF_A_CPU = {"ray_actor_options": {"num_cpus": 0.4}}
+ON_A_NODE = {"ray_actor_options": {"num_cpus": 0.6}}
+
+
+NODE = {"include_dashboard": False, "object_store_memory": 100 * 2**20}
 
 
 @pytest.fixture(scope="session")
-def port() -> Iterator[int]:
-    """Start Ray, with a folder of its own as HOME; return the port that Serve listens at."""
+def cluster() -> Iterator[Cluster]:
+    """Start Ray with two nodes, and a folder of its own as HOME."""
     home = tempfile.mkdtemp(prefix="ic", dir="/tmp")  # the paths of sockets have to be short
-    before = os.environ.get("HOME")
-    os.environ["HOME"] = home
+    before = {name: os.environ.get(name) for name in ("HOME", "RAY_TMPDIR")}
+    os.environ |= {"HOME": home, "RAY_TMPDIR": home}
+    (Path(home) / "ray").mkdir()
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, **NODE})
+    try:
+        nodes.add_node(num_cpus=1, **NODE)
+        ray.init(address=nodes.address, log_to_driver=False)
+        yield nodes
+    finally:
+        ray.shutdown()
+        nodes.shutdown()
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
+        shutil.rmtree(home, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def port(cluster: Cluster) -> Iterator[int]:
+    """Start Serve; return the port that it listens at."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         number = int(free.getsockname()[1])
-    ray.init(
-        num_cpus=2,
-        include_dashboard=False,
-        object_store_memory=100 * 2**20,
-        log_to_driver=False,
-        _temp_dir=home,
-    )
-    try:
-        serve.start(http_options={"host": "127.0.0.1", "port": number})
-        yield number
-        serve.shutdown()
-    finally:
-        ray.shutdown()
-        if before is not None:
-            os.environ["HOME"] = before
-        shutil.rmtree(home, ignore_errors=True)
+    serve.start(http_options={"host": "127.0.0.1", "port": number})
+    yield number
+    serve.shutdown()
 
 
 @pytest.fixture(scope="session")
@@ -59,6 +69,6 @@ def model_path() -> str:
 @pytest.fixture(scope="session")
 def tale(port: int, model_path: str) -> Any:
     """Serve two replicas; return a pool on them."""
-    app = infercore_ray.build_app({"tale": model_path}, num_replicas=2, **POOL, **ON_HALF_A_CPU)
+    app = infercore_ray.build_app({"tale": model_path}, num_replicas=2, **POOL, **ON_A_NODE)
     serve.run(app, name="tale", route_prefix="/")
     return infercore_ray.connect("tale")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+import ray
 from ray import serve
 
 import infercore
@@ -125,6 +127,10 @@ class Replica:
         now = self._pool.stats()
         load = now.n_running + now.n_waiting
         return {"number": self._n_reports, "held": tuple(held), "load": load}
+
+    def where(self) -> tuple[str, int, str]:
+        """Return this replica's name, its process and its node."""
+        return self._name, os.getpid(), ray.get_runtime_context().get_node_id()
 
     def check_health(self) -> None:
         """Raise where the pool has ended: Serve starts another replica."""

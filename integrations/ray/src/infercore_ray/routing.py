@@ -6,13 +6,13 @@ Pure: it knows blocks, replicas' names and what these have reported, and nothing
 from __future__ import annotations
 
 import math
-from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 import attrs
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Set as AbstractSet
 
 BOUND = 1.25
 
@@ -21,7 +21,7 @@ BOUND = 1.25
 class _Known:
     """What is known of a replica: its last report, and what was sent to it since."""
 
-    held: frozenset[bytes] = frozenset()
+    held: AbstractSet[bytes] = frozenset()
     load: int = 0
     sent: set[bytes] = attrs.field(factory=set)
     n_sent: int = 0
@@ -35,30 +35,35 @@ class PrefixRouting:
     """Chooses replicas by what they report to hold, and bounds what each is given.
 
     A replica's load is what it reported to run and to have waiting, and what was sent to it since;
-    none is chosen whose load would be beyond ``bound`` times the mean. Blocks that were sent since
-    the last report count as held until the next one says what is.
+    none is chosen whose load would be beyond ``bound`` times the mean, rounded up. Blocks that were
+    sent since the last report count as held until the next one says what is.
     """
 
     def __init__(self, *, bound: float = BOUND) -> None:
         self._bound = bound
         self._known: dict[str, _Known] = {}
+        self._total = 0
 
     def keep(self, replicas: Collection[str]) -> None:
         """Know these replicas and no others; new ones hold nothing."""
-        for gone in self._known.keys() - set(replicas):
-            del self._known[gone]
-        for name in replicas:
-            self._known.setdefault(name, _Known())
+        if len(replicas) == len(self._known) and all(name in self._known for name in replicas):
+            return
+        known = self._known
+        self._known = {name: known.get(name) or _Known() for name in sorted(replicas)}
+        self._total = sum(each.n_busy for each in self._known.values())
 
     def report(self, replica: str, held: Iterable[bytes], load: int) -> None:
         """Note what ``replica`` says: the blocks that it holds, and how much it has to do."""
-        self._known[replica] = _Known(frozenset(held), load)
+        before = self._known[replica]
+        self._known[replica] = now = _Known(frozenset(held), load)
+        self._total += now.n_busy - before.n_busy
 
     def sent(self, replica: str, blocks: Iterable[bytes]) -> None:
         """Note that work with these blocks was sent to ``replica``."""
         known = self._known.get(replica)
         if known is not None:
             known.n_sent += 1
+            self._total += 1
             known.sent.update(blocks)
 
     def ended(self, replica: str) -> None:
@@ -66,6 +71,7 @@ class PrefixRouting:
         known = self._known.get(replica)
         if known is not None and known.n_sent > 0:
             known.n_sent -= 1
+            self._total -= 1
 
     def load(self, replica: str) -> int:
         """Return how much ``replica`` has to do, as far as is known."""
@@ -89,12 +95,14 @@ class PrefixRouting:
         replica, also where several routers choose.
         """
         known = self._known
-        total = sum(each.n_busy for each in known.values())
-        most = math.ceil(self._bound * (total + 1) / len(known)) if known else 0
-        first = blocks[0] if blocks else b""
-
-        def rank(name: str) -> tuple[int, int, int, bytes]:
-            own = blake2b(first + name.encode(), digest_size=8).digest()
-            return name != at, -self.n_held(name, blocks), known[name].n_busy, own
-
-        return sorted((name for name in known if known[name].n_busy < most), key=rank)
+        n = len(known)
+        most = math.ceil(self._bound * (self._total + 1) / n) if n else 0
+        turn = int.from_bytes(blocks[0], "little") if blocks else 0
+        ranked = []
+        for number, (name, each) in enumerate(known.items()):
+            busy = each.load + each.n_sent
+            if busy < most:
+                held = self.n_held(name, blocks)
+                ranked.append((name != at, -held, busy, (number - turn) % n, name))
+        ranked.sort()
+        return [rank[-1] for rank in ranked]
