@@ -149,7 +149,8 @@ class Owner:
         scheduler.wake()
         if not wait or threading.current_thread() is self._thread:
             return
-        thread = self._thread
+        with self._lock:  # where another call starts it, it has started
+            thread = self._thread
         if thread is not None:
             thread.join(0.02)
             until = time.perf_counter() + _END_SECONDS
