@@ -26,10 +26,12 @@ from infercore.protocols.hooks import API_VERSION
 from infercore.sampling.factory import new_portable_sampler
 from infercore.testing import engine_of
 from infercore.testing.toy import N_CTX_TRAIN, N_VOCAB, ToyTokenizer, toy_logits
+from infercore.values import checks
 from infercore.values.config import ContextConfig
 from infercore.values.info import BackendDescriptor, Capabilities, MemoryPlan, ModelInfo
 
 N_EMBD = 8
+N_ENCODED = 256
 DECLARED = Capabilities(
     kv_remove="any",
     kv_copy="any",
@@ -327,6 +329,8 @@ class EncoderContext:
     tolerance = 0.0
 
     def __init__(self, config: ContextConfig) -> None:
+        if (config.n_ctx or 0) > N_ENCODED:
+            raise checks.refuse("n_ctx", config.n_ctx, f"at most {N_ENCODED}")
         n_batch = config.n_batch or config.n_ctx or 64
         self.n_batch, self.n_ubatch = n_batch, min(config.n_ubatch or n_batch, n_batch)
         self.effective = {
@@ -382,7 +386,7 @@ class EncoderModel(FullModel):
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
-        self.info = attrs.evolve(self.info, has_encoder=True, n_ctx_train=256)
+        self.info = attrs.evolve(self.info, has_encoder=True, n_ctx_train=N_ENCODED)
 
 
 def load(path: str, _config: Any) -> Any:

@@ -405,14 +405,19 @@ def judged(
 def _within(
     steps: list[Step], own: set[str], baseline: Baseline, budget_s: float | None
 ) -> list[Step]:
-    """Those of the mutant's own groups, and the first of the others that take ``budget_s``."""
+    """Those of the mutant's own groups, and the first of the others that take ``budget_s``.
+
+    A law of its own group that runs on the first rig too counts as another on later ones.
+    """
     if budget_s is None:
         return steps
+    first = {step.law for step in steps if not step.rig}
     kept: list[Step] = []
     for step in steps:
-        if step.group not in own:
+        is_free = step.group in own and not (step.rig and step.law in first)
+        if not is_free:
             budget_s -= baseline.seconds[step]
-        if budget_s >= 0 or step.group in own:
+        if is_free or budget_s >= 0:
             kept.append(step)
     return kept
 

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
 
 Error = TypeVar("Error", bound=BaseException)
 _SHOWN = 300
+_MISTAKES = (AttributeError, NameError, TypeError, LookupError, ArithmeticError)
 
 
 class LawError(AssertionError):
@@ -41,6 +42,13 @@ def raises(kind: type[Error], call: Callable[..., object], what: str) -> Error:
             f"{kind.__name__}"
         ) from error
     raise LawError(f"{what}: returned {_short(result)}, expected {kind.__name__}")
+
+
+def foreseen(error: BaseException, what: str) -> None:
+    """Raise `LawError` where ``error`` is what the core makes of a mistake in the plugin's code."""
+    cause = error.__cause__
+    if isinstance(cause, _MISTAKES) and str(error).startswith("backend "):
+        raise LawError(f"{what}: a {type(cause).__name__} is behind it ({cause})") from error
 
 
 def _short(value: object) -> str:

@@ -67,6 +67,30 @@ class Past:
 
 
 @attrs.frozen(kw_only=True)
+class Yarn:
+    """How YaRN mixes scaled positions with plain ones, over ``orig_ctx`` trained positions.
+
+    Source: Peng et al., YaRN (2023), with the bounds as llama.cpp rounds them.
+    """
+
+    orig_ctx: int
+    ext_factor: float = 1.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+
+    def plain(self, half: int, base: float) -> Numbers:
+        """Return how much of each of ``half`` frequencies stays unscaled."""
+        low, high = (
+            half * math.log(self.orig_ctx / (turns * 2 * math.pi)) / math.log(base)
+            for turns in (self.beta_fast, self.beta_slow)
+        )
+        low, high = max(0, math.floor(low)), min(2 * half - 1, math.ceil(high))
+        ramp = (np.arange(half) - low) / max(1e-3, high - low)
+        share: Numbers = self.ext_factor * (1 - np.clip(ramp, 0, 1))
+        return share
+
+
+@attrs.frozen(kw_only=True)
 class Way:
     """How tokens are computed; None = as the model's own files say.
 
@@ -75,6 +99,7 @@ class Way:
 
     rope_base: float | None = None
     rope_scale: float = 1.0
+    yarn: Yarn | None = None
     causal: bool = True
     added: Mapping[int, Any] = attrs.field(factory=dict)
 
@@ -179,8 +204,11 @@ class Oracle:
         """Turn pairs (j, j + half) of each head by position * base ** (-j / half)."""
         half = self._n_dim // 2
         base = way.rope_base or self.rope_base
-        turns = np.outer(positions * way.rope_scale, base ** (-np.arange(half) / half))
-        turn = np.exp(1j * turns)[:, None, :]
+        plain = 0.0 if way.yarn is None else way.yarn.plain(half, base)
+        scales = way.rope_scale * (1 - plain) + plain
+        turns = np.outer(positions, scales * base ** (-np.arange(half) / half))
+        longer = 1.0 if way.yarn is None else 1 - 0.1 * math.log(way.rope_scale)
+        turn = longer * np.exp(1j * turns)[:, None, :]
         turned = (x[..., :half] + 1j * x[..., half:]) * turn
         return np.concatenate([turned.real, turned.imag], axis=-1)
 

@@ -124,6 +124,7 @@ def at(rig: Rig, path: str) -> Rig:
         path=path,
         model_name=None,
         adapter=None,
+        narrow=None,
         adapter_name=None,
         **changes,
     )

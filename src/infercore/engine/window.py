@@ -32,8 +32,7 @@ class Window:
 def resolve_n_ctx(config: ContextConfig, info: ModelInfo) -> int:
     """Return the window asked for: None = the smaller of 4096 and the trained one, 0 = trained.
 
-    Raises `InvalidInputError` where the trained window is asked for and not known, and where an
-    encoder's window would exceed its trained positions.
+    Raises `InvalidInputError` where the trained window is asked for and not known.
     """
     trained = info.n_ctx_train
     if config.n_ctx is None:

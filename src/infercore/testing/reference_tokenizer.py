@@ -30,6 +30,9 @@ class ReferenceTokenizer:
         eog = eos if isinstance(eos, list) else [eos]
         self.n_vocab = n_vocab
         self.bos: int | None = config.get("bos_token_id")
+        for token in (self.bos, *eog):
+            if token is not None and not (isinstance(token, int) and 0 <= token < n_vocab):
+                raise ModelFormatError(f"{folder} names token {token!r}, of {n_vocab}", path=folder)
         self.eos: int | None = eog[0]
         self.eot = self._end_of_turn()
         self.add_bos = self.bos is not None and self._parsing.encode("").ids[:1] == [self.bos]

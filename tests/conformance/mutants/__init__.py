@@ -89,6 +89,7 @@ def load_all() -> dict[str, Mutant]:
         of_contexts,
         of_decoding,
         of_encoders,
+        of_files,
         of_further,
         of_lives,
         of_pools,

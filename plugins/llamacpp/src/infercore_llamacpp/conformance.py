@@ -43,6 +43,7 @@ def rig() -> Rig:
         model_name=MODEL,
         adapter=pack_path("storyteller-lora"),
         adapter_name="storyteller-lora",
+        narrow=pack_path(MODEL, "gguf-q8_0"),
         encoder=pack_path("encoder"),
         encoder_name="encoder",
         require=(
@@ -82,7 +83,7 @@ def _rig(name: str, **fields: Any) -> Rig:
     return Rig(**{**given, **fields})
 
 
-def pack_path(name: str) -> str:
+def pack_path(name: str, form: str = FORMAT) -> str:
     """Return where a model of the pack lies. Raises `ModelNotFoundError` without the pack."""
     try:
         import infercore_models  # noqa: PLC0415  (a distribution of its own)
@@ -92,7 +93,7 @@ def pack_path(name: str) -> str:
             "as infercore",
             path=name,
         ) from error
-    return str(infercore_models.path(name, FORMAT))
+    return str(infercore_models.path(name, form))
 
 
 def observe(context: Any, seq_id: int) -> Observation:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import infercore
-from infercore.conformance.expect import equal, raises, that
+from infercore.conformance.expect import equal, foreseen, raises, that
 from infercore.conformance.law import law
 from infercore.conformance.laws.bad_input import OPTIONS
 from infercore.errors import (
@@ -137,6 +137,7 @@ def check_damaged_files(rig: Rig) -> None:
                     context.decode(tokens)
             except InferCoreError as error:
                 that(not isinstance(error, PluginError), f"{name} {what}: {error}")
+                foreseen(error, f"{name} {what}")
                 if isinstance(error, ModelLoadError):
                     that(str(copy) in str(error.path), f"{name} {what}: the path {error.path!r}")
 

@@ -26,7 +26,7 @@ LEAK_MIB = 24
 ROUNDS = 12
 
 
-def _own_mib() -> float:
+def own_mib() -> float:
     """Memory in use by this process alone, not shared, nor of files: those pages come and go.
 
     What was freed is given back first, where the C library can: it keeps it, so that what is
@@ -46,10 +46,10 @@ def _taken_mib(work: Callable[[], object], times: int) -> list[float]:
     What the process did before may be given back in the midst of it, so that one round alone
     tells little.
     """
-    seen = [_own_mib()]
+    seen = [own_mib()]
     for _ in range(times):
         work()
-        seen.append(_own_mib())
+        seen.append(own_mib())
     return sorted(after - before for before, after in pairwise(seen))
 
 
@@ -64,7 +64,7 @@ def _left_mib(work: Callable[[], object]) -> float:
     return ROUNDS * sum(usual) / len(usual)
 
 
-def _need_proc(rig: Rig) -> None:
+def need_proc(rig: Rig) -> None:
     if not STATM.exists():
         rig.leave("this platform does not tell resident memory through /proc")
 
@@ -78,7 +78,7 @@ def _use(rig: Rig, **fields: Any) -> Context:
 @law("MEM-1", tier="process")
 def check_closed_contexts_give_memory_back(rig: Rig) -> None:
     """Opening, filling and closing contexts again and again takes no more memory in the end."""
-    _need_proc(rig)
+    need_proc(rig)
     left = _left_mib(lambda: _use(rig, n_ctx=1024).close())
     that(left < LEAK_MIB, f"{ROUNDS} contexts that were closed left {left:.0f} MiB")
 
@@ -124,7 +124,7 @@ def check_no_attempt_beyond_the_first(rig: Rig) -> None:
 @law("MEM-5", tier="process")
 def check_dropped_contexts_are_freed(rig: Rig) -> None:
     """Contexts that are dropped without close are freed with their last reference."""
-    _need_proc(rig)
+    need_proc(rig)
 
     def use_and_drop() -> None:
         _use(rig, n_ctx=1024)
@@ -136,7 +136,7 @@ def check_dropped_contexts_are_freed(rig: Rig) -> None:
 @law("MEM-6", tier="process", needs="plan_memory", since="1.1")
 def check_no_more_than_planned(rig: Rig) -> None:
     """A context takes no more memory than was planned for its cache and its computation."""
-    _need_proc(rig)
+    need_proc(rig)
     fields = {"n_ctx": _longest(rig, _large(rig)), "n_batch": 32, "n_ubatch": 32}
     plan = rig.model.plan_memory(**rig.fields(**fields))
     _use(rig, n_ctx=64).close()

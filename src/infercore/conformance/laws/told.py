@@ -15,7 +15,7 @@ import numpy as np
 import infercore
 from infercore.conformance.expect import equal, raises, that
 from infercore.conformance.law import law
-from infercore.conformance.oracle import Way
+from infercore.conformance.oracle import Way, Yarn
 from infercore.errors import (
     BackendUnavailableError,
     DecodeAbortedError,
@@ -79,18 +79,27 @@ def _size(path: str) -> int:
 
 @law("CAP-23", since="1.2")
 def check_rope_options_are_used(rig: Rig) -> None:
-    """Another base or scale of rope gives the oracle's logits with it, or is refused."""
+    """Another base or scale of rope, and YaRN, give the oracle's logits, or are refused."""
     oracle = rig.need_oracle()
     tokens = rig.tokens(24)
     linear = {"rope_scaling_type": "linear", "rope_freq_scale": 0.5}
+    yarn = {"rope_scaling_type": "yarn", "rope_freq_scale": 0.25}
+    longer = {**yarn, "yarn_orig_ctx": 64, "yarn_beta_fast": 8.0, "yarn_beta_slow": 0.5}
+    trained = rig.model.info.n_ctx_train
+    mixed = Yarn(orig_ctx=64, beta_fast=8.0, beta_slow=0.5)
     for fields, way in (
         ({"rope_freq_base": 5000.0}, Way(rope_base=5000.0)),
         (linear, Way(rope_scale=0.5)),
         ({**linear, "rope_freq_base": 20_000.0}, Way(rope_base=20_000.0, rope_scale=0.5)),
+        (yarn, Way(rope_scale=0.25, yarn=Yarn(orig_ctx=trained))),
+        (longer, Way(rope_scale=0.25, yarn=mixed)),
+        ({"rope_scaling_type": "none"}, Way()),
     ):
         row = _row(rig, tokens, **fields)
         if row is not None:
             rig.near(row, oracle.rows(tokens, way)[-1], f"logits with {fields}")
+    factors = {"rope_scaling_type": "longrope"}  # which a plain llama's files do not have
+    that(_row(rig, tokens, **factors) is None, "longrope is taken without its factors")
 
 
 @law("CAP-24", since="1.2")

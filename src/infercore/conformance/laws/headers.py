@@ -1,0 +1,238 @@
+"""What a model's files say of themselves, read apart from the backend, and files that lie."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import struct
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import infercore
+from infercore.conformance.expect import equal, foreseen, that
+from infercore.conformance.law import law
+from infercore.errors import InferCoreError, ModelLoadError, PluginError
+from infercore.testing import load_reference_model
+from infercore.weight_files import gguf
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from infercore.conformance.rig import Rig
+
+_OF_INFO = {
+    "n_embd": "embedding_length",
+    "n_layer": "block_count",
+    "n_ctx_train": "context_length",
+    "n_head": "attention.head_count",
+    "sliding_window": "attention.sliding_window",
+}
+_IDS = {"bos": "bos_token_id", "eos": "eos_token_id"}
+_BYTES_OF_32 = {0: 128, 1: 64, 2: 18, 8: 34, 30: 64}
+"""Bytes of 32 numbers by ggml's type: f32, f16, q4_0, q8_0, bf16."""
+_F16, _I32, _NO_TYPE = 1, 26, 99
+_U32, _F32, _TEXT = struct.Struct("<I"), struct.Struct("<f"), struct.Struct("<Q")
+
+
+def _models(rig: Rig) -> list[tuple[Path, Any]]:
+    """Return where the rig's models lie, and what the backend makes of them."""
+    found: list[tuple[Path, Any]] = []
+    if rig.path is not None:
+        found.append((Path(rig.path), rig.model))
+    if rig.encoder is not None and not rig.is_encoder:
+        found.append((Path(rig.encoder), rig.encoder_model))
+    return found or rig.leave("the rig names no path")
+
+
+def _is_gguf(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with path.open("rb") as opened:
+        return opened.read(len(gguf.MAGIC)) == gguf.MAGIC
+
+
+@law("CAP-35", model="any", since="1.2")
+def check_what_the_files_say(rig: Rig) -> None:
+    """Shape, sizes, metadata, ids and template are those of the model's own files."""
+    for path, model in _models(rig):
+        if _is_gguf(path):
+            _as_header(model, gguf.read(str(path)))
+        elif (path / "config.json").is_file():
+            _as_folder(model, path)
+        else:
+            rig.leave("the model is neither a GGUF file nor a folder with a config.json")
+
+
+def _as_header(model: Any, header: gguf.Header) -> None:
+    info, metadata = model.info, header.metadata
+    equal(info.architecture, header.architecture, "architecture")
+    found = {name: getattr(info, name) or None for name in _OF_INFO}
+    equal(found, {n: header.own(key) or None for n, key in _OF_INFO.items()}, "shape")
+    n_head_kv = header.own("attention.head_count_kv")
+    equal(info.n_head_kv, info.n_head if n_head_kv is None else n_head_kv, "n_head_kv")
+    tokens = metadata["tokenizer.ggml.tokens"]
+    equal((info.n_vocab, model.tokenizer.n_vocab), (len(tokens), len(tokens)), "n_vocab")
+    sizes = {tensor: math.prod(tensor.dims) for tensor in header.tensors.values()}
+    equal(info.n_params, sum(sizes.values()), "n_params")
+    if all(tensor.kind in _BYTES_OF_32 for tensor in sizes):
+        n_bytes = sum(n * _BYTES_OF_32[tensor.kind] // 32 for tensor, n in sizes.items())
+        equal(info.size_bytes, n_bytes, "size_bytes")
+    for key, value in metadata.items():
+        if isinstance(value, (str, int)) and key != "tokenizer.chat_template":
+            text = str(value).lower() if isinstance(value, bool) else str(value)
+            equal(info.metadata.get(key), text, f"metadata of {key}")
+    for name, key in _IDS.items():
+        asked = metadata.get(f"tokenizer.ggml.{key}")
+        if asked is not None:
+            equal(getattr(model.tokenizer, name), asked, name)
+    template = metadata.get("tokenizer.chat_template")
+    equal(model.tokenizer.chat_template, template, "the chat template")
+
+
+def _as_folder(model: Any, folder: Path) -> None:
+    info, config = model.info, json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    heads = config.get("num_attention_heads")
+    wanted = {
+        "n_vocab": config.get("vocab_size"),
+        "n_embd": config.get("hidden_size"),
+        "n_layer": config.get("num_hidden_layers"),
+        "n_head": heads,
+        "n_head_kv": config.get("num_key_value_heads") or heads,
+        "n_ctx_train": config.get("max_position_embeddings"),
+        "sliding_window": config.get("sliding_window"),
+    }
+    equal({name: getattr(info, name) for name in wanted}, wanted, "shape")
+    weights = folder / "model.safetensors"
+    if weights.is_file():
+        shapes, n_bytes = _of_safetensors(weights)
+        equal(info.n_params, sum(shapes), "n_params")
+        fits = n_bytes <= info.size_bytes <= weights.stat().st_size
+        that(fits, f"size_bytes is {info.size_bytes}, of weights there are {n_bytes}")
+
+
+def _of_safetensors(file: Path) -> tuple[list[int], int]:
+    """Return how many numbers each tensor has, and the bytes of all."""
+    with file.open("rb") as opened:
+        header = json.loads(opened.read(_TEXT.unpack(opened.read(8))[0]))
+    header.pop("__metadata__", None)
+    n_bytes = sum(last - first for first, last in (t["data_offsets"] for t in header.values()))
+    return [math.prod(tensor["shape"]) for tensor in header.values()], n_bytes
+
+
+# -- headers that lie ------------------------------------------------------------------------------
+
+
+@law("BAD-18", model="any", since="1.2")
+def check_headers_that_lie(rig: Rig) -> None:
+    """A header or a config that says what cannot be is refused by type and path.
+
+    Without a child to try it in, and never by a mistake of the plugin's own. What a config.json
+    says may also be of no use to the engine.
+    """
+    if rig.backend not in {"reference", *(backend.name for backend in infercore.backends())}:
+        rig.leave("the backend is not announced, so users cannot load with it by name")
+    for path, _ in _models(rig):
+        with tempfile.TemporaryDirectory() as folder:
+            copy = Path(folder) / path.name
+            shutil.copytree(path, copy) if path.is_dir() else shutil.copy(path, copy)
+            changed = copy / "config.json" if path.is_dir() else copy
+            if changed.is_file():
+                changed.chmod(0o600)
+                whole = changed.read_bytes()
+                for what, data in _lies_of(path, whole):
+                    changed.write_bytes(data)
+                    _tried(rig, str(copy), what, must=not path.is_dir())
+
+
+def _tried(rig: Rig, path: str, what: str, *, must: bool) -> None:
+    """Raise `LawError` unless the model at ``path`` is refused as it should, or may be loaded."""
+    try:
+        _loaded(rig, path).close()
+    except PluginError as error:
+        that(condition=False, text=f"{what}: {error}")
+    except ModelLoadError as error:
+        foreseen(error, what)
+        that(path in str(error.path), f"{what}: the path of the error is {error.path!r}")
+        that(len(str(error)) > len(path) + 10, f"{what}: the error says only {error}")
+    except InferCoreError:
+        return
+    else:
+        that(not must, f"{what}: it was loaded")
+
+
+def _loaded(rig: Rig, path: str) -> Any:
+    if rig.backend == "reference":
+        return load_reference_model(path)
+    return infercore.load_model(path, backend=rig.backend, check_in_child=False)
+
+
+def _lies_of(path: Path, whole: bytes) -> Iterator[tuple[str, bytes]]:
+    """Yield what is changed, and the file with it."""
+    if path.is_dir():
+        yield from _lies_of_a_config(json.loads(whole))
+    elif whole.startswith(gguf.MAGIC):
+        header = gguf.read(str(path))
+        yield from _lies_of_sizes(whole, header)
+        yield from _lies_of_numbers(whole, header)
+        yield from _lies_of_tensors(whole, header)
+
+
+_WRONG_NUMBERS: tuple[Any, ...] = (0, -1, 2**40, 0.5, "4", None, [])
+
+
+def _lies_of_a_config(config: dict[str, Any]) -> Iterator[tuple[str, bytes]]:
+    """Each number of a config once, with a value that none of its kind has."""
+    keys = [key for key, value in config.items() if isinstance(value, (int, float))]
+    for i, key in enumerate(keys):
+        wrong = _WRONG_NUMBERS[i % len(_WRONG_NUMBERS)]
+        yield f"{key} of {wrong!r}", json.dumps({**config, key: wrong}).encode()
+
+
+def _lies_of_sizes(data: bytes, header: gguf.Header) -> Iterator[tuple[str, bytes]]:
+    for at in (4, 8, 23, 24, 25, len(data) // 3):
+        yield f"cut after {at} bytes", data[:at]
+    yield "of version 99", data[:4] + _U32.pack(99) + data[8:]
+    for place, what in ((8, "tensors"), (16, "entries")):
+        for n in (2**20, 2**62):
+            yield f"with {n} {what}", data[:place] + _TEXT.pack(n) + data[place + 8 :]
+    for n in (0, 513, 2**31):
+        yield f"with {n} layers", _set(data, f"{header.architecture}.block_count", _U32.pack(n))
+
+
+def _lies_of_numbers(data: bytes, header: gguf.Header) -> Iterator[tuple[str, bytes]]:
+    for key, value in header.metadata.items():
+        if key.endswith("_epsilon") and isinstance(value, float):
+            for number in (-1.0, math.nan, math.inf):
+                yield f"{key} of {number}", _set(data, key, _F32.pack(number))
+        if key.endswith("pooling_type"):
+            yield f"{key} of 17", _set(data, key, _U32.pack(17))
+    tokens: tuple[bytes, ...] = header.metadata["tokenizer.ggml.tokens"]
+    twin = next((i for i in range(1, len(tokens)) if len(tokens[-i]) == len(tokens[-i - 1])), None)
+    if twin is not None:
+        old, new = (_TEXT.pack(len(t)) + t for t in (tokens[-twin], tokens[-twin - 1]))
+        at = data.index(b"tokenizer.ggml.tokens")
+        yield "with one token twice", data[:at] + data[at:].replace(old, new, 1)
+
+
+def _lies_of_tensors(data: bytes, header: gguf.Header) -> Iterator[tuple[str, bytes]]:
+    vectors = [t for t in header.tensors.values() if len(t.dims) == 1]
+    matrices = [t for t in header.tensors.values() if len(t.dims) == 2]  # noqa: PLR2004
+    for tensor, kind in (
+        (vectors[-1], _F16), (matrices[0], _I32), (matrices[-1], _I32), (matrices[-1], _NO_TYPE),
+    ):  # fmt: skip
+        yield f"with {tensor.name} of type {kind}", _retyped(data, tensor, kind)
+
+
+def _set(data: bytes, key: str, value: bytes) -> bytes:
+    """Return the file with a number in place of that of ``key``."""
+    name = key.encode()
+    at = data.index(_TEXT.pack(len(name)) + name) + 8 + len(name) + 4
+    return data[:at] + value + data[at + len(value) :]
+
+
+def _retyped(data: bytes, tensor: gguf.Tensor, kind: int) -> bytes:
+    name = tensor.name.encode()
+    at = data.index(_TEXT.pack(len(name)) + name) + 8 + len(name) + 4 + 8 * len(tensor.dims)
+    return data[:at] + _U32.pack(kind) + data[at + 4 :]

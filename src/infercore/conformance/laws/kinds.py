@@ -1,0 +1,231 @@
+"""Other kinds of the same: narrower weights, options of an engine's own, devices, long windows."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import struct
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import infercore
+from infercore.conformance.expect import equal, foreseen, raises, that
+from infercore.conformance.law import law
+from infercore.conformance.laws.memory import need_proc, own_mib
+from infercore.conformance.oracle import Oracle
+from infercore.errors import (
+    InferCoreError,
+    InvalidInputError,
+    PluginError,
+    SnapshotError,
+    UnsupportedFeatureError,
+)
+from infercore.registry import default_registry
+from infercore.testing import load_reference_model
+from infercore.values.config import ModelConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from infercore.conformance.rig import Rig
+
+
+# -- narrower weights ------------------------------------------------------------------------------
+
+
+@law("CAP-36", since="1.2")
+def check_narrower_weights(rig: Rig) -> None:
+    """The same weights in a narrower format give the oracle's logits within twice the tolerance.
+
+    They are as many and smaller; it is another model, and its plan is of these weights.
+    """
+    wide, tokens = rig.model, rig.tokens(70)
+    with _narrow(rig) as (path, oracle), rig.open_at(path) as model:
+        fields = rig.fields(n_batch=32, n_ubatch=32)
+        info = model.info
+        equal(info.n_params, wide.info.n_params, "n_params")
+        that(info.size_bytes < wide.info.size_bytes, f"{info.size_bytes} bytes are not fewer")
+        that(model.digest != wide.digest, "the digest is the same")
+        expected = oracle.rows(tokens)[-1]
+        for cut in (70, 69, 33):
+            with model.new_context(**fields) as context:
+                context.decode(tokens[:cut])
+                for token in tokens[cut:]:
+                    context.decode_one(token)
+                gap = float(np.abs(context.logits() - expected).max())
+                allowed = 2 * context.tolerance  # of the weights too, not of splits alone
+                that(gap <= allowed, f"{gap:.3g} off, {context.tolerance:.3g} stated")
+                exact = gap == 0
+        that(not exact, "the logits of narrower weights are those of the oracle to the bit")
+        if rig.context().capabilities.sequence_state:
+            with model.new_context(**fields) as context:
+                context.decode(tokens)
+                data = context.save_sequence(0)
+            other = rig.context()
+            raises(SnapshotError, lambda: other.load_sequence(0, data), "state of other weights")
+        with contextlib.suppress(UnsupportedFeatureError):
+            plans = [m.plan_memory(**fields) for m in (wide, model)]
+            equal(plans[1].kv_bytes, plans[0].kv_bytes, "the planned cache of both")
+            size, planned = info.size_bytes, plans[1].weights_bytes
+            that(size <= planned <= 4 * size, f"{planned} bytes of weights planned, of {size}")
+
+
+@contextlib.contextmanager
+def _narrow(rig: Rig) -> Iterator[tuple[str, Oracle]]:
+    """Give where narrower weights lie, and the oracle of them: the rig's, or a copy in bfloat16."""
+    oracle = rig.need_oracle()
+    if rig.narrow is not None:
+        yield rig.narrow, oracle
+        return
+    path = Path(rig.path or "")
+    if rig.path is None or not (path / "model.safetensors").is_file():
+        rig.leave("the rig names no file with narrower weights")
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / path.name
+        shutil.copytree(path, copy)
+        _halve(copy / "model.safetensors")
+        narrow = Oracle.of_folder(str(copy))
+        yield str(copy), oracle if narrow is None else narrow
+
+
+def _halve(file: Path) -> None:
+    """Write the float32 numbers of a safetensors file as bfloat16."""
+    data = file.read_bytes()
+    start = 8 + int.from_bytes(data[:8], "little")
+    header, body, at = json.loads(data[8:start]), [], 0
+    for name, tensor in header.items():
+        if name == "__metadata__" or tensor["dtype"] != "F32":
+            continue
+        first, last = tensor["data_offsets"]
+        numbers = np.frombuffer(data[start + first : start + last], "<u4")
+        body.append((numbers >> 16).astype("<u2").tobytes())
+        tensor.update(dtype="BF16", data_offsets=[at, at + len(body[-1])])
+        at += len(body[-1])
+    written = json.dumps(header).encode()
+    file.chmod(0o600)
+    file.write_bytes(struct.pack("<Q", len(written)) + written + b"".join(body))
+
+
+# -- an engine's own options, and devices ----------------------------------------------------------
+
+_ODD: tuple[Any, ...] = (-1, 2**70, 0.5, "", "no such value", [], {"a": object()}, {1: 2}, True)
+
+
+@law("BAD-19", since="1.2")
+def check_odd_values_of_own_options(rig: Rig) -> None:
+    """Each option of the engine's own takes a value or refuses it by name, never by a mistake."""
+    known = [record.name for record in default_registry().records()]
+    found = default_registry().get(rig.backend) if rig.backend in known else None
+    if found is None and rig.backend != "reference":
+        rig.leave("the backend is not announced, so users cannot load with it by name")
+    for name in found.model_options if found else ():
+        for value in _ODD:
+            _odd(name, value, lambda options: _load(rig, backend_options=options).close())
+    for name in found.context_options if found else ():
+        for value in _ODD:
+            _odd(name, value, lambda options: _open(rig, options))
+    raises(InvalidInputError, lambda: _load(rig, backend_options={"no_such": 1}), "no such option")
+
+
+def _open(rig: Rig, options: dict[str, Any]) -> None:
+    own = dict(rig.exact.get("backend_options") or {})
+    rig.model.new_context(n_ctx=32, backend_options={**own, **options}).close()
+
+
+def _odd(name: str, value: Any, opened: Any) -> None:
+    try:
+        opened({name: value})
+    except PluginError as error:
+        that(condition=False, text=f"{name}={value!r}: {error}")
+    except InvalidInputError as error:
+        named = name in str(error)
+        that(named and error.allowed, f"{name}={value!r}: the refusal says {error}")
+    except UnsupportedFeatureError as error:
+        that(name in error.feature, f"{name}={value!r} is refused as {error.feature!r}")
+    except InferCoreError as error:
+        foreseen(error, f"{name}={value!r}")
+
+
+def _load(rig: Rig, **fields: Any) -> Any:
+    if rig.path is None:
+        rig.leave("the rig names no path")
+    if rig.backend == "reference":
+        return load_reference_model(rig.path, config=ModelConfig(**fields))
+    return infercore.load_model(rig.path, backend=rig.backend, check_in_child=False, **fields)
+
+
+_OF_GPUS = ("nvidia*", "dri/render*", "kfd", "accel/*")
+
+
+@law("CAP-37", model="any", since="1.2")
+def check_devices(rig: Rig) -> None:
+    """Devices have names and kinds; one that is a GPU is announced only where there may be one.
+
+    Layers go to a GPU only where one is announced.
+    """
+    found = [b for b in infercore.backends(devices=True) if b.name == rig.backend]
+    devices = found[0].devices if found else ()
+    names = [device.name for device in devices]
+    equal(len(set(names)), len(names), "names of devices")
+    gpus = [device.name for device in devices if device.kind in ("gpu", "igpu")]
+    dev = Path("/dev")
+    if dev.is_dir() and Path("/proc/self").exists() and not any(map(_any_in(dev), _OF_GPUS)):
+        equal(gpus, [], "GPUs on a machine that has none")
+    if found:
+        that(any(device.kind == "cpu" for device in devices) or gpus, "no device can compute")
+        equal(rig.model.capabilities.gpu_offload and not gpus, False, "layers go to no GPU")
+        for device in devices:
+            sizes = (device.memory_free_bytes or 0, device.memory_total_bytes or 2**60)
+            that(0 <= sizes[0] <= sizes[1], f"{device.name} has {sizes} bytes")
+
+
+def _any_in(folder: Path) -> Any:
+    return lambda pattern: any(folder.glob(pattern))
+
+
+# -- windows and plans -----------------------------------------------------------------------------
+
+
+@law("ENC-11", needs="encoder", model="encoder", since="1.2")
+def check_windows_of_learned_positions(rig: Rig) -> None:
+    """An encoder takes as many tokens as it has learned positions, and no longer window."""
+    trained = rig.encoder_model.info.n_ctx_train
+    if not 0 < trained <= 2**12:
+        rig.leave("the encoder's positions are not known, or too many to be filled here")
+    ids = list(rig.encoder_model.tokenizer.encode(rig.story))
+    ids = (ids * (trained // len(ids) + 1))[:trained]
+    context = rig.opened(rig.encoder_context(n_ctx=trained, n_batch=trained, pooling_type="mean"))
+    context.encode(ids)
+    that(np.isfinite(context.embedding()).all(), "the vector of a full window")
+    error = raises(
+        InvalidInputError, lambda: rig.encoder_context(n_ctx=trained + 1), "a longer window"
+    )
+    equal(error.field, "n_ctx", "the field of the refusal")
+
+
+N_PLANS = 24
+PLAN_MIB = 8
+
+
+@law("MEM-9", tier="process", needs="plan_memory", since="1.2")
+def check_plans_leave_nothing(rig: Rig) -> None:
+    """Plans leave no memory behind: of a loaded model, and of one that is not loaded."""
+    need_proc(rig)
+    loaded = rig.backend != "reference" and rig.path is not None
+
+    def plan() -> None:
+        rig.model.plan_memory(**rig.fields(n_ctx=512))
+        if loaded and rig.backend in {backend.name for backend in infercore.backends()}:
+            infercore.plan_memory(rig.path, n_ctx=512, backend=rig.backend)  # type: ignore[arg-type]
+
+    for _ in range(6):
+        plan()
+    before = own_mib()
+    for _ in range(N_PLANS):
+        plan()
+    left = own_mib() - before
+    that(left < PLAN_MIB, f"{N_PLANS} plans left {left:.1f} MiB")

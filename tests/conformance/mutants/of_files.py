@@ -1,0 +1,82 @@
+"""Wrong backends over real attention that read their files, options and devices wrongly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import numpy as np
+
+import infercore
+from conformance.mutants import around, breaks, result
+from infercore.testing import reference_settings, reference_tokenizer
+from infercore.testing.reference_model import Loaded, ReferenceModel
+from infercore.values import checks
+from infercore.values.info import BackendInfo, DeviceInfo
+from infercore.weight_files import safetensors
+
+real = {"base": "reference"}
+
+
+@breaks("CAP-35", **real)
+def half_of_the_weights_are_counted(m: Any) -> None:
+    result(m, Loaded, "_info", lambda info: attrs.evolve(info, n_params=info.n_params // 2))
+
+
+@breaks("BAD-18", **real)
+def a_lie_is_met_by_a_mistake(m: Any) -> None:
+    def refused(*_: Any, **__: Any) -> Any:
+        raise KeyError("what is this?")
+
+    m.setattr(reference_tokenizer, "ModelFormatError", refused)
+
+
+@breaks("CAP-36", **real)
+def narrow_weights_lose_their_last_bit(m: Any) -> None:
+    old = safetensors._tensor
+
+    def tensor(entry: Any, body: Any) -> Any:
+        found = old(entry, body)
+        return found * np.float32(1.01) if entry["dtype"] == "BF16" else found
+
+    m.setattr(safetensors, "_tensor", tensor)
+
+
+@breaks("BAD-19", **real)
+def unknown_options_are_taken(m: Any) -> None:
+    m.setattr(checks, "check_options", lambda field, options, known: None)
+
+
+@breaks("CAP-37", **real)
+def one_device_is_announced_twice(m: Any) -> None:
+    device = DeviceInfo(name="CPU", kind="cpu", description="a processor")
+    found = BackendInfo(name="reference", available=True, devices=(device, device))
+    m.setattr(infercore, "backends", lambda devices=False: [found])
+
+
+@breaks("CAP-37", **real)
+def what_computes_is_never_announced(m: Any) -> None:
+    device = DeviceInfo(name="NPU", kind="accel", description="something else")
+    found = BackendInfo(name="reference", available=True, devices=(device,))
+    m.setattr(infercore, "backends", lambda devices=False: [found])
+
+
+@breaks("ENC-11", **real)
+def more_positions_than_were_learned(m: Any) -> None:
+    old = reference_settings.resolve_encoder
+
+    def resolve(config: Any, shape: Any, pooling: str) -> Any:
+        return old(config, attrs.evolve(shape, n_ctx_train=2 * shape.n_ctx_train), pooling)
+
+    m.setattr(reference_settings, "resolve_encoder", resolve)
+
+
+@breaks("MEM-9", **real)
+def a_plan_keeps_what_it_read(m: Any) -> None:
+    kept: list[bytes] = []
+
+    def plan(old: Any, self: Any, *args: Any) -> Any:
+        kept.append(b"x" * 2**20)
+        return old(self, *args)
+
+    around(m, ReferenceModel, "plan_memory", plan)
