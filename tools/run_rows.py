@@ -50,7 +50,7 @@ def page(found: dict[str, dict[tuple[str, str], str]]) -> str:
     """Return the page; ``found`` has the outcomes of each engine."""
     parts = [HEAD]
     for section in SECTIONS:
-        parts.append(f"## {section.title}\n\n| there | here | {' | '.join(found)} |")
+        parts.append(f"## {section.title}\n\n| there | infercore | {' | '.join(found)} |")
         parts.append("|---" * (2 + len(found)) + "|")
         for row in section.rows:
             cells = [found[name][section.title, row.there] for name in found]

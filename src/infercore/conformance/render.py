@@ -20,20 +20,20 @@ _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+(\.\d+)?(e[-+]?\d+)?|\[[^\]]*\]")
 INTRODUCTION = """\
 # Conformance
 
-What each backend of this project was found to keep of the contract, law by law. This page is
-written by the suite itself:
+Which rules ("laws") of the contract each backend of this project keeps. The suite writes this
+page itself:
 
 <!-- not run: it takes minutes, and has environments of its own in tox.ini -->
 ```bash
 infercore conformance {names} --markdown docs/conformance.md
 ```
 
-**ok**: declared or required, and kept. **refused**: not declared; the smallest such call raised
-`UnsupportedFeatureError`, changed nothing, and the context went on working. **known**: broken, for
-the reason given below; it fails the run once it is kept. **FAIL**: broken. **n/a**: cannot be tried
-here, for the reason given below. How to run the suite on a backend of your own:
-[Write a backend](tutorial/write-a-backend.md). How much wrong code the laws see in each backend:
-[What the laws see](reference/bite.md).
+**ok**: declared or required, and it holds. **refused**: not declared; the smallest such call
+raised `UnsupportedFeatureError`, changed nothing, and the context kept working. **known**:
+broken, for the reason given below; the run fails once it holds. **FAIL**: broken. **n/a**: cannot
+be tested here, for the reason given below. To run the suite on your own backend, see [Write a
+backend](tutorial/write-a-backend.md). For how many mistakes the laws detect, see [What the laws
+see](reference/bite.md).
 """
 
 
