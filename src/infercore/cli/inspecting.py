@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from infercore.cli.terminal import (
     print_table,
     read_file,
     read_stdin,
+    say,
     stdin_is_piped,
     without_line_end,
     write,
@@ -26,12 +28,12 @@ from infercore.locating import locate
 from infercore.registry.known import KNOWN
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from infercore import MemoryPlan, Model, Tokenizer
 
 
-COLUMNS = ("name", "usable", "version", "formats", "reason", "distribution")
+COLUMNS = ("name", "usable", "version", "formats", "distribution")
 DEVICE_COLUMNS = ("backend", "device", "kind", "description", "memory MiB")
 
 
@@ -48,6 +50,9 @@ def backends(as_json: bool, devices: bool) -> None:  # noqa: FBT001  (click pass
     rows = [_of_backend(info) for info in infos]
     shown = [i for i, name in enumerate(COLUMNS) if name == "name" or any(row[i] for row in rows)]
     print_table([COLUMNS[i] for i in shown], [[row[i] for i in shown] for row in rows])
+    for info in infos:
+        if info.reason:
+            say(f"{info.name}: {info.reason}")
     if devices:
         rows = [row for info in infos for row in _device_rows(info)]
         print_table(DEVICE_COLUMNS, rows, right=("memory MiB",))
@@ -72,7 +77,6 @@ def _of_backend(info: infercore.BackendInfo) -> Sequence[str]:
         "yes" if info.available else "no",
         info.version or "",
         ", ".join(info.formats),
-        info.reason or "",
         " ".join(parts),
     )
 
@@ -90,6 +94,7 @@ def _mebibytes(device: infercore.DeviceInfo) -> str:
 
 
 WIDEST_VALUE = 100
+EMPTY = ""
 SPECIAL = ("bos", "eos", "eot")
 
 
@@ -126,7 +131,7 @@ def inspect(
         print_json(facts)
         return
     rows = [("path", model), *_rows(facts)]
-    print_table(("what", "value"), rows)
+    print_table(("what", "value"), [row for row in rows if row[1] != EMPTY])
     print_table(("capability", "value"), list(_flat(facts["capabilities"])))
     print_table(("backend", "reads it", "why"), [tuple(row.values()) for row in facts["readers"]])
     if shown:
@@ -215,6 +220,8 @@ def _word(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, (list, tuple)):
         return ", ".join(map(str, value)) or "none"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {item}" for key, item in value.items()) or EMPTY
     return "none" if value is None else str(value)
 
 

@@ -6,7 +6,9 @@ import contextlib
 import io
 import json
 import os
+import re
 import sys
+import textwrap
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -69,15 +71,50 @@ def tell(text: str) -> None:
     """Write a line about the work to standard error, dimmed on a terminal with colours."""
     environment: Mapping[str, str] = os.environ
     coloured = may_animate() and not environment.get("NO_COLOR")
-    shown = harmless(text)
+    shown = _shown(text)
     click.echo(click.style(shown, dim=True) if coloured else shown, err=True)
 
 
 def tell_error(text: str) -> None:
     """Write an error to standard error, in red on a terminal with colours."""
     coloured = may_animate() and not os.environ.get("NO_COLOR")
-    shown = "error: " + harmless(text)
+    shown = _shown("error: " + text)
     click.echo(click.style(shown, fg="red") if coloured else shown, err=True)
+
+
+def _shown(text: str) -> str:
+    """Return ``text`` for standard error: harmless, and folded at words on a terminal."""
+    return _folded(harmless(text), sys.stderr) if is_terminal(sys.stderr) else harmless(text)
+
+
+def say(text: str) -> None:
+    """Write a line to standard output, folded at words on a terminal."""
+    click.echo(_folded(text, sys.stdout) if is_terminal(sys.stdout) else text)
+
+
+def _folded(text: str, stream: Any) -> str:
+    """Return ``text`` with line breaks between words, so that a terminal breaks none.
+
+    What follows two spaces or more, as in a list of commands, stays in its column.
+    """
+    width = _columns(stream)
+    rows = []
+    for row in text.split("\n"):
+        lead = re.match(r"\S.*?\s{2,}(?=\S)", row)
+        indent = len(lead[0]) if lead and len(lead[0]) < width // 2 else 0
+        folded = textwrap.wrap(
+            row, width, subsequent_indent=" " * indent, break_long_words=False,
+            break_on_hyphens=False, drop_whitespace=True, replace_whitespace=False,
+        )  # fmt: skip
+        rows += folded or [""]
+    return "\n".join(rows)
+
+
+def _columns(stream: Any) -> int:
+    try:
+        return max(20, os.get_terminal_size(stream.fileno()).columns)
+    except (OSError, ValueError, AttributeError):
+        return 80
 
 
 def of_the_system(error: OSError) -> str:
