@@ -51,7 +51,10 @@ def test_on_q8_0_a_few_take_turns_and_eight_do_not() -> None:
     for n_running in (8, 6, 4, 2):
         play(model, Q8_0, n_running)
     assert [model.per_call(n) for n in (2, 4, 6)] == [1, 1, 1]
+    assert model.takes_turns
+    play(model, Q8_0, 8)
     assert model.per_call(8) == 8
+    assert not model.takes_turns
     assert model.per_call(9) in (8, 9)
 
 

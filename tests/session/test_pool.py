@@ -425,3 +425,19 @@ def test_a_stream_whose_tokens_come_back_whole_evaluates_the_last_one(
             pool.owner.ask(lambda: scheduler.places.let_go(sequence, keep=False))
             (rest,) = in_threads(lambda: [token for chunk in stream for token in chunk.tokens])
             assert [*found, *rest] == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, "always"),
+        ({"batching": "always"}, "always"),
+        ({"batching": "never"}, "never"),
+        ({"batch_invariant": True}, "never"),
+    ],
+)
+def test_statistics_say_whether_sessions_share_calls(
+    reference: Any, fields: dict[str, Any], expected: str
+) -> None:
+    with reference.new_pool(n_parallel=2, n_ctx=64, **fields) as pool:
+        assert pool.stats().batching == expected

@@ -75,6 +75,8 @@ class CostModel:
         self._now = 0
         self._per_call: dict[int, int] = {}
         self._pieces: dict[int, int] = {}
+        self.takes_turns = batching == "never"
+        """Whether the last choice was one sequence a call."""
 
     def record(self, n_running: int, n_prompt: int, elapsed_ms: float) -> None:
         """Take in what a call with a token of each of ``n_running``, and of prompts, took.
@@ -129,6 +131,7 @@ class CostModel:
             if untried is not None:
                 return untried
             chosen = self._per_call[n_running] = self._cheapest(n_running)
+            self.takes_turns = chosen == 1
         return chosen
 
     def _is_untried(self, n_running: int) -> bool:

@@ -220,7 +220,7 @@ class SessionPool:
             n_preempted=count.n_preempted,
             n_moved_out=count.n_moved_out,
             n_restarts=count.n_restarts,
-            batching="never" if self.config.batching == "never" else "always",
+            batching="never" if scheduler.takes_turns else "always",
             step_ms=count.step_ms,
         )
 

@@ -75,6 +75,7 @@ class Scheduler:
             context=context,
         )
         self._keeps_at_end = keeps_at_end
+        self._costs = costs
         self.inbox: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self.sequences: set[Sequence] = set()
         self.stopping = False
@@ -146,6 +147,11 @@ class Scheduler:
     def multiple(self) -> int | None:
         """What the calls of a prompt end at, where each session has the bits it has alone."""
         return self._engine.multiple
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether each engine call has one sequence, as far as was chosen."""
+        return self._engine.n_sequences == 1 or self._costs.takes_turns
 
     @property
     def n_running(self) -> int:

@@ -185,7 +185,7 @@ class PoolStats:
     one session. ``prompt_tokens`` were asked for; of these ``cached_tokens`` were resident (held by
     the same session or copied from another) and ``restored_tokens`` came back from memory or disk.
     ``mean_batch`` is the mean number of sessions a step; ``step_ms`` a moving average of the time
-    of one. ``batching`` says what is in force, "always" or "never".
+    of one. ``batching`` says what is in force, "always" or "never" (with "auto" the last choice).
     ``n_preempted`` counts sessions that lost their cells while they ran, ``n_moved_out`` sequences
     moved to memory or disk, ``n_restarts`` engines opened anew.
     """
