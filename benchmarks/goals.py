@@ -91,6 +91,7 @@ GOALS = (
     Goal("decode, 1B, accurate", "as-it-comes-1b", DECODE, ACCURATE, 1.0, True),
     Goal("fork of 2,000 tokens", "as-it-comes-fork", r"fork .*", "into a new context", 20.0),
     Goal("a warm turn, 2,048 + 32 tokens", "as-it-comes-warm", WARM, COMES, 0.8),
+    Goal("a warm turn, other lengths", "as-it-comes-warm-spread", WARM, COMES, 0.8),
     Goal("a prefix of an unseen length", "as-it-comes-lengths", r".*, ratio", UNSEEN, 1.15),
     Goal("decode, 1B", "throughput-1b", DECODE, ALIKE, 0.98, True),
     Goal("a warm turn, 2,048 + 32 tokens", "warm-prefix-ir", WARM, ALIKE, 1 / 1.5),
