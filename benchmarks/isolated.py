@@ -1,13 +1,14 @@
 """Measure what a process of its own costs a token: python benchmarks/isolated.py MODEL.
 
 Reads the same greedy text from a pool in this process and from an isolated one, in turn, and
-prints the milliseconds a token of each (the best of its rounds), the difference, and the cost of a
-question that does nothing. With ``--sessions N`` so many streams are read at once, in threads.
+prints the milliseconds a token of each (the best of its rounds), the difference, the median of the
+rounds' differences, and the cost of a question that does nothing. With ``--sessions N`` so many streams are read at once, in threads.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -67,7 +68,11 @@ def main() -> None:
             there.append(token_ms(isolated, options.tokens, options.sessions))
         asked = question_ms(isolated)
     print(f"in this process: {min(here):.3f} ms a token; isolated: {min(there):.3f} ms")
-    print(f"added: {min(there) - min(here):.3f} ms a token; a question: {asked:.3f} ms")
+    middle = statistics.median(b - a for a, b in zip(here, there, strict=True))
+    print(
+        f"added: {min(there) - min(here):.3f} ms a token (median of rounds {middle:.3f}); "
+        f"a question: {asked:.3f} ms"
+    )
 
 
 if __name__ == "__main__":

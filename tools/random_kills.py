@@ -25,6 +25,7 @@ import kill_cases  # noqa: E402
 
 FORMATS = {"llamacpp": "gguf-f32", "openvino": "openvino"}
 _EVERY = 100
+_MOST_A_CASE = 8
 
 
 def checked(pool: Any, model: Any, seed: int, n_kills: int, fields: dict[str, Any]) -> Counter[str]:
@@ -41,7 +42,10 @@ def main() -> None:
     parser.add_argument("--n", type=int, default=100, help="kills")
     parser.add_argument("--seed", type=int, default=0, help="of the first case")
     parser.add_argument("--backend", default="llamacpp", choices=FORMATS)
+    parser.add_argument("--memory", action="store_true", help="let some workers lack memory first")
     options = parser.parse_args()
+    if options.memory:
+        kill_cases.WAYS["memory"] = 10
     path = infercore_models.path("storyteller", FORMATS[options.backend])
     fields = {"n_threads": 1, "n_threads_batch": 1}
     me = psutil.Process()
@@ -58,7 +62,8 @@ def main() -> None:
         ) as pool:
             n_files, n_threads, n_told = me.num_fds(), me.num_threads(), 0
             while total["kills"] < options.n:
-                total += checked(pool, model, seed, options.n - total["kills"], fields)
+                n_kills = min(_MOST_A_CASE, options.n - total["kills"])
+                total += checked(pool, model, seed, n_kills, fields)
                 seed += 1
                 if total["kills"] // _EVERY > n_told:
                     n_told = total["kills"] // _EVERY

@@ -21,8 +21,8 @@ import infercore as ic
 
 POOL = {"n_parallel": 4, "n_ctx": 160, "n_cells": 480, "cache_bytes": 2**20}
 LIMITS = {"step_timeout": 2.0, "max_restarts": 10**6}
-WAYS = {"SIGKILL": 40, "SIGSEGV": 25, "SIGABRT": 15, "SIGBUS": 15, "SIGSTOP": 3, "memory": 2}
-"""How a process ends, and how often; after "memory" it gets none beyond what it has."""
+WAYS = {"SIGKILL": 40, "SIGSEGV": 25, "SIGABRT": 15, "SIGBUS": 17, "SIGSTOP": 3}
+"""How a process ends, and how often; by "memory" it gets none beyond what it has before."""
 MOMENTS = {"prefill": 30, "step": 35, "save": 20, "load": 5, "any": 10}
 """What it does then, and how often; "any" is a moment by the clock."""
 _PREFILLS = {"ensure_prefix", "prefill_suffix"}

@@ -247,8 +247,10 @@ def test_closing_a_stream_whose_worker_died(pool: Any, plain: Any) -> None:
 
 def test_random_kills(pool: Any, model: Any, backend_name: str) -> None:
     first = 10 if backend_name == "llamacpp" else 20
-    for seed in range(first, first + 4):
-        kill_cases.check(pool, model, seed, **FIELDS)
+    counts = [
+        kill_cases.check(pool, model, seed, n_kills=3, **FIELDS) for seed in (first, first + 1)
+    ]
+    assert sum(count["kills"] for count in counts)
 
 
 def test_no_memory_ends_a_worker_and_no_session(pool: Any, plain: Any) -> None:

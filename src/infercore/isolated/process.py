@@ -476,7 +476,7 @@ class EngineProcess:
             with nullcontext() if suspect is None else self._alone:
                 call = self.send(epoch, 0, name, args, fields)
                 call.done.wait()
-            self._first.discard(suspect or 0)
+            self._first -= {suspect, call.mark} if suspect is not None else set()
             if call.error is None:
                 return call.result
             if not isinstance(call.error, DeathError):
@@ -574,8 +574,10 @@ class EngineProcess:
         while not (call.done.wait(_LOOK_SECONDS) or child is None or self.closed):
             is_outside = call.mark in child.board.outside
             if not is_outside and (has_begun or time.monotonic() > until):
-                return
+                break
             has_begun = has_begun or is_outside
+        if not isinstance(call.error, DeathError):  # alone it ended nothing
+            self._suspects.discard(call.target)
 
     def forget_session(self, target: int) -> None:
         """Forget what was held against a session that is closed."""
