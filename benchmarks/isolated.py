@@ -1,8 +1,9 @@
 """Measure what a process of its own costs a token: python benchmarks/isolated.py MODEL.
 
 Reads the same greedy text from a pool in this process and from an isolated one, in turn, and
-prints the milliseconds a token of each (the best of its rounds), the difference, the median of the
-rounds' differences, and the cost of a question that does nothing. With ``--sessions N`` so many streams are read at once, in threads.
+prints the milliseconds a token of each (the best of its rounds), the difference, the median of
+the rounds' differences, and the cost of a question that does nothing. With ``--sessions N`` so
+many streams are read at once, in threads.
 """
 
 from __future__ import annotations
