@@ -10,6 +10,7 @@ import numpy as np
 
 import infercore as ic
 import infercore_models
+from rows import ranker
 from rows.bench import STORY, raises
 from rows.sections import (
     MODELS,
@@ -70,10 +71,18 @@ def _(b: Bench) -> None:
 
 @TOKENS.row("rerank (openvino-genai)", "`rerank`")
 def _(b: Bench) -> None:
-    documents = ["a baker and a fox", "the stone bridge", "an owl"]
-    found = ic.rerank(b.pack("encoder"), "the stone bridge", documents, backend=b.backend, top_n=2)
-    assert len(found) == 2
-    assert found[0][1] >= found[1][1]
+    query, documents = "the stone bridge", ["a baker and a fox", "the stone bridge", "an owl"]
+    encoder = b.pack("encoder")
+    with tempfile.TemporaryDirectory() as folder:
+        if b.backend == "llamacpp":
+            encoder = ranker.write(encoder, Path(folder) / "ranker.gguf")
+        found = ic.rerank(encoder, query, documents, backend=b.backend)
+        best = ic.rerank(encoder, query, documents, backend=b.backend, top_n=2)
+        alone = [ic.rerank(encoder, query, [one], backend=b.backend)[0][1] for one in documents]
+    assert best == found[:2]
+    assert [place for place, _ in found] == np.argsort(alone)[::-1].tolist()
+    assert len(set(alone)) == 3
+    assert all(abs(score - alone[place]) < 1e-3 for place, score in found)
 
 
 # -- models and adapters --------------------------------------------------------------------------
