@@ -74,8 +74,12 @@ def _(b: Bench) -> None:
     query, documents = "the stone bridge", ["a baker and a fox", "the stone bridge", "an owl"]
     encoder = b.pack("encoder")
     with tempfile.TemporaryDirectory() as folder:
-        if b.backend == "llamacpp":
-            encoder = ranker.write(encoder, Path(folder) / "ranker.gguf")
+        source = infercore_models.path("encoder", "gguf-f32")
+        head = ranker.write(source, Path(folder) / "ranker.gguf")
+        if b.backend == "openvino":
+            encoder = ranker.write_ir(encoder, head, Path(folder) / "ranker")
+        else:
+            encoder = head
         found = ic.rerank(encoder, query, documents, backend=b.backend)
         best = ic.rerank(encoder, query, documents, backend=b.backend, top_n=2)
         alone = [ic.rerank(encoder, query, [one], backend=b.backend)[0][1] for one in documents]

@@ -1,7 +1,9 @@
-"""A model that ranks: the pack's encoder with a head of random weights, as llama.cpp reads it."""
+"""Models that rank: the pack's encoder with a head of random weights, for either engine."""
 
 from __future__ import annotations
 
+import json
+import shutil
 from typing import TYPE_CHECKING
 
 import gguf
@@ -38,4 +40,25 @@ def write(encoder: Path, target: Path) -> Path:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    return target
+
+
+def write_ir(encoder: Path, head: Path, target: Path) -> Path:
+    """Write the folder ``target``: an encoder in OpenVINO's format with the head of a GGUF file."""
+    import openvino as ov
+    from openvino import opset13 as op
+
+    weights = {t.name: np.array(t.data) for t in gguf.GGUFReader(head).tensors}
+    model = ov.Core().read_model(encoder / "openvino_model.xml")
+    hidden = model.output("last_hidden_state").get_node().input_value(0)
+    first = op.gather(hidden, op.constant(np.int64(0)), op.constant(np.int64(1)))
+    inner = op.tanh(op.matmul(first, op.constant(weights["cls.weight"]), False, True))
+    scores = op.matmul(inner, op.constant(weights["cls.output.weight"]), False, True)
+    scores.output(0).set_names({"logits"})
+    shutil.copytree(encoder, target, ignore=shutil.ignore_patterns("openvino_model.*"))
+    ranking = ov.Model([op.result(scores)], model.get_parameters(), "ranker")
+    ov.save_model(ranking, target / "openvino_model.xml", compress_to_fp16=False)
+    config = json.loads((target / "config.json").read_text())
+    config["architectures"] = ["BertForSequenceClassification"]
+    (target / "config.json").write_text(json.dumps(config))
     return target

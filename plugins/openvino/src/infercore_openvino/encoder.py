@@ -16,10 +16,16 @@ from infercore import (
 )
 from infercore_openvino.base import BaseContext
 from infercore_openvino.compiled import NOTHING
-from infercore_openvino.encoder_graph import HIDDEN
+from infercore_openvino.encoder_graph import HIDDEN, SCORES
 from infercore_openvino.engine import BACKEND, memory_errors
 from infercore_openvino.facts import trained_window
-from infercore_openvino.settings import DEFAULT_N_BATCH, FLASH_ATTENTION, POOLING, settings
+from infercore_openvino.settings import (
+    DEFAULT_N_BATCH,
+    FLASH_ATTENTION,
+    POOLING,
+    RANK,
+    settings,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -45,7 +51,7 @@ def capabilities(settings: Settings) -> Capabilities:
         multi_sequence=True,
         live_threads=True,
         embeddings=True,
-        pooling=POOLING,
+        pooling=(RANK,) if settings.pooling == RANK else POOLING,
         encoder=True,
         abort=True,
         kv_types=settings.kv_types,
@@ -61,6 +67,9 @@ def settings_of(config: ContextConfig, files: ModelFiles, device: str) -> Settin
     in a table that ends there, and the engine does not check.
     """
     attention = config.attention_type or "non-causal"
+    if files.ranks and config.pooling_type not in {None, RANK}:
+        hint = "this model gives scores; give 'rank', or leave it out"
+        raise _unsupported("pooling_type", config.pooling_type, hint)
     found = settings(config, files, device=device, attention=attention)
     if found.form is not None:
         raise _unsupported("form", found.form, "an encoder has a form of its own; leave it out")
@@ -86,7 +95,7 @@ def settings_of(config: ContextConfig, files: ModelFiles, device: str) -> Settin
         n_batch=n_batch,
         n_ubatch=min(n_batch, config.n_ubatch or n_batch),
         embeddings=True,
-        pooling=config.pooling_type or files.pooling,
+        pooling=RANK if files.ranks else config.pooling_type or files.pooling,
         fixed={**found.fixed, "attention_type": config.attention_type},
     )
 
@@ -121,8 +130,13 @@ class EncoderContext(BaseContext):
             for port in compiled.engine.inputs
             for name in port.get_names()
         }
+        self.separator: int | None = None
+        self._ranks = settings.pooling == RANK
+        self._output = SCORES if self._ranks else HIDDEN
+        kinds = compiled.graph.config.get("type_vocab_size")
+        self._has_types = isinstance(kinds, int) and kinds > 1
         if compiled.is_causal is None:
-            compiled.is_causal = self._looks_back_only()
+            compiled.is_causal = not self._ranks and self._looks_back_only()
         self._set_attention("causal" if compiled.is_causal else "non-causal")
 
     def _looks_back_only(self) -> bool:
@@ -167,6 +181,8 @@ class EncoderContext(BaseContext):
             for seq_id in ids:
                 places.setdefault(seq_id, []).append(i)
         self._run({seq_id: tokens[at] for seq_id, at in places.items()})
+        if self._ranks:
+            return
         rows = np.empty((len(tokens), self._compiled.graph.shape.n_embd), dtype=np.float32)
         for seq_id, at in reversed(places.items()):
             rows[at] = self._hidden[seq_id]
@@ -179,7 +195,8 @@ class EncoderContext(BaseContext):
             self._check_abort(seq_ids[0])
             found = self._infer(self._request, [texts[s] for s in seq_ids])
             for row, seq_id in enumerate(seq_ids):
-                self._hidden[seq_id] = found[row, : len(texts[seq_id])].copy()
+                end = None if self._ranks else len(texts[seq_id])
+                self._hidden[seq_id] = np.atleast_2d(found[row, :end]).copy()
         self._count(started, sum(map(len, texts.values())))
 
     def _infer(self, request: Any, texts: Sequence[Tokens]) -> Floats:
@@ -189,16 +206,21 @@ class EncoderContext(BaseContext):
         for row, text in enumerate(texts):
             ids[row, : len(text)] = text
             mask[row, : len(text)] = 1
+        kinds = np.zeros(shape, dtype=np.int64)
+        if self._ranks and self._has_types:  # of a pair the second text is of another kind
+            for row, text in enumerate(texts):
+                ends = np.flatnonzero(text == self.separator)
+                kinds[row, ends[0] + 1 if len(ends) else len(text) : len(text)] = 1
         inputs = {
             "input_ids": ids,
             "attention_mask": mask,
-            "token_type_ids": np.zeros(shape, dtype=np.int64),
+            "token_type_ids": kinds,
             "position_ids": np.broadcast_to(np.arange(shape[1]), shape),
         }
         known = {n: np.ascontiguousarray(inputs[n], dtype=t) for n, t in self._dtypes.items()}
         with memory_errors("a compute step"):
             request.infer(known, share_inputs=True, share_outputs=True)
-        found: Floats = request.get_tensor(HIDDEN).data
+        found: Floats = request.get_tensor(self._output).data
         return found
 
     def warmup(self) -> None:

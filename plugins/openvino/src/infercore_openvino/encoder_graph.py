@@ -12,32 +12,39 @@ if TYPE_CHECKING:
     from infercore_openvino.files import ModelFiles
 
 FORM = "encoder"
-HIDDEN = "last_hidden_state"
+HIDDEN, SCORES = "last_hidden_state", "logits"
 _NEEDED = {"input_ids", "attention_mask"}
 _KNOWN = _NEEDED | {"token_type_ids", "position_ids"}
-_HIDDEN_RANK = 3
+_HIDDEN_RANK, _SCORES_RANK = 3, 2
 _TABLE_RANK = 2
 
 
 def build(core: Any, files: ModelFiles, path: str) -> graph.Graph:
     """Read the graph. Raises `ModelFormatError` for a broken file or one that is no encoder."""
     model = graph.read(core, files.xml, path)
-    _check(model, path)
+    _check(model, path, output_of(files))
+    width = int(files.config.get("hidden_size") or 0)
     shape = graph.Shape(
         n_vocab=_n_vocab(model, path),
-        n_embd=model.output(HIDDEN).partial_shape[2].get_length(),
+        n_embd=width if files.ranks else model.output(HIDDEN).partial_shape[2].get_length(),
         n_layer=KvShape.of(files.config).n_layer,
         n_params=graph.count_params(model),
     )
-    return graph.Graph(model=model, form=FORM, shape=shape, inv_freq=None)
+    return graph.Graph(model=model, form=FORM, shape=shape, inv_freq=None, config=files.config)
 
 
-def _check(model: Any, path: str) -> None:
+def output_of(files: ModelFiles) -> str:
+    """Return the name of the output that is read: of scores, or of hidden states."""
+    return SCORES if files.ranks else HIDDEN
+
+
+def _check(model: Any, path: str, output: str) -> None:
     inputs, outputs = graph.names(model.inputs), graph.names(model.outputs)
-    if not (_NEEDED <= inputs <= _KNOWN and HIDDEN in outputs):
+    if not (_NEEDED <= inputs <= _KNOWN and output in outputs):
         raise graph.unknown_kind(model, path)
-    hidden = model.output(HIDDEN).partial_shape
-    if hidden.rank.get_length() != _HIDDEN_RANK or hidden[2].is_dynamic:
+    found = model.output(output).partial_shape
+    rank = _HIDDEN_RANK if output == HIDDEN else _SCORES_RANK
+    if found.rank.get_length() != rank or found[rank - 1].is_dynamic:
         raise graph.unknown_kind(model, path)
     if any(size.is_static for port in model.inputs for size in port.partial_shape):
         raise ModelFormatError(

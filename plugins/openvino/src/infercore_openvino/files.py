@@ -42,6 +42,13 @@ class ModelFiles:
     pooling: str = "none"
 
     @property
+    def ranks(self) -> bool:
+        """Whether it gives texts scores: an encoder with a head that classifies."""
+        kinds = self.config.get("architectures")
+        named = [str(kind) for kind in kinds] if isinstance(kinds, list) else []
+        return not self.has_cache and any(n.endswith("ForSequenceClassification") for n in named)
+
+    @property
     def tokenizer_json(self) -> str:
         """The path of the tokenizer's file, whether or not it is there."""
         return os.path.join(self.folder, "tokenizer.json")

@@ -217,10 +217,13 @@ class OpenVinoModel:
         added = Additions(adapters=joined)
         compiled = self._graphs.take(form, asked, added)
         try:
-            return _CONTEXTS[form](compiled, self._graphs, asked, added)
+            context = _CONTEXTS[form](compiled, self._graphs, asked, added)
         except BaseException:
             self._graphs.give_back(compiled)
             raise
+        if isinstance(context, encoder.EncoderContext):
+            context.separator = self.tokenizer.sep
+        return context
 
     def plan_memory(self, config: ContextConfig) -> MemoryPlan:
         """Return the bytes that a context of ``config`` will take."""

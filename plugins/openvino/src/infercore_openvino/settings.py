@@ -23,7 +23,7 @@ DEFAULT_N_BATCH = 2048
 DEFAULT_N_UBATCH = 512
 MAX_OWN_STREAMS = 4  # of one compiled graph, unless num_streams says otherwise
 NO_KV_TYPES = ("f32",)  # without a cache
-POOLING = ("none", "mean", "cls", "last")
+POOLING, RANK = ("none", "mean", "cls", "last"), "rank"
 FLASH_ATTENTION = ("auto", "off")
 
 # How far logits may move in another split, by the format of products and that of the cache. Exact
@@ -39,7 +39,7 @@ _HINTS = {
     "offload_kqv": "the cache is in the memory of the device",
     "op_offload": "all operations run on one device",
     "swa_full": "the whole cache is always kept",
-    "pooling_type": "give 'none', 'mean', 'cls' or 'last'",
+    "pooling_type": "the model has no head that ranks; give 'none', 'mean', 'cls' or 'last'",
 }
 _TO_A_GPU = {"offload_kqv", "op_offload"}  # of a model with layers there: the graph is not split
 
@@ -99,7 +99,7 @@ def settings(
     attention = attention if causal else "non-causal"
     turning, rotary = rope.in_force(config, files.config, trained_window(files))
     fixed = {**turning, **_FIXED, "attention_type": attention}
-    _refuse(config, fixed)
+    _refuse(config, fixed, (RANK,) if files.ranks else POOLING)
     if rotary is not None:
         _check_rope(config, files, fixed)
     n_threads = _n_threads(config)
@@ -173,14 +173,14 @@ def _check_rope(config: ContextConfig, files: ModelFiles, fixed: Mapping[str, An
         raise _unsupported(named, getattr(config, named), hint)
 
 
-def _refuse(config: ContextConfig, fixed: Mapping[str, Any]) -> None:
+def _refuse(config: ContextConfig, fixed: Mapping[str, Any], pooling: Sequence[str]) -> None:
     for name in ("attention_type", *_FIXED):
         asked, in_force = getattr(config, name), fixed[name]
         if asked is not None and asked != in_force and name not in _TO_A_GPU:
             raise _unsupported(name, asked)
     if config.flash_attn == "on":
         raise _unsupported("flash_attn", "on")
-    if config.pooling_type not in {None, *POOLING}:
+    if config.pooling_type not in {None, *pooling}:
         raise _unsupported("pooling_type", config.pooling_type)
 
 
