@@ -44,6 +44,16 @@ def test_who_is_put_back_is_the_next_one() -> None:
     assert len(waiting) == 0
 
 
+def test_a_stream_that_rested_goes_on_before_those_that_have_not_begun() -> None:
+    waiting = Waiting()
+    new, first, second = (job_of("a") for _ in range(3))
+    first.placed_once = second.placed_once = True
+    waiting.append(new)
+    for job in (first, second):
+        waiting.resume(job)
+    assert [waiting.take() for _ in range(3)] == [first, second, new]
+
+
 def test_a_call_of_another_namespace_has_the_next_place(reference: Any) -> None:
     with reference.new_pool(n_parallel=1, n_ctx=64) as pool:
         order: list[str] = []

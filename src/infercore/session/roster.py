@@ -62,11 +62,13 @@ class Roster:
         self.resting.add(job)
 
     def wake(self, job: Generating) -> None:
-        """Let ``job``, which rested, wait for a place."""
+        """Let ``job``, which rested, wait for a place before those that have not begun."""
         job.rests = False
         self.resting.discard(job)
         job.waiting_since = time.perf_counter()
-        self.enter(job)
+        self._age += 1
+        job.age = self._age
+        self.waiting.resume(job)
 
     def leave(self, job: Job) -> None:
         """Let ``job`` stand nowhere."""

@@ -37,6 +37,12 @@ class Waiting:
         """Let ``job`` wait behind those of its namespace."""
         self._queues.setdefault(job.sequence.namespace, deque()).append(job)
 
+    def resume(self, job: Job) -> None:
+        """Let ``job``, which had begun, wait behind those that had begun and before the others."""
+        queue = self._queues.setdefault(job.sequence.namespace, deque())
+        n_before = next((i for i, other in enumerate(queue) if not other.placed_once), len(queue))
+        queue.insert(n_before, job)
+
     def put_back(self, job: Job) -> None:
         """Let ``job``, which was taken too early or lost its place, be the next one."""
         namespace = job.sequence.namespace
