@@ -111,10 +111,11 @@ def _folded(text: str, stream: Any) -> str:
 
 
 def _columns(stream: Any) -> int:
+    """Return the width of the terminal; one that states none is as wide as any message."""
     try:
-        return max(20, os.get_terminal_size(stream.fileno()).columns)
+        return max(20, os.get_terminal_size(stream.fileno()).columns or WIDEST)
     except (OSError, ValueError, AttributeError):
-        return 80
+        return WIDEST
 
 
 def of_the_system(error: OSError) -> str:
@@ -176,6 +177,7 @@ def lines(text: str) -> list[str]:
 
 
 WIDTH_OF_A_FILE = 160
+WIDEST = 10_000
 WIDE = 72
 """Columns from which on a table has a frame."""
 
