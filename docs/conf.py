@@ -20,6 +20,7 @@ extensions = [
     "sphinx.ext.autodoc",  # the API reference is what the docstrings say
     "field_tables",  # tables of configs and errors, from the classes
     "every_name",  # a public name that no page has is a warning
+    "searched",  # so are words that people search for and that do not find their page
 ]
 exclude_patterns = ["_build", "_ext", "diagrams"]
 
