@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -14,8 +15,9 @@ from click.testing import CliRunner
 
 import pack
 from infercore.cli.app import main
-from infercore.conformance import find_rig, rig_names, select
+from infercore.conformance import check_backend, find_rig, rig_names, select
 from infercore.errors import BackendNotFoundError, PluginLoadError
+from infercore.registry import default_registry
 
 PLUGIN = """
 import sys
@@ -195,3 +197,20 @@ def test_any_rig_has_a_variant_with_the_sessions_of_a_pool() -> None:
     rig = find_rig("reference-pool")
     assert (rig.label, rig.in_pool, rig.child) == ("reference-pool", True, ("reference-pool", None))
     assert not find_rig("reference").in_pool
+
+
+@pytest.mark.skipif(os.name != "posix", reason="isolation needs POSIX")
+def test_any_rig_has_a_variant_whose_engine_is_another_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pack.need_pack()
+    monkeypatch.setattr(sys, "path", [*sys.path])  # where the reference is announced
+    rig = find_rig("reference-isolated")
+    assert (rig.label, rig.in_pool, rig.isolated) == ("reference-isolated", True, True)
+    laws = ["DEC-2", "STREAM-1", "STREAM-17", "POOL-15", "POOL-38"]
+    found = {law.id: law.outcome for law in check_backend(rig, only=laws).results}
+    assert found == {
+        "DEC-2": "n/a", "STREAM-1": "ok", "STREAM-17": "refused", "POOL-15": "ok", "POOL-38": "n/a",
+    }  # fmt: skip
+    monkeypatch.undo()
+    default_registry().refresh()
