@@ -1,4 +1,10 @@
-"""Calls of a context in any order, beside the reference backend on the same weights."""
+"""Calls of a context in any order, beside the reference backend on the same weights.
+
+Half of the walks are computed in float32, and their logits compared with the reference's. The
+others have any types of keys and values, with flash attention or without: what they hold is
+compared with the reference, their logits with a new context of the same kind that is given the
+same tokens at once.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +23,7 @@ LIMIT_S = 60.0
 BATCH = 40
 N_CALLS = 14
 N_CTX, N_SEQ = 96, 3
+_SHARE_EXACT = 0.5
 TOLERANCE = 0.02  # of logits that span about 20; both compute in float32
 ONE = {"n_threads": 1, "n_threads_batch": 1}  # busy machines wait long for two at once
 EXACT = {"type_k": "f32", "type_v": "f32", "precision": "accurate", **ONE}
@@ -47,18 +54,25 @@ class Walks:
         name = random.choice(sorted(self._engines))
         unified = random.choice((True, False))
         fields = {"n_ctx": N_CTX, "n_seq_max": N_SEQ, "kv_unified": unified}
+        model = self._engines[name]
+        kind = EXACT if random.random() < _SHARE_EXACT else _kind(random, model)
         made: list[Any] = []
         try:
-            engine = self._engines[name].new_context(**fields, **EXACT)
+            engine = model.new_context(**fields, **kind)
             made.append(engine)
             reference = self._reference.new_context(**fields)
             made.append(reference)
-            return self._walk(random, name, engine, reference)
+            if kind is not EXACT:
+                made.append(model.new_context(n_ctx=N_CTX, **kind))
+            return self._walk(random, f"{name} {kind}", *made)
         finally:
             for context in made:
                 context.close()
 
-    def _walk(self, random: Random, name: str, engine: Any, reference: Any) -> str:
+    def _walk(
+        self, random: Random, name: str, engine: Any, reference: Any, fresh: Any = None
+    ) -> str:
+        """Make calls; ``fresh`` is what logits are compared with, None for the reference."""
         walk: list[Call] = []
         saved: list[tuple[Any, Any]] = []
         for _ in range(N_CALLS):
@@ -73,20 +87,28 @@ class Walks:
                     ours, theirs = saved[call[1][1] % len(saved)]
                     load = ("load_sequence", (call[1][0],), {})
                     self._both(walk, name, load, (engine, ours), (reference, theirs))
-            else:
-                self._both(walk, name, call, (engine, None), (reference, None))
+            elif self._both(walk, name, call, (engine, None), (reference, None)) != "ok":
+                walk[-1] = (f"refused {call[0]}", *call[1:])
             self._compare(name, walk, engine, reference)
+            if fresh is None:
+                self._compare_logits(name, walk, engine, reference)
+            elif _is_plain(walk):
+                self._compare_with_fresh(name, walk, engine, fresh)
         return f"{name}: {walk}"
 
     @staticmethod
-    def _both(walk: list[Call], name: str, call: Call, *each: tuple[Any, Any]) -> None:
-        """Do it on both; what one refuses, the other refuses too, or is left alone."""
+    def _both(walk: list[Call], name: str, call: Call, *each: tuple[Any, Any]) -> str:
+        """Do it on both; what one refuses, the other refuses too, or is left alone.
+
+        Returns what came of it.
+        """
         results = [_outcome(context, call, data) for context, data in each[:1]]
         if results == ["UnsupportedFeatureError"]:
-            return  # nothing changed
+            return results[0]  # nothing changed
         results += [_outcome(context, call, data) for context, data in each[1:]]
         if "SessionFatalError" in results or results[0] != results[1]:
             raise Wrong(f"{name}: {walk}: {results[0]}, the reference {results[1]}")
+        return results[0]
 
     def _call(self, random: Random, engine: Any) -> Call:
         r = random
@@ -121,6 +143,8 @@ class Walks:
             held = [(c.tokens(seq), c.n_past(seq), c.n_resident(seq)) for c in (engine, reference)]
             if held[0] != held[1]:
                 raise Wrong(f"{name}: {walk}: sequence {seq} {held[0]}, the reference {held[1]}")
+
+    def _compare_logits(self, name: str, walk: list[Call], engine: Any, reference: Any) -> None:
         if walk[-1][0] not in ("decode", "decode_one", "eval", "decode_batch"):
             return
         try:
@@ -131,6 +155,41 @@ class Walks:
         off = float(np.abs(rows[0] - rows[1]).max())
         if off > TOLERANCE * max(1.0, span / 20):
             raise Wrong(f"{name}: {walk}: logits off by {off:.4f} of {span:.1f}")
+
+    @staticmethod
+    def _compare_with_fresh(name: str, walk: list[Call], engine: Any, fresh: Any) -> None:
+        method, _, fields = walk[-1]
+        seq = fields.get("seq_id", 0)
+        tokens = engine.tokens(seq)
+        if method not in ("decode", "decode_one") or not 0 < len(tokens) == engine.n_past(seq):
+            return
+        try:
+            row = engine.logits(-1).copy()
+        except ic.OutputNotAvailableError:
+            return
+        fresh.clear()
+        fresh.decode(tokens)
+        other = fresh.logits(-1)
+        off = float(np.abs(row - other).max())
+        if not off <= max(engine.tolerance, TOLERANCE):
+            raise Wrong(f"{name}: {walk}: logits off by {off:.4f} of {float(np.ptp(other)):.1f}")
+
+
+def _kind(random: Random, model: Any) -> dict[str, Any]:
+    """Return fields of a context whose keys and values are of any types."""
+    types = sorted(model.capabilities.kv_types)
+    fields = {"type_k": random.choice(types), "type_v": random.choice(types)}
+    if random.random() < _SHARE_EXACT:
+        fields["type_v"] = fields["type_k"]
+    return {**fields, "flash_attn": random.choice((None, "on", "off", "auto")), **ONE}
+
+
+def _is_plain(walk: list[Call]) -> bool:
+    """Whether no key was turned, and nothing cut out of what other keys have seen."""
+    return all(
+        method not in ("seq_shift", "eval") and (method != "seq_remove" or arguments[2] == -1)
+        for method, arguments, _ in walk
+    ) and not any(method == "seq_copy" and len(arguments) > 2 for method, arguments, _ in walk)
 
 
 def _outcome(context: Any, call: Call, data: Any) -> str:
