@@ -51,6 +51,16 @@ def test_a_field_that_is_set_is_in_force(story, open_context, prompt, fields):
     assert np.isfinite(context.logits(0)).all()
 
 
+@pytest.mark.parametrize("mixing", [{"rope_scaling_type": "yarn"}, {"yarn_ext_factor": 0.5}])
+def test_an_attention_factor_that_the_engine_replaces_is_refused(story, open_context, mixing):
+    for same in (1.0, -1.0):
+        open_context(story, **mixing, yarn_attn_factor=same)
+    for factor in (0.8, 2.0):
+        with pytest.raises(ic.UnsupportedFeatureError, match="yarn_ext_factor"):
+            open_context(story, **mixing, yarn_attn_factor=factor)
+        open_context(story, **{**mixing, "yarn_ext_factor": 0}, yarn_attn_factor=factor)
+
+
 @pytest.mark.parametrize(
     "fields",
     [

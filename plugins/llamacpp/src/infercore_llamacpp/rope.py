@@ -25,6 +25,7 @@ FIELDS = (
     "yarn_beta_slow",
     "yarn_orig_ctx",
 )
+_ATTN = "yarn_attn_factor"
 _FROM_MODEL = {"rope_freq_base": 0, "rope_freq_scale": 0, "yarn_orig_ctx": 0}
 
 
@@ -46,7 +47,22 @@ def resolve(config: ContextConfig, traits: Traits) -> dict[str, Any]:
             backend="llamacpp",
             hint="it needs factors that only a model trained with it has",
         )
+    _check_attn_factor(asked, traits)
     return asked
+
+
+def _check_attn_factor(asked: dict[str, Any], traits: Traits) -> None:
+    """Refuse a factor without effect: where YaRN mixes frequencies, the engine has its own."""
+    factor = asked[_ATTN]
+    if factor is None or not in_force(asked, traits)["yarn_ext_factor"]:
+        return
+    if factor not in (1.0, in_force({**asked, _ATTN: None}, traits)[_ATTN]):
+        raise UnsupportedFeatureError(
+            feature=f"{_ATTN}={factor}",
+            backend="llamacpp",
+            hint="the engine puts its own in its place where yarn_ext_factor is not 0; leave it "
+            "out, or give yarn_ext_factor=0",
+        )
 
 
 def _asked(field: str, value: Any) -> Any:
