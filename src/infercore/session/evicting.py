@@ -30,6 +30,7 @@ def evict(session: CoreSession, start: object, end: object) -> Outcome:
     kept = tokens[:first] + tokens[last:]
     kinds = resident.context.capabilities
     moves = kinds.kv_remove == "any" and kinds.kv_shift and not resident.is_paged
+    before = session.state, session.parts
     parts, state = _without(session, tokens, first, last), session.state
     if moves and state == PREFIXED:  # so that what was moved is gone on from, as it is
         state = READY
@@ -40,10 +41,10 @@ def evict(session: CoreSession, start: object, end: object) -> Outcome:
         else:
             outcome = resident.hold(kept, need_logits=False)
             outcome = attrs.evolve(outcome, dropped=last - first)
+        session.enter(state, parts)
     except BaseException:
-        resident.put_back(tokens)  # the parts are still those of all tokens
+        session.stay(*before, tokens)
         raise
-    session.enter(state, parts)
     resident.checkpoint()
     return outcome
 

@@ -156,14 +156,18 @@ def put(session: CoreSession, snapshot: Snapshot) -> None:
     mismatch = session.identity.mismatch(note["manifest"], strict=True)
     if mismatch is not None:
         raise mismatch
+    state, parts, tokens = session.state, session.parts, session.resident.wanted()
     try:
         _load(session, snapshot.data, note)
-    except BaseException:
+        session.enter(note["state"], note["parts"])
+    except SnapshotError:
         if not len(session.resident.tape):
             session.enter(EMPTY, Parts())
             session.resident.owed = []
         raise
-    session.enter(note["state"], note["parts"])
+    except BaseException:
+        session.stay(state, parts, tokens)
+        raise
 
 
 def _load(session: CoreSession, data: bytes, note: dict[str, Any]) -> None:

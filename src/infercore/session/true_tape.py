@@ -106,6 +106,10 @@ class TrueTape:
         self.tape.replace(wanted[:start], start, start)
         self.owed = wanted[start:]
 
+    def doubt(self) -> None:
+        """Let the next call ask the engine what is held."""
+        self._in_doubt = True
+
     def settle(self) -> None:
         """Before a call: see to it that the tape is what the context holds.
 

@@ -1,0 +1,59 @@
+"""A restore or an evict that a handler breaks off leaves a session that can be saved."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import infercore as ic
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+TEXT, OTHER = "Once upon a time there was a baker", "A short"
+
+
+class Boom(Exception):  # noqa: N818  (any exception)
+    pass
+
+
+@pytest.mark.parametrize("name", ["restore", "evict"])
+def test_it_can_be_saved(new_session: Callable[..., Any], name: str) -> None:
+    """The exception comes in front of each line of what these calls do, one after another."""
+    session, other = new_session(n_ctx=64), new_session(n_ctx=64)
+    other.ensure_prefix(OTHER)
+    short = other.snapshot()
+    for at in range(1, 400):
+        session.ensure_prefix(TEXT)
+        seen = 0
+
+        def trace(frame: Any, event: str, _: object, stop: int = at) -> Any:
+            nonlocal seen
+            if not frame.f_code.co_filename.endswith(("snapshots.py", "evicting.py")):
+                return trace
+            seen += event == "line"
+            if seen == stop:
+                seen += 1
+                raise Boom
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            session.restore(short) if name == "restore" else session.evict(1, 3)
+            is_done = True
+        except Boom:
+            is_done = False
+        finally:
+            sys.settrace(before)
+        if is_done:
+            assert at > 5
+            return
+        data = session.snapshot().to_bytes()
+        other.restore(ic.Snapshot.from_bytes(data))
+        texts = [[c.text for c in s.decode(max_tokens=2, temperature=0)] for s in (session, other)]
+        assert texts[0] == texts[1]
+        session.ensure_prefix("x")
+    pytest.fail("it never ended")
