@@ -210,11 +210,12 @@ def check_a_full_queue(rig: Rig) -> None:
             that(held.wait(PATIENCE_S), "the first call never reached the engine")
             error = raises(PoolFullError, lambda: second.ensure_prefix("a"), "a second call")
             equal(second.explain_context(), before, "the session that was refused")
-            waiting.open_session().close()
+            third = waiting.open_session()
         finally:
             calls.before = None
             go.set()
             thread.join(PATIENCE_S)
+        third.close()  # which waits for the step that runs
         that(error.n_waiting >= 0, f"n_waiting is {error.n_waiting}")
         second.ensure_prefix("a")
 
