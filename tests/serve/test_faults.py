@@ -146,6 +146,24 @@ def test_too_many_are_told_when_to_come_back(model: Any) -> None:
         assert httpx.post(f"{served.url}{CHAT}", json=ASK).status_code == 200
 
 
+def test_the_public_client_comes_back_when_it_is_told_to(model: Any) -> None:
+    with (
+        model.new_pool(n_ctx=256, n_parallel=1, max_waiting=0, n_threads=1) as pool,
+        serving({"tale": pool}) as served,
+        pool.open_session() as session,
+    ):
+        session.ensure_prefix("Once upon a time")
+        with session.decode(ignore_eos=True, processors=[Slow()]) as stream:
+            next(stream)
+            reader = threading.Thread(target=list, args=(stream,))
+            reader.start()
+            with pytest.raises(openai.RateLimitError):
+                served.client(max_retries=0).chat.completions.create(**ASK)
+            threading.Timer(0.3, session.cancel).start()
+            assert served.client(max_retries=5).chat.completions.create(**ASK).choices
+            reader.join()
+
+
 def test_a_request_of_one_key_too_many(pool: Any) -> None:
     many = {**LONG, "n": 32, "stream": True}
     with (

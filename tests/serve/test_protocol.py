@@ -232,6 +232,17 @@ def test_the_asynchronous_client_many_at_once(served: Served) -> None:
     assert asyncio.run(all_of_them()) == [whole] * 10
 
 
+def test_a_stream_of_the_asynchronous_client(served: Served) -> None:
+    whole = served.client().chat.completions.create(**PLAIN).choices[0].message.content
+
+    async def joined() -> str:
+        async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none") as client:
+            stream = await client.chat.completions.create(**PLAIN, stream=True)
+            return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+    assert asyncio.run(joined()) == whole
+
+
 def test_many_threads(client: Any) -> None:
     def ask(number: int) -> str:
         fields = {**PLAIN, "temperature": 1, "seed": number}

@@ -39,6 +39,7 @@ _OF_SERVER = (
     "reader_timeout",
     "max_body_bytes",
     "max_requests_per_key",
+    "n_warm",
 )
 
 
@@ -81,6 +82,10 @@ _OF_SERVER = (
 @click.option(
     "--reader-timeout", type=float, metavar="S",
     help="Cancel a stream whose client reads nothing for S seconds. [default: 60]",
+)  # fmt: skip
+@click.option(
+    "--n-warm", type=int, metavar="N",
+    help="Conversations of each model that stay in the engine after their answer. [default: 64]",
 )  # fmt: skip
 @click.option("--max-body-bytes", type=int, metavar="N", help="Maximum size of a request in bytes.")
 @click.option("--max-requests-per-key", type=int, metavar="N", help="Concurrent requests per key.")
