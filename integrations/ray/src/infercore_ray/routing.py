@@ -24,6 +24,7 @@ class _Known:
     held: AbstractSet[bytes] = frozenset()
     load: int = 0
     sent: set[bytes] = attrs.field(factory=set)
+    before: AbstractSet[bytes] = frozenset()
     n_sent: int = 0
 
     @property
@@ -36,7 +37,7 @@ class PrefixRouting:
 
     A replica's load is what it reported to run and to have waiting, and what was sent to it since;
     none is chosen whose load would be beyond ``bound`` times the mean, rounded up. Blocks that were
-    sent since the last report count as held until the next one says what is.
+    sent count as held until the second report after that: the first may have been on its way.
     """
 
     def __init__(self, *, bound: float = BOUND) -> None:
@@ -55,7 +56,7 @@ class PrefixRouting:
     def report(self, replica: str, held: Iterable[bytes], load: int) -> None:
         """Note what ``replica`` says: the blocks that it holds, and how much it has to do."""
         before = self._known[replica]
-        self._known[replica] = now = _Known(frozenset(held), load)
+        self._known[replica] = now = _Known(frozenset(held), load, before=before.sent)
         self._total += now.n_busy - before.n_busy
 
     def sent(self, replica: str, blocks: Iterable[bytes]) -> None:
@@ -82,7 +83,7 @@ class PrefixRouting:
         known = self._known[replica]
         n = 0
         for block in blocks:
-            if block not in known.held and block not in known.sent:
+            if not (block in known.held or block in known.sent or block in known.before):
                 break
             n += 1
         return n

@@ -1,0 +1,44 @@
+"""The turns of conversations go to the replica that holds them, also in new sessions."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+from local import LocalReplicas
+
+from infercore_ray.engines import Engines, ReplicaPool
+
+NAMES = ["Mira", "Tom", "Anna", "Otto", "Ida", "Emil"]
+
+
+def converse(model_path: str, n_replicas: int) -> tuple[int, int, int, int]:
+    """Return follow-ups, those at the holder, tokens evaluated, and how many replicas worked."""
+    replicas = LocalReplicas(model_path, n_replicas, n_ctx=512, n_parallel=8, n_threads=1)
+    texts = [f"Once upon a time {name} went out. " * 8 for name in NAMES]
+    holders: list[Any] = [None] * len(NAMES)
+    n_follow = n_at_holder = evaluated = 0
+    with ReplicaPool(Engines(replicas)) as pool, ExitStack() as opened:
+        for turn in range(4):
+            for number, name in enumerate(NAMES):
+                session = opened.enter_context(pool.open_session())
+                status = session.ensure_prefix(texts[number])
+                answer = session.generate("", max_tokens=8, temperature=0.0)
+                evaluated += session.explain_context().prefix_tokens - status.reused_tokens
+                if turn:
+                    n_follow += 1
+                    n_at_holder += session._process.replica == holders[number]
+                holders[number] = session._process.replica
+                texts[number] += f"{answer} And then {name} said so. "
+            if turn % 2:
+                replicas.report()
+    replicas.close()
+    return n_follow, n_at_holder, evaluated, len(set(holders))
+
+
+def test_follow_ups_find_what_is_held(model_path: str) -> None:
+    *_, ideal, _ = converse(model_path, 1)
+    n_follow, n_at_holder, evaluated, n_used = converse(model_path, 3)
+    assert n_used > 1
+    assert n_at_holder >= 0.95 * n_follow
+    assert evaluated <= 1.1 * ideal
