@@ -15,8 +15,9 @@ NAMES = ["Mira", "Tom", "Anna", "Otto", "Ida", "Emil"]
 def converse(model_path: str, n_replicas: int) -> tuple[int, int, int, int]:
     """Return follow-ups, those at the holder, tokens evaluated, and how many replicas worked."""
     replicas = LocalReplicas(model_path, n_replicas, n_ctx=512, n_parallel=8, n_threads=1)
-    texts = [f"Once upon a time {name} went out. " * 8 for name in NAMES]
+    texts = [f"Once upon a time {name} went out. " * 12 for name in NAMES]
     holders: list[Any] = [None] * len(NAMES)
+    lengths = [0] * len(NAMES)
     n_follow = n_at_holder = evaluated = 0
     with ReplicaPool(Engines(replicas)) as pool, ExitStack() as opened:
         for turn in range(4):
@@ -27,8 +28,9 @@ def converse(model_path: str, n_replicas: int) -> tuple[int, int, int, int]:
                 evaluated += session.explain_context().prefix_tokens - status.reused_tokens
                 if turn:
                     n_follow += 1
-                    n_at_holder += session._process.replica == holders[number]
+                    n_at_holder += status.reused_tokens >= lengths[number] - 2  # some begin alike
                 holders[number] = session._process.replica
+                lengths[number] = session.explain_context().prefix_tokens
                 texts[number] += f"{answer} And then {name} said so. "
             if turn % 2:
                 replicas.report()
