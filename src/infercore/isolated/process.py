@@ -330,6 +330,7 @@ class EngineProcess:
         self._suspects: set[int] = set()
         self._lone: set[int] = set()
         self._first: set[int] = set()
+        self._in_step: set[int] = set()
         self._alone = threading.Lock()
         self.ended: dict[int, BaseException] = {}
         self.fatal: SessionFatalError | None = None
@@ -511,7 +512,8 @@ class EngineProcess:
         self._count(child)
         calls = [call for call in child.calls.values() if call.name not in _INNOCENT]
         outside = child.board.outside
-        suspects = set(child.board.in_call or ()) | outside or {call.target for call in calls}
+        self._in_step = set(child.board.in_call or ())
+        suspects = self._in_step | outside or {call.target for call in calls}
         suspects.discard(0)
         for target in suspects & self._suspects:
             self.ended[target] = cause
@@ -519,7 +521,7 @@ class EngineProcess:
             call.is_suspect = call.mark in suspects
         self._suspects = {mark for mark in suspects if mark < OF_POOL}
         self._lone = set(self._suspects)
-        self._first = outside - self.ended.keys()
+        self._first = outside - self._in_step - self.ended.keys()
         self._note(cause)
 
     def _note(self, cause: BaseException) -> None:
@@ -576,8 +578,8 @@ class EngineProcess:
             if not is_outside and (has_begun or time.monotonic() > until):
                 break
             has_begun = has_begun or is_outside
-        if not isinstance(call.error, DeathError):  # alone it ended nothing
-            self._suspects.discard(call.target)
+        if not isinstance(call.error, DeathError) and call.target not in self._in_step:
+            self._suspects.discard(call.target)  # alone it ended nothing
 
     def forget_session(self, target: int) -> None:
         """Forget what was held against a session that is closed."""
