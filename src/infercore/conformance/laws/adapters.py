@@ -66,7 +66,7 @@ def check_an_adapter_changes_the_logits(rig: Rig) -> None:
 
 @law("LORA-2", **lora_law)
 def check_the_adapter_is_the_reference_s(rig: Rig) -> None:
-    """The logits with the pack's adapter are those of weights that it was merged into."""
+    """The logits with the pack's adapter are those of weights it was merged into."""
     whole = _adapter(rig)
     if rig.adapter_name is None:
         rig.leave("the adapter is none of the pack's")
@@ -86,7 +86,7 @@ def check_the_adapter_is_the_reference_s(rig: Rig) -> None:
 
 @law("LORA-3", **lora_law)
 def check_adapters_add_up(rig: Rig) -> None:
-    """Two adapters add up: one at half its scale, and it or a copy at half again, are it whole."""
+    """Two adapters add up: one at half scale, plus itself or a copy at half, equal the whole."""
     tokens, context = rig.tokens(7), rig.context()
     half = _adapter(rig, 0.5)
     whole = _row(context, tokens, _adapter(rig))
@@ -98,7 +98,7 @@ def check_adapters_add_up(rig: Rig) -> None:
 
 @law("LORA-4", **lora_law)
 def check_the_list_is_replaced(rig: Rig) -> None:
-    """set_adapters replaces the whole list: what was applied before does not count any more."""
+    """set_adapters replaces the whole list: what was applied before no longer counts."""
     tokens, context = rig.tokens(7), rig.context()
     _row(context, tokens, _adapter(rig))
     found = _row(context, tokens, _adapter(rig, 0.25))
@@ -143,7 +143,7 @@ def check_what_is_no_adapter(rig: Rig) -> None:
 
 @law("LORA-7", tier="session", **lora_law)
 def check_adapters_are_identity(rig: Rig) -> None:
-    """Sessions with other adapters have other identities: none takes the other's KV for its own."""
+    """Sessions with different adapters have different identities: they never share KV."""
     plain, text = rig.session(), rig.passage(10)
     other, third = (rig.session(adapters=[_adapter(rig, scale)]) for scale in (1.0, 0.5))
     n = other.ensure_prefix(text).prefix_tokens

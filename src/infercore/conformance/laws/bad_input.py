@@ -90,7 +90,7 @@ def check_bad_tokens(rig: Rig) -> None:
 
 @law("BAD-2")
 def check_bad_sequences(rig: Rig) -> None:
-    """A sequence that there is not raises InvalidSequenceError and changes nothing."""
+    """A sequence that does not exist raises InvalidSequenceError and changes nothing."""
     context = _held(rig)
     token = rig.tokens(1)[0]
     with rig.unchanged(context):
@@ -106,7 +106,7 @@ def check_bad_sequences(rig: Rig) -> None:
 
 @law("BAD-3")
 def check_bad_positions(rig: Rig) -> None:
-    """A position that cannot be raises InvalidPositionError and changes nothing."""
+    """An impossible position raises InvalidPositionError and changes nothing."""
     context = _held(rig)
     tokens = rig.tokens(2)
     with rig.unchanged(context):
@@ -122,7 +122,7 @@ def check_bad_positions(rig: Rig) -> None:
 
 @law("BAD-4")
 def check_bad_modes(rig: Rig) -> None:
-    """A mode of logits or an index that there is not raises InvalidInputError."""
+    """A logits mode or an index that does not exist raises InvalidInputError."""
     context = _held(rig)
     with rig.unchanged(context):
         for mode in ("some", "", None, 1):
@@ -137,7 +137,7 @@ def check_bad_modes(rig: Rig) -> None:
 
 @law("BAD-5")
 def check_what_is_no_list_of_tokens(rig: Rig) -> None:
-    """What is no sequence of tokens raises InvalidInputError and changes nothing."""
+    """Anything but a sequence of tokens raises InvalidInputError and changes nothing."""
     context = _held(rig)
     with rig.unchanged(context):
         for bad in ("text", 5, None, [[1, 2]], {"a": 1}):
@@ -146,7 +146,7 @@ def check_what_is_no_list_of_tokens(rig: Rig) -> None:
 
 @law("BAD-6")
 def check_unknown_fields(rig: Rig) -> None:
-    """A field or option that there is not raises InvalidInputError, which names the nearest."""
+    """An unknown field or option raises InvalidInputError, which names the nearest."""
     error = raises(InvalidInputError, lambda: rig.model.new_context(n_ctxx=5), "n_ctxx")
     that("n_ctx" in str(error), f"the error does not name n_ctx: {error}")
     raises(
@@ -159,7 +159,7 @@ def check_unknown_fields(rig: Rig) -> None:
 
 @law("BAD-7")
 def check_bad_options(rig: Rig) -> None:
-    """A value that a context option cannot have raises InvalidInputError with its name."""
+    """A value not allowed for a context option raises InvalidInputError naming the option."""
     for field, values in BAD_OPTIONS.items():
         for value in values:
             error = raises(
@@ -175,7 +175,7 @@ _OFFLOADS = ("offload_kqv", "op_offload")
 
 @law("BAD-8")
 def check_no_option_is_ignored(rig: Rig) -> None:
-    """Every context option is honoured, as effective tells, or refused; none is ignored."""
+    """Every context option is honoured, as effective shows, or refused; none is ignored."""
     for field, values in OPTIONS.items():
         for value in values:
             try:
@@ -201,7 +201,7 @@ def check_options_that_exclude_each_other(rig: Rig) -> None:
 
 @law("BAD-10", model="any")
 def check_no_such_file(rig: Rig) -> None:
-    """A path where nothing is raises ModelNotFoundError, which holds the path."""
+    """A path that does not exist raises ModelNotFoundError, which carries the path."""
     with tempfile.TemporaryDirectory() as folder:
         missing = str(Path(folder) / "none")
         opened = _opener(rig)
@@ -217,7 +217,7 @@ def _opener(rig: Rig) -> Any:
 
 @law("BAD-11", tier="process")
 def check_damaged_model(rig: Rig) -> None:
-    """A model cut in half, or of zeros, raises a typed load error, and others go on loading."""
+    """A model cut in half, or all zeros, raises a typed load error; others can still be loaded."""
     opened = _opener(rig)
     if rig.path is None:
         rig.leave("the rig does not tell where its model lies")
@@ -251,7 +251,7 @@ def _blank(file: Path) -> None:
 
 @law("BAD-12", tier="session")
 def check_bad_decode_options(rig: Rig) -> None:
-    """A decode option that cannot be raises InvalidInputError, and the session goes on."""
+    """An invalid decode option raises InvalidInputError, and the session stays usable."""
     session = rig.session()
     session.ensure_prefix(rig.passage(5))
     for fields in (

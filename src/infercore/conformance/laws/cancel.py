@@ -31,7 +31,7 @@ SMALL = {"n_batch": 4, "n_ubatch": 4}
 
 @law("CANCEL-1")
 def check_abort_in_a_prefill(rig: Rig) -> None:
-    """A callback that says True aborts; what was evaluated is told truly and can be built on."""
+    """A callback returning True aborts; what was evaluated is reported and can be built on."""
     tokens = rig.tokens(40)
     context = rig.context(**SMALL)
     context.set_abort_callback(AfterCalls(3))
@@ -57,7 +57,7 @@ def check_no_logits_after_an_abort(rig: Rig) -> None:
 
 @law("CANCEL-3")
 def check_a_callback_is_taken_away(rig: Rig) -> None:
-    """A callback is asked until it is taken away, and says False without effect."""
+    """A callback is asked until it is removed; returning False has no effect."""
     asked: list[int] = []
 
     def note() -> bool:
@@ -76,7 +76,7 @@ def check_a_callback_is_taken_away(rig: Rig) -> None:
 
 @law("CANCEL-4")
 def check_a_callback_that_raises(rig: Rig) -> None:
-    """What a callback raises is raised by the call it stopped, and the context goes on."""
+    """An exception in a callback is raised by the call it stopped; the context keeps working."""
     context = rig.context(**SMALL)
 
     def fail() -> bool:
@@ -93,7 +93,7 @@ def check_a_callback_that_raises(rig: Rig) -> None:
 
 @law("CANCEL-5")
 def check_abort_with_nothing_running(rig: Rig) -> None:
-    """An abort with nothing to abort does not touch the next call."""
+    """An abort with nothing to abort does not affect the next call."""
     tokens = rig.tokens(9)
     context = rig.context()
     context.abort()
@@ -105,7 +105,7 @@ def check_abort_with_nothing_running(rig: Rig) -> None:
 
 @law("CANCEL-6", tier="process")
 def check_abort_from_another_thread(rig: Rig) -> None:
-    """abort() from another thread stops the call that runs; the context goes on afterwards."""
+    """abort() from another thread stops the running call; the context keeps working."""
     tokens = rig.tokens(40)
     context = rig.context(**SMALL)
     context.decode(tokens[:6])
@@ -165,7 +165,7 @@ def check_cancelled_stream(rig: Rig) -> None:
 
 @law("CANCEL-9", tier="session")
 def check_cancel_does_not_stick(rig: Rig) -> None:
-    """A cancel with nothing to cancel does not touch the next call."""
+    """A cancel with nothing to cancel does not affect the next call."""
     session = rig.session()
     session.cancel()
     text = rig.passage(8)

@@ -64,7 +64,7 @@ def check_regex(rig: Rig) -> None:
 
 @law("CON-3", tier="session")
 def check_json_schema(rig: Rig) -> None:
-    """A JSON schema gives JSON that keeps to it."""
+    """A JSON schema gives JSON that conforms to it."""
     session, text = _session(rig)
     for seed in range(3):
         session.ensure_prefix(text)
@@ -87,7 +87,7 @@ def check_bad_grammar(rig: Rig) -> None:
 
 @law("CON-5", tier="session")
 def check_constraint_starts_anew(rig: Rig) -> None:
-    """Each decode has its constraint anew, and the next one without it is free."""
+    """Each decode starts its constraint afresh, and the next one without it is free."""
     session, text = _session(rig)
     form = {"type": "choice", "choices": list(CHOICES)}
     for _ in range(2):

@@ -54,7 +54,7 @@ def check_one_at_a_time(rig: Rig) -> None:
 
 @law("DEC-4", needs="logits_all")
 def check_all_logits(rig: Rig) -> None:
-    """logits="all" makes a row for each token, as if the text had ended there."""
+    """logits="all" returns a row for each token, as if the text had ended there."""
     tokens = rig.tokens(7)
     context = rig.context()
     context.decode(tokens, logits="all")
@@ -67,7 +67,7 @@ def check_all_logits(rig: Rig) -> None:
 
 @law("DEC-5")
 def check_none_makes_no_row(rig: Rig) -> None:
-    """logits="none" makes no row, and takes away the old one."""
+    """logits="none" makes no row and removes the old one."""
     context = rig.context()
     context.decode(rig.tokens(4))
     context.decode(rig.tokens(2), logits="none")
@@ -77,7 +77,7 @@ def check_none_makes_no_row(rig: Rig) -> None:
 
 @law("DEC-6")
 def check_last_makes_one_row(rig: Rig) -> None:
-    """logits="last" makes one row: 0 and -1 are the same, others are not there."""
+    """logits="last" makes one row: 0 and -1 both name it, and no other index exists."""
     context = rig.context()
     context.decode(rig.tokens(5))
     rig.same_bits(context.logits(0), context.logits(-1).copy(), "logits(0) and logits(-1)")
@@ -101,7 +101,7 @@ def check_shape_of_logits(rig: Rig) -> None:
 
 @law("DEC-8")
 def check_same_split_same_bits(rig: Rig) -> None:
-    """The same tokens in the same split give the same bits, in any context."""
+    """The same tokens, split the same way, give the same bits in any context."""
     tokens = rig.tokens(12)
     rows = []
     for _ in range(2):
@@ -154,7 +154,7 @@ def check_batch_of_two_sequences(rig: Rig) -> None:
 
 @law("DEC-12", needs="multi_sequence")
 def check_batch_rows_are_those_wanted(rig: Rig) -> None:
-    """A batch makes the rows that were wanted, in order, and no others."""
+    """A batch returns the requested rows, in order, and no others."""
     tokens = rig.tokens(5)
     context = rig.context()
     wanted = (False, True, False, True, False)
@@ -268,7 +268,7 @@ def _golden(rig: Rig):  # type: ignore[no-untyped-def]  # noqa: ANN202
 
 @law("DEC-21")
 def check_logits_depend_on_position_and_past(rig: Rig) -> None:
-    """What a sequence holds is what is computed with: other tokens before give other logits."""
+    """A sequence computes with what it holds: different earlier tokens give different logits."""
     tokens = rig.tokens(6)
     other = [*reversed(tokens[:5]), tokens[5]]
     if other == tokens:

@@ -124,7 +124,7 @@ def check_embeddings_switched_on(rig: Rig) -> None:
 
 @law("EMB-9", needs="embeddings")
 def check_other_texts_have_other_vectors(rig: Rig) -> None:
-    """The same text has the same vector, another text another one."""
+    """The same text has the same vector, a different text a different one."""
     _kind(rig, "mean")
     a, b = rig.tokens(6), rig.tokens(9)
     first = _pooled(rig, a, "mean")

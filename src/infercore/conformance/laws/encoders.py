@@ -67,7 +67,7 @@ def check_an_encoder_says_so(rig: Rig) -> None:
 
 @law("ENC-2", **encoder_law)
 def check_one_vector_for_a_text(rig: Rig) -> None:
-    """encode() gives the same text the same vector, and another text another one."""
+    """encode() gives the same text the same vector, and a different text a different one."""
     first, other = _ids(rig, 0), _ids(rig, 2)
     vector = _vector(rig, first)
     equal(vector.shape, (rig.encoder_model.info.n_embd,), "shape")
@@ -175,7 +175,7 @@ def check_embed_with_an_encoder(rig: Rig) -> None:
 
 @law("ENC-10", **encoder_law)
 def check_bad_input_to_an_encoder(rig: Rig) -> None:
-    """An unknown id and a closed context are refused; nothing to encode leaves things as is."""
+    """An unknown id and a closed context are refused; encoding no tokens changes nothing."""
     context = rig.encoder_context(pooling_type="mean")
     fresh = rig.encoder_context(pooling_type="mean")
     raises(OutputNotAvailableError, fresh.embedding, "a vector before any text")

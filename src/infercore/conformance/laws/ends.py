@@ -61,7 +61,7 @@ def check_the_stop_string_is_left_on_request(rig: Rig) -> None:
 
 @law("STREAM-21", tier="session", since="1.2")
 def check_nothing_ends_a_text_too_early(rig: Rig) -> None:
-    """Within min_tokens neither ends, stop tokens nor stop strings end a text; behind it they do.
+    """Up to min_tokens no end token, stop token or stop string ends a text; after it they do.
 
     What would have ended it is not generated, or waits.
     """
@@ -93,7 +93,7 @@ def check_nothing_ends_a_text_too_early(rig: Rig) -> None:
 
 @law("SAMP-26", tier="session", since="1.2")
 def check_no_run_of_tokens_comes_twice(rig: Rig) -> None:
-    """With no_repeat_ngram_size=n no run of n tokens of prompt and text comes again.
+    """With no_repeat_ngram_size=n no run of n tokens of prompt and text occurs twice.
 
     Among the tokens that are left the likeliest is taken.
     """
@@ -114,7 +114,7 @@ def check_no_run_of_tokens_comes_twice(rig: Rig) -> None:
 
 @law("STREAM-22", tier="session", since="1.2")
 def check_prompt_logprobs(rig: Rig) -> None:
-    """The first chunk tells how likely each token of the prompt was, as a cold run computes it.
+    """The first chunk reports how likely each prompt token was, as a cold run computes it.
 
     The text is that without it; where sequences share a context it may be refused.
     """
@@ -156,7 +156,7 @@ class _Slow:
 
 @law("CANCEL-13", tier="session", since="1.2")
 def check_timeouts(rig: Rig) -> None:
-    """A decode whose time is over ends with "timeout", and what it has generated is held.
+    """A decode that runs out of time ends with "timeout" and keeps what it generated.
 
     A call without a first token raises CallTimeoutError in time; asked again, it goes on.
     """

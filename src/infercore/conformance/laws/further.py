@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @law("REUSE-21", tier="session", since="1.2")
 def check_evict(rig: Rig) -> None:
-    """Evicted tokens are gone, and the session goes on as one that never had them.
+    """Evicted tokens are gone, and the session continues as if it never had them.
 
     Where the context moves what stands behind them, as one in which it was moved.
     """
@@ -74,7 +74,7 @@ def _goes_on_as_moved(rig: Rig, tokens: list[int], found: list[int]) -> None:
 
 @law("STATE-27", tier="session", needs="sequence_state", since="1.2")
 def check_a_snapshot_as_bytes(rig: Rig) -> None:
-    """A snapshot goes into bytes and comes back as it was; damaged ones raise SnapshotError."""
+    """A snapshot survives the way to bytes and back; damaged ones raise SnapshotError."""
     session, tokens = rig.session(), rig.tokens(16)
     session.ensure_prefix(tokens[:12])
     session.prefill_suffix(tokens[12:])
@@ -95,7 +95,7 @@ def check_a_snapshot_as_bytes(rig: Rig) -> None:
 
 @law("SEAM-12", tier="session", since="1.2")
 def check_infill(rig: Rig) -> None:
-    """A gap is filled behind the model's marks, both sides as text; without them it is refused.
+    """Infill uses the model's own marks, with both sides as text; without them it is refused.
 
     What would be a mark in the text around a gap stays text.
     """
@@ -126,7 +126,7 @@ def check_infill(rig: Rig) -> None:
 
 @law("CAP-31", model="any", since="1.2")
 def check_native_handles(rig: Rig) -> None:
-    """A model and a context give the engine's own handle or refuse; closed, they give none."""
+    """A model and a context return the engine's own handle or refuse; once closed, they do not."""
     model = rig.another_model()
     context = rig.encoder_context() if rig.is_encoder else rig.opened(model.new_context(n_ctx=32))
     for one in (context, model):
@@ -146,7 +146,7 @@ def check_native_handles(rig: Rig) -> None:
 
 @law("CAP-32", since="1.2")
 def check_warmup_of_a_full_window(rig: Rig) -> None:
-    """Warmup of a full context keeps all that it holds, or refuses; it goes on as it would have."""
+    """Warming up a full context keeps all it holds, or is refused; it continues as before."""
     tokens = rig.tokens(48)
     context = rig.context(n_ctx=48, n_batch=48)
     context.decode(tokens[:-1])
@@ -165,7 +165,7 @@ def check_warmup_of_a_full_window(rig: Rig) -> None:
 
 @law("CAP-33", needs="plan_memory", since="1.2")
 def check_a_fitted_window(rig: Rig) -> None:
-    """With n_ctx="fit" the window is what the plan tells, up to the trained one, and works."""
+    """With n_ctx="fit" the window is what the plan says, up to the trained one, and works."""
     trained = rig.model.info.n_ctx_train
     if not 0 < trained <= 2**14:
         rig.leave("the trained window is not known, or too long to be filled here")
@@ -227,7 +227,7 @@ def check_control_vectors(rig: Rig) -> None:
 
 @law("THREAD-10", tier="process", since="1.2")
 def check_a_context_in_tasks(rig: Rig) -> None:
-    """A context opened for asyncio gives what a context gives, call by call, in their order."""
+    """A context opened for asyncio gives what any context gives, call by call, in order."""
     tokens = rig.tokens(20)
     plain = rig.context()
     plain.decode(tokens)
@@ -266,7 +266,7 @@ def check_a_context_in_tasks(rig: Rig) -> None:
 
 @law("EMB-12", tier="session", model="any", since="1.2")
 def check_rerank(rig: Rig) -> None:
-    """Documents come by their score, those of the ranking head; no other model ranks."""
+    """Documents are ordered by the ranking head's score; a model without one does not rank."""
     model = rig.model if rig.encoder is None else rig.encoder_model
     query, documents = rig.passage(4), [rig.passage(n) for n in (3, 9, 5, 7)]
     if "rank" not in model.capabilities.pooling:

@@ -126,7 +126,7 @@ def _of_safetensors(file: Path) -> tuple[list[int], int]:
 
 @law("BAD-18", model="any", since="1.2")
 def check_headers_that_lie(rig: Rig) -> None:
-    """A header or a config that says what cannot be is refused by type and path.
+    """A header or config with impossible values raises a typed error that names the path.
 
     Without a child to try it in, and never by a mistake of the plugin's own. What a config.json
     says may also be of no use to the engine.

@@ -117,7 +117,7 @@ _ODD: tuple[Any, ...] = (-1, 2**70, 0.5, "", "no such value", [], {"a": object()
 
 @law("BAD-19", since="1.2")
 def check_odd_values_of_own_options(rig: Rig) -> None:
-    """Each option of the engine's own takes a value or refuses it by name, never by a mistake."""
+    """Each engine option takes a value or refuses it by name, never with an accidental error."""
     known = [record.name for record in default_registry().records()]
     found = default_registry().get(rig.backend) if rig.backend in known else None
     if found is None and rig.backend != "reference":
@@ -163,7 +163,7 @@ _OF_GPUS = ("nvidia*", "dri/render*", "kfd", "accel/*")
 
 @law("CAP-37", model="any", since="1.2")
 def check_devices(rig: Rig) -> None:
-    """Devices have names and kinds; one that is a GPU is announced only where there may be one.
+    """Devices have names and kinds; a GPU is listed only where there may be one.
 
     Layers go to a GPU only where one is announced.
     """
@@ -192,7 +192,7 @@ def _any_in(folder: Path) -> Any:
 
 @law("ENC-11", needs="encoder", model="encoder", since="1.2")
 def check_windows_of_learned_positions(rig: Rig) -> None:
-    """An encoder takes as many tokens as it has learned positions, and no longer window."""
+    """An encoder takes as many tokens as it has learned positions, and no larger window."""
     trained = rig.encoder_model.info.n_ctx_train
     if not 0 < trained <= 2**12:
         rig.leave("the encoder's positions are not known, or too many to be filled here")
@@ -213,7 +213,7 @@ PLAN_MIB = 8
 
 @law("MEM-9", tier="process", needs="plan_memory", since="1.2")
 def check_plans_leave_nothing(rig: Rig) -> None:
-    """Plans leave no memory behind: of a loaded model, and of one that is not loaded."""
+    """Planning leaks no memory, for a loaded model or for one that is not loaded."""
     need_proc(rig)
     loaded = rig.backend != "reference" and rig.path is not None
 

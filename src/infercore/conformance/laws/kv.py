@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @law("KV-1", needs="kv_remove")
 def check_removed_tail(rig: Rig) -> None:
-    """A tail that is removed and decoded otherwise gives what a fresh context gives."""
+    """A tail removed and replaced by other tokens gives what a fresh context gives."""
     tokens, other = rig.tokens(14), rig.tokens(5)
     context = rig.context()
     context.decode(tokens)
@@ -28,7 +28,7 @@ def check_removed_tail(rig: Rig) -> None:
 
 @law("KV-2", needs="kv_remove_any")
 def check_removed_hole(rig: Rig) -> None:
-    """A hole takes its tokens away and leaves every position where it was."""
+    """Cutting a hole removes its tokens and leaves every other position where it was."""
     tokens = rig.tokens(10)
     context = rig.context()
     context.decode(tokens)
@@ -61,7 +61,7 @@ def check_removal_takes_the_logits(rig: Rig) -> None:
 
 @law("KV-5", needs="kv_remove")
 def check_removing_what_is_not_there(rig: Rig) -> None:
-    """Removing positions that are not held is True and changes nothing."""
+    """Removing positions that are not held returns True and changes nothing."""
     context = rig.context()
     context.decode(rig.tokens(5))
     with rig.unchanged(context):
@@ -101,7 +101,7 @@ def check_a_copy_continues_alike(rig: Rig) -> None:
 
 @law("KV-8", needs="kv_copy")
 def check_a_copy_is_apart(rig: Rig) -> None:
-    """What is removed from or added to the source leaves the copy as it was."""
+    """Removing from the source, or adding to it, leaves the copy as it was."""
     tokens, more = rig.tokens(8), rig.tokens(3)
     context = rig.two()
     context.decode(tokens)
@@ -116,7 +116,7 @@ def check_a_copy_is_apart(rig: Rig) -> None:
 
 @law("KV-9", needs="kv_copy")
 def check_a_copy_replaces(rig: Rig) -> None:
-    """A copy takes the place of what the target held."""
+    """A copy replaces what the target held."""
     tokens, more = rig.tokens(8), rig.tokens(2)
     context = rig.two()
     context.decode(rig.tokens(5), seq_id=1)
@@ -155,7 +155,7 @@ def check_keep_only_one(rig: Rig) -> None:
 
 @law("KV-12")
 def check_clear(rig: Rig) -> None:
-    """Clear removes every sequence and the logits, and the context starts anew."""
+    """Clear removes every sequence and the logits, and the context starts afresh."""
     tokens = rig.tokens(6)
     context = rig.context()
     context.decode(rig.tokens(10))
@@ -169,7 +169,7 @@ def check_clear(rig: Rig) -> None:
 
 @law("KV-13", needs="shift")
 def check_hole_closed_by_a_shift(rig: Rig) -> None:
-    """After a hole is removed and the rest moved there, positions are without a gap."""
+    """After a hole is cut and the rest moved into it, positions have no gap."""
     tokens, more = rig.tokens(10), rig.tokens(2)
     context = rig.context()
     context.decode(tokens)
@@ -183,7 +183,7 @@ def check_hole_closed_by_a_shift(rig: Rig) -> None:
 
 @law("KV-14", needs="kv_shift")
 def check_shift_there_and_back(rig: Rig) -> None:
-    """Positions moved up and back again leave what is computed as it was."""
+    """Moving positions up and back again leaves the results as they were."""
     tokens, more = rig.tokens(9), rig.tokens(2)
     context = rig.context()
     context.decode(tokens)
@@ -288,7 +288,7 @@ def check_the_engine_holds_what_is_told(rig: Rig) -> None:
 
 @law("KV-22", needs="kv_remove")
 def check_growing_and_shrinking(rig: Rig) -> None:
-    """A sequence that was shortened and prolonged many times is as a fresh one."""
+    """A sequence shortened and extended many times behaves like a fresh one."""
     context = rig.context()
     held: list[int] = []
     for _ in range(6):

@@ -90,7 +90,7 @@ def check_closed_session_refuses(rig: Rig) -> None:
 
 @law("LIFE-6")
 def check_context_keeps_its_model(rig: Rig) -> None:
-    """A context goes on working when its model was closed before it."""
+    """A context keeps working after its model is closed."""
     model = rig.another_model()
     context = rig.opened(model.new_context(**rig.fields()))
     tokens = rig.tokens(6)
@@ -102,7 +102,7 @@ def check_context_keeps_its_model(rig: Rig) -> None:
 
 @law("LIFE-7")
 def check_closed_model_refuses(rig: Rig) -> None:
-    """A closed model opens nothing any more."""
+    """A closed model no longer opens anything."""
     model = rig.another_model()
     model.close()
     raises(SessionClosedError, lambda: model.new_context(n_ctx=64), "new_context")
@@ -113,7 +113,7 @@ def check_closed_model_refuses(rig: Rig) -> None:
 
 @law("LIFE-8")
 def check_closed_sampler_refuses(rig: Rig) -> None:
-    """A sampler can be closed twice and refuses to sample then."""
+    """A sampler can be closed twice, and then refuses to sample."""
     context = rig.context()
     context.decode(rig.tokens(3))
     sampler = rig.sampler()
@@ -164,7 +164,7 @@ def check_loading_again_gives_the_same(rig: Rig) -> None:
 
 @law("LIFE-12", tier="session")
 def check_states_of_a_session(rig: Rig) -> None:
-    """A session goes from EMPTY over PREFIXED and READY to DECODED, and its report says so."""
+    """A session goes from EMPTY via PREFIXED and READY to DECODED, and its report says so."""
     session = rig.session()
     found = [session.state]
     session.ensure_prefix(rig.passage(6))
@@ -180,7 +180,7 @@ def check_states_of_a_session(rig: Rig) -> None:
 
 @law("LIFE-13", tier="session")
 def check_calls_out_of_order(rig: Rig) -> None:
-    """A suffix or a decode on nothing raises InvalidStateError and changes nothing."""
+    """A suffix or decode in an empty session raises InvalidStateError and changes nothing."""
     session = rig.session()
     for name, call in {
         "prefill_suffix": lambda: session.prefill_suffix("a"),
@@ -194,7 +194,7 @@ def check_calls_out_of_order(rig: Rig) -> None:
 
 @law("LIFE-14", tier="session")
 def check_closing_in_mid_decode(rig: Rig) -> None:
-    """A session closed in mid-decode ends the stream with SessionClosedError."""
+    """Closing a session during a decode ends the stream with SessionClosedError."""
     session = rig.session()
     session.ensure_prefix(rig.passage(5))
     stream = session.decode(max_tokens=50, temperature=0, ignore_eos=True)

@@ -62,7 +62,7 @@ def _path(rig: Rig) -> str:
 
 @law("CAP-30", model="any", since="1.2")
 def check_progress(rig: Rig) -> None:
-    """Progress hears rising fractions from 0 to 1; False ends the load; its errors come through."""
+    """Progress gets rising fractions from 0 to 1; False ends the load; its errors come through."""
     path, heard = _path(rig), list[float]()
     _load(rig, path, progress=heard.append).close()
     equal((heard[:1], heard[-1:]), ([0.0], [1.0]), "the first and the last fraction")
@@ -115,7 +115,7 @@ def _refusal(rig: Rig, fields: dict[str, Any], opened: Any) -> None:
 
 @law("BAD-17", since="1.2")
 def check_damaged_files(rig: Rig) -> None:
-    """A model that lacks a file, or has one cut, emptied or of noise, is refused by type, or works.
+    """A model with a file missing, cut, empty or of noise raises a typed error, or works.
 
     Never by a mistake of the plugin's own, such as a KeyError; the refusal names the path.
     """
@@ -181,7 +181,7 @@ def _halves(name: str, data: bytes) -> Iterator[tuple[str, str, bytes]]:
 
 @law("TOK-18", since="1.2")
 def check_a_renamed_token_is_another_vocabulary(rig: Rig) -> None:
-    """A copy with one token renamed has another digest, so that no state of the one is the other's.
+    """A copy with one token renamed has another digest, so neither accepts the other's state.
 
     Refusing the copy is right, too.
     """

@@ -89,7 +89,7 @@ def check_beams_are_the_likeliest(rig: Rig) -> None:
 
 @law("STREAM-24", tier="session", since="1.2")
 def check_beams_leave_the_session(rig: Rig) -> None:
-    """A search gives no more than was asked for, best first, and the session is as it was."""
+    """A search returns at most what was requested, best first, and leaves the session as it was."""
     text = rig.passage(8)
     for session in _sessions(rig):
         raises(InvalidStateError, lambda s=session: s.beam_search(2, max_tokens=2), "on nothing")
@@ -117,7 +117,7 @@ def check_beams_leave_the_session(rig: Rig) -> None:
 
 @law("STREAM-25", tier="session", since="1.2")
 def check_samples_are_those_of_their_seeds(rig: Rig) -> None:
-    """Samples are what each seed gives alone, and the session is as it was."""
+    """Samples are what each seed gives alone, and the session stays as it was."""
     text, last = rig.passage(8), MAX_SEED
     for session in _sessions(rig):
         session.ensure_prefix(text)

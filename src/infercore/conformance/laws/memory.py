@@ -85,7 +85,7 @@ def check_closed_contexts_give_memory_back(rig: Rig) -> None:
 
 @law("MEM-2", needs="plan_memory")
 def check_plan_adds_up(rig: Rig) -> None:
-    """A memory plan is of positive sizes that add up, and its peak is no less than their sum."""
+    """A memory plan has positive sizes that add up, and its peak is at least their sum."""
     plan = rig.model.plan_memory(**rig.fields())
     that(plan.weights_bytes >= 0 and plan.kv_bytes > 0, f"sizes of {plan}")
     total = plan.weights_bytes + plan.kv_bytes + plan.compute_bytes
@@ -98,7 +98,7 @@ def check_plan_adds_up(rig: Rig) -> None:
 
 @law("MEM-3", needs="plan_memory")
 def check_plan_grows_with_the_window(rig: Rig) -> None:
-    """Twice the window is planned with about twice the cache, and the same weights.
+    """Twice the window plans about twice the cache and the same weights.
 
     The state of recurrent layers has one size for all windows.
     """
@@ -115,7 +115,7 @@ def check_plan_grows_with_the_window(rig: Rig) -> None:
 
 @law("MEM-4")
 def check_no_attempt_beyond_the_first(rig: Rig) -> None:
-    """A context that fits at once gave nothing up: its window is what was asked for."""
+    """A context that fits at once gives nothing up: its window is the one requested."""
     context = rig.context(n_ctx=64, on_oom="shrink")
     that(len(context.attempts) <= 1, f"{len(context.attempts)} attempts")
     equal(context.n_ctx, 64, "n_ctx")

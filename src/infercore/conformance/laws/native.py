@@ -44,7 +44,7 @@ class Native:
 
 @law("SAMP-22", needs="native_sampler", since="1.2")
 def check_native_keeps_the_portable_laws(rig: Rig) -> None:
-    """Seeds, reset, clone, ends and rows of the engine's own sampler are as the portable's."""
+    """Seeds, reset, clone, ends and rows of the engine's own sampler match the portable one's."""
     native: Any = Native(rig)
     for check in PORTABLE_LAWS:
         check(native)
@@ -155,7 +155,7 @@ _STATES: tuple[dict[str, Any], ...] = (
 
 @law("SAMP-25", needs="native_sampler", since="1.2")
 def check_native_state_is_cloned_and_reset(rig: Rig) -> None:
-    """What the engine's own sampler remembers goes into its clone, and goes with a reset."""
+    """What the engine's own sampler remembers passes to its clone and is cleared by a reset."""
     context, row = sampling._row(rig)  # noqa: SLF001
     said = sampling._best(row, 3)  # noqa: SLF001
     for fields in _STATES:

@@ -50,7 +50,7 @@ def _window(rig: Rig) -> int:
 
 @law("DEC-22", needs="logits_all", since="1.2")
 def check_the_whole_window(rig: Rig) -> None:
-    """A text that nearly fills a long window, and then single tokens, have the oracle's logits."""
+    """A text that nearly fills a long window, then single tokens, give the oracle's logits."""
     n_ctx = _window(rig)
     tokens = rig.story_at(rig.random.randrange(1000), n_ctx)
     expected = _expected(rig, tokens)
@@ -117,7 +117,7 @@ def check_sequences_of_unequal_length(rig: Rig) -> None:
 
 @law("DEC-25", since="1.2")
 def check_far_tokens_count(rig: Rig) -> None:
-    """Another token 100 and 200 places back changes the logits: all of the past is looked at."""
+    """A different token 100 and 200 places back changes the logits: the whole past counts."""
     info = rig.model.info
     if info.is_recurrent or info.sliding_window:
         rig.leave("this model forgets what lies far back")
@@ -153,7 +153,7 @@ def check_programs_of_one_sequence(rig: Rig) -> None:
 
 @law("KV-25", needs="multi_sequence", since="1.2")
 def check_programs_of_several_sequences(rig: Rig) -> None:
-    """Sequences decoded, copied, cut and moved in any order have the oracle's logits each."""
+    """Sequences decoded, copied, cut and moved in any order each give the oracle's logits."""
     for n_seq_max in (2, 3, 4):
         _programs(rig, DECODES + MOVES + SEVERAL, 3, n_seq_max=n_seq_max)
 
@@ -201,7 +201,7 @@ def check_only_distances_count(rig: Rig) -> None:
 
 @law("STATE-24", needs="sequence_state", since="1.2")
 def check_programs_with_saved_state(rig: Rig) -> None:
-    """What was cut, moved or copied is saved and restored as it is, and every sequence goes on."""
+    """What was cut, moved or copied is saved and restored as is, and every sequence continues."""
     many = rig.context().capabilities.multi_sequence
     for n_seq_max in (1, 2, 3):
         phrases = "append cut hole shift copy " + SAVES

@@ -26,7 +26,7 @@ def check_overflow_changes_nothing(rig: Rig) -> None:
 
 @law("OVER-2")
 def check_the_last_place_is_used(rig: Rig) -> None:
-    """The window can be filled to its last place, and takes none more."""
+    """The window can be filled to its last place and takes no more."""
     tokens = rig.tokens(33)
     context = rig.context(n_ctx=32)
     context.decode(tokens[:31])
@@ -126,7 +126,7 @@ def check_decode_overflow(rig: Rig) -> None:
 
 @law("OVER-10", tier="session")
 def check_truncation_is_told(rig: Rig) -> None:
-    """overflow="truncate" drops the oldest suffix tokens, and tells every one of them."""
+    """overflow="truncate" drops the oldest suffix tokens and reports every one of them."""
     session, text = rig.session(n_ctx=64, overflow="truncate"), rig.passage(8)
     session.ensure_prefix(text)
     long = " " + rig.passage(80)
@@ -140,7 +140,7 @@ def check_truncation_is_told(rig: Rig) -> None:
 
 @law("OVER-11", tier="session", needs="shift")
 def check_shifting_is_told(rig: Rig) -> None:
-    """overflow="shift" goes on past the window, keeps the prefix, and tells what it dropped."""
+    """overflow="shift" goes on past the window, keeps the prefix, and reports what it dropped."""
     session = rig.session(n_ctx=40, overflow="shift")
     text = rig.passage(8)
     n = session.ensure_prefix(text).prefix_tokens

@@ -172,7 +172,7 @@ def check_a_step_that_fails(rig: Rig) -> None:
 
 @law("POOL-37", tier="process", since="1.2")
 def check_restarts(rig: Rig) -> None:
-    """When the engine fails for good it is opened anew, and every session goes on the same."""
+    """When the engine fails for good it is reopened, and every session continues the same."""
     with Calls(rig) as calls:
         failed: list[int] = []
 
@@ -259,7 +259,7 @@ def check_close_ends_all(rig: Rig) -> None:
 
 @law("POOL-40", tier="process", since="1.2")
 def check_drain(rig: Rig) -> None:
-    """drain() lets calls that have begun end and no new one begin; a timeout cancels them."""
+    """drain() lets running calls finish and lets no new one begin; a timeout cancels them."""
     pool, prompt = rig.pool(), rig.passage(8)
     session, other = pool.open_session(), pool.open_session()
     session.ensure_prefix(prompt)

@@ -48,7 +48,7 @@ def _more(session: Any) -> list[int]:
 
 @law("POOL-15", tier="session", since="1.2")
 def check_shared_prefixes(rig: Rig) -> None:
-    """A prefix that another session holds is not evaluated again, and counted truly."""
+    """A prefix that another session holds is not evaluated again, and is counted correctly."""
     with Calls(rig) as calls:
         pool, text = rig.pool(), rig.passage(40)
         _shares(rig, pool)
@@ -125,7 +125,7 @@ def check_namespaces_never_share(rig: Rig) -> None:
 
 @law("POOL-19", tier="session", since="1.2")
 def check_moved_out_and_back(rig: Rig) -> None:
-    """A sequence that was moved to memory comes back, is told as restored, and goes on the same."""
+    """A sequence moved to memory comes back, is reported as restored, and continues the same."""
     with _stores(rig, cache_bytes=2**26) as pool:
         texts = [rig.passage(40), rig.passage(40)]
         first, second = pool.open_session(), pool.open_session(namespace="x")
@@ -157,7 +157,7 @@ def check_another_pool_finds_files(rig: Rig) -> None:
 
 @law("POOL-21", tier="session", since="1.2")
 def check_damaged_files(rig: Rig) -> None:
-    """A damaged cache file is a cold start, and never another's text."""
+    """A damaged cache file leads to a cold start, never to another session's text."""
     with tempfile.TemporaryDirectory() as folder:
         where, text = Path(folder) / "c", rig.passage(40)
         with _stores(rig, cache_dir=str(where)) as pool:

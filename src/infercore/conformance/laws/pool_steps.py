@@ -158,7 +158,7 @@ def _pieces_of_a_prompt(rig: Rig) -> tuple[int, int]:
 
 @law("POOL-26", tier="process", since="1.2")
 def check_no_prompt_starves(rig: Rig) -> None:
-    """Sessions that generate without end do not keep a prompt from its end."""
+    """Sessions that generate without end do not keep a prompt from finishing."""
     rig.need_all_logits()
     for n_step_tokens in (2, 16):
         pool = rig.pool(n_step_tokens=n_step_tokens, n_parallel=4)
@@ -173,7 +173,7 @@ def check_no_prompt_starves(rig: Rig) -> None:
 
 @law("POOL-27", tier="process", since="1.2")
 def check_all_have_their_turn(rig: Rig) -> None:
-    """More sessions than places: each has its turn, and none waits for all the others."""
+    """With more sessions than places each gets its turn, and none waits for all the others."""
     pool = rig.pool(n_parallel=2)
     prompts = [rig.passage(8) for _ in range(6)]
 
@@ -222,7 +222,7 @@ def check_a_full_queue(rig: Rig) -> None:
 
 @law("POOL-29", tier="session", since="1.2")
 def check_slow_readers(rig: Rig) -> None:
-    """A stream that nobody reads on stalls nobody, and goes on when it is read."""
+    """A stream that is no longer read stalls nobody, and continues when it is read again."""
     pool = rig.pool(n_parallel=1)
     slow, quick = pool.open_session(), pool.open_session()
     text = rig.passage(8)
@@ -238,7 +238,7 @@ def check_slow_readers(rig: Rig) -> None:
 
 @law("POOL-30", tier="process", since="1.2")
 def check_ten_streams_in_one_thread(rig: Rig) -> None:
-    """One thread that reads ten streams over two places in turn comes to the end of all."""
+    """One thread reading ten streams in turn over two places reaches the end of all of them."""
     pool = rig.pool(n_parallel=2, n_ctx=64, n_cells=256)
     prompts = [rig.passage(6 + i % 3) for i in range(10)]
 

@@ -96,7 +96,7 @@ def check_greedy_texts_together(rig: Rig) -> None:
 
 @law("POOL-2", tier="process", since="1.2")
 def check_seeded_texts_together(rig: Rig) -> None:
-    """Sessions that draw at once give each the tokens that its seed draws alone."""
+    """Sessions that sample at the same time each get the tokens their seed gives alone."""
     pool, prompts = rig.pool(), _prompts(rig, 4)
     fields = [{"temperature": 1.0, "seed": 11 + i} for i in range(4)]
 
@@ -128,7 +128,7 @@ def check_the_same_calls_twice(rig: Rig) -> None:
 
 @law("POOL-5", needs="multi_sequence", since="1.2")
 def check_neighbours_do_not_matter(rig: Rig) -> None:
-    """What other sequences of a call say changes no bit of a row."""
+    """The other sequences of a call do not change a bit of a row."""
     own = [(0, rig.tokens(6), "last")]
     first = own + [(i, rig.tokens(6), "last") for i in range(1, 4)]
     second = own + [(i, rig.tokens(6), "last") for i in range(1, 4)]
@@ -155,7 +155,7 @@ def check_batch_invariance(rig: Rig) -> None:
 
 @law("POOL-7", tier="process", since="1.2")
 def check_preempted_texts(rig: Rig) -> None:
-    """Sessions that lose their cells to others while they run give the same greedy texts."""
+    """Sessions that lose their cells to others while running give the same greedy texts."""
     for _ in range(_CROWDS):  # a fast engine may be done with one before another begins
         pool, prompts, texts = _crowd(rig)
         _follow(rig, prompts, texts, "with too few cells")
@@ -230,7 +230,7 @@ def check_constraints_are_each_ones_own(rig: Rig) -> None:
 
 @law("POOL-11", tier="session", since="1.2")
 def check_forks_in_a_pool(rig: Rig) -> None:
-    """A fork in a pool goes on from where its source is; both go their own ways from there."""
+    """A fork in a pool continues from where its source is; from there they are independent."""
     prompt = rig.passage(12)
     session = rig.pool().open_session()
     start = text_of(session, prompt, 6)
@@ -262,7 +262,7 @@ def check_forks_at_once(rig: Rig) -> None:
 
 @law("POOL-13", tier="session", needs="sequence_state", since="1.2")
 def check_snapshots_in_and_out(rig: Rig) -> None:
-    """A snapshot out of a pool is taken by a single session, and one of that by a pool."""
+    """A pool's snapshot restores in a single session, and a single session's in a pool."""
     prompt = rig.passage(12)
     pooled, single = rig.pool().open_session(), rig.model.new_session(**rig.fields())
     rig.opened(single)
@@ -278,7 +278,7 @@ def check_snapshots_in_and_out(rig: Rig) -> None:
 
 @law("POOL-14", tier="process", since="1.2")
 def check_a_seed_under_changing_load(rig: Rig) -> None:
-    """A seeded text is one text, whatever runs beside it."""
+    """A seed gives the same text whatever runs beside it."""
     prompt = rig.passage(16)
     ids = rig.tokenizer.encode(prompt)
     pool = rig.pool()

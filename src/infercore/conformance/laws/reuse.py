@@ -55,7 +55,7 @@ def check_the_same_prefix_again(rig: Rig) -> None:
 
 @law("REUSE-3", tier="session", needs="kv_remove_any")
 def check_an_edited_prefix(rig: Rig) -> None:
-    """An edited prefix reuses exactly the tokens that are common from the start."""
+    """An edited prefix reuses exactly the tokens it shares with the old one from the start."""
     session, start = rig.session(), rig.passage(12)
     old, new = start + " one thing", start + " another thing"
     a, b = _ids(rig, old), _ids(rig, new)
@@ -84,7 +84,7 @@ def check_a_changed_suffix_is_as_cold(rig: Rig) -> None:
 
 @law("REUSE-5", tier="session")
 def check_a_suffix_replaces(rig: Rig) -> None:
-    """A second suffix takes the place of the first and of what was generated."""
+    """A second suffix replaces the first and what was generated."""
     session, text, last = rig.session(), rig.passage(15), _suffix(rig)
     session.ensure_prefix(text)
     session.prefill_suffix(_suffix(rig))
@@ -98,7 +98,7 @@ def check_a_suffix_replaces(rig: Rig) -> None:
 
 @law("REUSE-6", tier="session", needs="kv_remove_any")
 def check_the_warm_tail(rig: Rig) -> None:
-    """After going back to the prefix, the same suffix is reused but for one token at most."""
+    """After going back to the prefix, the same suffix is reused except for at most one token."""
     session, text = rig.session(), rig.passage(15)
     suffix = SuffixInput(text=_suffix(rig), boundary="split")  # so that no token gives way
     session.ensure_prefix(text)
@@ -153,7 +153,7 @@ def check_residents_are_real(rig: Rig) -> None:
 
 @law("REUSE-9", tier="session")
 def check_the_prefix_drops_what_followed(rig: Rig) -> None:
-    """ensure_prefix leaves suffix and generated tokens out of the context."""
+    """ensure_prefix takes suffix and generated tokens out of the context."""
     session, text = rig.session(), rig.passage(12)
     session.ensure_prefix(text)
     session.prefill_suffix(_suffix(rig))
@@ -221,7 +221,7 @@ def check_a_suffix_of_another_identity(rig: Rig) -> None:
 
 @law("REUSE-14", tier="session")
 def check_append_continues(rig: Rig) -> None:
-    """mode="append" adds behind what was generated, which stays as it was made."""
+    """mode="append" adds after what was generated, which stays as it is."""
     session, text, more = rig.session(), rig.passage(10), " and then"
     session.ensure_prefix(text)
     made = greedy(session, 5)
@@ -235,7 +235,7 @@ def check_append_continues(rig: Rig) -> None:
 
 @law("REUSE-15", tier="session")
 def check_an_empty_prefix(rig: Rig) -> None:
-    """An empty prefix is one, and a suffix may follow it."""
+    """An empty prefix is a valid prefix, and a suffix may follow it."""
     session, suffix = rig.session(), rig.passage(8)
     status = session.ensure_prefix("")
     equal(status.prefix_tokens, len(_ids(rig, "")), "tokens of an empty prefix")
@@ -245,7 +245,7 @@ def check_an_empty_prefix(rig: Rig) -> None:
 
 @law("REUSE-16", tier="session")
 def check_usage_counts_what_was_cached(rig: Rig) -> None:
-    """Usage tells prompt tokens, and those that had been evaluated before."""
+    """Usage reports the prompt tokens, and how many had been evaluated before."""
     session, text = rig.session(), rig.passage(15)
     n = session.ensure_prefix(text).prefix_tokens
     cold = list(session.decode(max_tokens=3, temperature=0, ignore_eos=True))[-1].usage
@@ -272,7 +272,7 @@ def check_chat_keeps_its_history(rig: Rig) -> None:
 
 @law("REUSE-18", tier="session")
 def check_what_is_no_prefix(rig: Rig) -> None:
-    """A prefix or suffix that is no text raises InvalidInputError and changes nothing."""
+    """A prefix or suffix that is not text raises InvalidInputError and changes nothing."""
     session = rig.session()
     session.ensure_prefix(rig.passage(5))
     before = session.explain_context()
@@ -300,7 +300,7 @@ _OWN_SECONDS = 5e-4
 
 @law("REUSE-20", tier="session", needs="kv_remove", since="1.2")
 def check_reuse_saves_time(rig: Rig) -> None:
-    """A prefix that is resident but for one token takes far less processor time than a cold one."""
+    """A prefix resident except for one token takes far less processor time than a cold one."""
     tokens = rig.tokens(rig.n_ctx - 16)
     other = [*tokens[:-1], next(token for token in tokens if token != tokens[-1])]
     cold: list[float] = []

@@ -46,7 +46,7 @@ def check_temperature_zero(rig: Rig) -> None:
 
 @law("SAMP-2")
 def check_seed_repeats(rig: Rig) -> None:
-    """The same seed gives the same tokens; the seed drawn is told and repeats them too."""
+    """The same seed gives the same tokens; a seed that was drawn is reported and repeats them."""
     context, _ = _row(rig)
     drawn = rig.sampler(**OPEN)
     that(drawn.seed is not None and 0 <= drawn.seed < 2**32 - 1, f"the seed {drawn.seed}")
@@ -58,7 +58,7 @@ def check_seed_repeats(rig: Rig) -> None:
 
 @law("SAMP-3")
 def check_seeds_differ(rig: Rig) -> None:
-    """Other seeds give other tokens, where the model leaves a choice."""
+    """Different seeds give different tokens where the model leaves a choice."""
     context, _ = _row(rig)
     runs = set()
     for seed in range(6):
@@ -79,7 +79,7 @@ def check_top_k(rig: Rig) -> None:
 
 @law("SAMP-5")
 def check_top_p_and_min_p(rig: Rig) -> None:
-    """top_p and min_p leave out the tokens that they are to leave out."""
+    """top_p and min_p leave out exactly the tokens they should."""
     context, row = _row(rig)
     p = np.exp(row - row.max())
     p /= p.sum()
@@ -199,7 +199,7 @@ def check_no_sample_of_stale_logits(rig: Rig) -> None:
 
 @law("SAMP-14")
 def check_bad_sampling(rig: Rig) -> None:
-    """A sampling option that cannot be raises InvalidInputError."""
+    """An invalid sampling option raises InvalidInputError."""
     for fields in ({"seed": -1}, {"seed": 2**32}, {"top_p": 1.5}, {"temperature": float("nan")}):
         raises(InvalidInputError, lambda f=fields: rig.sampler(**f), f"sampler({fields})")
     bias = {rig.tokenizer.n_vocab: 1.0}

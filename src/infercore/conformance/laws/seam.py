@@ -31,7 +31,7 @@ def check_joint_tokens(rig: Rig) -> None:
 
 @law("SEAM-2", tier="session")
 def check_split_tokens(rig: Rig) -> None:
-    """boundary="split" tokenizes prefix and suffix apart."""
+    """boundary="split" tokenizes prefix and suffix separately."""
     session = rig.session()
     context = rig.inner(session)
     encode = rig.tokenizer.encode
@@ -79,7 +79,7 @@ def check_an_empty_suffix(rig: Rig) -> None:
 
 @law("SEAM-6", tier="session")
 def check_one_beginning(rig: Rig) -> None:
-    """A beginning-of-sequence token stands once, at the start, whatever the seam."""
+    """There is one beginning-of-sequence token, at the start, whatever the seam."""
     session = rig.session()
     context = rig.inner(session)
     session.ensure_prefix("Once upon")
@@ -132,7 +132,7 @@ def check_control_text_in_a_chat_is_text(rig: Rig) -> None:
 
 @law("SEAM-10", tier="session", since="1.2")
 def check_token_ids_are_taken_as_they_are(rig: Rig) -> None:
-    """Token ids as prefix and suffix are held as they are: nothing before, between or merged."""
+    """Token ids as prefix and suffix are held as given: nothing added, between, or merged."""
     encode = rig.tokenizer.encode
     session = rig.session()
     context = rig.inner(session)

@@ -63,7 +63,7 @@ def check_restored_prefix_is_warm(rig: Rig) -> None:
 
 @law("STATE-15", tier="session", needs="sequence_state")
 def check_back_to_a_snapshot(rig: Rig) -> None:
-    """A session goes back to its own snapshot, as often as asked."""
+    """A session can go back to its own snapshot any number of times."""
     session, text = _session(rig)
     snapshot = session.snapshot()
     before = session.explain_context()
@@ -77,7 +77,7 @@ def check_back_to_a_snapshot(rig: Rig) -> None:
 
 @law("STATE-16", tier="session", needs="sequence_state")
 def check_file_goes_out_and_comes_back(rig: Rig) -> None:
-    """A session saved to a file is what is loaded from it."""
+    """Loading a file restores the session that was saved to it."""
     session, text = _session(rig)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "state"
@@ -137,7 +137,7 @@ def check_snapshot_changes_nothing(rig: Rig) -> None:
 
 @law("STATE-21", tier="session")
 def check_fork(rig: Rig) -> None:
-    """A fork and its source continue apart, and each lives without the other."""
+    """A fork and its source continue independently, and each works without the other."""
     session, text = _session(rig)
     twin = rig.opened(session.fork())
     reports = [twin.explain_context(), session.explain_context()]
@@ -157,7 +157,7 @@ def check_fork(rig: Rig) -> None:
 
 @law("STATE-22", tier="session", needs="kv_copy")
 def check_fork_into_a_free_sequence(rig: Rig) -> None:
-    """Where the context has a free sequence a fork evaluates nothing, and continues apart."""
+    """Where the context has a free sequence, a fork evaluates nothing, and goes its own way."""
     session, text = _session(rig, n_seq_max=3, n_ctx=3 * rig.n_ctx)
     twin = rig.opened(session.fork())
     n = len(rig.tokenizer.encode(text))

@@ -51,7 +51,7 @@ def check_logits_come_back(rig: Rig) -> None:
 
 @law("STATE-3", needs="sequence_state")
 def check_restore_replaces(rig: Rig) -> None:
-    """A restored sequence takes the place of what was held, and is not added to it."""
+    """A restored sequence replaces what was held; it is not added to it."""
     tokens, more = rig.tokens(6), rig.tokens(2)
     data = _holding(rig, tokens).save_sequence(0)
     other = _holding(rig, rig.tokens(15))
@@ -89,7 +89,7 @@ def check_damaged_state_is_refused(rig: Rig) -> None:
 
 @law("STATE-6", needs="sequence_state")
 def check_state_of_another_kind_is_refused(rig: Rig) -> None:
-    """State of a context is no state of a sequence, and the other way round."""
+    """The state of a context is not accepted as that of a sequence, or the other way round."""
     context = _holding(rig, rig.tokens(5))
     data = context.save_sequence(0)
     whole = context.save_state() if context.capabilities.state else None
@@ -132,7 +132,7 @@ def check_restore_that_does_not_fit(rig: Rig) -> None:
 
 @law("STATE-9", needs="sequence_state")
 def check_positions_follow_a_restore(rig: Rig) -> None:
-    """After a restore, a tail can be removed and decoded otherwise as anywhere."""
+    """After a restore, a tail can be removed and replaced as usual."""
     tokens, other_end = rig.tokens(10), rig.tokens(3)
     data = _holding(rig, tokens).save_sequence(0)
     context = _holding(rig, rig.tokens(3))
@@ -184,7 +184,7 @@ def check_state_of_another_cache_type_is_refused(rig: Rig) -> None:
 
 @law("STATE-26", needs="sequence_state", since="1.2")
 def check_the_size_of_a_state_is_that_of_what_is_saved(rig: Rig) -> None:
-    """The size told of a sequence's state is that of what is saved; asking changes nothing."""
+    """The reported size of a sequence's state is the size that is saved; asking changes nothing."""
     tokens, more = rig.tokens(6), rig.tokens(30)
     context = _holding(rig, tokens)
     told, saved = context.seq_state_size(0), len(context.save_sequence(0))

@@ -89,7 +89,7 @@ def check_stop_string_never_leaks(rig: Rig) -> None:
 
 @law("STREAM-4", tier="session")
 def check_what_almost_stops_is_shown(rig: Rig) -> None:
-    """Text that began like a stop string and is none is shown in the end."""
+    """Text that only began like a stop string is shown in the end."""
     tokens = _story(rig, 8)
     whole = rig.tokenizer.decode(tokens)
     session, _ = _session(rig, 4)
@@ -125,7 +125,7 @@ def check_the_length_is_kept(rig: Rig) -> None:
 
 @law("STREAM-7", tier="session")
 def check_the_window_ends_a_stream(rig: Rig) -> None:
-    """A full window ends the stream with "context", every place of it used."""
+    """A full window ends the stream with "context", with every place used."""
     session = rig.session(n_ctx=48)
     n = session.ensure_prefix(rig.passage(12)).prefix_tokens
     chunks = list(session.decode(temperature=0, ignore_eos=True))
@@ -165,7 +165,7 @@ def check_a_second_decode_continues(rig: Rig) -> None:
 
 @law("STREAM-10", tier="session")
 def check_usage(rig: Rig) -> None:
-    """Usage tells the seed, the counts, the time to the first token and the rate."""
+    """Usage reports the seed, the counts, the time to the first token and the rate."""
     session, text = _session(rig)
     usage = list(session.decode(max_tokens=6, seed=11, ignore_eos=True))[-1].usage
     equal(usage.prompt_tokens, len(rig.tokenizer.encode(text)), "prompt tokens")
@@ -202,7 +202,7 @@ def check_control_tokens_are_no_text(rig: Rig) -> None:
 
 @law("STREAM-13", tier="session")
 def check_logprobs(rig: Rig) -> None:
-    """Logprobs tells of each token its natural-log probability and the likeliest ones."""
+    """Logprobs report each token's natural-log probability and the likeliest tokens."""
     session, text = _session(rig)
     row = rig.cold(rig.tokenizer.encode(text)).astype(np.float64)
     row -= row.max() + np.log(np.exp(row - row.max()).sum())
@@ -277,7 +277,7 @@ def check_a_processor_that_raises(rig: Rig) -> None:
 
 @law("STREAM-18", tier="session")
 def check_the_end_is_the_end(rig: Rig) -> None:
-    """After its last chunk a stream is at its end for good, and the session is free."""
+    """After its last chunk a stream has ended for good, and the session is free."""
     session, text = _session(rig)
     stream = session.decode(max_tokens=2, temperature=0, ignore_eos=True)
     list(stream)

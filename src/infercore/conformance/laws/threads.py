@@ -35,7 +35,7 @@ def check_sessions_side_by_side(rig: Rig) -> None:
 
 @law("THREAD-2", tier="process")
 def check_a_second_thread_is_refused(rig: Rig) -> None:
-    """While one thread is in a context, another one gets SessionBusyError, and spoils nothing."""
+    """While one thread uses a context, another gets SessionBusyError and spoils nothing."""
     tokens = rig.tokens(9)
     context = rig.context(n_batch=4, n_ubatch=4)
     held = Held()
@@ -88,7 +88,7 @@ def check_set_threads(rig: Rig) -> None:
 
 @law("THREAD-8", needs="live_threads", since="1.1")
 def check_the_engine_s_own_threads(rig: Rig) -> None:
-    """The engine itself, seen past the API, has the numbers of threads that were set."""
+    """The engine itself, seen past the API, has the thread counts that were set."""
     observe = rig.observe
     tokens = rig.tokens(9)
     context = rig.context()

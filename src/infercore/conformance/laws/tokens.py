@@ -41,7 +41,7 @@ def check_ids_are_in_the_vocabulary(rig: Rig) -> None:
 
 @law("TOK-3")
 def check_text_is_made_of_bytes(rig: Rig) -> None:
-    """The bytes of the tokens, joined, are the text's."""
+    """The bytes of the tokens, joined, are those of the text."""
     for text in (rig.passage(20), *rig.texts):
         ids = _plain(rig, text)
         data = b"".join(rig.tokenizer.token_bytes(token) for token in ids)
@@ -89,7 +89,7 @@ def check_bad_ids_are_refused(rig: Rig) -> None:
 
 @law("TOK-7")
 def check_what_is_no_text_is_refused(rig: Rig) -> None:
-    """A value that is no str, or holds lone surrogates, raises InvalidInputError."""
+    """A value that is not a str, or holds lone surrogates, raises InvalidInputError."""
     for text in BAD_TEXTS:
         raises(InvalidInputError, lambda t=text: rig.tokenizer.encode(t), f"encode({text!r})")
 
@@ -123,7 +123,7 @@ def check_skip_special_drops_control_tokens(rig: Rig) -> None:
 
 @law("TOK-10")
 def check_nothing_is_nothing(rig: Rig) -> None:
-    """No text has no tokens, and no tokens have no text."""
+    """An empty text has no tokens, and an empty list of tokens has no text."""
     equal(rig.tokenizer.encode("", add_special=False), [], "the ids of no text")
     equal(rig.tokenizer.decode([]), "", "the text of no ids")
 
@@ -156,7 +156,7 @@ def check_chat_template(rig: Rig) -> None:
 
 @law("TOK-13", needs="chat_template")
 def check_messages_that_are_none(rig: Rig) -> None:
-    """Messages that are none raise InvalidInputError."""
+    """Values that are not messages raise InvalidInputError."""
     for messages in ("text", [5], [{"content": "no role"}]):
         raises(
             InvalidInputError,
@@ -175,7 +175,7 @@ def check_digest_is_of_the_vocabulary(rig: Rig) -> None:
 
 @law("TOK-15", since="1.2")
 def check_every_control_token(rig: Rig) -> None:
-    """No control token can be typed: its text stays text, unless it is asked to be parsed."""
+    """A control token cannot be typed: its text stays text unless parsing is requested."""
     tokenizer = rig.tokenizer
     found = [t for t in range(tokenizer.n_vocab) if tokenizer.is_control(t)]
     for token in found[:200]:
@@ -214,7 +214,7 @@ def check_the_vocabulary_is_the_files(rig: Rig) -> None:
 
 @law("TOK-17", since="1.2")
 def check_long_and_blank_texts(rig: Rig) -> None:
-    """Blanks in runs, newlines at both ends, code, a byte-order mark and long texts survive."""
+    """Runs of blanks, newlines at both ends, code, a byte-order mark and long texts survive."""
     for text in (*TEXTS, " ".join([rig.story] * 8)):
         ids = _plain(rig, text)
         equal(rig.tokenizer.decode(ids), text, f"text of {text[:60]!r}")
@@ -238,7 +238,7 @@ TEXTS = (
 
 @law("TOK-19", since="1.2")
 def check_kinds_scores_and_many_texts(rig: Rig) -> None:
-    """Control tokens are of that kind; many texts are each as alone, and a pair holds both."""
+    """Control tokens have that kind; texts in a batch encode as if alone; a pair holds both."""
     tokenizer = rig.tokenizer
     for token in range(min(tokenizer.n_vocab, _SOME)):
         control = tokenizer.token_kind(token) == "control"

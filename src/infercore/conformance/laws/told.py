@@ -59,7 +59,7 @@ def _row(rig: Rig, tokens: list[int], **fields: Any) -> Any:
 
 @law("CAP-22", since="1.2")
 def check_info_is_of_the_files(rig: Rig) -> None:
-    """The shape that a model tells is that of the files which the oracle reads."""
+    """The shape that a model reports is that of the files the oracle reads."""
     config, info = rig.need_oracle().config, rig.model.info
     found = {name: getattr(info, name) for name in _INFO}
     equal(found, {name: int(config[key]) for name, key in _INFO.items()}, "shape of the model")
@@ -79,7 +79,7 @@ def _size(path: str) -> int:
 
 @law("CAP-23", since="1.2")
 def check_rope_options_are_used(rig: Rig) -> None:
-    """Another base or scale of rope, and YaRN, give the oracle's logits, or are refused."""
+    """Another RoPE base or scale, and YaRN, give the oracle's logits or are refused."""
     oracle = rig.need_oracle()
     tokens = rig.tokens(24)
     linear = {"rope_scaling_type": "linear", "rope_freq_scale": 0.5}
@@ -104,7 +104,7 @@ def check_rope_options_are_used(rig: Rig) -> None:
 
 @law("CAP-24", since="1.2")
 def check_attention_type_is_used(rig: Rig) -> None:
-    """Without causal attention each token reads all of a call, as the oracle does; or refused."""
+    """Without causal attention each token sees the whole call, as in the oracle; or is refused."""
     oracle = rig.need_oracle()
     tokens = rig.tokens(12)
     try:
@@ -136,7 +136,7 @@ def check_types_of_keys_and_values_are_used(rig: Rig) -> None:
 
 @law("CAP-26", model="any", since="1.2")
 def check_model_options_are_used_or_refused(rig: Rig) -> None:
-    """A device that is not there is always refused, and so is each option that does nothing."""
+    """A device that does not exist is always refused, and so is any option without effect."""
     if rig.backend != "reference" and rig.backend not in {b.name for b in infercore.backends()}:
         rig.leave("the backend is not announced, so users cannot load with it by name")
     for fields in ({"device": "NO_SUCH_DEVICE:7"}, {"main_gpu": 200}, {"n_gpu_layers": 20}):
@@ -265,7 +265,7 @@ def _rounds(work: Callable[[], object], n: int) -> Iterator[tuple[int, int]]:
 
 @law("MEM-8", tier="process", since="1.2")
 def check_files_and_threads_are_given_back(rig: Rig) -> None:
-    """Models and contexts opened and closed again and again leave no files and threads behind."""
+    """Models and contexts opened and closed repeatedly leave no files or threads behind."""
     if not Path("/proc/self/task").exists():
         rig.leave("this platform does not tell open files through /proc")
     tokens = rig.tokens(6)
@@ -318,7 +318,7 @@ def check_a_callback_is_asked_in_single_tokens(rig: Rig) -> None:
 
 @law("THREAD-9", tier="process", since="1.2")
 def check_closing_from_another_thread(rig: Rig) -> None:
-    """A context closed by another thread than the one that used it is closed, and others go on."""
+    """A context can be closed by a thread that did not use it; other contexts keep working."""
     tokens = rig.tokens(8)
     context, beside = rig.context(), rig.context()
     for used in (context, beside):

@@ -31,7 +31,7 @@ def check_kinds_of_a_default_context(rig: Rig) -> None:
 
 @law("CAP-2")
 def check_model_info(rig: Rig) -> None:
-    """A model's shape is told as far as it is known, and agrees with its tokenizer."""
+    """A model reports its shape as far as it is known, and it agrees with its tokenizer."""
     info = rig.model.info
     equal(info.n_vocab, rig.tokenizer.n_vocab, "n_vocab")
     that(info.architecture, "the architecture has no name")
@@ -56,7 +56,7 @@ def check_name_of_the_backend(rig: Rig) -> None:
 
 @law("CAP-5")
 def check_effective_holds_every_field(rig: Rig) -> None:
-    """What was set is what is in force, and sizes that were not set are told too."""
+    """What was set is in force, and sizes that were not set are reported too."""
     context = rig.context(n_batch=32, n_ubatch=16)
     for field, value in {**rig.exact, "n_batch": 32, "n_ubatch": 16}.items():
         if field not in NOT_REPORTED:
@@ -69,7 +69,7 @@ def check_effective_holds_every_field(rig: Rig) -> None:
 
 @law("CAP-6")
 def check_effective_is_of_known_fields(rig: Rig) -> None:
-    """Each option in the contract that an engine reports has a value that the option can have."""
+    """Each option of the contract that an engine reports has a value the option allows."""
     context = rig.context()
     for field in attrs.fields(ContextConfig):
         value = context.effective.get(field.name)
@@ -87,7 +87,7 @@ def check_tolerance_is_kept(rig: Rig) -> None:
 
 @law("CAP-8")
 def check_kv_types(rig: Rig) -> None:
-    """Every declared type of KV cache opens, decodes, and is told."""
+    """Every declared type of KV cache opens, decodes and is reported."""
     own = {name: rig.exact[name] for name in ("backend_options", "precision") if name in rig.exact}
     for kind in rig.context().capabilities.kv_types:
         fields = {**own, "type_k": kind, "n_ctx": 64}
@@ -121,7 +121,7 @@ def check_flash_attention(rig: Rig) -> None:
 
 @law("CAP-10")
 def check_poolings(rig: Rig) -> None:
-    """Every declared pooling opens, and is told."""
+    """Every declared pooling opens and is reported."""
     for kind in rig.context().capabilities.pooling:
         context = _opened(rig, {"pooling_type": kind, "n_ctx": 64}, f"pooling {kind!r}")
         equal(context.pooling_type, kind, "pooling_type")
@@ -129,7 +129,7 @@ def check_poolings(rig: Rig) -> None:
 
 @law("CAP-11")
 def check_perf_counts(rig: Rig) -> None:
-    """Counters tell how many tokens were prefilled and decoded, and start anew on request."""
+    """Counters report how many tokens were prefilled and decoded, and can be reset."""
     context = rig.context()
     context.decode(rig.tokens(9))
     for token in rig.tokens(3):
@@ -185,7 +185,7 @@ def check_warmup(rig: Rig) -> None:
 
 @law("CAP-15")
 def check_causal_attention(rig: Rig) -> None:
-    """Causal attention stays what it is when it is set again; switching it works or is refused."""
+    """Setting causal attention to what it is changes nothing; switching it works or is refused."""
     tokens = rig.tokens(6)
     context = rig.context()
     context.set_causal_attention(True)
@@ -202,7 +202,7 @@ def check_causal_attention(rig: Rig) -> None:
 
 @law("CAP-16", needs="lora")
 def check_adapters(rig: Rig) -> None:
-    """An empty list of adapters is none; one that is no file raises a typed error, unchanged."""
+    """An empty list means no adapters; one without a file raises a typed error, state unchanged."""
     tokens = rig.tokens(5)
     context = rig.context()
     context.set_adapters([])
@@ -271,7 +271,7 @@ def check_synchronize(rig: Rig) -> None:
 
 @law("CAP-18")
 def check_every_capability_is_true(rig: Rig) -> None:
-    """What is declared and has a smallest call works in it; what is not declared refuses it."""
+    """Each declared feature works in its smallest call; each undeclared one refuses that call."""
     kinds = rig.context().capabilities
     tokens = rig.tokens(8)
     for name, call in _SMALLEST.items():
