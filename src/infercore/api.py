@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 
 
 def backends(*, devices: bool = False) -> list[BackendInfo]:
-    """Return every backend that is announced, usable or not, sorted by name.
+    """Return every registered backend, usable or not, sorted by name.
 
     ``devices=True`` also lists compute devices, which imports the usable engines.
     """
@@ -115,9 +115,9 @@ def open_session(
     """Return a session on a model, or on the model at a path, which it then owns.
 
     ``fields`` are those of `ContextConfig`, `ModelConfig` (for a path) and the session's own:
-    ``profile_id``, ``prompt_format``, ``add_bos``, ``overflow``. Of ``backend_options`` each goes
-    where it belongs, to the model or to the context. With ``isolate=True`` (a path alone) model and
-    session live in a process of their own, which may die: ``step_timeout``, ``load_timeout``,
+    ``profile_id``, ``prompt_format``, ``add_bos``, ``overflow``. Each of ``backend_options`` goes
+    where it belongs, to the model or to the context. With ``isolate=True`` (only with a path) model
+    and session live in a separate process, which may die: ``step_timeout``, ``load_timeout``,
     ``max_restarts`` and ``restart_window`` as in `PoolConfig`. Raises what `load_model` and
     `Model.new_session` raise; nothing is held then.
     """
@@ -207,7 +207,7 @@ def aopen_session(
     restart_window: float | None = None,
     **fields: Unpack[OpenSessionFields],
 ) -> Opening[AsyncSession]:
-    """Return what ``async with`` opens an `AsyncSession` from, and what awaiting gives one.
+    """Return an object that opens an `AsyncSession`, by ``async with`` or by ``await``.
 
     Arguments and errors as in `open_session`; loading runs in a thread.
     """
@@ -232,10 +232,10 @@ def aopen_session(
 def aopen_context(
     model: Model, *, config: ContextConfig | None = None, **fields: Unpack[ContextFields]
 ) -> Opening[AsyncContext]:
-    """Return what ``async with`` opens an `AsyncContext` from, and what awaiting gives one.
+    """Return an object that opens an `AsyncContext`, by ``async with`` or by ``await``.
 
     ``fields`` are those of `ContextConfig`. Raises what `Model.new_context` raises, and
-    `InvalidInputError` for what is no model; opening runs in a thread.
+    `InvalidInputError` for anything but a model; opening runs in a thread.
     """
     loaded = _loaded(model, None)
     return Opening(lambda: loaded.new_context(config, **fields), AsyncContext)
@@ -249,7 +249,7 @@ def aopen_pool(
     config: PoolConfig | None = None,
     **fields: Unpack[OpenPoolFields],
 ) -> Opening[SessionPool]:
-    """Return what ``async with`` opens a `SessionPool` from, and what awaiting gives one.
+    """Return an object that opens a `SessionPool`, by ``async with`` or by ``await``.
 
     Arguments and errors as in `open_pool`; loading runs in a thread.
     """
@@ -330,15 +330,16 @@ def embed(
 ) -> FloatArray:
     """Return one vector for each of ``texts``, in their order: float32 [n_texts, n_embd].
 
-    ``pooling`` ("mean", "cls" or "last") makes one vector of those of a text's tokens; None takes
-    the model's own, and a model that has none needs it named. ``normalize`` gives each vector the
-    length 1. Several texts go through the engine at once where it can. With "rank", of a model
-    that was trained to rank, each text gets its scores, one a class, which are never normalized:
-    [n_texts, n_classes]. ``fields`` are those of `ContextConfig` (``n_threads``, ``adapters``, ...)
-    but for sizes and pooling, which the texts decide, and for a path those of `ModelConfig`.
+    ``pooling`` ("mean", "cls" or "last") says how the vectors of a text's tokens become one; None
+    takes the model's own; a model that has none needs one named. ``normalize``
+    gives each vector the length 1. Several texts go through the engine at once where it can. With
+    "rank", for a model trained to rank, each text gets its scores, one per class, which are never
+    normalized: [n_texts, n_classes]. ``fields`` are those of `ContextConfig` (``n_threads``,
+    ``adapters``, ...) except sizes and pooling, which the texts decide, and for a path those of
+    `ModelConfig`.
 
-    Raises `InvalidInputError` for a str in place of a list, a text of more tokens than the model
-    has learned or of none, a pooling that is missing, and "rank" of a model that does not rank;
+    Raises `InvalidInputError` for a str in place of a list, a text of no tokens or of more tokens
+    than the model has learned, a missing pooling, and "rank" for a model that does not rank;
     nothing was evaluated then. Raises what `load_model` raises for a path.
     """
     from infercore.embedding import embed_texts  # noqa: PLC0415  (imports NumPy)
@@ -363,15 +364,15 @@ def rerank(
     backend: str | None = None,
     **fields: Unpack[EmbedFields],
 ) -> list[tuple[int, float]]:
-    """Return place and score of each of ``documents``, the one that answers ``query`` best first.
+    """Return the index and score of each of ``documents``, the best answer to ``query`` first.
 
     The score is that of the model's ranking head (its first class), as the head gives it; documents
-    of one score keep their order. ``top_n`` leaves out all but the best. The two texts are put
-    together as the file's template for it says, else one after the other with the tokens that
-    begin and end a text. ``fields`` are those of `embed`.
+    with the same score keep their order. ``top_n`` keeps only the best. The two texts are combined
+    by the file's template for that, otherwise one after the other with the tokens that begin and
+    end a text. ``fields`` are those of `embed`.
 
-    Raises `UnsupportedFeatureError` for a model that does not rank, `InvalidInputError` for a
-    str in place of a list and for a pair of more tokens than the model has learned; nothing was
+    Raises `UnsupportedFeatureError` for a model that does not rank, `InvalidInputError` for a str
+    in place of a list and for a pair with more tokens than the model has learned; nothing was
     evaluated then. Raises what `load_model` raises for a path.
     """
     from infercore.embedding import rank_documents  # noqa: PLC0415  (imports NumPy)
@@ -395,10 +396,10 @@ def plan_memory(
     backend: str | None = None,
     **fields: Unpack[OpenPlanFields],
 ) -> MemoryPlan:
-    """Return the bytes that the model at ``path`` will take with such a context, or such a pool.
+    """Return how much memory the model at ``path`` will take with such a context or pool, in bytes.
 
     ``fields`` are those of `ContextConfig` or `PoolConfig`, and those of `ModelConfig` with which
-    the model will be loaded; of ``backend_options`` each goes where it belongs. The backend is
+    the model will be loaded; each of ``backend_options`` goes where it belongs. The backend is
     chosen as in `load_model`. Raises `UnsupportedFeatureError` where it cannot tell before loading,
     and what loading and opening raise for a field that cannot be honoured.
     """
@@ -444,11 +445,11 @@ class CoreBackend:
 
     @property
     def info(self) -> BackendInfo:
-        """What is known of it; its devices included."""
+        """What is known about it, including its devices."""
         return default_registry().record(self.name).info(devices=True)
 
     def match(self, path: AnyPath) -> float:
-        """Return how well it reads ``path``: 0 = not at all."""
+        """Return how well it can read ``path``: 0 = not at all."""
         return float(self._descriptor.match(os.fspath(path)))
 
     def load_model(

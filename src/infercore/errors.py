@@ -74,9 +74,9 @@ def _rebuild(
 
 
 class BackendNotFoundError(InferCoreError, LookupError):
-    """No such backend, or none that reads this file. State afterwards: unchanged.
+    """There is no such backend, or none can read this file. State afterwards: unchanged.
 
-    ``name`` is what was asked for (None when a file was to choose), ``candidates`` the known names.
+    ``name`` is the backend requested (None when the file decides), ``candidates`` the known names.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class BackendNotFoundError(InferCoreError, LookupError):
 
 
 class BackendUnavailableError(InferCoreError, ImportError):
-    """The backend is installed but cannot run here, ``reason`` says why. State: unchanged."""
+    """The backend is installed but cannot run here; ``reason`` says why. State: unchanged."""
 
     def __init__(self, message: str, *, backend: str, reason: str) -> None:
         super().__init__(message)
@@ -113,7 +113,7 @@ class ModelFormatError(ModelLoadError):
 
 
 class OutOfMemoryError(InferCoreError, MemoryError):
-    """Memory did not suffice; ``attempts`` lists what was tried. State afterwards: unchanged."""
+    """Memory ran out; ``attempts`` lists what was tried. State afterwards: unchanged."""
 
     def __init__(self, message: str, *, attempts: Sequence[object] = ()) -> None:
         super().__init__(message)
@@ -121,7 +121,7 @@ class OutOfMemoryError(InferCoreError, MemoryError):
 
 
 class InvalidInputError(InferCoreError, ValueError):
-    """An argument was refused before the engine was called. State afterwards: unchanged.
+    """An argument was rejected before the engine was called. State afterwards: unchanged.
 
     ``field`` names the argument, ``value`` is what was given, ``allowed`` what would be accepted.
     """
@@ -148,7 +148,7 @@ class InvalidPositionError(InvalidInputError):
 
 
 class InvalidStateError(InferCoreError, RuntimeError):
-    """A call out of order: ``operation`` is not possible in ``state``. State: unchanged."""
+    """A call came out of order: ``operation`` is not possible in ``state``. State: unchanged."""
 
     def __init__(self, message: str, *, operation: str, state: str) -> None:
         super().__init__(message)
@@ -157,15 +157,15 @@ class InvalidStateError(InferCoreError, RuntimeError):
 
 
 class OutputNotAvailableError(InvalidStateError):
-    """The last call did not make this output, or it is stale. State afterwards: unchanged."""
+    """The last call did not produce this output, or it is stale. State afterwards: unchanged."""
 
 
 class ContextOverflowError(InferCoreError, ValueError):
     """The tokens would not fit the window.
 
     Raised before any change (state *unchanged*), except with ``stage="engine"``: there the engine
-    found no room in mid-call, ``resident_tokens`` is what stayed (state *partial*). ``n_ctx`` is
-    the window that is enforced, in tokens.
+    ran out of room during the call, and ``resident_tokens`` is what stayed (state *partial*).
+    ``n_ctx`` is the enforced window in tokens.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ class ContextOverflowError(InferCoreError, ValueError):
 
 
 class ManifestMismatchError(InferCoreError, ValueError):
-    """The stated identity ``field`` is not that of the session. State afterwards: unchanged."""
+    """The stated identity ``field`` differs from the session's. State afterwards: unchanged."""
 
     def __init__(
         self, message: str | None = None, *, field: str, expected: object, actual: object
@@ -227,7 +227,7 @@ class UnsupportedFeatureError(InferCoreError, NotImplementedError):
 
 
 class SnapshotError(InferCoreError, ValueError):
-    """Saved state is corrupt, truncated, of another model or shape: ``reason`` says which.
+    """Saved state is corrupt, truncated, or of another model or shape; ``reason`` says which.
 
     State afterwards: *unchanged* when refused by its header, else *cleared*.
     """
@@ -246,7 +246,7 @@ class GrammarError(InferCoreError, ValueError):
 
 
 class DecodeAbortedError(InferCoreError, RuntimeError):
-    """The work was cancelled. State: partial, ``resident_tokens`` are held and can be built on."""
+    """The work was cancelled. State: partial; ``resident_tokens`` are held and can be built on."""
 
     state_after: StateAfter = "partial"
 
@@ -266,7 +266,7 @@ class SessionBusyError(InferCoreError, RuntimeError):
 
 
 class SessionFatalError(InferCoreError, RuntimeError):
-    """Trust in the resident tokens is lost. State: closed; ``cause`` is the first failure."""
+    """Resident tokens can no longer be trusted. State: closed; ``cause`` is the first failure."""
 
     state_after: StateAfter = "closed"
 
@@ -276,10 +276,10 @@ class SessionFatalError(InferCoreError, RuntimeError):
 
 
 class PoolFullError(InferCoreError, RuntimeError):
-    """As many calls wait for a place in the pool as may. State afterwards: unchanged.
+    """The pool's queue is full. State afterwards: unchanged.
 
-    ``n_waiting`` counts the calls that wait, ``retry_after`` estimates the seconds until one more
-    could (None where nothing is known of it yet).
+    ``n_waiting`` counts the waiting calls, ``retry_after`` estimates the seconds until there is
+    room for one more (None while there is nothing to estimate from).
     """
 
     def __init__(
@@ -298,8 +298,8 @@ class PoolFullError(InferCoreError, RuntimeError):
 class CallTimeoutError(InferCoreError, TimeoutError):
     """The call's ``timeout`` passed before its first token. State afterwards: partial.
 
-    ``elapsed_ms`` is how long the call took, waiting included; ``resident_tokens`` stay, so asking
-    again goes on from there.
+    ``elapsed_ms`` is how long the call took, including waiting; ``resident_tokens`` stay, so that
+    calling again continues from there.
     """
 
     state_after: StateAfter = "partial"
@@ -317,11 +317,11 @@ class CallTimeoutError(InferCoreError, TimeoutError):
 
 
 class TransientEngineError(InferCoreError, RuntimeError):
-    """An engine call failed and changed nothing: a remote or a busy engine. Ask again.
+    """An engine call failed and changed nothing: the engine is remote or busy. Try again.
 
-    A plugin raises it where it knows that. ``retry_after`` is in seconds, None where the engine
-    does not say. State afterwards: unchanged; *partial* where the engine had taken earlier parts
-    of a long call (``n_past`` tells).
+    A plugin raises it where it knows this. ``retry_after`` is in seconds, None where the engine
+    does not say. State afterwards: unchanged; *partial* where the engine had taken earlier parts of
+    a long call (see ``n_past``).
     """
 
     def __init__(
@@ -349,7 +349,7 @@ class PluginError(InferCoreError, RuntimeError):
 
 
 class PluginLoadError(PluginError):
-    """The plugin could not be imported, or gave no valid backend. State: unchanged."""
+    """The plugin could not be imported, or did not provide a valid backend. State: unchanged."""
 
 
 class PluginConflictError(PluginError):

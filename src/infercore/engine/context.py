@@ -390,7 +390,7 @@ class GuardedContext:
     # -- what is held --------------------------------------------------------------------------
 
     def n_past(self, seq_id: int = 0) -> int:
-        """Return the next position of the sequence, as the engine has it."""
+        """Return the sequence's next position, as the engine counts it."""
         with self._gate:
             return self._native.position(self._sequence(seq_id))
 
@@ -604,7 +604,7 @@ class GuardedContext:
             self._results.forget()
 
     def set_abort_callback(self, callback: Callable[[], bool] | None) -> None:
-        """Ask ``callback`` while working; True aborts. None removes it.
+        """Call ``callback`` while working; if it returns True, the call aborts. None removes it.
 
         What it raises aborts the call that it was asked in and is raised by that. Where the
         engine cannot ask within a call, it is asked between calls of ``n_batch``.
@@ -667,7 +667,7 @@ class GuardedContext:
     # -- the end -------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Give the memory back; idempotent. A call that runs in another thread is aborted."""
+        """Free the memory; idempotent. A call that runs in another thread is aborted."""
         if not self._gate.entered_here():
             self.abort()
         if self._gate.shut():

@@ -181,7 +181,7 @@ class GuardedTokenizer:
         return plugin_checks.check_piece(self._engine().token_bytes(token), token, self._backend)
 
     def is_eog(self, token: int) -> bool:
-        """Tell whether ``token`` ends a generation."""
+        """Return whether ``token`` ends a generation."""
         token = check_token(token, self.n_vocab)
         return plugin_checks.check_flag(
             self._engine().is_eog(token), "is_eog", token, self._backend

@@ -181,7 +181,7 @@ class IsolatedPool:
         return self.process.drain(timeout)
 
     def close(self) -> None:
-        """End everything; idempotent. What runs is cancelled."""
+        """End everything; idempotent. Running calls are cancelled."""
         self._draining = True
         self.process.close()
         with self._lock:

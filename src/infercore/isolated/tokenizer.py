@@ -58,7 +58,7 @@ class IsolatedTokenizer:
         return self._bytes[page][place]
 
     def is_eog(self, token: int) -> bool:
-        """Tell whether ``token`` ends a generation."""
+        """Return whether ``token`` ends a generation."""
         return bool(self._call("is_eog", token))
 
     def is_control(self, token: int) -> bool:

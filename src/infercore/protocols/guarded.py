@@ -86,7 +86,7 @@ class SequenceContext(Protocol):
 
     @property
     def n_batch(self) -> int:
-        """Most tokens of one engine call."""
+        """Maximum number of tokens in one engine call."""
 
     @property
     def n_seq_max(self) -> int:

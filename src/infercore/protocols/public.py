@@ -58,10 +58,10 @@ class Backend(Protocol):
 
     @property
     def info(self) -> BackendInfo:
-        """What is known of it; its devices included."""
+        """What is known about it, including its devices."""
 
     def match(self, path: str | os.PathLike[str]) -> float:
-        """Return how well it reads ``path``: 0 = not at all."""
+        """Return how well it can read ``path``: 0 = not at all."""
 
     @lists_fields("ModelConfig")
     def load_model(
@@ -100,7 +100,7 @@ class Tokenizer(Protocol):
 
     @property
     def pad(self) -> int | None:
-        """Id of the token that fills up, None where the model names none."""
+        """Id of the padding token, None where the model names none."""
 
     @property
     def digest(self) -> str:
@@ -119,9 +119,9 @@ class Tokenizer(Protocol):
     ) -> list[int]:
         """Return the token ids of ``text``.
 
-        ``add_special`` adds what the model wants around a text (often BOS); ``parse_special``
-        turns the text of control tokens into those tokens. Raises `InvalidInputError` for a
-        value that is no str or holds lone surrogates.
+        ``add_special`` adds the tokens that the model expects around a text (often BOS);
+        ``parse_special`` turns the text of control tokens into those tokens. Raises
+        `InvalidInputError` for a value that is not a str or holds lone surrogates.
         """
 
     def encode_many(
@@ -135,13 +135,13 @@ class Tokenizer(Protocol):
     ) -> list[list[int]]:
         """Return the token ids of each text, or of each pair of texts as the model was trained.
 
-        With at most ``max_tokens`` ids each, those around the texts included: what is longer is cut
-        at its end (``truncation="right"``) or beginning ("left"), of a pair the longer text first,
-        or raises `InvalidInputError` ("error").
+        Each has at most ``max_tokens`` ids, including those around the texts. A longer text is cut
+        at its end (``truncation="right"``) or its beginning ("left"), in a pair the longer text
+        first, or raises `InvalidInputError` ("error").
         """
 
     def decode(self, tokens: Sequence[int], *, skip_special: bool = False) -> str:
-        """Return the text of ``tokens``; bytes that are no UTF-8 become U+FFFD.
+        """Return the text of ``tokens``; bytes that are not UTF-8 become U+FFFD.
 
         Raises `InvalidTokenError` for an id outside the vocabulary.
         """
@@ -150,21 +150,21 @@ class Tokenizer(Protocol):
         """Return the exact bytes of one token. Raises `InvalidTokenError`."""
 
     def is_eog(self, token: int) -> bool:
-        """Tell whether ``token`` ends a generation. Raises `InvalidTokenError`."""
+        """Return whether ``token`` ends a generation. Raises `InvalidTokenError`."""
 
     def is_control(self, token: int) -> bool:
-        """Tell whether ``token`` is a control token. Raises `InvalidTokenError`."""
+        """Return whether ``token`` is a control token. Raises `InvalidTokenError`."""
 
     def token_kind(self, token: int) -> str:
         """Return "normal", "control", "user_defined", "unknown", "byte" or "unused".
 
-        Of a backend that does not know, "control" or "normal". Raises `InvalidTokenError`.
+        A backend that does not know returns "control" or "normal". Raises `InvalidTokenError`.
         """
 
     def token_score(self, token: int) -> float | None:
         """Return the score that the vocabulary gives a token, None where it gives none.
 
-        Of a Unigram vocabulary that is a log-probability. Raises `InvalidTokenError`.
+        In a Unigram vocabulary that is a log-probability. Raises `InvalidTokenError`.
         """
 
     def apply_chat_template(
@@ -178,7 +178,7 @@ class Tokenizer(Protocol):
     ) -> str:
         """Return the messages as the model's template renders them (sandboxed Jinja).
 
-        ``chat_template`` takes its place. Raises `UnsupportedFeatureError` where there is none,
+        ``chat_template`` replaces it. Raises `UnsupportedFeatureError` where there is none,
         `InvalidInputError` where the template refuses the messages.
         """
 
@@ -202,7 +202,7 @@ class Model(Protocol):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Those of a context with the default config; a context's own are the truth."""
+        """Those of a context with the default config; a context's own are authoritative."""
 
     @property
     def digest(self) -> str:
@@ -227,8 +227,8 @@ class Model(Protocol):
     ) -> Context:
         """Return a new context on these weights; it keeps the model alive.
 
-        Raises `UnsupportedFeatureError`, `InvalidInputError` or `OutOfMemoryError`; the model
-        is unchanged by them.
+        Raises `UnsupportedFeatureError`, `InvalidInputError` or `OutOfMemoryError`; the model is
+        unchanged.
         """
 
     @lists_fields("SamplingConfig")
@@ -253,7 +253,7 @@ class Model(Protocol):
     def plan_memory(
         self, config: ContextConfig | None = None, **fields: Unpack[PlanFields]
     ) -> MemoryPlan:
-        """Return the bytes that such a context will take."""
+        """Return how much memory such a context will take, in bytes."""
 
     def close(self) -> None:
         """Release the weights once the last context is closed; idempotent."""
@@ -273,14 +273,14 @@ class Model(Protocol):
 class Context(Protocol):
     """**Protocol:** a KV cache driven by tokens and positions; one owner thread at a time.
 
-    Positions are half-open ranges [p0, p1); -1 as p0 means from the start, as p1 to the end.
-    Any call from a second thread raises `SessionBusyError`, any after `close`
+    Ranges of positions are half-open, [p0, p1); -1 as p0 means from the start, as p1 to the end.
+    Any call from a second thread raises `SessionBusyError`, any call after `close` raises
     `SessionClosedError`. Arguments are checked before the engine is called: state unchanged.
     """
 
     @property
     def n_ctx(self) -> int:
-        """The window that is enforced, in tokens, over all sequences."""
+        """The enforced window in tokens, over all sequences."""
 
     @property
     def n_ctx_seq(self) -> int:
@@ -288,11 +288,11 @@ class Context(Protocol):
 
     @property
     def n_batch(self) -> int:
-        """Most tokens of one engine call; `decode` splits longer input."""
+        """Maximum number of tokens in one engine call; `decode` splits longer input."""
 
     @property
     def n_ubatch(self) -> int:
-        """Most tokens of one compute step."""
+        """Maximum number of tokens in one compute step."""
 
     @property
     def n_seq_max(self) -> int:
@@ -320,11 +320,11 @@ class Context(Protocol):
 
     @property
     def tolerance(self) -> float:
-        """How far a logit may move when the same tokens come in another split."""
+        """How much a logit may change when the same tokens are split differently over calls."""
 
     @property
     def attempts(self) -> Sequence[Any]:
-        """What was tried to fit the memory, one entry an attempt."""
+        """What was tried to fit into memory, one entry per attempt."""
 
     if TYPE_CHECKING:  # it raises after close, and `isinstance` would read it
 
@@ -348,16 +348,16 @@ class Context(Protocol):
     ) -> None:
         """Append ``tokens`` at the sequence's end, in chunks of ``n_batch``.
 
-        ``logits`` is "last" (one row, of the last token), "all" (a row a token) or "none". No
-        tokens is a no-op. Raises `InvalidTokenError`, `InvalidSequenceError` and
+        ``logits`` is "last" (one row, for the last token), "all" (one row per token) or "none". An
+        empty list of tokens is a no-op. Raises `InvalidTokenError`, `InvalidSequenceError` and
         `ContextOverflowError` before anything changes; `DecodeAbortedError` in state *partial*.
         """
 
     def decode_one(self, token: int, *, seq_id: int = 0) -> None:
-        """Append one token and make its logits: the hot path. Errors as in `decode`."""
+        """Append one token and compute its logits: the hot path. Errors as in `decode`."""
 
     def eval(self, tokens: Sequence[int], n_past: int, *, seq_id: int = 0) -> None:
-        """Drop what lies at ``n_past`` and beyond, then `decode`.
+        """Drop everything from position ``n_past`` on, then `decode`.
 
         Raises `InvalidPositionError` for a gap, `UnsupportedFeatureError` where that part cannot
         be removed; both unchanged.
@@ -366,25 +366,27 @@ class Context(Protocol):
     def decode_batch(self, entries: Sequence[tuple[int, Sequence[int], bool]]) -> None:
         """Append ``(token, seq_ids, want_logits)`` entries of several sequences in one call.
 
-        Output rows are those wanted, in order. A token may go to several sequences that hold the
+        Output rows are those requested, in order. A token may go to several sequences that hold the
         same tokens. Raises `InvalidInputError` for more entries than ``n_batch``,
-        `InvalidSequenceError` for one to sequences of different content, and what `decode` raises.
+        `InvalidSequenceError` for a token that goes to sequences with different content, and what
+        `decode` raises.
         """
 
     def decode_spans(self, spans: Sequence[tuple[int, Sequence[Any], str]]) -> None:
         """Append ``(seq_id, tokens, logits)`` spans of different sequences in one call.
 
-        Each at its sequence's end, ``logits`` "last", "all" or "none" as in `decode`. Output rows
-        follow the order of the spans. What is longer than ``n_batch`` is split. A span of no
-        tokens is left out. Raises `InvalidSequenceError` for two spans of one sequence and what
-        `decode` raises; one sequence that lacks room refuses all. After `DecodeAbortedError` and
-        `ContextOverflowError` of stage "engine", `n_past` tells what is kept of each.
+        Each span is appended at its sequence's end; ``logits`` is "last", "all" or "none" as in
+        `decode`. Output rows follow the order of the spans. Input longer than ``n_batch`` is split.
+        A span without tokens is skipped. Raises `InvalidSequenceError` for two spans of one
+        sequence, and what `decode` raises; if one sequence lacks room, all are refused. After
+        `DecodeAbortedError`, and `ContextOverflowError` of stage "engine", `n_past` says what was
+        kept of each.
 
-        In place of token ids, all spans of a call may have float rows [n_rows, n_embd]: what the
-        first layer gets instead of the rows that tokens look up (of an image, say). A negative
-        number stands for each in `tokens`, made of what the row holds. Raises
-        `UnsupportedFeatureError` where the engine takes none, `InvalidInputError` for another
-        shape, for what is not finite, and for ids and rows in one call; all unchanged.
+        In place of token ids, all spans of a call may have float rows [n_rows, n_embd], which the
+        first layer gets instead of token embeddings (those of an image, say). In `tokens`, each row
+        appears as a negative number computed from its values. Raises `UnsupportedFeatureError`
+        where the engine does not accept rows, `InvalidInputError` for another shape, for values
+        that are not finite, and for ids and rows in one call; state unchanged in each case.
         """
 
     def encode(self, tokens: Sequence[int]) -> None:
@@ -394,21 +396,21 @@ class Context(Protocol):
         """Return output row ``i`` of the last call: read-only float32 [n_vocab].
 
         Negative ``i`` counts from the end. Valid until the next call; copy to keep. Raises
-        `OutputNotAvailableError` where the last call made no such row, or after a remove, clear
-        or restore.
+        `OutputNotAvailableError` if the last call made no such row, or after a remove, clear or
+        restore.
         """
 
     def logits_all(self) -> FloatArray:
         """Return float32 [n_outputs, n_vocab] of the last call made with ``logits="all"``."""
 
     def embedding(self, seq_id: int = 0) -> FloatArray:
-        """Return the pooled embedding float32 [n_embd] (rank pooling: one score a class)."""
+        """Return the pooled embedding float32 [n_embd] (rank pooling: one score per class)."""
 
     def embeddings(self) -> FloatArray:
         """Return the embeddings float32 [n_tokens, n_embd]; only with pooling "none"."""
 
     def n_past(self, seq_id: int = 0) -> int:
-        """Return the next position of the sequence, as the engine has it."""
+        """Return the sequence's next position, as the engine counts it."""
 
     def n_resident(self, seq_id: int = 0) -> int:
         """Return how many tokens the sequence holds."""
@@ -434,7 +436,7 @@ class Context(Protocol):
         """Return the last position held, -1 when empty."""
 
     def seq_remove(self, seq_id: int, p0: int = -1, p1: int = -1) -> bool:
-        """Remove positions [p0, p1); ``seq_id`` -1 = of all sequences.
+        """Remove positions [p0, p1); ``seq_id`` -1 means all sequences.
 
         Returns False, with nothing changed, where the engine cannot remove that part.
         """
@@ -449,7 +451,7 @@ class Context(Protocol):
         """Add ``delta`` to the positions in [p0, p1)."""
 
     def seq_divide(self, seq_id: int, p0: int, p1: int, d: int) -> None:
-        """Divide the positions in [p0, p1) by ``d``; several tokens may stand at one then."""
+        """Divide the positions in [p0, p1) by ``d``; several tokens may then share one."""
 
     def clear(self) -> None:
         """Remove everything."""
@@ -458,7 +460,7 @@ class Context(Protocol):
         """Return all sequences and the last logits as bytes, with header and checksum."""
 
     def load_state(self, data: bytes) -> None:
-        """Restore what `save_state` returned. Raises `SnapshotError`; see its state."""
+        """Restore what `save_state` returned. Raises `SnapshotError`; its state is stated there."""
 
     def save_sequence(self, seq_id: int = 0) -> bytes:
         """Return one sequence as bytes, with header and checksum."""
@@ -466,7 +468,7 @@ class Context(Protocol):
     def seq_state_size(self, seq_id: int = 0) -> int:
         """Return how many bytes of `save_sequence` are the engine's own, without header and row.
 
-        Engines that cannot tell make the state for that.
+        Engines that cannot tell the size in advance save the state to measure it.
         """
 
     def load_sequence(self, seq_id: int, data: bytes) -> None:
@@ -482,23 +484,23 @@ class Context(Protocol):
         """Switch between causal and bidirectional attention."""
 
     def abort(self) -> None:
-        """Make the call that runs in another thread stop with `DecodeAbortedError`."""
+        """Stop the call running in another thread; it raises `DecodeAbortedError`."""
 
     def set_abort_callback(self, callback: Callable[[], bool] | None) -> None:
-        """Ask ``callback`` while working; True aborts. None removes it."""
+        """Call ``callback`` while working; if it returns True, the call aborts. None removes it."""
 
     def set_adapters(self, adapters: Sequence[AdapterSpec]) -> None:
         """Replace the whole list of LoRA adapters."""
 
     def set_control_vector(self, directions: ControlVector | None) -> None:
-        """Add a vector to what each of these layers puts out, from now on; None adds nothing.
+        """Add a vector to the output of each of these layers from now on; None adds nothing.
 
         ``directions`` maps layers (from 0) to ``n_embd`` numbers, or names files as llama.cpp's
         ``cvector-generator`` writes them: a path, or `AdapterSpec` objects, whose scaled vectors
-        add up. They are read once. It takes the place of those before, and belongs to the identity
-        of sessions and saved states, as adapters do. Raises `UnsupportedFeatureError` where the
-        engine adds none (llama.cpp: to layer 0), `InvalidInputError` for other layers or widths,
-        `ModelNotFoundError` and `ModelFormatError` for files; unchanged.
+        add up. They are read once. The new vector replaces the earlier one, and belongs to the
+        identity of sessions and saved states, as adapters do. Raises `UnsupportedFeatureError`
+        where the engine cannot (llama.cpp: at layer 0), `InvalidInputError` for other layers or
+        widths, `ModelNotFoundError` and `ModelFormatError` for files; unchanged.
         """
 
     def warmup(self) -> None:
@@ -514,7 +516,7 @@ class Context(Protocol):
         """Set all counters to zero."""
 
     def close(self) -> None:
-        """Give the memory back; idempotent."""
+        """Free the memory; idempotent."""
 
     def __enter__(self) -> Self: ...
 
@@ -539,9 +541,9 @@ class Sampler(Protocol):
         """Return a token from output row ``i``, accepted exactly once."""
 
     def observe(self, tokens: Sequence[int], *, constrained: bool = True) -> None:
-        """Tell the sampler of tokens that are there already (penalties, constraints).
+        """Show the sampler tokens that are already in the context (for penalties and constraints).
 
-        ``constrained=False`` keeps them from the constraint, as is right for a prompt.
+        ``constrained=False`` hides them from the constraint, as is right for a prompt.
         """
 
     def reset(self) -> None:

@@ -52,12 +52,12 @@ class Session(Protocol):
     ) -> PrefixStatus:
         """Make the context equal ``prefix``, evaluating only what is not resident.
 
-        Token ids are taken as they are, and so everywhere else where a text is expected.
-        Suffix and generated tokens are no longer part of it; the engine may hold them as a warm
-        tail. Raises `ContextOverflowError` (stage "prefix"), `InvalidInputError` and, where that
-        was asked for, `ManifestMismatchError`: state unchanged. Cancelled, it raises
-        `DecodeAbortedError`: what was evaluated is reused when asked again. So it is after
-        `CallTimeoutError`, where ``timeout`` seconds, waiting included, were not enough.
+        Token ids are taken as they are, here and wherever else a text is expected. Suffix and
+        generated tokens are no longer part of the context; the engine may keep them as a warm tail.
+        Raises `ContextOverflowError` (stage "prefix"), `InvalidInputError` and, if requested,
+        `ManifestMismatchError`: state unchanged. If cancelled, it raises `DecodeAbortedError`, and
+        if ``timeout`` seconds, including waiting, were not enough, `CallTimeoutError`: what was
+        evaluated is reused when it is called again.
         """
 
     def prefill_suffix(
@@ -65,10 +65,10 @@ class Session(Protocol):
     ) -> SuffixStatus:
         """Put the volatile text after the prefix, evaluating only what is not resident.
 
-        It takes the place of an earlier suffix and of what was generated, unless its mode is
-        "append". Raises `InvalidStateError` without a prefix, `ContextOverflowError` (stage
-        "suffix"), `ManifestMismatchError` and `InvalidInputError`: state unchanged. Cancelled, it
-        raises `DecodeAbortedError`: the prefix stands, asking again goes on.
+        It replaces an earlier suffix and what was generated, unless its mode is "append". Raises
+        `InvalidStateError` without a prefix, `ContextOverflowError` (stage "suffix"),
+        `ManifestMismatchError` and `InvalidInputError`: state unchanged. If cancelled, it raises
+        `DecodeAbortedError`: the prefix stands, and calling again continues.
         """
 
     @lists_fields("DecodeConfig", "SamplingConfig")
@@ -78,10 +78,11 @@ class Session(Protocol):
         """Return an iterator that generates from here, one `StreamChunk` after another.
 
         ``fields`` are those of `DecodeConfig` and `SamplingConfig`. The last chunk has the finish
-        reason and the usage. Generated tokens are resident; a second decode goes on. Closing or
-        dropping the iterator ends it, and leaves the session usable. Raises `InvalidStateError`
-        with nothing to decode from, `ContextOverflowError` (stage "decode") without room for one
-        token, `GrammarError` and `InvalidInputError` for the config: state unchanged.
+        reason and the usage. Generated tokens are resident; a second decode continues after them.
+        Closing or dropping the iterator ends the decode and leaves the session usable. Raises
+        `InvalidStateError` with nothing to decode from, `ContextOverflowError` (stage "decode")
+        without room for one token, `GrammarError` and `InvalidInputError` for the config: state
+        unchanged.
         """
 
     def beam_search(
@@ -95,19 +96,20 @@ class Session(Protocol):
     ) -> list[Beam]:
         """Return the ``n_return`` best of ``n_beams`` likeliest continuations, best first.
 
-        The session is as it was: none of them is part of its context. ``early_stopping`` ends the
-        search once ``n_beams`` have ended, else it goes on while a better one is to be expected.
-        Beams are evaluated together where the context has several sequences, else in turns. A
-        cancel raises `DecodeAbortedError`. Raises what `decode` raises: state unchanged.
+        The session stays as it was: none of them becomes part of its context. ``early_stopping``
+        ends the search once ``n_beams`` have ended; otherwise it goes on while a better one can be
+        expected. Beams are evaluated together where the context has several sequences, otherwise in
+        turns. Cancelling raises `DecodeAbortedError`. Raises what `decode` raises: state unchanged.
         """
 
     @lists_fields("DecodeConfig", "SamplingConfig")
     def sample_many(self, n: int, **decode: Unpack[DecodeFields]) -> list[Completion]:
-        """Return ``n`` continuations: with the seed, the one after it, and so on.
+        """Return ``n`` continuations, drawn with consecutive seeds from the given one.
 
-        ``decode`` are the fields of `decode`. The session is as it was: none of them is part of
-        its context. They are evaluated together where the context has several sequences, else in
-        turns. A cancel raises `DecodeAbortedError`. Raises what `decode` raises: state unchanged.
+        ``decode`` are the fields of `decode`. The session stays as it was: none of them becomes
+        part of its context. They are evaluated together where the context has several sequences,
+        otherwise in turns. Cancelling raises `DecodeAbortedError`. Raises what `decode` raises:
+        state unchanged.
         """
 
     @lists_fields("DecodeConfig", "SamplingConfig")
@@ -116,35 +118,35 @@ class Session(Protocol):
     ) -> Iterator[StreamChunk]:
         """Return an iterator over the text that belongs between ``prefix`` and ``suffix``.
 
-        What stands before the gap becomes the prefix, what stands behind it the suffix; control
-        tokens in them are text. ``decode`` are the fields of `decode`. Raises
-        `UnsupportedFeatureError` where the vocabulary lacks the marks (`Tokenizer.fim`), and what
-        `prefill_suffix` and `decode` raise.
+        The text before the gap becomes the prefix, the text after it the suffix; control tokens in
+        them are plain text. ``decode`` are the fields of `decode`. Raises `UnsupportedFeatureError`
+        where the vocabulary lacks the marks (`Tokenizer.fim`), and what `prefill_suffix` and
+        `decode` raise.
         """
 
     def evict(self, start: int, end: int) -> PrefixStatus:
         """Take the tokens in [start, end) out of the logical context, and close the gap.
 
-        Where the context can move tokens (``kv_shift``) those behind move up as they are, which
-        `ContextReport.cuts` shows: they are good for going on, and a new suffix evaluates them
-        anew. Else, and in a pool, they are evaluated anew now. Raises `InvalidInputError` for a
-        range that is none: state unchanged.
+        Where the context can move tokens (``kv_shift``), those after the gap move up as they are,
+        as `ContextReport.cuts` shows: they are good for continuing, and a new suffix evaluates them
+        again. Otherwise, and in a pool, they are evaluated again now. Raises `InvalidInputError`
+        for an invalid range: state unchanged.
         """
 
     @lists_fields("DecodeConfig", "SamplingConfig")
     def generate(self, text: str | Sequence[int], **decode: Unpack[DecodeFields]) -> str:
-        """Return the text generated after ``text`` as suffix.
+        """Return the text generated after the suffix ``text``.
 
-        ``text`` may be token ids. An empty prefix is set where there is none: of a text what the
-        tokenizer puts in front, of token ids nothing. Raises what `prefill_suffix` and `decode`
+        ``text`` may be token ids. If there is no prefix, an empty one is set: for a text, what the
+        tokenizer puts in front; for token ids, nothing. Raises what `prefill_suffix` and `decode`
         raise.
         """
 
     def explain_context(self) -> ContextReport:
-        """Report what is resident; from any thread, at any time, closed or not. It never waits."""
+        """Report what is resident, from any thread, at any time, even when closed; never waits."""
 
     def cancel(self) -> None:
-        """End the prefill or decode that runs, from any thread; without one nothing happens.
+        """End the running prefill or decode, from any thread; if none is running, nothing happens.
 
         A decode ends with finish reason "cancelled", a prefill with `DecodeAbortedError`.
         """
@@ -156,29 +158,29 @@ class Session(Protocol):
         """
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Take the state of ``snapshot``; decoding goes on at once.
+        """Take on the state of ``snapshot``; decoding can continue at once.
 
         Raises `ManifestMismatchError` for another identity and `ContextOverflowError` (stage
-        "restore"): state unchanged. `SnapshotError` for damaged data: unchanged, or cleared where
-        the engine had begun.
+        "restore"): state unchanged. `SnapshotError` for damaged data: unchanged, or cleared if the
+        engine had begun.
         """
 
     def fork(self) -> Session:
         """Return an independent session in the same state, on the same weights.
 
-        A copy of the sequence where the context has a free one (``n_seq_max``), else a session
-        in a new context.
+        It gets a copy of the sequence where the context has a free one (``n_seq_max``), otherwise a
+        new context.
         """
 
     def save(self, path: str | os.PathLike[str]) -> Snapshot:
-        """Write the session's state to a file, whole or not at all; return what was written.
+        """Write the session's state to a file, all or nothing; return what was written.
 
         Raises what `snapshot` raises, `InvalidInputError` for a folder or a path that leads
         nowhere, and OSError where the file cannot be written.
         """
 
     def load(self, path: str | os.PathLike[str]) -> Snapshot:
-        """Take the state in a file that `save` wrote; return what was read.
+        """Take on the state in a file that `save` wrote; return what was read.
 
         Raises `ModelNotFoundError` where there is no file, and what `restore` raises.
         """
@@ -187,10 +189,10 @@ class Session(Protocol):
     def chat(
         self, messages: Sequence[Message | Mapping[str, Any]], **decode: Unpack[ChatFields]
     ) -> Iterator[StreamChunk]:
-        """Return an iterator over the answer to ``messages``, as the model's template has them.
+        """Return an iterator over the answer to ``messages``, rendered by the model's template.
 
-        What another last user turn would not change is the prefix, the rest the suffix. The core
-        also takes
+        The part that a different last user turn would not change becomes the prefix, the rest the
+        suffix. The core also accepts
 
         - ``tools`` (``{"type": "function", "function": {"name", "parameters"}}``) and
           ``tool_choice``: "auto", "none", "required" or a name. The last two constrain the text to
@@ -200,12 +202,12 @@ class Session(Protocol):
         - ``chat_template`` in place of the model's own, ``template_variables``, and
           ``parse_special``: the text of control tokens in messages is text unless that is set.
 
-        Calls come as `StreamChunk.tool_calls` with the finish reason "tool_calls"; what is no valid
-        call of a given tool stays text. With ``overflow="truncate"`` or "shift" whole turns are
-        left out, oldest first, where the window is full (`StreamChunk.dropped_messages`). Raises
-        `UnsupportedFeatureError` without a template, for tools that it leaves out, and for parts
-        of messages that the model cannot read; `InvalidInputError` where it refuses the messages;
-        and what `prefill_suffix` and `decode` raise.
+        Calls come as `StreamChunk.tool_calls` with the finish reason "tool_calls"; anything that is
+        not a valid call of a given tool stays text. With ``overflow="truncate"`` or "shift" whole
+        turns are left out, oldest first, when the window is full (`StreamChunk.dropped_messages`).
+        Raises `UnsupportedFeatureError` without a template, for tools that it leaves out, and for
+        parts of messages that the model cannot read; `InvalidInputError` where it refuses the
+        messages; and what `prefill_suffix` and `decode` raise.
         """
 
     @lists_fields("ChatRequest", "DecodeConfig", "SamplingConfig")
@@ -220,13 +222,12 @@ class Session(Protocol):
         """Chat, run the functions that the model calls, and go on until it answers in text.
 
         A function is offered by its name, docstring and annotated parameters; what it returns, or
-        raises, goes back to the model. After ``max_rounds`` rounds of calls it has to answer.
-        Returns the messages that came: answers, calls and results, in order. Raises what `chat`
-        raises.
+        raises, goes back to the model. After ``max_rounds`` rounds of calls the model must answer.
+        Returns the new messages: answers, calls and results, in order. Raises what `chat` raises.
         """
 
     def close(self) -> None:
-        """Release everything; idempotent. A decode that runs is cancelled."""
+        """Release everything; idempotent. A running decode is cancelled."""
 
     def __enter__(self) -> Self: ...
 

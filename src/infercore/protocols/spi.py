@@ -72,11 +72,11 @@ if TYPE_CHECKING:
 
 
 class EngineTokenizer(Protocol):
-    """**Protocol:** text to token ids and back, as the model's own vocabulary has it.
+    """**Protocol:** text to token ids and back, in the model's own vocabulary.
 
-    Optional: ``decode(tokens, *, skip_special)``, where the text is not just the bytes of all
-    tokens joined; ``digest`` (a property; otherwise the core computes it); ``sep`` and ``pad``, ids
-    or None; ``pair_middle``, the ids between a pair of texts, where they are not those that end a
+    Optional: ``decode(tokens, *, skip_special)``, if the text is not simply the joined bytes of all
+    tokens; ``digest`` (a property; otherwise the core computes it); ``sep`` and ``pad``, ids or
+    None; ``pair_middle``, the ids between a pair of texts, where they are not those that end a
     text; ``token_kind(token)`` and ``token_score(token)``.
     """
 
@@ -91,23 +91,23 @@ class EngineTokenizer(Protocol):
         """Return the ids of ``text`` (valid UTF-8; may be empty or hold NUL)."""
 
     def token_bytes(self, token: int) -> bytes:
-        """Return the exact bytes of one token; of a control token its text."""
+        """Return the exact bytes of one token; for a control token, those of its text."""
 
     def is_eog(self, token: int) -> bool:
-        """Tell whether ``token`` ends a generation."""
+        """Return whether ``token`` ends a generation."""
 
     def is_control(self, token: int) -> bool:
-        """Tell whether ``token`` is a control token, that is: no text."""
+        """Return whether ``token`` is a control token, which stands for no text."""
 
 
 class EngineContext(Protocol):
     """**Protocol:** one KV cache, its positions and the outputs of its last call.
 
-    ``n_batch`` is the most tokens that one `decode` takes here, ``n_ubatch`` one compute step.
-    ``effective`` has the value in force of every `ContextConfig` field that the engine knows
+    ``n_batch`` is the maximum number of tokens in one `decode` here, ``n_ubatch`` in one compute
+    step. ``effective`` has the value in force of every `ContextConfig` field that the engine knows
     (``n_threads`` and ``n_threads_batch`` always) and of its own options; its ``n_ctx`` may be
-    padded. ``tolerance`` bounds how far logits may move when the same tokens come in another
-    split.
+    padded. ``tolerance`` bounds how much logits may change when the same tokens are split
+    differently over calls.
     """
 
     capabilities: Capabilities
@@ -119,15 +119,15 @@ class EngineContext(Protocol):
     def decode(self, tokens: TokenArray, *, seq_id: int, logits: str) -> None:
         """Append 1 to ``n_batch`` tokens at the sequence's end; ``logits`` last, all or none.
 
-        Raises `DecodeAbortedError` when cancelled, `ContextOverflowError` (stage "engine") when
-        the engine has no room; both with what stays resident counted by ``n_past`` afterwards.
+        Raises `DecodeAbortedError` when cancelled, `ContextOverflowError` (stage "engine") when the
+        engine has no room; afterwards ``n_past`` counts what stays resident.
         """
 
     def logits(self, i: int) -> FloatArray:
         """Return output row ``i`` (0-based, counted over the last call) as float32 [n_vocab].
 
         Rows stay until the next call that computes: removing, copying or restoring a sequence
-        takes none away, the guard knows whose they are.
+        removes none, since the guard keeps track of whose they are.
         """
 
     def seq_remove(self, seq_id: int, p0: int, p1: int) -> bool:
@@ -137,7 +137,7 @@ class EngineContext(Protocol):
         """Return the sequence's next position, as the engine has it."""
 
     def close(self) -> None:
-        """Give the memory back. Called once."""
+        """Free the memory. Called once."""
 
 
 class CapableContext(EngineContext, Protocol):

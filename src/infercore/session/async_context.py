@@ -23,12 +23,13 @@ T = TypeVar("T")
 
 
 class AsyncContext:
-    """A `Context` whose calls are awaited: tokens, positions and logits, for asyncio.
+    """A `Context` for asyncio: tokens, positions and logits, with calls that are awaited.
 
-    Calls are those of `Context`, done in a thread and one after the other, with its errors and
-    their states. Cancelling the task aborts the call in the engine and waits until it has stopped;
-    what was evaluated by then is held (`n_resident`), and the context goes on working. Rows of
-    logits and embeddings are the caller's own, not views. Facts and `abort` wait for nothing.
+    It has the calls of `Context`, with the same errors and states, and runs them in a thread, one
+    after the other. Cancelling the task aborts the call in the engine and waits until it has
+    stopped; what was evaluated by then stays resident (`n_resident`), and the context keeps
+    working. Rows of logits and embeddings are copies that belong to the caller, not views.
+    Properties and `abort` never wait.
     """
 
     def __init__(self, context: SessionContext) -> None:
@@ -45,7 +46,7 @@ class AsyncContext:
 
     @property
     def context(self) -> Context:
-        """The context itself; it is busy while a call of it is awaited."""
+        """The underlying context; it is busy while one of its calls is awaited."""
         context: Context = self._context
         return context
 
@@ -147,7 +148,7 @@ class AsyncContext:
         return value
 
     def abort(self) -> None:
-        """See `Context.abort`; from any thread or task."""
+        """See `Context.abort`; may be called from any thread or task."""
         self._context.abort()
 
     # -- calls ---------------------------------------------------------------------------------
@@ -189,19 +190,19 @@ class AsyncContext:
         return await self._run(partial(sampler.sample, self._context, i))
 
     async def logits(self, i: int = -1) -> FloatArray:
-        """See `Context.logits`; the array is the caller's own."""
+        """See `Context.logits`; the array belongs to the caller."""
         return await self._copied(partial(self._context.logits, i))
 
     async def logits_all(self) -> FloatArray:
-        """See `Context.logits_all`; the array is the caller's own."""
+        """See `Context.logits_all`; the array belongs to the caller."""
         return await self._copied(self._context.logits_all)
 
     async def embedding(self, seq_id: int = 0) -> FloatArray:
-        """See `Context.embedding`; the array is the caller's own."""
+        """See `Context.embedding`; the array belongs to the caller."""
         return await self._copied(partial(self._context.embedding, seq_id))
 
     async def embeddings(self) -> FloatArray:
-        """See `Context.embeddings`; the array is the caller's own."""
+        """See `Context.embeddings`; the array belongs to the caller."""
         return await self._copied(self._context.embeddings)
 
     async def n_past(self, seq_id: int = 0) -> int:
@@ -324,7 +325,7 @@ class AsyncContext:
         await self._run(self._context.reset_perf)
 
     async def close(self) -> None:
-        """Abort what runs and give the memory back; idempotent. See `Context.close`."""
+        """Abort the running call and free the memory; idempotent. See `Context.close`."""
         if not self.closed:
             self.abort()
             await self._turns.run(self._context.close)

@@ -55,11 +55,12 @@ class _Holder:
 
 
 def set_observer(observer: Any) -> None:
-    """Let ``observer`` be told of every call and step from now on; None ends that.
+    """Notify ``observer`` of every call and step from now on; None ends that.
 
     It is an object with any of ``on_call_start(CallStart)``, ``on_step(Step)`` and
     ``on_call_end(CallEnd)``. They are called in the thread that does the work, so they should be
-    quick; what they raise is dropped. Raises `InvalidInputError` for an object with none of them.
+    quick; exceptions they raise are ignored. Raises `InvalidInputError` for an object with none of
+    them.
     """
     if observer is not None and not any(callable(getattr(observer, n, None)) for n in _CALLS):
         raise checks.refuse("observer", observer, f"an object with any of {', '.join(_CALLS)}")

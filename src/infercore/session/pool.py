@@ -57,8 +57,8 @@ _CALL_TOKENS = 256
 class SessionPool:
     """Sessions that share one engine: its weights, its cells and its calls.
 
-    Each session may be used in a thread or task of its own. ``close`` ends what runs; every later
-    call of the pool and of its sessions raises `SessionClosedError`.
+    Each session may be used in its own thread or task. ``close`` ends running calls; every later
+    call of the pool or its sessions raises `SessionClosedError`.
     """
 
     def __init__(
@@ -193,11 +193,11 @@ class SessionPool:
 
     @property
     def failure(self) -> SessionFatalError | None:
-        """What ended the pool's engine for good; None while it works. Close a pool that failed."""
+        """The error that ended the engine for good; None while it works. Then close the pool."""
         return None if self._owner is None else self._owner.scheduler.fatal
 
     def stats(self) -> PoolStats:
-        """Return what the pool did and does; it never waits for a step."""
+        """Return what the pool has done and is doing; never waits for a step."""
         if self._owner is None:
             return PoolStats(n_steps=self._embedder.n_calls)
         scheduler = self._owner.scheduler
@@ -227,7 +227,7 @@ class SessionPool:
     def held(self) -> list[tuple[bytes, tuple[int, ...]]]:
         """Return what sequences hold in cells and in memory: SHA-256 of the namespace, and tokens.
 
-        For who sends requests to several pools. It waits for the step that runs.
+        For routing requests to several pools. Waits for the running step.
         """
         if self._owner is None:
             return []
@@ -255,7 +255,7 @@ class SessionPool:
             self._n_open += change
 
     def check_open(self) -> None:
-        """Raise `SessionClosedError` where no call may begin any more."""
+        """Raise `SessionClosedError` if no new call may begin."""
         if self.closed or self._draining:
             raise SessionClosedError("this pool is closed; open a new one")
         if self._owner is not None:
@@ -267,9 +267,9 @@ class SessionPool:
     def open_session(
         self, *, namespace: str = "", **options: Unpack[SessionOptionFields]
     ) -> CoreSession:
-        """Return a session of this pool; it waits for nothing.
+        """Return a session of this pool; never waits.
 
-        Prefixes are shared within ``namespace`` alone. ``options`` are ``profile_id``,
+        Prefixes are shared only within ``namespace``. ``options`` are ``profile_id``,
         ``prompt_format``, ``add_bos`` and ``overflow``, as in `Model.new_session`.
         """
         checks.check_text("namespace", namespace)
@@ -291,8 +291,7 @@ class SessionPool:
     ) -> FloatArray:
         """Return one vector for each of ``texts``: float32 [n_texts, n_embd].
 
-        Arguments and errors as in `infercore.embed`. Callers that come at the same time share the
-        engine's calls.
+        Arguments and errors as in `infercore.embed`. Concurrent callers share engine calls.
         """
         self.check_open()
         if pooling is not None:
@@ -314,10 +313,9 @@ class SessionPool:
     def rerank(
         self, query: str, documents: Sequence[str], *, top_n: int | None = None
     ) -> list[tuple[int, float]]:
-        """Return place and score of each of ``documents``, the best first.
+        """Return the index and score of each of ``documents``, best first.
 
-        Arguments and errors as in `infercore.rerank`. Callers that come at the same time share the
-        engine's calls.
+        Arguments and errors as in `infercore.rerank`. Concurrent callers share engine calls.
         """
         self.check_open()
         pairs = pairs_of(query, documents, top_n)
@@ -331,7 +329,7 @@ class SessionPool:
         return await asyncio.to_thread(self.rerank, query, documents, top_n=top_n)
 
     def flush_cache(self, namespace: str | None = None) -> None:
-        """Forget what is kept of sequences that lost their cells, of all or of one namespace."""
+        """Forget what is kept of sequences that lost their cells, in all namespaces or in one."""
         if self._store is not None:
             self._store.flush(namespace)
 
@@ -345,9 +343,9 @@ class SessionPool:
     # -- ends ----------------------------------------------------------------------------------
 
     def drain(self, timeout: float | None = None) -> bool:
-        """Let the calls that have begun end, and no new one begin.
+        """Let running calls finish, and no new one begin.
 
-        What is left after ``timeout`` seconds is cancelled: False.
+        Calls still running after ``timeout`` seconds are cancelled, and False is returned.
         """
         self._draining = True
         until = None if timeout is None else time.perf_counter() + timeout
@@ -362,7 +360,7 @@ class SessionPool:
         return 0 if self._owner is None else self._owner.scheduler.n_unfinished
 
     def close(self) -> None:
-        """End everything; idempotent. What runs is cancelled."""
+        """End everything; idempotent. Running calls are cancelled."""
         self._draining = True
         self._embedder.close()
         if self._owner is not None:

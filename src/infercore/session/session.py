@@ -386,7 +386,7 @@ class CoreSession(Prefilling):
         return snapshot
 
     def load(self, path: str | os.PathLike[str]) -> Snapshot:
-        """Take the state in a file that `save` wrote; return what was read.
+        """Take on the state in a file that `save` wrote; return what was read.
 
         Raises `ModelNotFoundError` where there is no file, and what `restore` raises.
         """

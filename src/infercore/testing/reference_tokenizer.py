@@ -60,7 +60,7 @@ class ReferenceTokenizer:
         return ids
 
     def token_bytes(self, token: int) -> bytes:
-        """Return the exact bytes of one token; of a control token its text."""
+        """Return the exact bytes of one token; for a control token, those of its text."""
         if token in self._control:
             return self._control[token].encode()
         piece = self._parsing.id_to_token(token)
@@ -72,7 +72,7 @@ class ReferenceTokenizer:
         return bytes(alphabet[character] for character in piece)
 
     def is_eog(self, token: int) -> bool:
-        """Tell whether ``token`` ends a generation."""
+        """Return whether ``token`` ends a generation."""
         return token in self._eog
 
     def is_control(self, token: int) -> bool:

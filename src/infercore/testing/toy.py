@@ -70,7 +70,7 @@ class ToyTokenizer:
         return bytes([token]) if token < BOS else MERGES.get(token, b"")
 
     def is_eog(self, token: int) -> bool:
-        """Tell whether ``token`` ends a generation."""
+        """Return whether ``token`` ends a generation."""
         return token in {EOS, EOT}
 
     def is_control(self, token: int) -> bool:

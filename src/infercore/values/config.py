@@ -31,13 +31,13 @@ MAX_SEED = 2**32 - 2
 
 
 class KVType(str):
-    """The name of a number format of the KV cache, also one that only a plugin knows.
+    """The name of a number format for the KV cache; it may be one that only a plugin knows.
 
     >>> config = ContextConfig(type_k=KVType("fp8_e4m3"))
 
-    It compares like the text it is made of. Which types there are for a model, its
-    `Capabilities.kv_types` tell; opening a context with another raises `UnsupportedFeatureError`.
-    Raises `InvalidInputError` for an empty name.
+    It compares like its text. A model's `Capabilities.kv_types` lists the types it accepts; opening
+    a context with another raises `UnsupportedFeatureError`. Raises `InvalidInputError` for an empty
+    name.
     """
 
     __slots__ = ()
@@ -96,9 +96,9 @@ class ModelConfig:
     cut short or overwritten in place after loading ends the process (SIGBUS), which nothing can
     catch. Replace model files by renaming, or load with ``use_mmap=False``.
 
-    ``check_in_child``: engines end the process over some corrupt files. None tries a file that was
-    not seen before in a child process, which has ended when this one loads; True tries it each
-    time, False never. A file that the child dies over is a `ModelFormatError`.
+    ``check_in_child``: some corrupt files make engines end the process. None tries a file that was
+    not seen before in a child process, which has ended before this one loads the file; True tries
+    it every time, False never. A file that kills the child raises `ModelFormatError`.
     """
 
     n_gpu_layers: int | None = attrs.field(default=None, validator=checks.integer(-1, 2**31 - 1))
@@ -123,9 +123,9 @@ def _path(value: str | os.PathLike[str]) -> str:
 @lists_fields("AdapterSpec")
 @attrs.frozen(kw_only=True)
 class AdapterSpec:
-    """A LoRA adapter (a GGUF file, or a folder of PEFT) and the scale it is applied with.
+    """A LoRA adapter (a GGUF file, or a folder that PEFT wrote) and the scale to apply it with.
 
-    Or the file of a control vector; see `Context.set_control_vector`.
+    The file may also be a control vector; see `Context.set_control_vector`.
     """
 
     path: str = attrs.field(converter=_path)
@@ -172,19 +172,18 @@ def _no_defrag(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
 class ContextConfig:
     """The fields of llama.cpp's context parameters; None leaves the choice to the backend.
 
-    A field that is set is honoured, or `UnsupportedFeatureError` is raised; what was chosen
-    stands in `Context.effective`. Sizes count tokens: ``n_ctx`` is the window (None = the smaller
-    of 4096 and the trained window, 0 = the trained window, "fit" = the largest up to the trained
-    one that memory has room for now), ``n_batch`` the most tokens of one
-    engine call, ``n_ubatch`` of one compute step. ``flash_attn`` is "auto", "on" or "off";
-    ``type_k`` and ``type_v`` name the number format of the KV cache: a known name, or a `KVType`
-    that the backend declares. ``precision`` is that of activations, products and sums: None (or
-    "default") is the engine's default, as its own users get it, "accurate" the highest that engine
-    and processor offer for this file, "fast" one that is lower than the default where that is
-    faster (`UnsupportedFeatureError` elsewhere); it touches neither the KV types nor flash
-    attention. With ``on_oom="shrink"`` a failed allocation is tried again with a smaller n_ubatch,
-    a smaller KV type and then half the window, down to ``n_ctx_min``; `Context.attempts` reports
-    each try.
+    A field that is set is honoured, or `UnsupportedFeatureError` is raised; `Context.effective`
+    shows the values in force. Sizes count tokens: ``n_ctx`` is the window (None = the smaller of
+    4096 and the trained window, 0 = the trained window, "fit" = the largest up to the trained one
+    that memory has room for now), ``n_batch`` the maximum in one engine call, ``n_ubatch`` in one
+    compute step. ``flash_attn`` is "auto", "on" or "off"; ``type_k`` and ``type_v`` name the number
+    format of the KV cache: a known name, or a `KVType` that the backend declares. ``precision`` is
+    that of activations, products and sums: None (or "default") is the engine's default, as its own
+    users get it, "accurate" the highest that engine and processor offer for this file, "fast" one
+    that is lower than the default where that is faster (`UnsupportedFeatureError` elsewhere); it
+    touches neither the KV types nor flash attention. With ``on_oom="shrink"`` a failed allocation
+    is tried again with a smaller n_ubatch, a smaller KV type and then half the window, down to
+    ``n_ctx_min``; `Context.attempts` reports each try.
 
     Source of names and meaning: ``llama_context_params`` in llama.cpp's ``llama.h``.
     """
@@ -284,12 +283,12 @@ def refuse_unhonoured(
     *,
     backend: str,
 ) -> None:
-    """Raise `UnsupportedFeatureError` for a field that was set and that a plugin does not honour.
+    """Raise `UnsupportedFeatureError` for a field that was set but is not honoured by a plugin.
 
-    For plugins: ``honoured`` names the fields that the engine honours, as a mapping with the
-    values that it takes where not all are (None = all). What the core does for every backend is
-    honoured anyway: the window, ``on_oom``, ``n_ctx_min``, ``no_perf``, ``progress`` (0 and 1), and
-    the keys of ``backend_options``, which it has checked against the descriptor.
+    For plugins: ``honoured`` maps the fields that the engine honours to the values that it accepts
+    (None = all). What the core does for every backend is honoured anyway: the window, ``on_oom``,
+    ``n_ctx_min``, ``no_perf``, ``progress`` (0 and 1), and the keys of ``backend_options``, which
+    it has checked against the descriptor.
 
     >>> config = ContextConfig(n_batch=64, n_seq_max=1)
     >>> refuse_unhonoured(config, {"n_batch": None, "n_seq_max": (1,)}, backend="mine")
@@ -319,9 +318,9 @@ class SamplingConfig:
     that would make n tokens in a row appear again, prompt included; 0 is off. ``temperature=0``
     takes the most likely token, whatever else is set and without randomness. ``top_k=0`` and
     ``top_n_sigma=-1`` are off, as are ``top_p=1``, ``min_p=0``, ``typical_p=1`` and
-    ``xtc_probability=0``. Selection is a draw, mirostat's, or with ``adaptive_p_target`` of at
-    least 0 that of adaptive-p, which prefers tokens about as likely as that on average.
-    ``seed=None`` draws one; `Sampler.seed` reports it. ``implementation`` is "portable" (NumPy, the
+    ``xtc_probability=0``. Selection is a draw, mirostat's, or, with ``adaptive_p_target`` at least
+    0, that of adaptive-p, which prefers tokens about as likely as that on average. ``seed=None``
+    draws one; `Sampler.seed` reports it. ``implementation`` is "portable" (NumPy, the
     specification), "native" (the engine's own) or "auto", which is always the portable one.
     """
 
@@ -399,12 +398,12 @@ def _processors(value: Sequence[Any] | None) -> tuple[Any, ...]:
 @lists_fields("SpeculativeConfig")
 @attrs.frozen(kw_only=True)
 class SpeculativeConfig:
-    """How next tokens are guessed ahead and verified in one call; the tokens stay the same.
+    """How tokens are guessed ahead and verified in one call; the result stays the same.
 
     ``kind="prompt_lookup"`` guesses what followed the last ``n_gram`` tokens (or fewer) before;
     "draft_model" asks ``draft_model``, a loaded `Model` with the same vocabulary. ``n_draft`` is
-    the most tokens guessed at once. A draft model that fails ends the guessing, with a warning in
-    the log, and nothing else.
+    the maximum number of tokens guessed at once. If a draft model fails, only the guessing ends,
+    with a warning in the log.
     """
 
     kind: Literal["prompt_lookup", "draft_model"] = attrs.field(
@@ -436,16 +435,16 @@ class DecodeConfig:
     ``max_tokens`` bounds the generated tokens (None = until the window is full); ``stop`` holds
     strings that end the text and never appear in it, unless ``include_stop`` leaves the one that
     ended it at its end; ``stop_tokens`` are ids that end it as an end-of-generation token does.
-    Nothing of these ends it within its first ``min_tokens`` tokens, but for a finished
+    None of these ends the text within its first ``min_tokens`` tokens, except a finished
     ``response_format``. ``prompt_logprobs=n`` evaluates the prompt anew to report how likely each
-    of its tokens was, beside the n most likely ones (`StreamChunk.prompt_logprobs`). ``sampling``
+    of its tokens was, besides the n most likely ones (`StreamChunk.prompt_logprobs`). ``sampling``
     chooses tokens: a `SamplingConfig`, or "model" for what the model's files recommend
     (`ModelInfo.sampling`) over the defaults. ``logprobs=n`` reports the n most likely tokens of
-    each step beside the chosen one. ``processors`` are objects with ``apply(logits) -> logits``
+    each step besides the chosen one. ``processors`` are objects with ``apply(logits) -> logits``
     (float32 [n_vocab]). ``response_format`` constrains the text to a JSON schema, regex, grammar or
     choice. ``special_text`` shows control tokens as text. ``speculative`` guesses tokens ahead:
-    "auto" looks them up in the text so far, where that pays, and not at all where a seed is given.
-    ``timeout`` is in seconds from the call, waiting included: the decode then ends with finish
+    "auto" looks them up in the text so far where that pays, and never when a seed is given.
+    ``timeout`` is in seconds from the call, including waiting: the decode then ends with finish
     reason "timeout", or before its first token with `CallTimeoutError`.
     """
 

@@ -37,11 +37,11 @@ class ModelOnlyFields(TypedDict, total=False):
     use_mmap: bool | None
     """Map the file into memory instead of reading it; replace such a file by renaming, never in place."""
     use_mlock: bool | None
-    """Lock the weights in RAM, so that they are never swapped out."""
+    """Lock the weights in RAM so that they are never swapped out."""
     check_tensors: bool | None
     """Look for invalid values while loading."""
     check_in_child: bool | None
-    """Try the file in a child process first; by default only a file that is new here."""
+    """Try the file in a child process first; by default, only files that were not seen before."""
     progress: Callable[[float], object] | None
     """Called with the fraction loaded, 0.0 to 1.0; return False to cancel."""
 
@@ -50,7 +50,7 @@ class ModelFields(ModelOnlyFields, total=False):
     """For `load_model`."""
 
     backend_options: Mapping[str, Any] | None
-    """Options that only one engine has."""
+    """Options specific to one engine."""
 
 
 class AnyContextFields(TypedDict, total=False):
@@ -77,13 +77,13 @@ class AnyContextFields(TypedDict, total=False):
     yarn_orig_ctx: int | None
     """YaRN: the trained window in tokens."""
     defrag_thold: None
-    """No longer has an effect in any engine: only None is accepted."""
+    """No longer supported by any engine: only None is accepted."""
     attention_type: Literal["causal", "non-causal"] | None
     """Causal (language models) or non-causal (encoders)."""
     flash_attn: Literal["auto", "on", "off"] | None
     """Flash attention."""
     precision: Literal["default", "accurate", "fast"] | None
-    """Arithmetic: "default" = the engine's own, "accurate" = the most exact it has, "fast" = less exact, where that is faster."""
+    """Arithmetic: "default" = the engine's own, "accurate" = its most exact, "fast" = less exact where that is faster."""
     type_k: KnownKVType | KVType | None
     """Number format of the keys in the KV cache."""
     type_v: KnownKVType | KVType | None
@@ -95,11 +95,11 @@ class AnyContextFields(TypedDict, total=False):
     swa_full: bool | None
     """Keep the whole cache of sliding-window layers."""
     no_perf: bool | None
-    """Take no timings."""
+    """Do not measure times."""
     adapters: Sequence[AdapterSpec] | None
     """LoRA adapters to start with."""
     backend_options: Mapping[str, Any] | None
-    """Options that only one engine has."""
+    """Options specific to one engine."""
 
 
 class EmbedFields(AnyContextFields, ModelOnlyFields, total=False):
@@ -110,15 +110,15 @@ class PoolContextFields(AnyContextFields, total=False):
     """Those that the context of a pool takes."""
 
     n_ctx: int | Literal["fit"] | None
-    """Context window in tokens; by default the model's trained window or 4,096, whichever is smaller; 0 = the trained window, "fit" = the largest that fits in memory."""
+    """Context window in tokens; by default, the model's trained window or 4,096, whichever is smaller; 0 = the trained window, "fit" = the largest that fits in memory."""
     n_batch: int | None
-    """Most tokens in one engine call."""
+    """Maximum number of tokens in one engine call."""
     n_ubatch: int | None
-    """Most tokens in one compute step."""
+    """Maximum number of tokens in one compute step."""
     embeddings: bool | None
     """Compute embeddings."""
     kv_unified: bool | None
-    """One cache for all sequences, instead of an equal part for each."""
+    """One cache for all sequences, instead of an equal part each."""
     on_oom: Literal["raise", "shrink"]
     """When memory runs out: raise an error, or try smaller contexts."""
     n_ctx_min: int
@@ -131,7 +131,7 @@ class ContextFields(PoolContextFields, total=False):
     n_seq_max: int | None
     """Number of sequences."""
     pooling_type: PoolingType | None
-    """How the vectors of a text's tokens become one."""
+    """How the token vectors of a text are combined into one."""
 
 
 class SessionOptionFields(TypedDict, total=False):
@@ -142,7 +142,7 @@ class SessionOptionFields(TypedDict, total=False):
     prompt_format: str | None
     """A label you choose; part of the session's identity."""
     add_bos: bool | None
-    """Put a BOS token in front; None = as the tokenizer does."""
+    """Put a BOS token in front; None = what the tokenizer does by default."""
     overflow: Overflow
     """When the window is full: raise an error, drop the oldest part of the prompt ("truncate"), or drop the oldest text while generating too ("shift")."""
 
@@ -159,19 +159,19 @@ class PoolFields(PoolContextFields, total=False):
     """For `Model.new_pool`."""
 
     n_parallel: int
-    """Sessions that run at the same time, in one engine call."""
+    """Number of sessions that run at the same time, in one engine call."""
     n_cells: int | None
-    """Tokens that all sessions can hold together, at least ``n_ctx``; None = ``n_parallel * n_ctx``, or as many as fit in memory."""
+    """Number of tokens that all sessions can hold together, at least ``n_ctx``; None = ``n_parallel * n_ctx``, or as many as fit in memory."""
     n_step_tokens: int | None
-    """Most tokens in one engine call; None = chosen by measuring, so that a long prompt does not hold up the others."""
+    """Maximum number of tokens in one engine call; None = chosen by measuring, so that a long prompt does not hold up the others."""
     max_waiting: int
-    """Calls that may wait for a place; one more raises ``PoolFullError``."""
+    """Number of calls that may wait for a place; one more raises ``PoolFullError``."""
     batching: Literal["auto", "always", "never"]
     """Run several sessions in one call: always, never, or where that is faster here."""
     batch_invariant: bool
-    """Each session computes exactly what it would compute alone; refused where the engine cannot."""
+    """Each session computes exactly what it would compute alone; refused where the engine cannot guarantee that."""
     cache_bytes: int
-    """RAM for sessions that give up their cells; 0 = none."""
+    """RAM, in bytes, for sessions that give up their cells; 0 = none."""
     cache_dir: str | os.PathLike[str] | None
     """A folder for sessions that RAM has no room for; None = none."""
     cache_dir_bytes: int
@@ -179,13 +179,13 @@ class PoolFields(PoolContextFields, total=False):
     reader_timeout: float | None
     """Seconds after which a stream that nobody reads is cancelled; None = never."""
     isolate: bool
-    """Run the engine in a process of its own, restarted when it dies."""
+    """Run the engine in a separate process, restarted when it dies."""
     step_timeout: float
-    """With ``isolate``: seconds that a step may take beyond what is expected."""
+    """With ``isolate``: seconds that a step may take longer than expected."""
     load_timeout: float
     """With ``isolate``: seconds that loading may take."""
     max_restarts: int
-    """How often a failed engine is reopened within ``restart_window``."""
+    """How many times a failed engine is reopened within ``restart_window``."""
     restart_window: float
     """Seconds over which restarts are counted."""
     context: ContextConfig
@@ -202,7 +202,7 @@ class PlanFields(PoolFields, total=False):
     n_seq_max: int | None
     """Number of sequences."""
     pooling_type: PoolingType | None
-    """How the vectors of a text's tokens become one."""
+    """How the token vectors of a text are combined into one."""
 
 
 class OpenPlanFields(PlanFields, ModelOnlyFields, total=False):
@@ -213,7 +213,7 @@ class SamplingFields(TypedDict, total=False):
     """For `Model.new_sampler`."""
 
     temperature: float
-    """0 always takes the likeliest token; higher is more varied."""
+    """0 always picks the likeliest token; higher values vary more."""
     top_k: int
     """Keep the k likeliest tokens; 0 = off."""
     top_p: float
@@ -223,7 +223,7 @@ class SamplingFields(TypedDict, total=False):
     typical_p: float
     """Keep the most typical tokens up to this total probability; 1 = off."""
     top_n_sigma: float
-    """Keep logits within n standard deviations of the best; -1 = off."""
+    """Keep logits within n standard deviations of the highest; -1 = off."""
     xtc_probability: float
     """Chance of dropping all likely tokens except the least likely of them; 0 = off."""
     xtc_threshold: float
@@ -241,13 +241,13 @@ class SamplingFields(TypedDict, total=False):
     adaptive_p_target: float
     """Adaptive-p: the probability that chosen tokens have on average; -1 = off."""
     adaptive_p_decay: float
-    """Adaptive-p: how much of that average each step leaves, 0 to 0.99."""
+    """Adaptive-p: how much of that average each step keeps, 0 to 0.99."""
     repeat_penalty: float
     """Divides the logits of recent tokens; 1 = off."""
     frequency_penalty: float
-    """Subtracted from a token's logit for each time it occurred; 0 = off."""
+    """Subtracted from a token's logit for each time it has occurred; 0 = off."""
     presence_penalty: float
-    """Subtracted from the logit of each token that occurred; 0 = off."""
+    """Subtracted once from the logit of each token that has occurred; 0 = off."""
     penalty_last_n: int
     """How many tokens the penalties look back; -1 = the whole context, 0 = none."""
     dry_multiplier: float
@@ -255,17 +255,17 @@ class SamplingFields(TypedDict, total=False):
     dry_base: float
     """DRY: how fast the penalty grows with the length of a repetition."""
     dry_allowed_length: int
-    """DRY: repetitions up to this length are free."""
+    """DRY: repetitions up to this length are not penalized."""
     dry_penalty_last_n: int
     """DRY: how many tokens to look back; -1 = the whole context."""
     dry_sequence_breakers: Sequence[str]
     """DRY: texts that end a repetition."""
     logit_bias: Mapping[int, float] | None
-    """Added to the logits of these token ids; -inf forbids one."""
+    """Values added to the logits of these token ids; -inf forbids a token."""
     seed: int | None
-    """Makes random choices repeatable; by default one is drawn, and reported."""
+    """Makes random choices repeatable; by default, a seed is drawn and reported."""
     min_keep: int
-    """Fewest tokens that typical, top_p, min_p and xtc keep."""
+    """Minimum number of tokens that typical, top_p, min_p and xtc keep."""
     ignore_eos: bool
     """Never choose an end-of-generation token."""
     no_repeat_ngram_size: int
@@ -278,21 +278,21 @@ class DecodeFields(SamplingFields, total=False):
     """For `Session.decode` and what decodes."""
 
     max_tokens: int | None
-    """Most tokens to generate; by default until the window is full."""
+    """Maximum number of tokens to generate; by default, until the window is full."""
     min_tokens: int
-    """Nothing but a finished ``response_format`` ends the text before this many tokens."""
+    """Only a finished ``response_format`` may end the text before this many tokens."""
     stop: str | Sequence[str] | None
     """Strings that end the text and are left out of it."""
     stop_tokens: Sequence[int] | None
     """Token ids that end the text."""
     include_stop: bool
-    """Leave the stop string at the end of the text."""
+    """Keep the stop string at the end of the text."""
     sampling: SamplingConfig | Literal["model"]
-    """A ``SamplingConfig``, whose fields may also be given directly, or "model": what the model's files recommend."""
+    """A ``SamplingConfig``, whose fields may also be given directly, or "model" for what the model's files recommend."""
     logprobs: int | None
-    """Report this many of the likeliest tokens at each step, beside the chosen one."""
+    """Report this many of the likeliest tokens at each step, besides the chosen one."""
     prompt_logprobs: int | None
-    """Evaluate the prompt anew and report how likely each of its tokens was, beside this many of the likeliest."""
+    """Evaluate the prompt again and report how likely each of its tokens was, besides this many of the likeliest."""
     processors: Sequence[Any] | None
     """Objects with ``apply(logits) -> logits``, or callables ``f(input_ids, logits) -> logits``."""
     response_format: Any
@@ -300,9 +300,9 @@ class DecodeFields(SamplingFields, total=False):
     special_text: bool
     """Show control tokens as text."""
     speculative: SpeculativeConfig | Literal["auto"] | None
-    """Guess tokens ahead: "auto" where that pays, or a ``SpeculativeConfig``."""
+    """Guess tokens ahead: "auto" = where that pays, or a ``SpeculativeConfig``."""
     timeout: float | None
-    """Stop after this many seconds from the call, waiting included."""
+    """Stop this many seconds after the call, including waiting."""
 
 
 class RunToolsFields(DecodeFields, total=False):
@@ -311,13 +311,13 @@ class RunToolsFields(DecodeFields, total=False):
     tool_choice: str | Mapping[str, Any]
     """"auto", "none", "required", or the name of the tool to call."""
     reasoning: Reasoning
-    """The model's thoughts: apart from the text ("parsed"), left in it ("text"), or "off"."""
+    """The model's thoughts: separate from the text ("parsed"), left in it ("text"), or "off"."""
     reasoning_budget: int | None
-    """Most tokens of a thought; then it is closed."""
+    """Maximum number of tokens in a thought, which is then closed."""
     chat_template: str | None
     """A Jinja template to use in place of the model's own."""
     template_variables: Mapping[str, Any] | None
-    """Further variables for the template."""
+    """Additional variables for the template."""
     parse_special: bool
     """Read the text of control tokens in messages as those tokens."""
 

@@ -38,7 +38,7 @@ def _without_waiting(path: str, flags: int) -> int:
 
 
 def read_regular(path: str | os.PathLike[str], most_bytes: int) -> bytes:
-    """Return what the file at ``path`` holds. Raises OSError; also where it is larger than that."""
+    """Return what the file at ``path`` holds. Raises OSError, also beyond ``most_bytes``."""
     with open_regular(path) as file:
         # Room for all that is asked for is made at once: ask for what is there, and one byte more.
         size = os.fstat(file.fileno()).st_size

@@ -16,7 +16,7 @@ from infercore.values.shown import count, fields_table, one_line, size, table
 class DeviceInfo:
     """A compute device: its name, kind ("cpu", "gpu", "igpu", "npu", "accel") and memory.
 
-    ``memory_total_bytes`` and ``memory_free_bytes`` are None where the engine does not tell.
+    ``memory_total_bytes`` and ``memory_free_bytes`` are None where the engine does not report them.
     """
 
     name: str
@@ -28,7 +28,7 @@ class DeviceInfo:
 
 @attrs.frozen(kw_only=True)
 class BackendInfo:
-    """A backend as found: usable, or with the ``reason`` why it is not.
+    """A backend that was found: usable, or with the ``reason`` why not.
 
     ``version`` is the engine's, ``plugin_version`` that of ``distribution``. ``formats`` are
     short names of what it reads ("gguf", "openvino", ...). ``devices`` is empty until asked for
@@ -62,20 +62,20 @@ def _no_media(_: Any, attribute: attrs.Attribute[Any], value: object) -> None:
 
 @attrs.frozen(kw_only=True)
 class Capabilities:
-    """What the loaded model can do in this context: probed, never assumed.
+    """What the loaded model can do in this context; probed, never assumed.
 
     What is declared works; what is not raises `UnsupportedFeatureError` and changes nothing.
 
     ``kv_remove`` is "any" (any part of a sequence), "suffix" (its end), "rollback" (its last
     ``max_rollback`` tokens) or "none" (only whole sequences). ``kv_copy`` is "any", "full" (whole
     sequences) or "none". ``pooling``, ``kv_types`` and ``flash_attention`` list the accepted
-    values. ``abort`` tells that a running call can be cancelled from another thread. ``perf`` is
-    always True: the core counts, for every backend. ``media`` are the kinds of content parts beside
-    text that a chat may hold; sessions take none yet, so that no backend may declare any.
-    ``logits`` is "full" (each token's can be read), "top" (only those of the ``n_top`` likeliest
-    are true: rows have their log-probabilities, and -inf for all others; what cannot be had exactly
-    from them is refused) or "none" (the engine generates by itself and shows none: its sessions
-    take tokens from it, and what needs logits is refused).
+    values. ``abort`` means that a running call can be cancelled from another thread. ``perf`` is
+    always True: the core counts, for every backend. ``media`` lists the kinds of content parts,
+    besides text, that a chat may hold; sessions accept none yet, so no backend may declare any.
+    ``logits`` is "full" (those of every token can be read), "top" (only the ``n_top`` likeliest
+    tokens have them: rows hold their log-probabilities and -inf for all others; anything that
+    cannot be computed exactly from these is refused) or "none" (the engine generates by itself and
+    exposes none: its sessions take tokens from it, and anything that needs logits is refused).
     """
 
     kv_remove: Literal["any", "suffix", "rollback", "none"] = attrs.field(
@@ -119,14 +119,14 @@ def _sampling(_: Any, __: attrs.Attribute[Any], value: Mapping[str, Any]) -> Non
 
 @attrs.frozen(kw_only=True)
 class ModelInfo:
-    """The shape of a loaded model; ``metadata`` holds what else its files say, as text.
+    """The shape of a loaded model; ``metadata`` holds what else its files state, as text.
 
     ``n_params`` counts weights, ``size_bytes`` their bytes in the files, ``n_ctx_train`` the
-    trained window in tokens. Of these, ``n_embd``, ``n_layer``, ``n_head`` and ``n_head_kv``, 0
-    says that the engine does not know. ``sliding_window`` is the width in tokens of the
-    sliding-window layers, None where there are none. ``sampling`` are the fields of
-    `SamplingConfig` that the files recommend, with their values; a plugin may leave it to the
-    core, which reads it from ``metadata`` (``general.sampling.*``, ``generation_config.*``).
+    trained window in tokens. For these, and for ``n_embd``, ``n_layer``, ``n_head`` and
+    ``n_head_kv``, 0 means that the engine does not know. ``sliding_window`` is the width in tokens
+    of the sliding-window layers, None where there are none. ``sampling`` are the fields of
+    `SamplingConfig` that the files recommend, with their values; a plugin may leave it to the core,
+    which reads it from ``metadata`` (``general.sampling.*``, ``generation_config.*``).
     """
 
     architecture: str
@@ -170,9 +170,9 @@ class MemoryPlan:
     """Bytes that a model and a context will take, from metadata alone.
 
     ``kv_bytes_by_kind`` splits the cache by layer kind: "full", "sliding", "recurrent".
-    ``compute_bytes`` is what an engine holds beside weights and cache: the arrays of a step, and
-    where it keeps one, its own layout of the weights. The window is taken as full.
-    ``peak_bytes`` is the most that is held at once, loading included.
+    ``compute_bytes`` is what an engine holds besides weights and cache: the arrays of a step and,
+    where it keeps one, its own layout of the weights. The window is assumed to be full.
+    ``peak_bytes`` is the most that is held at once, including while loading.
     """
 
     weights_bytes: int
@@ -206,7 +206,7 @@ class MemoryPlan:
 
 @attrs.frozen(kw_only=True)
 class FimTokens:
-    """The ids of the marks around a gap that a model was trained to fill."""
+    """The ids of the marks for a gap that the model was trained to fill."""
 
     prefix: int
     suffix: int
@@ -215,12 +215,12 @@ class FimTokens:
 
 @attrs.frozen(kw_only=True)
 class PerfCounters:
-    """Times in milliseconds and token counts of a context since it began or was reset.
+    """Times in milliseconds and token counts of a context since it was opened or reset.
 
-    ``decode`` counts calls of one token, ``prefill`` all others. ``reused_tokens`` were asked
-    for by a session and not evaluated because they were resident. Of its sessions too are the times
-    of tokenizing texts, of choosing tokens (``sample_ms``), and of building a ``response_format``
-    and its masks (``grammar_ms``); a decode adds its own when it ends. See `Context.reset_perf`.
+    ``decode`` counts calls with one token, ``prefill`` all others. ``reused_tokens`` were requested
+    by a session and not evaluated because they were resident. Sessions also add the times for
+    tokenizing texts, for choosing tokens (``sample_ms``), and for building a ``response_format``
+    and its masks (``grammar_ms``); a decode adds its times when it ends. See `Context.reset_perf`.
     """
 
     load_ms: float = 0.0
@@ -243,24 +243,23 @@ def _names(value: Iterable[str]) -> tuple[str, ...]:
 class BackendDescriptor:
     """What a plugin's ``infercore_backend`` hook returns.
 
-    ``match(path)`` gives a score: 0 = cannot read it, higher = better suited; it must be cheap
-    and import no engine. ``loader(path, config)`` imports the engine and returns its model.
-    Optional: ``check()`` raises `BackendUnavailableError` where the engine cannot run here,
-    ``engine_version()`` and ``devices()`` tell about the engine, ``plan_memory(path,
-    model_config, context_config)`` answers before loading, ``files(path)`` names the files of the
-    model at a path (default: the file, or those of the folder), ``check_file(path)`` raises what is
-    wrong with them as far as that costs nothing. ``model_options`` and
-    ``context_options`` name the keys of ``backend_options`` that are understood.
-    ``neutral_options`` are those of ``model_options`` that change no value in a KV cache; all
-    others that a model is loaded with belong to the identity of its saved state.
-    ``tries_in_child=False`` says that reading a file cannot end the process, as for a reader in
-    Python: then files not seen before are not tried in a child (`ModelConfig.check_in_child`).
-    ``trial_options`` are the ``backend_options`` of the child's context: what opens one sooner.
-    ``preload`` names modules that take long to import, start no thread and touch no device: a
-    process that starts isolated engines imports them once, before it forks.
-    ``prepare(in_child)`` imports all that loading needs and returns ``loader``, or, for that
-    child, one that does no more than a trial needs: ``check_file`` has passed, and nothing but
-    this backend uses the engine there.
+    ``match(path)`` gives a score: 0 = cannot read it, higher = better suited; it must be cheap and
+    import no engine. ``loader(path, config)`` imports the engine and returns its model. Optional:
+    ``check()`` raises `BackendUnavailableError` where the engine cannot run here,
+    ``engine_version()`` and ``devices()`` describe the engine, ``plan_memory(path, model_config,
+    context_config)`` answers before loading, ``files(path)`` names the files of the model at a path
+    (default: the file, or those of the folder), ``check_file(path)`` raises an error for whatever a
+    cheap check finds wrong with them. ``model_options`` and ``context_options`` name the keys of
+    ``backend_options`` that are understood. ``neutral_options`` are those of ``model_options`` that
+    change no value in a KV cache; all others that are set belong to the identity of the model's
+    saved state. ``tries_in_child=False`` says that reading a file cannot end the process, as with a
+    reader written in Python: then new files are not tried in a child process first
+    (`ModelConfig.check_in_child`). ``trial_options`` are ``backend_options`` that let the child
+    open its context sooner. ``preload`` names modules that take long to import, start no thread and
+    touch no device: a process that starts isolated engines imports them once, before it forks.
+    ``prepare(in_child)`` imports everything that loading needs and returns ``loader``, or, for that
+    child, one that does only what a trial needs: ``check_file`` has passed, and only this backend
+    uses the engine there.
     """
 
     name: str = attrs.field(validator=checks.text())

@@ -79,7 +79,7 @@ def hash_token_ids(tokens: Iterable[int]) -> str:
     """Return the SHA-256 hex digest over each id as an unsigned 64-bit little-endian integer.
 
     Negative ids wrap (two's complement). ``[]`` gives the digest of no bytes. Raises
-    `InvalidInputError` for what are no integers.
+    `InvalidInputError` for values that are not integers.
     """
     given = checks.items("tokens", tokens, "integers")
     if set(map(type, given)) - {int}:  # NumPy's integers are fine, and slower to tell
@@ -106,8 +106,8 @@ def hash_json(value: object) -> str:
 class ManifestSegment:
     """A stretch of the context: its name, kind, byte and token ranges (half-open) and hashes.
 
-    ``cache_class`` is a name of the caller's for how long such text lives; a session gives the one
-    that `PrefixInput` or `SuffixInput` states. It is no part of the identity.
+    ``cache_class`` is the caller's own label for how long such text lives, as given in
+    `PrefixInput` or `SuffixInput`. It is not part of the identity.
     """
 
     name: str = attrs.field(validator=checks.text())
@@ -151,8 +151,8 @@ def _text() -> Any:
 class ContextManifest:
     """The identity under which resident tokens may be reused.
 
-    A caller states some of the identity fields (None = not stated); a session computes all of
-    them. Hashes and segments describe the text and are not identity: an edited prefix still
+    A caller states some of the identity fields (None = not stated); a session computes all of them.
+    Hashes and segments describe the text and are not part of the identity: an edited prefix still
     reuses the tokens it has in common with the old one.
     """
 
@@ -182,7 +182,7 @@ class ContextManifest:
     ) -> ManifestMismatchError | None:
         """Return the error for the first identity field of ``stated`` that differs, if any.
 
-        None in ``stated`` is not compared, unless ``strict``.
+        Fields that are None in ``stated`` are not compared, unless ``strict``.
         """
         for name in IDENTITY_FIELDS:
             expected = getattr(stated, name)

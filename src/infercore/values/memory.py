@@ -15,8 +15,8 @@ _CGROUP = Path("/sys/fs/cgroup")
 def free_bytes(*, address_space: bool = True) -> int:
     """Return the memory that this process may still take, a very large number if unknown.
 
-    Without ``address_space`` its limit (``RLIMIT_AS``) does not count: for what an engine asks of
-    memory that it has reserved already.
+    With ``address_space=False`` its limit (``RLIMIT_AS``) does not count: for what an engine takes
+    from memory that it has already reserved.
     """
     if not isinstance(address_space, bool):
         raise checks.refuse("address_space", address_space, "True or False")

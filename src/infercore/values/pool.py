@@ -40,22 +40,22 @@ def _seconds() -> Any:
 @lists_fields("PoolConfig")
 @attrs.frozen(kw_only=True)
 class PoolConfig:
-    """How many sessions share one engine, and what they share it with.
+    """How many sessions share one engine, and on what terms.
 
-    ``n_parallel`` sessions are decoded in one engine call; as many more as one likes may be open.
+    ``n_parallel`` sessions are decoded in one engine call; any number of sessions may be open.
     ``n_cells`` is the number of tokens that all of them can hold together (None = ``n_parallel``
-    times the window, or what memory has room for), while ``context.n_ctx`` is the window of one.
+    times the window, or what memory has room for), while ``context.n_ctx`` is the window of each.
     ``n_step_tokens`` bounds the tokens of one call (None = chosen by measuring), ``max_waiting``
     the calls that wait for a place. ``batching`` is "always", "never" or "auto", which takes turns
-    where that is faster here. With ``batch_invariant`` a session has the bits that it has alone,
-    and nothing is batched.
+    where that is faster here. With ``batch_invariant`` a session computes the same bits as it does
+    alone, and nothing is batched.
 
     Sequences that lose their cells go to ``cache_bytes`` bytes of host memory, then to at most
     ``cache_dir_bytes`` bytes of files in ``cache_dir``. A stream that nobody reads for
-    ``reader_timeout`` seconds is cancelled. An engine that fails for good is opened anew, at most
-    ``max_restarts`` times in ``restart_window`` seconds. With ``isolate`` model and pool live in a
-    process of their own, which is started anew when it dies, as often: that of `open_pool` with a
-    path. A call of the engine that takes ``step_timeout`` seconds more than is expected ends the
+    ``reader_timeout`` seconds is cancelled. An engine that fails for good is reopened, at most
+    ``max_restarts`` times in ``restart_window`` seconds. With ``isolate``, which needs `open_pool`
+    with a path, model and pool live in a separate process, which is restarted when it dies, within
+    the same limit. An engine call that takes ``step_timeout`` seconds longer than expected ends the
     process, as does loading for more than ``load_timeout``; without ``isolate`` these two are
     refused when the pool is opened.
 
@@ -107,9 +107,9 @@ class PoolConfig:
             )
 
     def check_window(self, n_ctx: int | None) -> None:
-        """Raise `InvalidInputError` where a session's window ``n_ctx`` is beyond ``n_cells``.
+        """Raise `InvalidInputError` if a session's window ``n_ctx`` is larger than ``n_cells``.
 
-        None and 0 are windows that only the model knows; ask again once it is loaded.
+        None and 0 stand for windows that only the model knows; check again once it is loaded.
         """
         if n_ctx is not None and self.n_cells is not None and n_ctx > self.n_cells:
             raise InvalidInputError(
@@ -178,16 +178,16 @@ def shared_context(config: PoolConfig, n_ctx: int, *, multi_sequence: bool = Tru
 
 @attrs.frozen(kw_only=True)
 class PoolStats:
-    """What a pool did since it was opened, and what it does now.
+    """What a pool has done since it was opened, and what it is doing now.
 
     ``n_open`` sessions are open, ``n_running`` of them have a place and ``n_waiting`` calls wait
     for one. Of ``n_cells``, ``n_cells_used`` hold tokens, ``n_cells_shared`` of them for more than
-    one session. ``prompt_tokens`` were asked for; of these ``cached_tokens`` were resident (held by
+    one session. ``prompt_tokens`` were requested; of these ``cached_tokens`` were resident (held by
     the same session or copied from another) and ``restored_tokens`` came back from memory or disk.
-    ``mean_batch`` is the mean number of sessions a step; ``step_ms`` a moving average of the time
-    of one. ``batching`` says what is in force, "always" or "never" (with "auto" the last choice).
-    ``n_preempted`` counts sessions that lost their cells while they ran, ``n_moved_out`` sequences
-    moved to memory or disk, ``n_restarts`` engines opened anew.
+    ``mean_batch`` is the mean number of sessions per step; ``step_ms`` a moving average of a step's
+    time. ``batching`` says what is in force, "always" or "never" (with "auto" the last choice).
+    ``n_preempted`` counts sessions that lost their cells while running, ``n_moved_out`` sequences
+    moved to memory or disk, ``n_restarts`` engines that were reopened.
     """
 
     n_open: int = 0

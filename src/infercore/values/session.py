@@ -66,14 +66,14 @@ def _boundary(given: SuffixInput) -> Literal["joint", "split"]:
 @lists_fields("PrefixInput")
 @attrs.frozen(kw_only=True)
 class PrefixInput:
-    """The stable text, or its token ids, and what the caller states of its identity.
+    """The stable text, or its token ids, and what the caller states about its identity.
 
     ``tokens`` are taken as they are: nothing is put in front of them, and text that follows is
-    tokenized apart. Their text, wherever one is hashed, is the bytes of the tokens.
-    ``parse_special`` turns the text of control tokens into those tokens. ``cache_class`` is a name
-    of the caller's that the text's `ManifestSegment` shows. With ``on_mismatch="cold"`` a differing
-    identity starts cold and says so in `PrefixStatus.reset_reason`; with "error" it raises
-    `ManifestMismatchError`.
+    tokenized separately. Their text, wherever one is hashed, is the bytes of the tokens.
+    ``parse_special`` turns the text of control tokens into those tokens. ``cache_class`` is the
+    caller's own label, which the text's `ManifestSegment` shows. With ``on_mismatch="cold"`` a
+    differing identity starts cold and says so in `PrefixStatus.reset_reason`; with "error" it
+    raises `ManifestMismatchError`.
     """
 
     text: str | None = attrs.field(default=None, validator=checks.text(optional=True))
@@ -94,11 +94,11 @@ class PrefixInput:
 class SuffixInput:
     """The volatile text that follows the prefix, or its token ids, which are taken as they are.
 
-    ``mode="replace"`` takes the place of an earlier suffix and of what was generated, "append"
-    adds to the end. ``boundary="joint"`` tokenizes prefix and suffix as one text, "split" apart;
-    text that is appended joins only a suffix that was tokenized so itself, and never what was
-    generated, which stays as the model made it. ``tokens`` are always "split", and so is text that
-    follows a prefix of token ids. ``cache_class`` as in `PrefixInput`.
+    ``mode="replace"`` replaces an earlier suffix and what was generated, "append" adds to the end.
+    ``boundary="joint"`` tokenizes prefix and suffix as one text, "split" separately; appended text
+    is joined only with a suffix that was itself tokenized jointly, never with what was generated,
+    which stays as the model made it. ``tokens`` are always "split", and so is text that follows a
+    prefix of token ids. ``cache_class`` as in `PrefixInput`.
     """
 
     text: str | None = attrs.field(default=None, validator=checks.text(optional=True))
@@ -124,12 +124,12 @@ class SuffixInput:
 class PrefixStatus:
     """What `Session.ensure_prefix` reused and evaluated, in tokens.
 
-    ``reused_tokens + prefilled_tokens == prefix_tokens``; ``dropped_tokens`` were removed from
-    the engine to make room for the new ones. Of those reused, ``shared_tokens`` were copied from
+    ``reused_tokens + prefilled_tokens == prefix_tokens``; ``dropped_tokens`` were removed from the
+    engine to make room for the new ones. Of those reused, ``shared_tokens`` were copied from
     another session of the pool and ``restored_tokens`` came back from memory or disk.
     ``resident_tokens`` counts the logical context, ``available_tokens`` what still fits.
-    ``stable_byte_hash`` is of the UTF-8 text; of a prefix of token ids, of the bytes of its tokens.
-    ``reset_reason`` says why nothing was reused.
+    ``stable_byte_hash`` is the hash of the UTF-8 text; for a prefix of token ids, of the bytes of
+    its tokens. ``reset_reason`` says why nothing was reused.
     """
 
     reused_tokens: int
@@ -155,11 +155,11 @@ class PrefixStatus:
 class SuffixStatus:
     """What `Session.prefill_suffix` reused and evaluated, in tokens.
 
-    ``reused_tokens + prefilled_tokens`` is the length of the text behind the prefix tokens that
-    stood: ``suffix_tokens``, which includes those that took the place of prefix tokens at the
-    seam (``seam_tokens`` of them gave way). ``reevaluated_tokens`` stand before it and had to be
-    evaluated again all the same: their logits were gone, or the engine could not go back to them.
-    ``truncated_tokens`` are the ids that ``overflow="truncate"`` left out. Other fields as in
+    ``reused_tokens + prefilled_tokens`` equals ``suffix_tokens``, the length of the text after the
+    prefix tokens that were kept; it includes tokens that replaced prefix tokens at the seam
+    (``seam_tokens`` counts the prefix tokens that gave way). ``reevaluated_tokens`` come before it
+    and still had to be evaluated again: their logits were gone, or the engine could not go back to
+    them. ``truncated_tokens`` are the ids that ``overflow="truncate"`` left out. Other fields as in
     `PrefixStatus`.
     """
 
@@ -187,16 +187,16 @@ class SuffixStatus:
 
 @attrs.frozen(kw_only=True)
 class Usage:
-    """What one decode took.
+    """Token counts and times of one decode.
 
-    ``prompt_tokens`` were resident at its start, of which ``cached_tokens`` had not been
-    evaluated since the decode before. ``time_to_first_token_ms`` counts from the call of
-    ``decode`` (of ``chat``: with its prefill) to the first token, ``tokens_per_second`` the tokens
-    after it. Of ``drafted_tokens`` guessed ahead (speculative decoding), ``accepted_tokens`` were
-    right. ``waited_ms`` is the time without a place in the pool, ``mean_batch`` how many sessions
-    shared an engine call on average, and ``reevaluated_tokens`` had to be evaluated again because
-    the session had lost their cells to others. ``sampling`` is what was in force, with the seed
-    that was used: given again, it draws the same.
+    ``prompt_tokens`` were resident at its start; ``cached_tokens`` of them had not been evaluated
+    since the previous decode. ``time_to_first_token_ms`` counts from the call of ``decode`` (of
+    ``chat``: with its prefill) to the first token, ``tokens_per_second`` the tokens after it. Of
+    ``drafted_tokens`` guessed ahead (speculative decoding), ``accepted_tokens`` were right.
+    ``waited_ms`` is the time spent waiting for a place in the pool, ``mean_batch`` how many
+    sessions shared an engine call on average, and ``reevaluated_tokens`` had to be evaluated again
+    because the session had lost their cells to others. ``sampling`` is the config in force, with
+    the seed that was used: passing it again draws the same tokens.
     """
 
     prompt_tokens: int
@@ -221,7 +221,7 @@ class Usage:
 
 @attrs.frozen(kw_only=True)
 class TokenLogprob:
-    """Natural-log probabilities at one step: of the chosen token, and of the likeliest ones."""
+    """Natural-log probabilities at one step: of the chosen token and of the likeliest ones."""
 
     token: int
     logprob: float
@@ -233,13 +233,13 @@ class StreamChunk:
     """A piece of generated text, and the ids of the tokens that ended in it.
 
     The last chunk has a ``finish_reason`` ("eos", "stop", "length", "context", "cancelled",
-    "timeout"; of a chat also "tool_calls") and ``usage``. Text joined over the stream equals the
-    whole; ids likewise. ``stopped_by`` is the stop string or the id that ended it, where one did.
-    The first chunk's ``prompt_logprobs``, where they were asked for, are those of each token of the
-    prompt but the first. ``shifted_out`` are the ids that ``overflow="shift"`` dropped from the
-    context since the chunk before. In a chat ``reasoning`` is a piece of a thought, ``tool_calls``
-    are those that were complete by now, and the first chunk's ``dropped_messages`` are the indices
-    of the messages that ``overflow="truncate"`` left out.
+    "timeout"; for a chat also "tool_calls") and ``usage``. The texts of all chunks, joined, are the
+    whole text; likewise the ids. ``stopped_by`` is the stop string or the token id that ended the
+    text, if one did. If requested, the first chunk's ``prompt_logprobs`` has an entry for each
+    token of the prompt except the first. ``shifted_out`` are the ids that ``overflow="shift"``
+    dropped from the context since the previous chunk. In a chat ``reasoning`` is a piece of a
+    thought, ``tool_calls`` are those completed by now, and the first chunk's ``dropped_messages``
+    are the indices of the messages that ``overflow="truncate"`` left out.
     """
 
     text: str
@@ -260,10 +260,10 @@ class StreamChunk:
 
 @attrs.frozen(kw_only=True)
 class Completion:
-    """One whole continuation: its text, token ids, why it ended, and what it took.
+    """One whole continuation: its text, its token ids, why it ended, and its usage.
 
-    ``logprobs`` has one entry a token where they were asked for, else it is None. Fields mean what
-    those of `StreamChunk` mean.
+    ``logprobs`` has one entry per token where they were requested, otherwise it is None. The fields
+    mean the same as in `StreamChunk`.
     """
 
     text: str
@@ -280,8 +280,8 @@ class Completion:
 class Beam(Completion):
     """A continuation that `Session.beam_search` found, with its ``score``.
 
-    The score is the sum of log-probabilities, that of the end token included, over the number of
-    generated tokens to the power of ``length_penalty``. ``logprobs`` are always there.
+    The score is the sum of log-probabilities, including the end token's, divided by the number of
+    generated tokens to the power of ``length_penalty``. ``logprobs`` are always present.
     """
 
     score: float
@@ -289,15 +289,15 @@ class Beam(Completion):
 
 @attrs.frozen(kw_only=True)
 class ContextReport:
-    """What a session holds, at any time and from any thread; also when closed or failed.
+    """What a session holds; available at any time and from any thread, even when closed or failed.
 
-    ``resident_tokens`` are the logical context, ``held_tokens`` what the engine holds of the
-    session now: more by a warm tail, or fewer where others took its cells.
-    ``warm_tail_tokens`` are held by the engine beyond the logical context, for reuse. While a
-    text is evaluated they grow, and ``pending_tokens`` counts those that are still to come.
-    ``cuts`` has the first place behind which tokens were computed with others before them that
-    `Session.evict` or ``overflow="shift"`` took out since: good for going on, not for reuse.
-    ``fatal_cause`` is the text of the error that ended the session, if one did.
+    ``resident_tokens`` counts the logical context, ``held_tokens`` what the engine holds of the
+    session now: more if there is a warm tail, fewer if others took its cells. ``warm_tail_tokens``
+    are held by the engine beyond the logical context, for reuse. These counts grow while a text is
+    evaluated, and ``pending_tokens`` counts what is left. ``cuts`` has the first place after which
+    tokens were computed while others stood before them that `Session.evict` or ``overflow="shift"``
+    has since removed: good for continuing, not for reuse. ``fatal_cause`` is the text of the error
+    that ended the session, if one did.
     """
 
     state: str
@@ -337,9 +337,9 @@ def _calls(value: Any) -> tuple[Any, ...]:
 
 @attrs.frozen(kw_only=True)
 class ToolCall:
-    """A call that a model made of a tool that it was given.
+    """A model's call of one of the tools it was given.
 
-    ``arguments`` are those that the tool's schema accepts; ``id`` is what the answer refers to
+    ``arguments`` fit the tool's schema; ``id`` is what the answer refers to
     (`Message.tool_call_id`).
     """
 
@@ -357,7 +357,7 @@ class ToolCall:
 class Message:
     """One turn of a chat: its role ("system", "user", "assistant", "tool") and content.
 
-    ``content`` is text, a sequence of parts (``{"type": "text", "text": ...}``), or None beside
+    ``content`` is text, a sequence of parts (``{"type": "text", "text": ...}``), or None alongside
     ``tool_calls``. A tool's result has ``tool_call_id`` and may have its ``name``. ``reasoning`` is
     the thought before an answer; the template decides whether later turns see it.
     """
@@ -376,7 +376,7 @@ class Message:
 class Snapshot:
     """A session's state as bytes, with the identity it belongs to.
 
-    ``elapsed_ms`` is the time it took to make; ``size_bytes`` what ``data`` takes.
+    ``elapsed_ms`` is the time it took to make; ``size_bytes`` the size of ``data``.
     """
 
     manifest: ContextManifest
@@ -386,7 +386,7 @@ class Snapshot:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that the snapshot takes."""
+        """Size of the snapshot in bytes."""
         return len(self.data)
 
     def to_bytes(self) -> bytes:
