@@ -198,7 +198,7 @@ def test_malformed_tools_are_refused(bad: Any) -> None:
 
 
 def test_parameters_that_are_no_schema_are_refused() -> None:
-    with pytest.raises(ic.InvalidInputError, match="no JSON schema"):
+    with pytest.raises(ic.InvalidInputError, match="not a JSON schema"):
         Tools([{"name": "a", "parameters": {"type": "nothing"}}])
 
 

@@ -423,7 +423,7 @@ def crafted(data, **changed):
     "changed",
     [
         {"tokens": [0, 1, 10**6]},
-        {"tokens": [0, 1, -1]},
+        {"tokens": [0, 1, -(2**40)]},
         {"runs": [[0, 3], [3, 0]], "cells": [0, 3]},
         {"runs": [[0, 2**40]]},
         {"cells": [2**31]},

@@ -129,15 +129,29 @@ def test_a_snapshot_that_the_engine_refuses_leaves_an_empty_session(
     session = reference.new_session(n_ctx=128)
     session.ensure_prefix(TEXT)
     snapshot = session.snapshot()
-    for error in (ValueError("no"), KeyboardInterrupt()):
-        session.ensure_prefix(TEXT)
-        faults.plan("load_sequence", error)
-        with pytest.raises((ic.SnapshotError, KeyboardInterrupt)):
-            session.restore(snapshot)
-        assert session.state == "EMPTY"
-        assert session.explain_context().resident_tokens == 0
+    faults.plan("load_sequence", ValueError("no"))
+    with pytest.raises(ic.SnapshotError):
+        session.restore(snapshot)
+    assert session.state == "EMPTY"
+    assert session.explain_context().resident_tokens == 0
     session.restore(snapshot)
     assert greedy(session, 2)
+
+
+def test_a_restore_that_is_interrupted_leaves_the_session_as_it_was(
+    reference: Any, faults: Any, greedy: Any
+) -> None:
+    session = reference.new_session(n_ctx=128)
+    session.ensure_prefix(TEXT)
+    snapshot = session.snapshot()
+    wanted = greedy(session, 2)
+    session.ensure_prefix(TEXT)
+    faults.plan("load_sequence", KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        session.restore(snapshot)
+    assert session.state == "PREFIXED"
+    assert session.snapshot().manifest == snapshot.manifest
+    assert greedy(session, 2) == wanted
 
 
 @pytest.mark.parametrize("n_seq_max", [1, 2])

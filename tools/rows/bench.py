@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -178,3 +179,14 @@ def says(text: str) -> dict[str, Any]:
 def near(context: Any, found: Any, wanted: Any) -> bool:
     """Whether two rows are equal within the engine's tolerance."""
     return bool(np.abs(found - wanted).max() <= 2 * context.tolerance + 1e-6)
+
+
+def write_gguf(path: Path, metadata: dict[str, Any], tensors: dict[str, Any]) -> Path:
+    """Write a GGUF file as the tests write theirs."""
+    sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+    try:
+        from llamacpp import random_gguf
+    finally:
+        del sys.path[0]
+    written: Path = random_gguf.write_file(path, metadata, tensors)
+    return written

@@ -10,7 +10,7 @@ import numpy as np
 
 import infercore as ic
 import infercore_models
-from rows.bench import STORY, greedy, ids_of, raises, text_of
+from rows.bench import STORY, greedy, ids_of, raises, text_of, write_gguf
 from rows.sections import (
     CONTEXTS,
     ENDS,
@@ -72,20 +72,16 @@ def _(b: Bench) -> None:
 
 @CONTEXTS.row("`--control-vector-scaled FILE` (llama.cpp)", "`Context.set_control_vector`")
 def _(b: Bench) -> None:
-    import gguf
-
     row = np.linspace(-1, 1, b.model.info.n_embd, dtype=np.float32)
     context = b.context()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "vector.gguf"
-        writer = gguf.GGUFWriter(path, "controlvector")
-        writer.add_string("controlvector.model_hint", "llama")
-        writer.add_uint32("controlvector.layer_count", 1)
-        writer.add_tensor("direction.2", row)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+        metadata = {
+            "general.architecture": "controlvector",
+            "controlvector.model_hint": "llama",
+            "controlvector.layer_count": 1,
+        }
+        write_gguf(path, metadata, {"direction.2": row})
         context.set_control_vector([ic.AdapterSpec(path=path, scale=0.5)] * 2)
         path.write_bytes(path.read_bytes()[:-9])
         raises(ic.ModelFormatError, lambda: context.set_control_vector(path))

@@ -3,44 +3,38 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import gguf
 import numpy as np
+
+from infercore.weight_files import gguf
+from rows.bench import write_gguf
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from infercore.protocols.spi import FloatArray
 
 RANK = 4  # of llama.cpp's enum of poolings
 
 
 def write(encoder: Path, target: Path) -> Path:
-    """Write the GGUF file ``target`` from that of an encoder."""
-    reader = gguf.GGUFReader(encoder)
-    writer = gguf.GGUFWriter(target, "bert")
-    for key, entry in reader.fields.items():
-        if key.startswith("GGUF.") or key == "general.architecture":
-            continue
-        kind = entry.types[0]
-        sub = entry.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
-        value = RANK if key == "bert.pooling_type" else entry.contents()
-        writer.add_key_value(key, value, kind, sub_type=sub)
-    for tensor in reader.tensors:
-        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-    random, n_embd = (
-        np.random.default_rng(8),
-        int(reader.fields["bert.embedding_length"].contents()),
-    )
+    """Write the GGUF file ``target`` from that of an encoder, in float32."""
+    header, tensors = _read(encoder)
+    random, n_embd = np.random.default_rng(8), int(header.own("embedding_length"))
     for name, n_out in (("cls", n_embd), ("cls.output", 1)):
-        weight = random.normal(0, 0.3, (n_out, n_embd)).astype(np.float32)
-        writer.add_tensor(f"{name}.weight", weight)
-        writer.add_tensor(f"{name}.bias", np.zeros(n_out, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return target
+        tensors[f"{name}.weight"] = random.normal(0, 0.3, (n_out, n_embd)).astype(np.float32)
+        tensors[f"{name}.bias"] = np.zeros(n_out, np.float32)
+    metadata: dict[str, Any] = {
+        key: [x.decode() if isinstance(x, bytes) else x for x in value]
+        if isinstance(value, tuple)
+        else value
+        for key, value in header.metadata.items()
+    }
+    metadata["bert.pooling_type"] = RANK
+    return write_gguf(target, metadata, tensors)
 
 
 def write_ir(encoder: Path, head: Path, target: Path) -> Path:
@@ -48,7 +42,7 @@ def write_ir(encoder: Path, head: Path, target: Path) -> Path:
     import openvino as ov
     from openvino import opset13 as op
 
-    weights = {t.name: np.array(t.data) for t in gguf.GGUFReader(head).tensors}
+    _, weights = _read(head)
     model = ov.Core().read_model(encoder / "openvino_model.xml")
     hidden = model.output("last_hidden_state").get_node().input_value(0)
     first = op.gather(hidden, op.constant(np.int64(0)), op.constant(np.int64(1)))
@@ -62,3 +56,14 @@ def write_ir(encoder: Path, head: Path, target: Path) -> Path:
     config["architectures"] = ["BertForSequenceClassification"]
     (target / "config.json").write_text(json.dumps(config))
     return target
+
+
+def _read(path: Path) -> tuple[gguf.Header, dict[str, FloatArray]]:
+    """Return the header and the tensors of a file that has float32 alone."""
+    header, data = gguf.read(str(path)), path.read_bytes()
+    return header, {
+        one.name: np.frombuffer(data, "<f4", math.prod(one.dims), one.offset).reshape(
+            one.dims[::-1]
+        )
+        for one in header.tensors.values()
+    }

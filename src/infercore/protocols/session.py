@@ -162,7 +162,8 @@ class Session(Protocol):
 
         Raises `ManifestMismatchError` for another identity and `ContextOverflowError` (stage
         "restore"): state unchanged. `SnapshotError` for damaged data: unchanged, or cleared if the
-        engine had begun.
+        engine had begun. After an interruption such as Ctrl-C the session is unchanged: the next
+        call evaluates again whatever the engine lost.
         """
 
     def fork(self) -> Session:

@@ -112,7 +112,7 @@ def check_no_run_of_tokens_comes_twice(rig: Rig) -> None:
     equal(greedy(session, 5, no_repeat_ngram_size=200), free, "with runs longer than the text")
 
 
-@law("STREAM-22", tier="session", since="1.2")
+@law("STREAM-22", tier="session", since="1.2", needs="logits_all")
 def check_prompt_logprobs(rig: Rig) -> None:
     """The first chunk reports how likely each prompt token was, as a cold run computes it.
 
