@@ -23,6 +23,8 @@ from docs import pages  # noqa: E402  (it stands beside the tests)
 
 INDEX = "docs/index.md"
 QUESTIONS = "docs/how-to/index.md"
+EXAMPLES = {"docs/how-to/agents.md": "test_agent_calls", "docs/how-to/rag.md": "test_rag_answers"}
+"""Pages that show a program of ``examples``, and how the name of the test that runs it begins."""
 _ROW = re.compile(r"^\| ([^|]+\?) \| \[[^\]]+\]\(([^)#]+)(?:#([^)]+))?\) \|$", re.MULTILINE)
 _LINK = re.compile(r"\]\(([^)#:]+\.md)(?:#[^)]*)?\)|\{doc\}`([^`<]+)`")
 _TOCTREE = re.compile(r"^```\{toctree\}\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -113,11 +115,16 @@ def targets(page: str) -> list[str]:
 def worked(page: str) -> str:
     """Run the blocks of a page as the tests do; return on which engines they worked."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", "-rA", "--tb=no"]
+    if page in EXAMPLES:
+        chosen = ["tests/examples/test_examples.py", "-k", EXAMPLES[page]]
+        passed = r"^PASSED .*\[(.+)\]"
+    else:
+        chosen = ["tests/docs/test_pages.py", "-k", f"blocks_of_a_page and {page}"]
+        passed = rf"^PASSED .*\[{re.escape(page)}-(.+)\]"
     done = subprocess.run(
-        [*command, "tests/docs/test_pages.py", "-k", f"blocks_of_a_page and {page}"],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    found = re.findall(rf"^PASSED .*\[{re.escape(page)}-(.+)\]", done.stdout, re.MULTILINE)
+        [*command, *chosen], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    found = re.findall(passed, done.stdout, re.MULTILINE)
     return ", ".join(found) or "none"
 
 
