@@ -10,6 +10,7 @@ import pytest
 import infercore as ic
 import pack
 from infercore.locating import locate, settings
+from infercore.locating.locate import refuse_fetching
 from infercore.locating.variants import chosen, variants
 
 
@@ -53,6 +54,11 @@ def test_a_folder_that_is_a_model_stays_one(tmp_path, name) -> None:
         ("meta/Llama-1B", "write hf:meta/Llama-1B"),
         ("https://huggingface.co/meta/Llama-1B", "it is hf:meta/Llama-1B;"),
         ("https://huggingface.co/o/r/resolve/main/d/f.gguf", "it is hf:o/r:d/f.gguf;"),
+        ("https://huggingface.co/o/r/resolve/main/f.gguf?download=true", "it is hf:o/r:f.gguf;"),
+        ("https://huggingface.co/o/r/tree/main", "it is hf:o/r;"),
+        ("https://x.org/a.gguf", "from the hub only, by name (hf:ORG/REPO); from elsewhere, down"),
+        ("https://x.org/a/b.gguf", "download the file first and give its path"),
+        ("http://x.org", "download the file first and give its path"),
         ("", "there is no model at ''"),
     ],
 )
@@ -141,3 +147,8 @@ def test_what_is_read_here_goes_first() -> None:
     assert [each.kind for each in chosen(found, None, ["openvino"])] == ["openvino"]
     assert [each.kind for each in chosen(found, None, ["gguf", "openvino"])] == ["gguf"]
     assert [each.kind for each in chosen(found, None, [])] == ["gguf"]
+
+
+def test_an_address_is_not_pulled() -> None:
+    with pytest.raises(ic.InvalidInputError, match=r"is an address; .* download the file first"):
+        refuse_fetching("https://x.org/a.gguf")

@@ -25,7 +25,8 @@ _PACKED = {
     "gguf": ("gguf-q8_0", "gguf-f16", "gguf-f32"), "openvino": ("openvino",), "hf": ("hf",),
 }  # fmt: skip
 _ADAPTER = "-lora"
-_ON_THE_WEB = re.compile(r"https?://(?:[\w.-]+)/([\w.-]+/[\w.-]+)(?:/\w+/\w+/(.+))?")
+_ADDRESS = re.compile(r"https?://[^/?#]+/?([^?#]*).*", re.IGNORECASE)
+_ON_THE_HUB = re.compile(r"([\w.-]+/[\w.-]+)(?:/\w+/\w+(?:/(.+))?)?/?")
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -151,10 +152,8 @@ def _packed(text: str, backend: str | None) -> str:
 
 def _what_to_do(where: str) -> str:
     """Say how one gets the model that ``where`` may mean."""
-    web = _ON_THE_WEB.fullmatch(where)
-    if web:
-        name = web[1] + (f":{web[2]}" if web[2] else "")
-        return f"from the hub it is hf:{name}; from elsewhere, download it first"
+    if _ADDRESS.fullmatch(where):
+        return _instead_of(where)
     if _REPOSITORY.fullmatch(where) and not where.lower().endswith((".gguf", ".xml")):
         return f"check the path, or write hf:{where} to fetch it from the hub"
     if where in _pack_names():
@@ -164,6 +163,17 @@ def _what_to_do(where: str) -> str:
         "model; "
         f"see {install.GET_A_MODEL}"
     )
+
+
+def _instead_of(address: str) -> str:
+    """Say what to write in place of a web address."""
+    text = "infercore fetches models from the hub only, by name"
+    place = _ADDRESS.fullmatch(address)
+    found = place and _ON_THE_HUB.fullmatch(place[1])
+    if not found or found[1].lower().endswith((".gguf", ".xml", ".zip")):
+        return f"{text} (hf:ORG/REPO); from elsewhere, download the file first and give its path"
+    name = found[1] + (f":{found[2]}" if found[2] else "")
+    return f"{text}: there it is hf:{name}; from elsewhere, download the file first"
 
 
 def pack_models(backend: str | None = None) -> list[tuple[str, str]]:
@@ -186,6 +196,9 @@ def _pack_names() -> tuple[str, ...]:
 
 def refuse_fetching(name: str) -> None:
     """Raise `InvalidInputError` where ``name`` is none of the hub's, and cannot be fetched."""
+    if _ADDRESS.fullmatch(name):
+        said = f"{name!r} is an address; {_instead_of(name)}"
+        raise InvalidInputError(said, field="name", value=name)
     if not name.startswith(HUB):
         raise InvalidInputError(
             f"{name!r} is not on the hub; give hf:ORG/REPO, hf:ORG/REPO:QUANT or hf:ORG/REPO:FILE",

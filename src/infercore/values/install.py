@@ -30,8 +30,5 @@ def model_pack() -> str:
 REPOSITORY = ""
 """The address of the repository; while it is empty no page, error or metadata names one."""
 
-CONTACT = ""
-"""Where people reach the maintainers in private beside the repository; empty: nowhere else."""
-
 GET_A_MODEL = "docs/how-to/get-a-model.md"
 """The page that says where models come from."""
