@@ -153,6 +153,34 @@ def test_embeddings_threads_vectors_and_warmup(
     assert context.n_past() == 14
 
 
+def test_rows_of_numbers_go_to_their_own_sequence(
+    open_context: Any, cold: Any, path: Path, story: list[int]
+) -> None:
+    table = embedding_table(path)
+    context = open_context(n_seq_max=3, n_ubatch=4)
+    context.decode(story[:5], seq_id=1)
+    context.decode_spans([(1, table[story[5:12]], "last"), (2, table[story[20:23]], "last")])
+    for i, tokens in enumerate((story[:12], story[20:23])):
+        assert np.abs(context.logits(i) - cold(tokens)).max() < context.tolerance
+    for seq_id, tokens in ((1, story[:14]), (2, [*story[20:23], *story[12:14]])):
+        context.decode(story[12:14], seq_id=seq_id)
+        assert np.abs(context.logits() - cold(tokens)).max() < context.tolerance
+
+
+def embedding_table(path: Path) -> Any:
+    """Return the table that the graph looks tokens up in."""
+    import openvino as ov
+
+    for node in ov.Core().read_model(path / "openvino_model.xml").get_ordered_ops():
+        if node.get_type_name() == "Gather":
+            source = node.input_value(0).get_node()
+            while source.get_type_name() == "Convert":
+                source = source.input_value(0).get_node()
+            if source.get_type_name() == "Constant" and len(source.get_output_shape(0)) == 2:
+                return np.array(source.data, dtype=np.float32)
+    raise AssertionError("no table")
+
+
 def test_sessions_stay_right_where_nothing_can_be_taken_back(model: Any) -> None:
     with model.new_session(**EXACT, n_ctx=256) as session, model.new_session(**EXACT) as fresh:
         text = "Once upon a time there was a baker"

@@ -194,10 +194,13 @@ class BaseContext:
 
         From the first of them on the context runs a graph that can take them.
         """
-        if not self._added.takes_rows:
-            self._change(added=replace(self._added, takes_rows=True))
+        self._take_rows()
         tokens = np.zeros(len(rows), dtype=np.int32)
         self._decode_columns(tokens, positions, seq_ids, wanted, rows)
+
+    def _take_rows(self) -> None:
+        if not self._added.takes_rows:
+            self._change(added=replace(self._added, takes_rows=True))
 
     def _decode_columns(
         self, tokens: Tokens, positions: Any, seq_ids: Any, wanted: Any, rows: Floats | None = None

@@ -7,6 +7,7 @@ request of its own, whose variables are its state; they are saved, copied and re
 from __future__ import annotations
 
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,13 +15,14 @@ import openvino as ov
 
 from infercore import Capabilities, UnsupportedFeatureError
 from infercore_openvino import state
+from infercore_openvino.additions import give_rows
 from infercore_openvino.base import BaseContext
 from infercore_openvino.compiled import NOTHING
 from infercore_openvino.engine import BACKEND, memory_errors
 from infercore_openvino.settings import FLASH_ATTENTION, POOLING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     import numpy.typing as npt
 
@@ -138,6 +140,23 @@ class RecurrentContext(BaseContext):
         wanted: npt.NDArray[np.bool_],
     ) -> None:
         """Append tokens, one sequence after the other: the engine has no call for several."""
+        self._decode_each(tokens, seq_ids, wanted)
+
+    def decode_vectors(
+        self,
+        rows: Floats,
+        positions: npt.NDArray[np.int32],  # noqa: ARG002  (each goes to its sequence's end)
+        seq_ids: npt.NDArray[np.int32],
+        wanted: npt.NDArray[np.bool_],
+    ) -> None:
+        """Append ``rows`` [n, n_embd] in place of tokens, one sequence after the other."""
+        self._take_rows()
+        tokens = np.zeros(len(rows), dtype=np.int32)
+        self._decode_each(tokens, [(s,) for s in seq_ids.tolist()], wanted, rows)
+
+    def _decode_each(
+        self, tokens: Tokens, seq_ids: Sequence[Sequence[int]], wanted: Any, given: Any = None
+    ) -> None:
         started = time.perf_counter()
         self._begin_outputs()
         rows: dict[int, Floats] = {}
@@ -147,13 +166,28 @@ class RecurrentContext(BaseContext):
             places = [i for i, ids in enumerate(seq_ids) if s in ids]
             for start in range(0, len(places), self.n_ubatch):
                 part = places[start : start + self.n_ubatch]
-                self._part(tokens, part, s, wanted, (rows, hidden))
+                vectors = None if given is None else given[part]
+                with self._given(s, vectors):
+                    self._part(tokens, part, s, wanted, (rows, hidden))
             if self._embeddings:
                 self._hidden[s] = np.stack([hidden[i] for i in places])
         self._logits.add(_in_order(rows), last=True)
         if self._embeddings:
             self._hidden_all.add(_in_order(hidden), last=True)
         self._count(started, len(tokens))
+
+    @contextmanager
+    def _given(self, seq_id: int, rows: Floats | None) -> Iterator[None]:
+        """Let the sequence's own request take ``rows`` in place of the next step's tokens."""
+        if rows is None:
+            yield
+            return
+        request = self._requests[seq_id]
+        give_rows(request, rows)
+        try:
+            yield
+        finally:
+            give_rows(request, rows[:0])
 
     def _part(self, tokens: Tokens, part: list[int], s: int, wanted: Any, found: Any) -> None:
         out = np.flatnonzero(wanted[part])
