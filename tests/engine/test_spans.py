@@ -199,6 +199,15 @@ def test_an_unknown_failure_ends_the_context(faults, faulty):
         faulty.n_past()
 
 
+def test_an_engine_that_counts_otherwise_is_trusted_no_more(several, monkeypatch):
+    several.decode(A[:3])
+    monkeypatch.setattr(several._inner, "decode_batch", lambda *_: None)
+    with pytest.raises(SessionFatalError, match=r"n_past\(0\) returned 3 after .* ends at 5"):
+        several.decode_spans([(0, A[3:5], "last"), (1, B[:2], "last")])
+    with pytest.raises(SessionFatalError):
+        several.n_past()
+
+
 def test_an_abort_ends_the_call_between_two_pieces(several):
     asked = []
     several.set_abort_callback(lambda: len(asked) > 1 or asked.append(1))

@@ -199,6 +199,8 @@ class Appending:
                 ids = [(seq_id,) for seq_id in part.seq_ids.tolist()]
                 self._inner.decode_batch(part.tokens, part.positions, ids, part.wanted)
             if not self.only_encodes:  # of whole texts nothing stays
+                for i, before, low, high in spans.within(start, stop):
+                    self._check_end(spans.seq_ids[i], starts[i] + before + high - low)
                 self._enter_spans(spans, starts, start, stop)
             self._native.judged(pieces.take, int(np.count_nonzero(part.wanted)))
 
