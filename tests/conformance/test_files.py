@@ -1,0 +1,105 @@
+"""Laws about files and devices let rightly written plugins pass."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import infercore
+from infercore.conformance import LawError, NotApplicable, Rig
+from infercore.conformance.laws import headers, kinds
+from infercore.values.info import BackendInfo, DeviceInfo
+from infercore.weight_files import gguf
+
+CONFIG = {
+    "hidden_size": 64, "max_position_embeddings": 514, "sliding_window": 4096,
+    "num_attention_heads": None,
+}  # fmt: skip
+INFO = {
+    "architecture": "some", "n_embd": 64, "n_layer": 3, "n_head": 4, "n_head_kv": 2, "n_vocab": 9,
+    "n_ctx_train": 512, "n_params": 8, "size_bytes": 32, "sliding_window": None, "metadata": {},
+    "has_encoder": True,
+}  # fmt: skip
+
+
+def model(**info: Any) -> Any:
+    tokenizer = SimpleNamespace(chat_template=None, n_vocab=9)
+    return SimpleNamespace(info=SimpleNamespace(**{**INFO, **info}), tokenizer=tokenizer)
+
+
+@pytest.mark.parametrize("still", [{"use_sliding_window": False}, {"layer_types": ["full"]}])
+def test_a_config_is_compared_where_it_has_numbers(tmp_path: Path, still: dict[str, Any]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, **still}))
+    headers._as_folder(model(), tmp_path)
+    for wrong in ({"n_embd": 65}, {"n_ctx_train": 515}, {"sliding_window": 4096}):
+        with pytest.raises(LawError, match=next(iter(wrong))):
+            headers._as_folder(model(**wrong), tmp_path)
+
+
+def test_a_header_of_a_part_and_of_layers_that_differ() -> None:
+    metadata = {
+        "general.architecture": "some", "some.attention.head_count": 4,
+        "some.attention.head_count_kv": (0, 2, 0), "split.count": 2,
+    }  # fmt: skip
+    found = gguf.Header(metadata, {"a": gguf.Tensor("a", (4,), 0, 0)})
+    headers._as_header(model(metadata={k: str(v) for k, v in metadata.items()}), found)
+    with pytest.raises(LawError, match="n_head_kv"):
+        headers._as_header(model(n_head_kv=3), found)
+
+
+def test_large_models_are_not_copied_for_each_lie(tmp_path: Path) -> None:
+    path = tmp_path / "large.gguf"
+    with path.open("wb") as file:
+        file.truncate(2**28 + 1)
+    rig: Any = SimpleNamespace(
+        backend="reference",
+        path=path,
+        model=None,
+        encoder=None,
+        leave=lambda why: Rig.leave(rig, why),
+    )
+    with pytest.raises(NotApplicable, match="256 MiB"):
+        headers.check_headers_that_lie(rig)
+
+
+def test_an_encoder_without_learned_positions_keeps_the_law(monkeypatch: Any) -> None:
+    lengths = []
+
+    def opened(**fields: Any) -> Any:
+        vector = [1.0 if fields["n_ctx"] < broken else float("nan")]
+        return SimpleNamespace(
+            encode=lambda ids: lengths.append(len(ids)), embedding=lambda: vector
+        )
+
+    encoder = SimpleNamespace(
+        info=SimpleNamespace(n_ctx_train=8), tokenizer=SimpleNamespace(encode=lambda _: [1, 2, 3])
+    )
+    rig: Any = SimpleNamespace(
+        encoder_model=encoder, story="", encoder_context=opened, opened=lambda context: context
+    )
+    broken = 100
+    kinds.check_windows_of_learned_positions(rig)
+    assert lengths == [8, 9]
+    broken = 9
+    with pytest.raises(LawError, match="9 tokens"):
+        kinds.check_windows_of_learned_positions(rig)
+
+
+@pytest.mark.parametrize("name", ["dxg", "mali0", "kgsl-3d0", "nvhost-gpu", "nvmap", "hl0"])
+def test_a_gpu_may_have_other_names(name: str, tmp_path: Path, monkeypatch: Any) -> None:
+    device = DeviceInfo(name="GPU", kind="gpu", description="one")
+    found = BackendInfo(name="some", available=True, devices=(device,))
+    monkeypatch.setattr(infercore, "backends", lambda devices: [found])
+    monkeypatch.setattr(kinds, "Path", lambda path: tmp_path if path == "/dev" else Path("/"))
+    rig: Any = SimpleNamespace(
+        backend="some",
+        model=SimpleNamespace(capabilities=SimpleNamespace(gpu_offload=True)),
+    )
+    with pytest.raises(LawError, match="GPUs on a machine"):
+        kinds.check_devices(rig)
+    (tmp_path / name).touch()
+    kinds.check_devices(rig)
