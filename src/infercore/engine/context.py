@@ -133,12 +133,12 @@ class GuardedContext:
 
     @property
     def config(self) -> ContextConfig:
-        """What was asked for, after what the memory ladder gave up."""
+        """The requested config, less what was given up to fit into memory."""
         return self._config
 
     @property
     def shares_cells(self) -> bool:
-        """Whether copies are the same cells of one cache that all sequences look at."""
+        """Whether copies share the cells of one cache that all sequences use."""
         return self._native.optional.shares_cells
 
     @property
@@ -413,7 +413,7 @@ class GuardedContext:
         return self._room.free(seq_id, keep)
 
     def look_taken(self) -> tuple[int, int]:
-        """Return how many cells are taken, and how many by several sequences; it never waits."""
+        """Return how many cells are used, and how many by several sequences; never waits."""
         return self._room.taken()
 
     def tokens(self, seq_id: int = 0) -> list[int]:

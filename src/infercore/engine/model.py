@@ -198,7 +198,7 @@ class GuardedModel:
         return self.context_of(checks.build(ContextConfig, config, fields))
 
     def context_of(self, config: ContextConfig) -> GuardedContext:
-        """Return a new context, also of a closed model that another context keeps alive."""
+        """Return a new context, even of a closed model that another context keeps alive."""
         self._check_options(config)
         self._check_adapters(config)
         self._check_kv_types(config)

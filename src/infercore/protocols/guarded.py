@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class SessionTokenizer(Tokenizer, Protocol):
-    """**Protocol:** a tokenizer that says whether its texts begin with a token of their own."""
+    """**Protocol:** a tokenizer that says whether it puts a BOS token in front of a text."""
 
     @property
     def add_bos(self) -> bool:
@@ -23,19 +23,19 @@ class SessionTokenizer(Tokenizer, Protocol):
 
 
 class SessionContext(Context, Protocol):
-    """**Protocol:** a context whose room, rows and saved sequences can be asked for closely."""
+    """**Protocol:** a context with closer access to its free room, rows and saved sequences."""
 
     @property
     def config(self) -> ContextConfig:
-        """What was asked for, after what the memory ladder gave up."""
+        """The requested config, less what was given up to fit into memory."""
 
     @property
     def shares_cells(self) -> bool:
-        """Whether copies are the same cells of one cache that all sequences look at."""
+        """Whether copies share the cells of one cache that all sequences use."""
 
     @property
     def n_engine_outputs(self) -> int:
-        """How many output rows an engine's own sampler can read: none once they were restored."""
+        """How many output rows the engine's own sampler can read: none if they were restored."""
 
     def row_of(self, seq_id: int = 0) -> int | None:
         """Return the output row behind the sequence's last token, None where there is none."""
@@ -44,10 +44,10 @@ class SessionContext(Context, Protocol):
         """Append a token to each of several sequences, in one call; return their rows."""
 
     def look_free(self, seq_id: int, keep: int | None = None) -> int:
-        """Return `n_free` without waiting for a call that runs."""
+        """Return `n_free` without waiting for a running call."""
 
     def look_taken(self) -> tuple[int, int]:
-        """Return how many cells are taken, and how many by several sequences; it never waits."""
+        """Return how many cells are used, and how many by several sequences; never waits."""
 
     def n_free(self, seq_id: int = 0, *, keep: int | None = None) -> int:
         """Return how many more tokens fit.
@@ -59,7 +59,7 @@ class SessionContext(Context, Protocol):
         """Return one sequence and its last logits; ``note`` (JSON) stands in the header."""
 
     def hand_over(self, seq_id: int) -> Any:
-        """Return one sequence for `take_over` of a like context, not packed."""
+        """Return one sequence, unpacked, for `take_over` of a similar context."""
 
     def take_over(self, seq_id: int, handed: Any) -> None:
         """Restore what `hand_over` returned. Raises as `load_sequence`."""
@@ -68,16 +68,16 @@ class SessionContext(Context, Protocol):
         """Add tokens that were asked for and found resident to the counters."""
 
     def count_time(self, kind: str, seconds: float) -> None:
-        """Add to the time that sessions took to "tokenize", "sample" or for their "grammar"."""
+        """Add to the time that sessions spent on "tokenize", "sample" or "grammar"."""
 
     def release_threads(self) -> None:
-        """Let the engine end the threads that it keeps for the calling thread."""
+        """Let the engine end the worker threads it keeps for the calling thread."""
 
 
 class SequenceContext(Protocol):
-    """**Protocol:** what a session calls of where its one sequence lives.
+    """**Protocol:** what a session needs from the place where its one sequence lives.
 
-    That is a context of its own, one that it shares with its forks, or a page of a pool's.
+    That is its own context, one that it shares with its forks, or a page of a pool's context.
     """
 
     @property
@@ -94,7 +94,7 @@ class SequenceContext(Protocol):
 
     @property
     def config(self) -> ContextConfig:
-        """What was asked for."""
+        """The requested config."""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -124,7 +124,7 @@ class SequenceContext(Protocol):
         """Return the sequence's next position."""
 
     def n_resident(self, seq_id: int = 0) -> int:
-        """Return how many tokens can be had without evaluating them."""
+        """Return how many tokens are available without evaluating them."""
 
     def tokens(self, seq_id: int = 0) -> list[int]:
         """Return these tokens."""
@@ -133,10 +133,10 @@ class SequenceContext(Protocol):
         """Return how many more tokens fit, once those from ``keep`` on are removed."""
 
     def look_free(self, seq_id: int, keep: int | None = None) -> int:
-        """Return `n_free` without waiting for a call that runs."""
+        """Return `n_free` without waiting for a running call."""
 
     def decode(self, tokens: Sequence[int], *, seq_id: int = 0, logits: str = "last") -> int | None:
-        """Append ``tokens``; a page returns how many were evaluated for that."""
+        """Append ``tokens``; a page returns how many it evaluated to do so."""
 
     def seq_remove(self, seq_id: int, p0: int = -1, p1: int = -1) -> bool:
         """Remove tokens; False where the engine cannot go back there."""
@@ -157,17 +157,17 @@ class SequenceContext(Protocol):
         """Count tokens of a prompt that were not evaluated."""
 
     def count_time(self, kind: str, seconds: float) -> None:
-        """Count what was done beside evaluating."""
+        """Count time spent on other work than evaluating."""
 
     def abort(self) -> None:
-        """End the call that runs; from any thread."""
+        """End the running call; may be called from any thread."""
 
 
 class SequencePage(SequenceContext, Protocol):
     """**Protocol:** a page of a pool's context: its sequence is a value, held in cells or not.
 
-    Until ``deadline`` (`time.perf_counter`) a call made at ``called_at`` may take. ``found`` are
-    the tokens that the last `decode` copied from other sequences, and brought back.
+    A call made at ``called_at`` may take until ``deadline`` (`time.perf_counter`). ``found`` counts
+    the tokens that the last `decode` copied from other sequences, and those it brought back.
     """
 
     called_at: float | None
@@ -176,18 +176,18 @@ class SequencePage(SequenceContext, Protocol):
 
     @property
     def held_tokens(self) -> int:
-        """Tokens that lie in cells now."""
+        """Number of tokens in cells now."""
 
     @property
     def is_cut(self) -> bool:
-        """Whether tokens are gone that those behind them were computed with."""
+        """Whether tokens were removed that later ones were computed with."""
 
     def wanted(self, seq_id: int = 0) -> list[int]:
         """Return the tokens that are wanted, held or not."""
 
 
 class SessionModel(Model, Protocol):
-    """**Protocol:** a model that tells its identity and opens contexts for sessions."""
+    """**Protocol:** a model that reports its identity and opens contexts for sessions."""
 
     @property
     def backend_version(self) -> str:
@@ -195,11 +195,11 @@ class SessionModel(Model, Protocol):
 
     @property
     def runtime(self) -> Mapping[str, Any]:
-        """What of the engine's runtime changes KV values."""
+        """The properties of the engine's runtime that affect KV values."""
 
     @property
     def tokenizer(self) -> SessionTokenizer:
         """The model's tokenizer."""
 
     def context_of(self, config: ContextConfig) -> SessionContext:
-        """Return a new context, also of a closed model that another context keeps alive."""
+        """Return a new context, even of a closed model that another context keeps alive."""

@@ -1,4 +1,4 @@
-"""What a class says to those who call it, though its objects come from a function."""
+"""The error for calling a class directly whose objects come from a function."""
 
 from __future__ import annotations
 

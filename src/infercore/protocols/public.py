@@ -247,7 +247,7 @@ class Model(Protocol):
     def new_session(
         self, config: ContextConfig | None = None, **fields: Unpack[SessionFields]
     ) -> Session:
-        """Return a session over a new context of its own."""
+        """Return a session on its own new context."""
 
     @lists_fields("ContextConfig", "PoolConfig")
     def plan_memory(

@@ -1,9 +1,9 @@
 """What a plugin implements: the required part of each object, and the parts it may add.
 
-The core wraps each object in a guard of the same shape (`Model`, `Tokenizer`, `Context`). The
-guard has checked every argument before a call comes here, calls from one thread at a time per
-context, and keeps the books (ownership, windows, chunks, validity of outputs). So a plugin
-holds only what is particular to its engine: it reports its truth and raises what went wrong.
+The core wraps each object in a guard of the same shape (`Model`, `Tokenizer`, `Context`). The guard
+checks every argument before a call gets here, calls from one thread at a time per context, and does
+the bookkeeping (ownership, windows, chunks, validity of outputs). So a plugin contains only what is
+specific to its engine: it reports the facts and raises what went wrong.
 
 Optional methods are looked up by name; whether they are called is decided by
 `Capabilities`. A capability that is declared without its method is a `PluginLoadError`.
@@ -30,27 +30,27 @@ capability             methods of `EngineContext` that it needs
 =====================  ==========================================================================
 
 **An engine that generates by itself**, and shows no logits, declares ``logits="none"`` and
-``native_sampler``, and brings sessions of its own: its model has ``new_session(config)``, which
+``native_sampler``, and provides its own sessions: its model has ``new_session(config)``, which
 returns an `EngineContext` without ``logits``, in place of ``new_context``. ``decode`` evaluates, or
 notes, the tokens of a prompt; the ``sample(session, i)`` of what ``new_sampler(config)`` returns
-takes the next token from the engine, and ``decode`` of that same token goes on. The core's
-`Session` stands over it as over any context, under the same laws; what needs logits is refused.
+takes the next token from the engine, and ``decode`` of that same token continues from it. The
+core's `Session` works on it as on any context, under the same laws; what needs logits is refused.
 
 Further optional methods, each with a default in the guard: ``decode_one``, ``decode_spans``,
 ``decode_vectors(rows, positions, seq_ids, wanted)`` (``decode_spans`` of float32 [n, n_embd] in
-place of tokens; without it they are refused),
-``seq_pos_min``, ``seq_pos_max``, ``clear``, ``synchronize``, ``warmup``, ``set_causal_attention``,
-``set_abort_callback``, ``set_control_vector(directions)`` (float32 [n_layer, n_embd] or None; a
-digest of what is in force stands in ``effective["control_vector"]``), ``sequence_size(seq_id)``
-(bytes that ``save_sequence`` gives),
-``native_handle`` (of a model too: ``native_handle() -> int or object``, for those who want the
-engine's own API), ``release_threads`` (the calling thread computes nothing for a while: worker
-threads that the engine keeps for it may end; from any thread, beside calls of others). Times and
-counts (``perf``) are kept by the guard. ``decode_spans(tokens, positions, seq_ids, wanted)`` is
-``decode_batch`` by columns (int32, int32, int32 and bool, each [n_tokens], at most ``n_batch``):
-each entry belongs to one sequence, and those of a sequence follow each other at its next
-positions. Saved state may be bytes or any other contiguous buffer; it comes back as bytes, or as a
-memoryview where the context has ``takes_views = True``, which saves a copy.
+place of tokens; without it they are refused), ``seq_pos_min``, ``seq_pos_max``, ``clear``,
+``synchronize``, ``warmup``, ``set_causal_attention``, ``set_abort_callback``,
+``set_control_vector(directions)`` (float32 [n_layer, n_embd] or None; a digest of what is in force
+stands in ``effective["control_vector"]``), ``sequence_size(seq_id)`` (bytes that ``save_sequence``
+gives), ``native_handle`` (also of a model: ``native_handle() -> int or object``, for those who want
+the engine's own API), ``release_threads`` (the calling thread will compute nothing for a while, so
+worker threads that the engine keeps for it may end; called from any thread, alongside calls of
+others). Times and counts (``perf``) are kept by the guard.
+``decode_spans(tokens, positions, seq_ids, wanted)`` is ``decode_batch`` in columns (int32, int32,
+int32 and bool, each [n_tokens], at most ``n_batch``): each entry belongs to one sequence, and those
+of a sequence follow each other at its next positions. Saved state may be bytes or any other
+contiguous buffer; it comes back as bytes, or as a memoryview where the context has
+``takes_views = True``, which saves a copy.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class CapableContext(EngineContext, Protocol):
         seq_ids: Sequence[tuple[int, ...]],
         wanted: npt.NDArray[np.bool_],
     ) -> None:
-        """Append tokens, each to one sequence or more; rows of those wanted, in order."""
+        """Append tokens, each to one or more sequences; make rows for those wanted, in order."""
 
     def encode(self, tokens: TokenArray) -> None:
         """Run the encoder over at most ``n_ubatch`` tokens."""
@@ -168,7 +168,7 @@ class CapableContext(EngineContext, Protocol):
         """Switch embeddings on or off."""
 
     def seq_copy(self, src: int, dst: int, p0: int, p1: int) -> None:
-        """Let ``dst`` hold what ``src`` holds in [p0, p1) too (p1 -1 = to the end)."""
+        """Make ``dst`` also hold what ``src`` holds in [p0, p1) (p1 -1 = to the end)."""
 
     def seq_shift(self, seq_id: int, p0: int, p1: int, delta: int) -> None:
         """Add ``delta`` to the positions in [p0, p1)."""
@@ -186,7 +186,7 @@ class CapableContext(EngineContext, Protocol):
         """Return one sequence as bytes."""
 
     def load_sequence(self, seq_id: int, data: Buffer) -> None:
-        """Restore what `save_sequence` returned, in place of what the sequence holds."""
+        """Restore what `save_sequence` returned, replacing what the sequence holds."""
 
     def set_threads(self, n: int, n_batch: int) -> None:
         """Set the threads for single tokens and for batches."""

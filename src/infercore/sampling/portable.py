@@ -119,7 +119,7 @@ class PortableSampler:
 
     @property
     def config(self) -> SamplingConfig:
-        """What was asked for."""
+        """The requested config."""
         return self._config
 
     @property

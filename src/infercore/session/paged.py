@@ -94,7 +94,7 @@ class PagedContext:
 
     @property
     def is_cut(self) -> bool:
-        """Whether tokens are gone that those behind them were computed with."""
+        """Whether tokens were removed that later ones were computed with."""
         return self.sequence.is_cut
 
     @property
