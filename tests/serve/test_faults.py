@@ -9,6 +9,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -162,6 +164,40 @@ def test_the_public_client_comes_back_when_it_is_told_to(model: Any) -> None:
             threading.Timer(0.3, session.cancel).start()
             assert served.client(max_retries=5).chat.completions.create(**ASK).choices
             reader.join()
+
+
+def ask_as(url: str, key: str, number: int) -> int:
+    text = f"{number} " + "Mira bakes bread. " * 40
+    body = {**ASK, "messages": [{"role": "user", "content": text}], "max_tokens": 1}
+    headers = {"Authorization": f"Bearer {key}"}
+    return httpx.post(f"{url}{CHAT}", json=body, headers=headers, timeout=60).status_code
+
+
+def test_a_backlog_of_one_key_shuts_out_no_other(pack_path: Path) -> None:
+    with (
+        ic.open_pool(pack_path, isolate=True, n_ctx=512, n_parallel=1, n_threads=1) as pool,
+        serving({"tale": pool}, api_keys=["a", "b"], n_warm=0) as served,
+        ThreadPoolExecutor(24) as threads,
+    ):
+        of_a = [threads.submit(ask_as, served.url, "a", number) for number in range(24)]
+        eventually(lambda: sum(served.app._guard._n_active.values()) == 24)
+        assert ask_as(served.url, "b", 0) == 200
+        n_left = sum(not each.done() for each in of_a)
+        assert {each.result() for each in of_a} == {200}
+    assert n_left > 8, "the other key does not wait for the end of the backlog"
+
+
+def test_a_full_queue_refuses_and_keeps_room_for_another_key(pack_path: Path) -> None:
+    fields = {"n_ctx": 512, "n_parallel": 1, "max_waiting": 2, "n_threads": 1}
+    with (
+        ic.open_pool(pack_path, isolate=True, **fields) as pool,
+        serving({"tale": pool}, api_keys=["a", "b"], n_warm=0) as served,
+        ThreadPoolExecutor(12) as threads,
+    ):
+        of_a = [threads.submit(ask_as, served.url, "a", number) for number in range(12)]
+        eventually(lambda: any(each.done() and each.result() == 429 for each in of_a))
+        assert ask_as(served.url, "b", 0) == 200
+        assert {each.result() for each in of_a} == {200, 429}
 
 
 def test_a_request_of_one_key_too_many(pool: Any) -> None:

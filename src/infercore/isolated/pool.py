@@ -13,6 +13,7 @@ import attrs
 from infercore.errors import SessionClosedError
 from infercore.isolated.session import IsolatedSession
 from infercore.isolated.tokenizer import IsolatedTokenizer
+from infercore.session.admission import n_admitted
 from infercore.session.asynchronous import AsyncSession
 from infercore.session.base import SessionOptions
 from infercore.values import checks
@@ -70,7 +71,8 @@ class IsolatedPool:
         """Return the threads in which the calls of tasks wait."""
         with self._lock:
             if self._waiters is None:
-                n = 2 * int(self.effective.get("n_parallel", 1)) + 2  # as in a pool
+                n_parallel = int(self.effective.get("n_parallel", 1))
+                n = n_admitted(n_parallel, self.config.max_waiting) + 2  # as in a pool
                 self._waiters = ThreadPoolExecutor(n, thread_name_prefix="infercore-waiter")
             return self._waiters
 

@@ -1,7 +1,8 @@
 """Sessions for asyncio: none has a thread of its own.
 
-Calls that evaluate wait in a few threads that all share; the streams of a pool wait in no thread:
-their pool calls the loop.
+Calls that evaluate wait in threads that all share: as many as run or wait for a place in a pool,
+and few for sessions with a context of their own. The streams of a pool wait in no thread: their
+pool calls the loop.
 """
 
 from __future__ import annotations

@@ -77,11 +77,11 @@ class Share:
             yield
             return
         admission = self.group.owner.scheduler.admission
-        admission.enter()
+        admission.enter(self.namespace)
         try:
             yield
         finally:
-            admission.leave()
+            admission.leave(self.namespace)
 
     def for_twin(self, session: CoreSession) -> tuple[Home, int]:
         """Return where a fork lives."""

@@ -143,9 +143,9 @@ class PoolStream:
     def _begin(self) -> Generating:
         """Hold what was wanted so far, and let the pool generate behind it."""
         session, context = self._session, self._context
-        scheduler = context.scheduler
+        scheduler, namespace = context.scheduler, context.sequence.namespace
         stream_begins()
-        scheduler.admission.enter(force=self._admitted)
+        scheduler.admission.enter(namespace, force=self._admitted)
         try:
             session.resident.cancelled = self._cancelled
             context.deadline = self._deadline
@@ -170,7 +170,7 @@ class PoolStream:
             job.cancelled = self._cancelled
             context.submit(job)
         except BaseException:
-            scheduler.admission.leave()
+            scheduler.admission.leave(namespace)
             raise
         finally:
             context.deadline = None

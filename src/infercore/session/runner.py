@@ -90,10 +90,13 @@ class Owner:
             )
 
     def waiters(self) -> ThreadPoolExecutor:
-        """Return the threads in which the calls of tasks wait: few, as no more have places."""
+        """Return the threads in which the calls of tasks wait.
+
+        There are enough for all that may be admitted, so that the pool decides who is next.
+        """
         with self._lock:
             if self._waiters is None:
-                n = 2 * self.scheduler.n_places + 2
+                n = self.scheduler.admission.n_most + 2  # each starts when it is needed
                 self._waiters = ThreadPoolExecutor(n, thread_name_prefix="infercore-waiter")
             return self._waiters
 

@@ -259,9 +259,9 @@ def waiting_is_not_told(m: Any) -> None:
 
 @wrong("POOL-28")
 def a_full_queue_is_told_as_busy(m: Any) -> None:
-    def enter(old: Any, self: Any, **kwargs: Any) -> None:
+    def enter(old: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         try:
-            old(self, **kwargs)
+            old(self, *args, **kwargs)
         except PoolFullError as error:
             raise SessionBusyError("full") from error
 
