@@ -52,6 +52,63 @@ def test_a_wrong_request_is_400(served: Served, name: str) -> None:
     assert answer.status_code == 400, answer.text
 
 
+RESPONSE = {"model": "tale", "input": "Hi"}
+TEXT = {"model": "tale", "prompt": "Hi", "max_tokens": 4}
+SCHEMA = {"name": "s", "schema": {"type": "object"}}
+NAMED: dict[str, tuple[str, dict[str, Any], str | None]] = {
+    "a form's": (CHAT, {"response_format": {"type": "text", "x": 1}}, "response_format.x"),
+    "a schema's": (
+        CHAT,
+        {"response_format": {"type": "json_schema", "json_schema": {**SCHEMA, "x": 1}}},
+        "response_format.json_schema.x",
+    ),
+    "an item's": (
+        "/v1/responses",
+        {"input": [{"role": "user", "content": "Hi", "x": 1}]},
+        "input.x",
+    ),
+    "usage": (
+        "/v1/responses",
+        {"stream": True, "stream_options": {"include_usage": True}},
+        "stream_options.include_usage",
+    ),
+    "no stream": (CHAT, {"stream_options": {"include_usage": True}}, "stream_options"),
+    "a long prompt": ("/v1/completions", {"prompt": "tick tock " * 900}, "prompt"),
+    "a long input": ("/v1/responses", {"input": "tick tock " * 900}, "input"),
+    "a regex": ("/v1/completions", {"regex": "("}, "regex"),
+    "a grammar": (CHAT, {"grammar": "root ::= ("}, "grammar"),
+    "a schema": (
+        "/v1/responses",
+        {"text": {"format": {"type": "json_schema", "name": "s", "schema": {"type": "x"}}}},
+        "text.format",
+    ),
+    "tokens": ("/detokenize", {"tokens": [-1]}, "tokens"),
+    "answers": (CHAT, {"n": 1000}, None),
+    "prompts": ("/v1/completions", {"prompt": ["a"] * 300}, None),
+    "answers of prompts": ("/v1/completions", {"prompt": ["a"] * 128, "n": 3}, None),
+}
+BODIES = {
+    CHAT: ASK,
+    "/v1/responses": RESPONSE,
+    "/v1/completions": TEXT,
+    "/detokenize": {"model": "tale"},
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_refusal_names_the_field_of_its_route(served: Served, name: str) -> None:
+    path, body, param = NAMED[name]
+    answer = httpx.post(f"{served.url}{path}", json={**BODIES[path], **body}, timeout=60)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == param
+    assert "retry-after" not in answer.headers
+
+
+def test_a_method_that_a_route_does_not_have(served: Served) -> None:
+    answer = httpx.get(f"{served.url}{CHAT}")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+
+
 @pytest.mark.parametrize(
     "body", [b'{"model":"\xff"}', b'{"model":"tale","messages":' + b"[" * 99_999]
 )

@@ -379,6 +379,17 @@ def test_pages_of_other_origins(pool: Any) -> None:
         for origin, allowed in (("http://mine", "http://mine"), ("http://other", None)):
             answer = httpx.get(f"{served.url}/v1/models", headers={"Origin": origin})
             assert answer.headers.get("access-control-allow-origin") == allowed
+            exposed = answer.headers.get("access-control-expose-headers")
+            assert exposed == (allowed and "Retry-After")
+        headers = {
+            "Origin": "http://mine",
+            "Access-Control-Request-Method": "POST",
+            "Access-Control-Request-Headers": "x-stainless-lang,content-type",
+        }
+        answer = httpx.options(f"{served.url}{CHAT}", headers=headers)
+        assert answer.status_code == 204
+        asked = headers["Access-Control-Request-Headers"]
+        assert answer.headers["access-control-allow-headers"] == asked
 
 
 def command(*arguments: str) -> list[str]:
@@ -425,6 +436,38 @@ def test_a_wrong_command_line(pack_path: Path, arguments: tuple[str, ...], said:
     )
     assert done.returncode == 2
     assert said in done.stderr
+
+
+def test_a_request_while_an_idle_model_is_unloaded(
+    pack_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import asyncio
+
+    from infercore.serve.models import Models, Warm
+
+    models = Models({"tale": lambda: ic.open_pool(pack_path, n_ctx=256, n_threads=1)}, n_warm=4)
+    tale = models.get("tale")
+
+    async def story() -> None:
+        closing, go = asyncio.Event(), asyncio.Event()
+
+        async def close(_: Warm) -> None:
+            closing.set()
+            await go.wait()
+
+        async with tale.used():
+            pass
+        with monkeypatch.context() as patched:
+            patched.setattr(Warm, "close", close)
+            unloading = asyncio.create_task(tale.unload_when_idle(0))
+            await closing.wait()
+            asyncio.get_running_loop().call_later(0.1, go.set)
+            async with tale.used() as pool:
+                await unloading
+                assert not pool.closed
+        await tale.close()
+
+    asyncio.run(story())
 
 
 def test_models_are_loaded_when_asked_for_and_unloaded_when_idle(pack_path: Path) -> None:

@@ -93,7 +93,7 @@ class LocalReplicas:
         def done(work: Any) -> None:
             with self._lock:
                 self._waiting.get(name, set()).discard(answer)
-                if route.begins:
+                if route.begins and not route.goes_on:
                     self._routing.ended(name)
             if answer.done():
                 return
@@ -103,7 +103,7 @@ class LocalReplicas:
                 answer.set_result(work.result())
 
         work.add_done_callback(done)
-        return _Response(answer)
+        return Response(answer)
 
     def broadcast(self, name: str, frame: bytes) -> Any:
         del name
@@ -114,7 +114,7 @@ class LocalReplicas:
         return _Responses(every)
 
 
-class _Response:
+class Response:
     def __init__(self, answer: Future[Any]) -> None:
         self._answer = answer
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 import threading
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
-from local import LocalReplicas
+from local import LocalReplicas, Response
+from ray.exceptions import ActorDiedError
 
 import infercore
 from infercore.errors import SessionFatalError
@@ -99,6 +101,33 @@ def test_a_call_that_kills_each_replica_ends_alone(replicas: LocalReplicas, pool
         assert good.generate(" there", max_tokens=3, temperature=0.0)
         with pytest.raises(SessionFatalError):
             bad.generate(PROMPT, max_tokens=1)
+
+
+def test_a_stream_that_kills_each_replica_ends(replicas: LocalReplicas, pool: Any) -> None:
+    send = replicas.remote
+    n_deaths = 0
+
+    def killing(route: Any, frame: bytes) -> Any:
+        nonlocal n_deaths
+        if b'"next"' not in frame:
+            return send(route, frame)
+        n_deaths += 1
+        assert n_deaths < 10, "it goes on without end"
+        replicas.start()
+        replicas.kill(route.at)
+        answer: Future[Any] = Future()
+        answer.set_exception(ActorDiedError())
+        return Response(answer)
+
+    with pool.open_session() as bad:
+        bad.ensure_prefix(PROMPT)
+        replicas.remote = killing
+        try:
+            with pytest.raises(SessionFatalError):
+                list(bad.decode(max_tokens=100))
+        finally:
+            del replicas.remote
+    assert n_deaths == 6
 
 
 def test_none_of_many_streams_is_lost(replicas: LocalReplicas, pool: Any, alone: Any) -> None:

@@ -23,9 +23,11 @@ from infercore.cli.options import (
     pool_options,
 )
 from infercore.cli.terminal import read_file, tell
+from infercore.errors import InvalidInputError
 from infercore.locating import hub, locate, settings
 from infercore.locating.locate import HUB, PACK, is_name
 from infercore.values import install
+from infercore.values.keys import keys_in
 from infercore.values.pool import PoolConfig
 
 if TYPE_CHECKING:
@@ -176,11 +178,10 @@ def _name_of(model: str) -> str:
 def _keys(path: str | None) -> tuple[str, ...]:
     if path is None:
         return ()
-    lines = (line.strip() for line in read_file(path).splitlines())
-    keys = tuple(line for line in lines if line and not line.startswith("#"))
-    if not keys:
-        raise click.UsageError(f"{path} contains no keys; write one per line")
-    return keys
+    try:
+        return keys_in(read_file(path), path)
+    except InvalidInputError as error:
+        raise click.UsageError(str(error)) from error
 
 
 def _check_address(host: str, keys: Sequence[str], *, insecure: bool) -> None:

@@ -226,10 +226,11 @@ def _reading(kind: type[R], work: Callable[[R, str], Any]) -> Callable[[Request]
     async def endpoint(request: Request) -> ASGIApp:
         try:
             asked = _decoded(decoder, await _body(request))
+            request.scope["names"] = asked.names
             request.scope["places"].take(asked.n_places - 1)
             answer: ASGIApp = await work(asked, request.scope["namespace"])
         except Exception as error:  # noqa: BLE001  (each becomes an answer)
-            return failure(error)
+            return failure(error, request.scope.get("names"))
         return answer
 
     return endpoint
@@ -254,7 +255,11 @@ def _decoded(decoder: msgspec.json.Decoder[R], body: bytes) -> R:
 
 async def _not_a_route(request: Request, error: Exception) -> Response:
     status = getattr(error, "status_code", 404)
-    told = ApiError(status, f"{request.method} {request.url.path} does not exist here")
+    told = ApiError(
+        status,
+        f"{request.method} {request.url.path} does not exist here",
+        headers=dict(getattr(error, "headers", None) or {}),
+    )
     return failure(told)
 
 

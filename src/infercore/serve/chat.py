@@ -21,7 +21,7 @@ from infercore.serve.answering import (
     usage_of,
 )
 from infercore.serve.responding import DONE, event
-from infercore.serve.wire import check_settled
+from infercore.serve.wire import check_known, check_settled
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from infercore.values.session import StreamChunk, TokenLogprob, ToolCall
 
 MAX_TOP_LOGPROBS = 20
+_SCHEMA = ("name", "description", "schema", "strict")
 _FORMS = ("text", "json_object", "json_schema")
 
 
@@ -121,19 +122,29 @@ def plain_message(message: ChatMessage) -> dict[str, Any]:
     return row | {name: value for name, value in named.items() if value is not None}
 
 
-def response_form(form: Mapping[str, Any] | None) -> Any:
-    """Return the protocol's ``response_format`` as `DecodeConfig` has it; None for free text."""
-    if form is None or form.get("type") == "text":
+def response_form(
+    form: dict[str, Any] | None, field: str = "response_format", *, flat: bool = False
+) -> Any:
+    """Return the protocol's ``response_format`` as `DecodeConfig` has it; None for free text.
+
+    Where it is ``flat``, as in responses, a schema's fields are beside the type.
+    """
+    if form is None:
         return None
-    if form.get("type") == "json_object":
-        return {"type": "json_object"}
-    if form.get("type") == "json_schema":
-        named = form.get("json_schema", form)
+    kind = form.get("type")
+    if kind in ("text", "json_object"):
+        check_known(field, form, ("type",))
+        return None if kind == "text" else {"type": kind}
+    if kind == "json_schema":
+        check_known(field, form, ("type", *(_SCHEMA if flat else ("json_schema",))))
+        named = form if flat else form.get("json_schema")
+        if isinstance(named, dict) and not flat:
+            check_known(f"{field}.json_schema", named, _SCHEMA)
         schema = named.get("schema") if isinstance(named, dict) else None
         if isinstance(schema, dict):
             return {"type": "json_schema", "schema": schema}
-        raise _refused("response_format", form, "json_schema with a schema")
-    raise _refused("response_format", form, f"a type of {', '.join(_FORMS)}")
+        raise _refused(field, form, "json_schema with a schema")
+    raise _refused(field, form, f"a type of {', '.join(_FORMS)}")
 
 
 def reasoning_of(effort: str | None) -> str:

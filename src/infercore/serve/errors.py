@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import msgspec
 from starlette.requests import ClientDisconnect
 
 from infercore import errors
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 @attrs.frozen
@@ -52,8 +55,11 @@ _PARAMS = {
 }
 
 
-def api_error(error: BaseException) -> ApiError:
-    """Return what a client is told of ``error``; what is not its fault is a 5xx without detail."""
+def api_error(error: BaseException, names: Mapping[str, str] | None = None) -> ApiError:
+    """Return what a client is told of ``error``; what is not its fault is a 5xx without detail.
+
+    ``names`` are what the route calls the fields that errors name, where it has other names.
+    """
     if isinstance(error, ApiError):
         return error
     message = str(error)
@@ -66,11 +72,12 @@ def api_error(error: BaseException) -> ApiError:
             param = getattr(error, "field", None) or getattr(error, "feature", None)
             if param is not None and param.startswith("reasoning="):
                 param = "reasoning_effort"
+            param = _PARAMS.get(kind, param)
             return ApiError(
                 status,
                 message,
                 name,
-                param=_PARAMS.get(kind, param),
+                param=(names or {}).get(param or "", param),
                 code=code,
                 headers=_retry_after(error) if status in (429, 503) else {},
             )

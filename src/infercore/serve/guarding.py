@@ -73,7 +73,9 @@ class Guard:
         self, scope: Scope, receive: Receive, send: Send, origin: bytes | None
     ) -> None:
         if origin is not None and scope["method"] == "OPTIONS":
-            await send({"type": "http.response.start", "status": 204, "headers": _PREFLIGHT})
+            asked = _header(scope, b"access-control-request-headers")
+            headers = [*_PREFLIGHT, (b"access-control-allow-headers", asked or _HEADERS)]
+            await send({"type": "http.response.start", "status": 204, "headers": headers})
             await send({"type": "http.response.body", "body": b""})
             return
         places = _Places(self._n_active, self._n_most)
@@ -154,9 +156,9 @@ class Guard:
         return origin
 
 
+_HEADERS = b"authorization, content-type"
 _PREFLIGHT = [
     (b"access-control-allow-methods", b"GET, POST, OPTIONS"),
-    (b"access-control-allow-headers", b"authorization, content-type"),
     (b"access-control-max-age", b"600"),
 ]
 
@@ -178,9 +180,13 @@ def _is_loopback(name: str) -> bool:
 
 
 def _cors(origin: bytes | None) -> list[tuple[bytes, bytes]]:
-    return (
-        [] if origin is None else [(b"access-control-allow-origin", origin), (b"vary", b"Origin")]
-    )
+    if origin is None:
+        return []
+    return [
+        (b"access-control-allow-origin", origin),
+        (b"access-control-expose-headers", b"Retry-After"),
+        (b"vary", b"Origin"),
+    ]
 
 
 def _header(scope: Scope, name: bytes) -> bytes:
@@ -209,6 +215,13 @@ class _Places:
 
     def take(self, n: int) -> None:
         """Count ``n`` answers more. Raises an `ApiError` of status 429 beyond the limit."""
+        if self._n_taken + n > self._n_most:
+            raise ApiError(
+                400,
+                f"{self._n_taken + n} answers are more than the {self._n_most} that one key may "
+                "have at the same time",
+                code="too_many_answers",
+            )
         if self._n_active[self.namespace] + n > self._n_most:
             raise ApiError(
                 429,

@@ -32,9 +32,9 @@ class _Pools(Collector):
             "n_cells": ("cells", "Cells of the KV cache"),
         }
         stats = {
-            name: served.pool.stats()
+            name: pool.stats()
             for name, served in self._models.by_name.items()
-            if served.pool is not None and not served.pool.closed
+            if (pool := served.pool) is not None and not pool.closed  # it may be unloaded meanwhile
         }
         for field, (name, text) in gauges.items():
             family = GaugeMetricFamily(f"infercore_{name}", text, labels=["model"])

@@ -125,8 +125,9 @@ class Served:
         if pool is None:
             return facts
         facts["n_ctx"] = pool.effective.get("n_ctx")
-        facts["isolated"] = pool.config.isolate
-        if not pool.config.isolate:
+        is_isolated = pool.config.isolate or getattr(self._opens, "isolated", False)
+        facts["isolated"] = is_isolated
+        if not is_isolated:
             opened_by_a_program = "the program that serves opened it"
             facts["in_process"] = getattr(self._opens, "in_process", None) or opened_by_a_program
         return facts
@@ -213,9 +214,9 @@ class Served:
         return self._last_use
 
     async def _close_pool(self) -> None:
-        await self.warm.close()
+        pool, self.pool = self.pool, None  # first: who asks meanwhile opens another one
         self.token_bytes = {}
-        pool, self.pool = self.pool, None
+        await self.warm.close()
         if pool is not None:
             await pool.aclose()
 

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from infercore.serve.errors import api_error
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Coroutine
+    from collections.abc import AsyncGenerator, Coroutine, Mapping
 
     from starlette.types import Receive, Scope, Send
 
@@ -31,9 +31,9 @@ def json_response(body: Any, status: int = 200, headers: dict[str, str] | None =
     )
 
 
-def failure(error: BaseException) -> Response:
-    """Return the answer that tells of ``error``."""
-    told = api_error(error)
+def failure(error: BaseException, names: Mapping[str, str] | None = None) -> Response:
+    """Return the answer that tells of ``error``; ``names`` are those of `api_error`."""
+    told = api_error(error, names)
     if told.status >= 500:  # noqa: PLR2004  (the server's own faults)
         log.error("request failed: %s", error, exc_info=error)
     return json_response(told.body, told.status, told.headers)
@@ -72,7 +72,9 @@ class Document:
             if not work.done():
                 return
             error = work.exception()
-            response = json_response(work.result()) if error is None else failure(error)
+            response = (
+                json_response(work.result()) if error is None else failure(error, scope["names"])
+            )
         finally:
             await _stop(work, gone)
         await response(scope, receive, send)
@@ -109,7 +111,7 @@ class Events:
                     return
                 error = following.exception() if following.done() else None
                 if error is not None and not begun and not isinstance(error, StopAsyncIteration):
-                    await failure(error)(scope, receive, send)
+                    await failure(error, scope["names"])(scope, receive, send)
                     return
                 if not begun:
                     await _start(send)
@@ -120,7 +122,7 @@ class Events:
                     await reader.take(following.result())
                     following = self._next()
                 else:
-                    await self._end(reader, send, error)
+                    await self._end(reader, error)
                     return
         except OSError:  # the connection broke while something was sent
             return
@@ -137,13 +139,13 @@ class Events:
     def _next(self) -> asyncio.Future[bytes]:
         return asyncio.ensure_future(self._events.__anext__())
 
-    async def _end(self, reader: _Reader, send: Send, error: BaseException) -> None:
+    async def _end(self, reader: _Reader, error: BaseException) -> None:
         if not isinstance(error, StopAsyncIteration):
             told = api_error(error)
             if told.status >= 500:  # noqa: PLR2004  (the server's own faults)
                 log.error("stream failed: %s", error, exc_info=error)
             await reader.take(event(told.body))
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        await reader.take(b"", more=False)
 
 
 async def _start(send: Send) -> None:
@@ -167,9 +169,9 @@ class _Reader:
         self._task: Any = asyncio.current_task()
         self._look_later()
 
-    async def take(self, body: bytes) -> None:
+    async def take(self, body: bytes, *, more: bool = True) -> None:
         self._since = self._loop.time()
-        await self._send({"type": "http.response.body", "body": body, "more_body": True})
+        await self._send({"type": "http.response.body", "body": body, "more_body": more})
         self._since = None
 
     def forget(self) -> None:

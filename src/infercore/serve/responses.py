@@ -14,7 +14,7 @@ from infercore.serve.answering import Asked, answers, history_of, thought_tokens
 from infercore.serve.chat import call_row, plain_message, reasoning_of, response_form
 from infercore.serve.errors import api_error
 from infercore.serve.responding import event, log
-from infercore.serve.wire import SETTLED, ChatMessage, check_settled
+from infercore.serve.wire import SETTLED, ChatMessage, check_known, check_settled
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
@@ -26,6 +26,12 @@ if TYPE_CHECKING:
     from infercore.session.asynchronous import AsyncDecodeStream, AsyncSession
     from infercore.values.session import StreamChunk, ToolCall, Usage
 
+_ITEMS = {
+    "message": ("role", "content"),
+    "function_call": ("call_id", "name", "arguments"),
+    "function_call_output": ("call_id", "output"),
+}
+"""The fields of the items of an input, beside those that all have."""
 _TEXT_PARTS = ("input_text", "output_text", "text")
 
 
@@ -79,7 +85,7 @@ def _form(request: ResponsesRequest) -> Any:
     form = (request.text or {}).get("format")
     if not isinstance(form, (dict, type(None))):
         raise _refused("text.format", form, "an object")
-    return response_form(form)
+    return response_form(form, "text.format", flat=True)
 
 
 def _tool_fields(request: ResponsesRequest) -> dict[str, Any]:
@@ -123,8 +129,10 @@ def _messages(request: ResponsesRequest) -> list[dict[str, Any]]:
     return messages
 
 
-def _add_item(messages: list[dict[str, Any]], item: Mapping[str, Any]) -> None:
+def _add_item(messages: list[dict[str, Any]], item: dict[str, Any]) -> None:
     kind = item.get("type", "message")
+    if kind in _ITEMS:
+        check_known("input", item, ("type", "id", "status", *_ITEMS[kind]))
     if kind == "message":
         content = item.get("content")
         if isinstance(content, list):

@@ -26,6 +26,11 @@ class Request(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         """How many answers it takes, as a limit of one key counts them."""
         return 1
 
+    @property
+    def names(self) -> dict[str, str]:
+        """What this route calls the fields that errors name."""
+        return {}
+
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Options of a stream."""
@@ -62,6 +67,12 @@ class Sampled(Request, kw_only=True):
     def n_places(self) -> int:
         """How many answers it takes."""
         return max(1, self.n or 1)
+
+    @property
+    def names(self) -> dict[str, str]:
+        """What this route calls the fields that errors name."""
+        form = "grammar" if self.grammar is not None else "response_format"
+        return {"response_format": form if self.regex is None else "regex"}
 
 
 class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -120,6 +131,11 @@ class CompletionRequest(Sampled, kw_only=True):
         is_one = isinstance(self.prompt, str) or all(isinstance(i, int) for i in self.prompt)
         return max(1, self.n or 1) * (1 if is_one else len(self.prompt))
 
+    @property
+    def names(self) -> dict[str, str]:
+        """What this route calls the fields that errors name."""
+        return {**super().names, "messages": "prompt", "prefix": "prompt", "tokens": "prompt"}
+
 
 class EmbeddingsRequest(Request, kw_only=True):
     """``POST /v1/embeddings``."""
@@ -165,6 +181,16 @@ class ResponsesRequest(Request, kw_only=True):
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
 
+    @property
+    def names(self) -> dict[str, str]:
+        """What this route calls the fields that errors name."""
+        return {
+            "messages": "input",
+            "response_format": "text.format",
+            "reasoning_effort": "reasoning.effort",
+            "max_tokens": "max_output_tokens",
+        }
+
 
 class TokenizeRequest(Request, kw_only=True):
     """``POST /tokenize``."""
@@ -177,6 +203,11 @@ class DetokenizeRequest(Request, kw_only=True):
     """``POST /detokenize``."""
 
     tokens: list[int]
+
+    @property
+    def names(self) -> dict[str, str]:
+        """What this route calls the fields that errors name."""
+        return {"token": "tokens", "text": "tokens"}
 
 
 SETTLED: dict[str, tuple[Any, ...]] = {
@@ -195,16 +226,47 @@ SETTLED: dict[str, tuple[Any, ...]] = {
 """Fields that the server does not act on, and the values beside null that mean what it does."""
 
 
-def check_settled(request: Request) -> None:
-    """Raise `InvalidInputError` for a field with a value that the server would have to act on."""
-    options = getattr(request, "stream_options", None)
-    if options is not None and options.include_obfuscation:
+def _check_stream_options(request: Any, options: StreamOptions) -> None:
+    if not request.stream:
+        raise InvalidInputError(
+            "stream_options are those of a stream; leave them out, or send stream=true",
+            field="stream_options",
+            value=msgspec.to_builtins(options),
+            allowed="null without stream",
+        )
+    if options.include_usage and isinstance(request, ResponsesRequest):
+        raise InvalidInputError(
+            "stream_options.include_usage is none of this route, which always sends the usage",
+            field="stream_options.include_usage",
+            value=True,
+            allowed="null",
+        )
+    if options.include_obfuscation:
         raise InvalidInputError(
             "stream_options.include_obfuscation is not supported here; leave it out, or send false",
             field="stream_options.include_obfuscation",
             value=True,
             allowed="false",
         )
+
+
+def check_known(field: str, given: dict[str, Any], names: tuple[str, ...]) -> None:
+    """Raise `InvalidInputError` where the object ``field`` has others than ``names``."""
+    for name, value in given.items():
+        if name not in names:
+            raise InvalidInputError(
+                f"{field} has no field {name!r}",
+                field=f"{field}.{name}",
+                value=value,
+                allowed=", ".join(names),
+            )
+
+
+def check_settled(request: Request) -> None:
+    """Raise `InvalidInputError` for a field with a value that the server would have to act on."""
+    options = getattr(request, "stream_options", None)
+    if options is not None:
+        _check_stream_options(request, options)
     for name, allowed in SETTLED.items():
         value = getattr(request, name, None)
         if value is None or value in allowed:

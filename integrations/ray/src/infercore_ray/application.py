@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -15,8 +14,9 @@ from infercore.serve.app import App
 from infercore.serve.models import Models
 from infercore.values import checks
 from infercore.values.config import ModelConfig
+from infercore.values.keys import keys_in
 from infercore.values.pool import pool_config
-from infercore_ray.engines import PREFIX, connect_to
+from infercore_ray.engines import PREFIX, Opening
 from infercore_ray.replica import Replica
 from infercore_ray.router import PrefixRouter
 
@@ -172,7 +172,7 @@ def _front(names: tuple[str, ...], config: ServeConfig) -> Callable[[], App]:
 
     def build() -> App:
         app = serve.get_replica_context().app_name
-        opens = {name: partial(connect_to, PREFIX + name, app) for name in names}
+        opens = {name: Opening(PREFIX + name, app) for name in names}
         return App(Models(opens, n_warm=config.n_warm), config)
 
     return build
@@ -191,8 +191,7 @@ def app_builder(args: dict[str, Any]) -> Application:
         raise checks.refuse("args", sorted(args), "either path or models")
     of_server = {name: given.pop(name) for name in _OF_SERVER if name in given}
     if "api_key_file" in given:
-        with open(
-            checks.check_path("api_key_file", given.pop("api_key_file")), encoding="utf-8"
-        ) as file:
-            of_server["api_keys"] = tuple(line.strip() for line in file if line.strip())
+        path = checks.check_path("api_key_file", given.pop("api_key_file"))
+        with open(path, encoding="utf-8") as file:
+            of_server["api_keys"] = keys_in(file.read(), path)
     return build_app(models[0], config=checks.build(ServeConfig, None, of_server), **given)

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 PREFIX = "model-"
 """What the name of a model's deployment begins with."""
 _MOST_DEATHS = 3
+_MOST_DEATHS_OF_STREAMS = 6
+"""Streams of one replica see its death together, so one of them is no proof."""
 _MOST_READERS = 1024
 _MOST_ID = 2**62
 _AFTER_THE_FACT = frozenset({"cancel", "close", "explain_context"})
@@ -289,7 +291,8 @@ class Place:
     """The replica that has a session; none before its first call, and after that one died.
 
     A session is brought to a replica together with the first call that needs one: only then is
-    known which prefix it wants. After `_MOST_DEATHS` deaths in a row over its calls it is ended.
+    known which prefix it wants. After `_MOST_DEATHS` deaths in a row over its calls it is ended, or
+    `_MOST_DEATHS_OF_STREAMS` while it was read, unless it got further meanwhile.
     """
 
     def __init__(self, engines: Engines, *, epoch: int = 1, replica: str | None = None) -> None:
@@ -299,7 +302,7 @@ class Place:
         self._replica = replica
         self._given: list[Any] | None = None
         self._id: int | None = None
-        self._n_deaths = 0
+        self._n_deaths = self._n_deaths_read = 0
         self.left = _Left(self, engines.dropped)
         self.ended: dict[int, BaseException] = {}
 
@@ -345,7 +348,7 @@ class Place:
 
     def went_on(self, target: int) -> None:  # noqa: ARG002
         """Note that the session got further."""
-        self._n_deaths = 0
+        self._n_deaths = self._n_deaths_read = 0
 
     def send(
         self,
@@ -368,7 +371,7 @@ class Place:
             opened = self._arrive(target, name, args, given)
             if opened.error is not None:
                 return opened
-        route = Route(at=self._replica, begins=name in _BEGINS)
+        route = Route(at=self._replica, begins=name in _BEGINS, goes_on=name == "open")
         died = partial(self._lost, epoch, target, name)
         return self._engines.send(route, (self._id or target, name, list(args), given), died)
 
@@ -444,7 +447,8 @@ class Place:
             if died:
                 self._engines.n_restarts += 1
                 self._n_deaths += name not in _INNOCENT
-            if self._n_deaths >= _MOST_DEATHS:
+                self._n_deaths_read += name == "next"
+            if self._n_deaths >= _MOST_DEATHS or self._n_deaths_read >= _MOST_DEATHS_OF_STREAMS:
                 self.ended[target] = cause
 
 
@@ -484,6 +488,20 @@ def connect(name: str) -> SessionPool:
             allowed="the name of a model that one application serves",
         )
     return connect_to(wanted, found[0])
+
+
+class Opening:
+    """Opens the pool of a deployment; ``isolated`` says that its engines are in other processes."""
+
+    isolated = True
+
+    def __init__(self, deployment: str, app: str) -> None:
+        self._deployment = deployment
+        self._app = app
+
+    def __call__(self) -> SessionPool:
+        """Return the pool."""
+        return connect_to(self._deployment, self._app)
 
 
 def connect_to(deployment: str, app: str) -> SessionPool:

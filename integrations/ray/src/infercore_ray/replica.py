@@ -71,18 +71,19 @@ class Replica:
         return await self.call(None, frame)  # type: ignore[arg-type]
 
     def _answer(self, target: int, name: str, args: list[Any], fields: dict[str, Any]) -> bytes:
-        if target and not self._worker.holds(target):
-            return GONE
         if name == "facts":
             return wire.pack((True, self._facts, None), loose=True)
         concerns = {target, args[0]} if name in {"open_session", "fork"} else {target}
-        self._count(concerns, 1)
+        self._count(concerns, 1)  # before it is looked for: it is not closed as idle meanwhile
         try:
+            if target and not self._worker.holds(target):
+                return GONE
             if name == "tokens_of":
                 found = _tokens_of(self._pool.tokenizer, *args)
                 return wire.pack((True, found, None), loose=True)
             answer = self._worker.answer(target, name, args, fields)
-            if not answer[0] and self._ended.is_set():  # its session goes on elsewhere
+            is_gone = self._ended.is_set() or (target and not self._worker.holds(target))
+            if not answer[0] and is_gone:  # its session goes on elsewhere
                 return GONE
             return wire.pack(answer, loose=True)
         finally:

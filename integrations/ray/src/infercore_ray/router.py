@@ -19,12 +19,14 @@ if TYPE_CHECKING:
 class Route:
     """Where a request wants to go: to replica ``at``, or to who holds ``blocks``.
 
-    ``begins`` marks work that may be done elsewhere where ``at`` has too much to do.
+    ``begins`` marks work that may be done elsewhere where ``at`` has too much to do, ``goes_on``
+    what is answered before its work is done: it counts until the next report.
     """
 
     at: str | None = None
     blocks: tuple[bytes, ...] = ()
     begins: bool = False
+    goes_on: bool = False
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]
@@ -38,7 +40,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
         """Begin; called by Serve with ``request_router_kwargs``."""
         self._routing = PrefixRouting(bound=bound)
         self._reports: dict[str, int] = {}
-        self._begun: dict[str, str] = {}  # replicas, by what Serve calls a request
+        self._begun: set[str] = set()  # what Serve calls the requests that are work to their end
 
     def _look(self, candidates: Sequence[RunningReplica]) -> dict[str, RunningReplica]:
         """Take in what the replicas reported; return them by name."""
@@ -74,9 +76,11 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
         route = pending_request.args[0] if pending_request.args else None
         if isinstance(route, Route) and route.begins:
             self._routing.sent(replica_id.unique_id, route.blocks)
-            self._begun[pending_request.metadata.internal_request_id] = replica_id.unique_id
+            if not route.goes_on:
+                self._begun.add(pending_request.metadata.internal_request_id)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         """Note what has ended."""
-        if self._begun.pop(internal_request_id, None) is not None:
+        if internal_request_id in self._begun:
+            self._begun.discard(internal_request_id)
             self._routing.ended(replica_id.unique_id)
