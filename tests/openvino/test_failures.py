@@ -9,6 +9,7 @@ import pytest
 
 import infercore as ic
 from infercore_openvino import graph
+from infercore_openvino.paged_request import PagedRequest
 
 
 class Failing:
@@ -135,3 +136,28 @@ def test_a_state_that_sums_up_a_text_is_refused(copied):
     graph.write_text(text.replace("past_key_values.3.keypresent.3.key", "cache_params.past.ssm.3"))
     with pytest.raises(ic.UnsupportedFeatureError, match=r"cache_params\.past\.ssm\.3"):
         ic.load_model(copied, backend="openvino")
+
+
+def test_inputs_that_were_bound_in_part_are_bound_anew(open_context, story, monkeypatch) -> None:
+    def row(n_bound: int | None) -> np.ndarray:
+        context = open_context(n_seq_max=2)
+        context.decode(story[:3])
+        context.decode(story[5:7], seq_id=1)
+        context.decode_one(story[3])
+        if n_bound is not None:
+            bind = PagedRequest._bind
+
+            def bind_part(self, **arrays) -> None:
+                bind(self, **dict(list(arrays.items())[:n_bound]))
+                raise MemoryError
+
+            monkeypatch.setattr(PagedRequest, "_bind", bind_part)
+            with pytest.raises(ic.OutOfMemoryError):
+                context.decode(story[8:9], seq_id=1)
+            monkeypatch.setattr(PagedRequest, "_bind", bind)
+        context.decode_one(story[4])
+        return np.array(context.logits())
+
+    expected = row(None)
+    for n_bound in (1, 4, 9):
+        np.testing.assert_array_equal(row(n_bound), expected)

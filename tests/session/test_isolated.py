@@ -17,6 +17,8 @@ import psutil
 import pytest
 
 import infercore as ic
+from infercore.isolated.board import OF_POOL
+from infercore.isolated.process import _Call
 
 sys.path.append(str(Path(__file__).parent))
 
@@ -277,6 +279,22 @@ def test_statistics_are_there_when_the_worker_has_just_died(
     with ic.open_pool(pack_path, backend=backend_name, isolate=True, n_ctx=256, **FIELDS) as pool:
         kill(pool)
         assert pool.stats().n_restarts == 0
+
+
+def test_nobody_waits_for_a_call_that_is_not_made_again(pool: Any, session: Any) -> None:
+    process = pool.process
+    session.ensure_prefix(TEXTS[0])
+    call = _Call(0, "open_session")  # as one that was in work when its process died
+    call.mark = OF_POOL | 10**6
+    process._child.calls[10**6] = call
+    process._child.board.begin_outside([call.mark])
+    kill(pool)
+    wait_until(lambda: process.pid is None)
+    assert not process._first
+    process._first = {10**6 + 1}  # who does not come back
+    process._first_until = 0.0
+    assert told(session, n=4)
+    assert not process._first
 
 
 def in_step(pool: Any) -> list[int] | None:

@@ -84,7 +84,7 @@ class _Child:
         self._keeper = keeper
         self._is_waited_for = False
         self._files: list[int] = []
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler may post as well
         self._outbox: SimpleQueue[bytes | None] = SimpleQueue()
         self._n_behind = 0
         self._numbers = itertools.count(1)
@@ -232,17 +232,19 @@ class _Child:
         code = self._waited_for()
         cause = ChildProcessError(f"the process of the engine {self.reason or _end_of(code)}")
         self.death = cause
-        judge = self._on_death()
-        if judge is not None:
-            judge(self, cause)
-        self._stop_writing(0)
-        with self._lock:
-            self._close_files()
-        for number in list(self.calls):
-            call = self.calls.pop(number, None)
-            if call is not None:
-                call.error = DeathError(cause)
-                call.done.open()
+        try:
+            judge = self._on_death()
+            if judge is not None:
+                judge(self, cause)
+            self._stop_writing(0)
+            with self._lock:
+                self._close_files()
+        finally:
+            for number in list(self.calls):
+                call = self.calls.pop(number, None)
+                if call is not None:
+                    call.error = DeathError(cause)
+                    call.done.open()
 
     def kill(self, reason: str) -> None:
         """End the process, which ``reason`` says why."""
@@ -330,6 +332,7 @@ class EngineProcess:
         self._suspects: set[int] = set()
         self._lone: set[int] = set()
         self._first: set[int] = set()
+        self._first_until = 0.0
         self._in_step: set[int] = set()
         self._alone = threading.Lock()
         self.ended: dict[int, BaseException] = {}
@@ -383,6 +386,7 @@ class EngineProcess:
             self.check()
             if self._child is None or self._child.death is not None:
                 self._started()
+                self._first_until = time.monotonic() + _FIRST_SECONDS
                 self.n_restarts += 1
             return self.epoch
 
@@ -477,7 +481,7 @@ class EngineProcess:
             with nullcontext() if suspect is None else self._alone:
                 call = self.send(epoch, 0, name, args, fields)
                 call.done.wait()
-            self._first -= {suspect, call.mark} if suspect is not None else set()
+            self._first.difference_update(() if suspect is None else (suspect, call.mark))
             if call.error is None:
                 return call.result
             if not isinstance(call.error, DeathError):
@@ -510,7 +514,7 @@ class EngineProcess:
         if self.closed or child.born != fork_count():
             return
         self._count(child)
-        calls = [call for call in child.calls.values() if call.name not in _INNOCENT]
+        calls = [call for call in list(child.calls.values()) if call.name not in _INNOCENT]
         outside = child.board.outside
         self._in_step = set(child.board.in_call or ())
         suspects = self._in_step | outside or {call.target for call in calls}
@@ -521,7 +525,9 @@ class EngineProcess:
             call.is_suspect = call.mark in suspects
         self._suspects = {mark for mark in suspects if mark < OF_POOL}
         self._lone = set(self._suspects)
-        self._first = outside - self._in_step - self.ended.keys()
+        again = {call.mark for call in calls if call.name != "open_session"}
+        self._first = (outside & again) - self._in_step - self.ended.keys()
+        self._first_until = time.monotonic() + _FIRST_SECONDS
         self._note(cause)
 
     def _note(self, cause: BaseException) -> None:
@@ -550,9 +556,14 @@ class EngineProcess:
         """Wait until those have made their calls again who may have ended the last process.
 
         They do so one after the other and beside nobody else: then another death has one cause.
+        Who has not come back in good time after the start of the next process is not waited for
+        any more.
         """
-        until = time.monotonic() + _FIRST_SECONDS
-        while self._first and mark not in self._first and time.monotonic() < until:
+        while self._first and mark not in self._first:
+            if time.monotonic() > self._first_until:
+                if self.living and self._child is not None and self._child.is_loaded:
+                    self._first.clear()
+                return
             time.sleep(_LOOK_SECONDS)
 
     @contextmanager
@@ -643,6 +654,7 @@ class EngineProcess:
 
     def forget(self) -> None:
         """In a child of `os.fork`: the process is the parent's."""
+        self._lock = threading.RLock()  # the one who had it may not be here
         if self._child is not None:
             self._child.forget()
         if self._keeper is not None:

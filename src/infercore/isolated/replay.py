@@ -48,10 +48,13 @@ class NotedSampler:
     def __init__(self, inner: PortableSampler, replay: Replay | None = None) -> None:
         self._inner = inner
         self.tokens: list[int] = []
-        self.mark: tuple[int, Position | None] = (0, None)
-        """How many tokens were chosen, and where the sampler stood then; read by other threads."""
         self.left: list[int] = [] if replay is None else list(replay.tokens)
         self._position = None if replay is None else replay.position
+        self.mark: tuple[int, Position | None] = (len(self.left), self._position)
+        """How many tokens were chosen, and where the sampler stood then; read by other threads.
+
+        Until all is replayed it is the mark that the other process left.
+        """
         self._row: Any = None
         self._forced = _Forced(self)
 
@@ -90,7 +93,8 @@ class NotedSampler:
 
     def _note(self, tokens: Sequence[int]) -> None:
         self.tokens += tokens
-        self.mark = len(self.tokens), self._inner.position
+        if not self.left:
+            self.mark = len(self.tokens), self._inner.position
 
     def last_logprobs(self, top_n: int = 0) -> TokenLogprob:
         """Return the log-probabilities of the latest step."""

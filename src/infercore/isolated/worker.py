@@ -138,8 +138,11 @@ class _Line:
         return data
 
     def send(self, answer: list[Any]) -> None:
-        """Send an answer."""
-        frame = wire.pack(answer, loose=True)
+        """Send an answer; where it cannot cross, the error that says so."""
+        try:
+            frame = wire.pack(answer, loose=True)
+        except InferCoreError as error:
+            frame = wire.pack([answer[0], False, error, None], loose=True)
         with self._lock:
             wire.write_all(self._answers, frame)
 
@@ -163,11 +166,18 @@ class Worker:
         """Answer until the requests end."""
         while True:
             number, target, name, args, fields = self._line.read()
-            work = partial(self._answer, number, target, name, args, fields)
+            work = partial(self._answer_or_end, number, target, name, args, fields)
             if name in AT_ONCE:
                 work()
             else:
                 self._threads.submit(work)
+
+    def _answer_or_end(self, *request: Any) -> None:
+        """Answer a request; who asked would wait for ever for an answer that cannot be sent."""
+        try:
+            self._answer(*request)
+        except BaseException:  # noqa: BLE001  (there is nobody here to see it)
+            os._exit(1)
 
     def _answer(
         self, number: int, target: int, name: str, args: list[Any], fields: dict[str, Any]

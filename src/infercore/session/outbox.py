@@ -87,18 +87,23 @@ class Outbox:
             given = self._sent.get()
             if given is None:
                 return
-            self._deliver(given)
-            self._n_delivered += 1
+            try:
+                self._deliver(given)
+            finally:
+                self._n_delivered += 1
 
     def _deliver(self, given: Given) -> None:
         for job, item in given:
-            job.items.put(item)
-            if job.on_item is not None:
-                job.on_item()
+            try:
+                job.items.put(item)
+                if job.on_item is not None:
+                    job.on_item()
+            except Exception:  # noqa: BLE001, PERF203  (the others' readers still wait)
+                job.cancelled = True
         if self._notices:
             notices, self._notices = self._notices, {}
             for loop, callbacks in notices.items():
-                with suppress(RuntimeError):  # the loop is closed: nobody is left to be told
+                with suppress(Exception):  # such as of a loop that is closed: nobody is left there
                     loop.call_soon_threadsafe(_call_all, callbacks)
 
 

@@ -80,6 +80,7 @@ class PagedRequest:
         tokens that get logits and hidden states.
         """
         context = [p + n for p, n in zip(past_lens, new_lens, strict=True)]
+        self._is_single = False  # also where binding is broken off
         self._bind(
             input_ids=tokens,
             position_ids=positions,
@@ -91,7 +92,6 @@ class PagedRequest:
             out_rows=rows[0],
             hidden_rows=rows[1],
         )
-        self._is_single = False
         self._infer()
 
     def _bind(self, **arrays: Any) -> None:

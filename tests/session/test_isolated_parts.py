@@ -1,0 +1,128 @@
+"""Parts of an isolated engine, each alone: no answer is lost, no reader, and no place in a text."""
+
+from __future__ import annotations
+
+import os
+import threading
+from queue import SimpleQueue
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from infercore.isolated import wire, worker
+from infercore.isolated.replay import NotedSampler, Replay
+from infercore.sampling.portable import PortableSampler
+from infercore.session.jobs import Item
+from infercore.session.outbox import Outbox
+from infercore.values.config import SamplingConfig
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="isolation needs POSIX")
+
+SECONDS = 30.0
+
+
+# -- a sampler that replays ------------------------------------------------------------------------
+
+
+class Row:
+    """A context that has one row."""
+
+    def __init__(self, row: Any) -> None:
+        self._row = row
+
+    def logits(self, _: int) -> Any:
+        return self._row
+
+
+def new_sampler() -> Any:
+    config = SamplingConfig(seed=5, temperature=1.0)
+    tokenizer: Any = object()
+    return PortableSampler(config, tokenizer=tokenizer, n_vocab=50)
+
+
+def test_the_mark_of_a_replay_is_the_one_before_until_all_is_replayed() -> None:
+    rng = np.random.default_rng(0)
+    rows = [Row(rng.normal(size=50).astype(np.float32)) for _ in range(6)]
+    before = NotedSampler(new_sampler())
+    for row in rows[:4]:
+        before.sample(row)
+    made, mark = list(before.tokens), before.mark
+    after = NotedSampler(new_sampler(), Replay(5, made, mark[1], 4))
+    for row in rows[:4]:
+        assert after.mark == mark
+        after.sample(row)
+    assert after.mark == mark
+    assert after.sample(rows[4]) == before.sample(rows[4])
+    assert after.mark == before.mark
+
+
+# -- a worker's answers ----------------------------------------------------------------------------
+
+
+class Line:
+    """A program that asks twice; ``fails`` is what sending an answer raises."""
+
+    def __init__(self, fails: BaseException | None = None) -> None:
+        self.board = SimpleNamespace(begin_outside=lambda _: None)
+        self.requests: list[list[Any]] = [[1, 0, "ping", [], {}], [2, 0, "token_bytes", [0, 1], {}]]
+        self.sent: list[int] = []
+        self._fails = fails
+
+    def read(self) -> Any:
+        if not self.requests:
+            raise EOFError
+        return self.requests.pop(0)
+
+    def send(self, answer: list[Any]) -> None:
+        if answer[0] == 2 and self._fails is not None:
+            raise self._fails
+        self.sent.append(answer[0])
+
+
+def test_a_worker_that_cannot_answer_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = threading.Event()
+    monkeypatch.setattr(os, "_exit", lambda _: ended.set())
+    with pytest.raises(EOFError):
+        worker.Worker(Line(MemoryError())).run()
+    assert ended.wait(SECONDS)
+
+
+def test_an_answer_that_cannot_cross_is_an_error() -> None:
+    requests, answers = os.pipe(), os.pipe()
+    deep: list[Any] = []
+    for _ in range(300):
+        deep = [deep]
+    line = worker._Line.__new__(worker._Line)
+    line._answers, line._lock = answers[1], threading.Lock()
+    line.send([7, True, deep, None])
+    with os.fdopen(answers[0], "rb") as file:
+        number, is_well, error, _ = wire.read(file.read)
+    assert (number, is_well, type(error).__name__) == (7, False, "InvalidInputError")
+    for descriptor in (*requests, answers[1]):
+        os.close(descriptor)
+
+
+# -- the outbox ------------------------------------------------------------------------------------
+
+
+def reader(on_item: Any = None) -> Any:
+    return SimpleNamespace(
+        items=SimpleQueue(), on_item=on_item, take_cut=lambda: None, n_given=0, cancelled=False
+    )
+
+
+def test_a_reader_that_cannot_be_woken_stops_no_other() -> None:
+    def fails() -> None:
+        raise MemoryError
+
+    outbox, bad, good = Outbox(), reader(fails), reader()
+    for _ in range(3):
+        outbox.give(bad, Item())
+        outbox.give(good, Item())
+        outbox.send()
+    outbox.close()
+    assert good.items.qsize() == 3
+    assert bad.cancelled
+    assert not good.cancelled
