@@ -6,13 +6,14 @@ import errno
 import os
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import infercore as ic
 import pack
 from infercore.locating import hub as fetching
-from infercore.locating import locate
+from infercore.locating import locate, partial
 
 REPO = "someone/story-GGUF"
 Q4, Q8 = "story-Q4_K_M.gguf", "story-Q8_0.gguf"
@@ -216,6 +217,19 @@ def test_what_names_nothing(hub, name) -> None:
     with pytest.raises(ic.InvalidInputError, match="is not the name of a model on the hub"):
         locate(name)
     assert hub.requests == []
+
+
+@pytest.mark.parametrize("sha256", ["../../outside", "a" * 64 + "/..", None, "b" * 64])
+def test_what_cannot_go_on_here_is_left_to_the_library(tmp_path, sha256) -> None:
+    """A checksum that would be another path, or a library without the function it goes by."""
+    library = SimpleNamespace(
+        constants=SimpleNamespace(HF_HUB_CACHE=str(tmp_path)),
+        hf_hub_url=lambda *_, **__: "",
+        file_download=SimpleNamespace(),
+    )
+    sibling = SimpleNamespace(rfilename=Q4, lfs=SimpleNamespace(sha256=sha256, size=9))
+    assert partial.download(library, REPO, sibling, "main", is_whole=bool, bars={})
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_update_takes_the_newer_one(hub, repo) -> None:

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+_SHA256 = re.compile("[0-9a-f]{64}")  # it becomes a part of a path
 
 
 def download(
@@ -25,25 +28,35 @@ def download(
     keeps in git, which are small, and those too large for a plain download are left to the library.
     """
     lfs = getattr(sibling, "lfs", None)
-    if lfs is None or lfs.size > getattr(library.constants, "MAX_HTTP_DOWNLOAD_SIZE", 50 * 10**9):
+    most = getattr(library.constants, "MAX_HTTP_DOWNLOAD_SIZE", 50 * 10**9)
+    if lfs is None or lfs.size > most or not _SHA256.fullmatch(str(lfs.sha256)):
+        return True
+    url = library.hf_hub_url(repo, sibling.rfilename, revision=revision)
+    http_get = getattr(getattr(library, "file_download", None), "http_get", None)
+    if http_get is None:  # it is no public name
         return True
     cache, folder = library.constants.HF_HUB_CACHE, "models--" + repo.replace("/", "--")
     blob = os.path.join(cache, folder, "blobs", lfs.sha256)
     lock = os.path.join(cache, ".locks", folder, f"{lfs.sha256}.lock")
     for path in (blob, lock):
         os.makedirs(os.path.dirname(path), exist_ok=True)
-    url = library.hf_hub_url(repo, sibling.rfilename, revision=revision)
-    fields = {**bars, "displayed_filename": sibling.rfilename}
+    fields = {
+        **bars,
+        "displayed_filename": sibling.rfilename,
+        "headers": library.utils.build_hf_headers(),
+    }
     with library.utils.WeakFileLock(lock):
         if os.path.exists(blob):
             return True
         partial = blob + ".incomplete"
-        resumed = _complete(library, url, partial, lfs.size, fields)
+        resumed = _complete(http_get, url, partial, lfs.size, fields)
         if not is_whole(partial):
             os.unlink(partial)
             if not resumed:
                 return False
-            _complete(library, url, partial, lfs.size, fields)  # what was there may have been wrong
+            _complete(
+                http_get, url, partial, lfs.size, fields
+            )  # what was there may have been wrong
             if not is_whole(partial):
                 os.unlink(partial)
                 return False
@@ -51,21 +64,16 @@ def download(
     return True
 
 
-def _complete(library: Any, url: str, path: str, size: int, fields: Mapping[str, Any]) -> bool:
+def _complete(
+    http_get: Callable[..., Any], url: str, path: str, size: int, fields: Mapping[str, Any]
+) -> bool:
     """Append what is missing to ``path``; tell whether something was there."""
-    http_get = library.file_download.http_get
     with open(path, "ab") as file:
         if file.tell() > size:
             file.truncate(0)
         start = file.tell()
         if start < size:
-            http_get(
-                url,
-                file,
-                resume_size=start,
-                headers=library.utils.build_hf_headers(),
-                **_accepted(http_get, fields),
-            )
+            http_get(url, file, resume_size=start, **_accepted(http_get, fields))
     return start > 0
 
 
