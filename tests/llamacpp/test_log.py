@@ -99,6 +99,25 @@ def test_what_a_handler_raises_comes_out_as_itself(handler, calls, name):
     assert context.n_past(0) == 2
 
 
+def test_a_handler_that_raises_at_the_end_of_a_call_leaves_no_listener(handler, plugin_model):
+    from infercore_llamacpp import log
+
+    handler.at = 1
+    with pytest.raises(Boom), log.listening():
+        log.receive(2, b"half a line")
+    assert log.thread.listeners == []
+    handler.n_lines, typed = 0, ValueError("typed")
+    log.receive(4, b"half a complaint")
+    assert log.explain(typed) is typed
+    with pytest.raises(Boom):
+        log.raise_kept()
+    with log.listening() as outer:
+        with log.listening():
+            pass
+        log.receive(2, b"heard\n")
+    assert outer == ["heard"]
+
+
 def test_what_a_handler_raises_in_a_thread_comes_out_there(handler, calls):
     by_name, _ = calls
     handler.n_lines, handler.at = 0, 1

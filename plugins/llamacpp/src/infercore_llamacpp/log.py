@@ -70,6 +70,13 @@ def _flush(state: _Thread) -> None:
     LOGGER.log(state.level, "%s", line)
 
 
+def _flush_kept(state: _Thread) -> None:
+    try:
+        _flush(state)
+    except BaseException as error:  # noqa: BLE001  (raised when the call has ended)
+        state.raised = state.raised or error
+
+
 @contextmanager
 def listening() -> Iterator[list[str]]:
     """Collect this thread's lines from INFO up; complaints outlive only a failure.
@@ -81,11 +88,13 @@ def listening() -> Iterator[list[str]]:
     thread.listeners.append(lines)
     try:
         with _interruptions_kept():
-            yield lines
+            try:
+                yield lines
+            finally:
+                _flush_kept(thread)
         thread.complaints.clear()
     finally:
-        _flush(thread)
-        thread.listeners.remove(lines)
+        thread.listeners[:] = [each for each in thread.listeners if each is not lines]
 
 
 @contextmanager
@@ -151,7 +160,7 @@ def _raising(method: FunctionType) -> Callable[..., Any]:
 
 def explain(error: E) -> E:
     """Return ``error`` with this thread's last warnings and errors attached as a note."""
-    _flush(thread)
+    _flush_kept(thread)
     lines = list(thread.complaints)
     thread.complaints.clear()
     if lines:
