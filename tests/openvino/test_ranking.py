@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,6 +90,26 @@ def test_pairs_are_ranked_as_the_graph_ranks_them(ranker: Any, folder: Path) -> 
         assert score == pytest.approx(expected[place], abs=2e-3)
     first = ic.rerank(ranker, "the stone bridge", TEXTS, top_n=1, precision="accurate")
     assert first == found[:1]
+
+
+def test_a_width_that_is_no_number_is_the_graph_s(folder: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(folder, tmp_path / "ranker")
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps({**config, "hidden_size": [1]}))
+    with ic.load_model(copy, backend="openvino", check_in_child=False) as model:
+        assert model.info.n_embd == config["hidden_size"]
+
+
+def test_an_export_without_its_head_makes_vectors(folder: Path, tmp_path: Path) -> None:
+    """Its config still names the classifier that it was trained as."""
+    import infercore_models
+
+    source = infercore_models.path("encoder", "openvino")
+    copy = shutil.copytree(source, tmp_path / "encoder")
+    shutil.copy(folder / "config.json", copy)
+    with ic.load_model(copy, backend="openvino") as model:
+        assert "rank" not in model.capabilities.pooling
+        assert ic.embed(model, TEXTS).shape == (3, model.info.n_embd)
 
 
 def test_what_else_a_ranker_is_asked_is_refused(ranker: Any) -> None:

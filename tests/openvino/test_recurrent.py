@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from typing import TYPE_CHECKING, Any
@@ -132,6 +133,38 @@ def test_state_is_saved_and_restored(open_context: Any, story: list[int]) -> Non
         rows.append(one.logits().copy())
     assert np.array_equal(rows[0], rows[1])
     assert np.array_equal(rows[0], rows[2])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"n": -1}, {"n": 2.5}, {"n": 0}, {"shapes": []}, {"shapes": 3}, {"seq_id": 9}, "two", "nan"],
+)
+def test_a_state_that_cannot_be_is_refused(open_context: Any, wrong: Any, story: list[int]) -> None:
+    from infercore_openvino import state
+
+    inner = open_context()._inner
+    inner.decode(np.array(story[:4], np.int32), seq_id=0, logits="none")
+    header, view = state.unpack(inner.save_sequence(0), {})
+    data, (entry,) = np.frombuffer(view, np.float32).copy(), header["sequences"]
+    if wrong == "nan":
+        data[0] = np.nan
+    elif wrong == "two":
+        header["sequences"] = [entry, {**entry, "n": 0, "shapes": []}]
+    else:
+        header["sequences"] = [{**entry, **wrong}]
+    with pytest.raises(ic.SnapshotError):
+        inner.load_sequence(0, state.pack(header, [data.tobytes()]))
+
+
+@pytest.mark.parametrize("value", [[1], {"a": 1}, "many", -1])
+def test_an_odd_number_of_layers_is_that_of_the_graph(
+    path: Path, tmp_path: Path, model: Any, value: Any
+) -> None:
+    folder = shutil.copytree(path, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": value}))
+    with ic.load_model(folder, backend="openvino", check_in_child=False) as odd:
+        assert odd.info.n_embd == model.info.n_embd
 
 
 def test_embeddings_threads_vectors_and_warmup(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from infercore import ModelFormatError
 from infercore_openvino import graph
-from infercore_openvino.facts import KvShape
+from infercore_openvino.facts import KvShape, whole
 
 if TYPE_CHECKING:
     from infercore_openvino.files import ModelFiles
@@ -23,10 +23,12 @@ def build(core: Any, files: ModelFiles, path: str) -> graph.Graph:
     """Read the graph. Raises `ModelFormatError` for a broken file or one that is no encoder."""
     model = graph.read(core, files.xml, path)
     _check(model, path, output_of(files))
-    width = int(files.config.get("hidden_size") or 0)
+    n_vocab, width = _table(model, path)
     shape = graph.Shape(
-        n_vocab=_n_vocab(model, path),
-        n_embd=width if files.ranks else model.output(HIDDEN).partial_shape[2].get_length(),
+        n_vocab=n_vocab,
+        n_embd=whole(files.config, "hidden_size") or width
+        if files.ranks
+        else model.output(HIDDEN).partial_shape[2].get_length(),
         n_layer=KvShape.of(files.config).n_layer,
         n_params=graph.count_params(model),
     )
@@ -52,8 +54,8 @@ def _check(model: Any, path: str, output: str) -> None:
         )
 
 
-def _n_vocab(model: Any, path: str) -> int:
-    """Return the rows of the table in which the ids of the tokens are looked up."""
+def _table(model: Any, path: str) -> tuple[int, int]:
+    """Return rows and columns of the table in which the ids of the tokens are looked up."""
     waiting = [model.input("input_ids")]
     while waiting:
         for target in waiting.pop().get_target_inputs():
@@ -62,6 +64,7 @@ def _n_vocab(model: Any, path: str) -> int:
                 waiting.append(node.output(0))
             elif node.get_type_name() == "Gather" and target.get_index() == 1:
                 table = node.input(0).get_partial_shape()
-                if table.rank.get_length() == _TABLE_RANK and table[0].is_static:
-                    return int(table[0].get_length())
+                if table.rank.get_length() == _TABLE_RANK and table.is_static:
+                    n_vocab, width = (int(size.get_length()) for size in table)
+                    return n_vocab, width
     raise ModelFormatError(f"{path} has no table of token embeddings that is known", path=path)

@@ -30,13 +30,13 @@ class KvShape:
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> KvShape:
         """Read the shape; 0 where the config does not tell."""
-        n_head = _int(config, "num_attention_heads")
-        width = _int(config, "hidden_size")
+        n_head = whole(config, "num_attention_heads")
+        width = whole(config, "hidden_size")
         return cls(
-            n_layer=_int(config, "num_hidden_layers"),
+            n_layer=whole(config, "num_hidden_layers"),
             n_head=n_head,
-            n_head_kv=_int(config, "num_key_value_heads") or n_head,
-            head_size=_int(config, "head_dim") or (width // n_head if n_head else 0),
+            n_head_kv=whole(config, "num_key_value_heads") or n_head,
+            head_size=whole(config, "head_dim") or (width // n_head if n_head else 0),
         )
 
     @property
@@ -45,14 +45,15 @@ class KvShape:
         return 2 * self.n_layer * self.n_head_kv * self.head_size
 
 
-def _int(config: Mapping[str, Any], name: str) -> int:
+def whole(config: Mapping[str, Any], name: str) -> int:
+    """Return a number of the config, 0 where it states none."""
     value = config.get(name)
-    return value if isinstance(value, int) else 0
+    return value if type(value) is int and value > 0 else 0
 
 
 def n_ctx_train(config: Mapping[str, Any]) -> int:
     """Return the trained window in tokens, 0 where the config does not tell."""
-    return _int(config, "max_position_embeddings")
+    return whole(config, "max_position_embeddings")
 
 
 def trained_window(files: ModelFiles) -> int:
@@ -61,7 +62,7 @@ def trained_window(files: ModelFiles) -> int:
     Some encoders have positions that no text can use, as padding starts to count at its own id.
     """
     trained = n_ctx_train(files.config)
-    usable = _int(files.tokenizer, "model_max_length")
+    usable = whole(files.tokenizer, "model_max_length")
     return min(trained, usable) if usable and not files.has_cache else trained
 
 
@@ -90,7 +91,7 @@ def sliding_window(config: Mapping[str, Any]) -> int | None:
     kinds = config.get("layer_types")
     if kinds is not None and "sliding_attention" not in kinds:
         return None
-    return _int(config, "sliding_window") or None
+    return whole(config, "sliding_window") or None
 
 
 def model_info(files: ModelFiles, shape: Shape) -> ModelInfo:

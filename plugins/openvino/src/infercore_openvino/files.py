@@ -22,6 +22,8 @@ _POOLING_MODES = {
 _VARIABLE = re.compile(rb'type="ReadValue"')
 _STATE = re.compile(rb'variable_id="([^"]*)"')
 _OF_ATTENTION = re.compile(rb"past_key_values\.\d+\.(key|value)")
+_RESULT = re.compile(rb'<layer\b[^>]*\btype="Result"[^>]*>')
+_OUTPUT_NAMES, _NAMES = (re.compile(rb'\b%snames="([^"]*)"' % kind) for kind in (b"output_", b""))
 _HEAD_BYTES = 4096
 MAX_GRAPH_BYTES, MAX_JSON_BYTES = 2**30, 2**28
 _WEIGHT_RANGE = re.compile(rb'offset="(\d+)" size="(\d+)"')
@@ -40,10 +42,13 @@ class ModelFiles:
     has_cache: bool = True
     is_recurrent: bool = False  # it keeps states that sum up a text, beside keys and values or not
     pooling: str = "none"
+    outputs: frozenset[str] = frozenset()
 
     @property
     def ranks(self) -> bool:
-        """Whether it gives texts scores: an encoder with a head that classifies."""
+        """Whether it gives texts scores: an encoder exported with a head that classifies."""
+        if "logits" not in self.outputs or "last_hidden_state" in self.outputs:
+            return False
         kinds = self.config.get("architectures")
         named = [str(kind) for kind in kinds] if isinstance(kinds, list) else []
         return not self.has_cache and any(n.endswith("ForSequenceClassification") for n in named)
@@ -94,7 +99,8 @@ def find(path: str) -> ModelFiles:
             f"{weights} is missing: the weights of {os.path.basename(xml)}; copy both files",
             path=path,
         )
-    states = _check_graph(xml, weights, path)
+    graph = _read_graph(xml, weights, path)
+    states = set(_STATE.findall(graph)) if _VARIABLE.search(graph) else None  # its cache, if any
     folder = os.path.dirname(os.path.abspath(xml))
     return ModelFiles(
         xml=xml,
@@ -106,7 +112,14 @@ def find(path: str) -> ModelFiles:
         has_cache=states is not None,
         is_recurrent=any(not _OF_ATTENTION.match(name) for name in states or ()),
         pooling=_pooling(_read_json(folder, POOLING_JSON, path)),
+        outputs=_outputs(graph),
     )
+
+
+def _outputs(graph: bytes) -> frozenset[str]:
+    """Return the names of the outputs; of an old file, which has none apart, all names."""
+    own = _OUTPUT_NAMES.findall(b" ".join(_RESULT.findall(graph)))
+    return frozenset(b",".join(own or _NAMES.findall(graph)).decode("utf-8", "replace").split(","))
 
 
 def _pooling(description: dict[str, Any]) -> str:
@@ -117,11 +130,8 @@ def _pooling(description: dict[str, Any]) -> str:
     return _POOLING_MODES.get(found[0], "none") if len(found) == 1 else "none"
 
 
-def _check_graph(xml: str, weights: str, path: str) -> set[bytes] | None:
-    """Refuse a graph that is no XML of a network, or that needs more weights than there are.
-
-    Returns the names of its variables, that is: of its cache, None without any.
-    """
+def _read_graph(xml: str, weights: str, path: str) -> bytes:
+    """Return the graph's file, refused if it is no network or needs more weights than there are."""
     try:
         graph = read_regular(xml, MAX_GRAPH_BYTES)
     except OSError as error:
@@ -138,7 +148,7 @@ def _check_graph(xml: str, weights: str, path: str) -> set[bytes] | None:
             f"{weights} is truncated: {actual} bytes of at least {needed}; copy it again",
             path=path,
         )
-    return set(_STATE.findall(graph)) if _VARIABLE.search(graph) else None
+    return graph
 
 
 def _read_json(folder: str, name: str, path: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from openvino import opset13 as op
 from infercore import ModelFormatError, UnsupportedFeatureError
 from infercore_openvino import rope
 from infercore_openvino.engine import BACKEND, first_lines, logger, memory_errors
-from infercore_openvino.facts import sliding_window
+from infercore_openvino.facts import sliding_window, whole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -71,7 +71,7 @@ def build(core: Any, files: ModelFiles, form: str, path: str) -> Graph:
     _check_causal(model, path)
     n_params, n_layer = count_params(model), len(model.get_sinks()) // 2
     if form == RECURRENT:
-        n_layer = int(files.config.get("num_hidden_layers") or n_layer)
+        n_layer = whole(files.config, "num_hidden_layers") or n_layer
     inv_freq = _inv_freq(model, files)
     if form == "paged":
         _to_paged(model)

@@ -260,9 +260,16 @@ class RecurrentContext(BaseContext):
 
     def _unpack(self, data: bytes | memoryview, seq_id: int | None = None) -> None:
         header, view = state.unpack(data, self._identity())
-        saved = header["sequences"]
+        saved = header.get("sequences")
+        if not isinstance(saved, list) or not all(map(self._is_entry, saved)):
+            raise state.refused("has sequences that no context can have")
+        if seq_id is not None and len(saved) != 1:
+            raise state.refused(f"has {len(saved)} sequences where one is wanted")
         shapes = [shape for entry in saved for shape in entry["shapes"]]
-        arrays = iter(state.read_arrays(view, shapes, np.float32))
+        stored = state.read_arrays(view, shapes, np.float32)
+        if not all(np.isfinite(array).all() for array in stored):
+            raise state.refused("has numbers that are not finite")
+        arrays = iter(stored)
         for entry in saved:
             target = entry["seq_id"] if seq_id is None else seq_id
             own = [next(arrays) for _ in entry["shapes"]]
@@ -270,6 +277,19 @@ class RecurrentContext(BaseContext):
             if own:
                 self._put(self._requests[target], own)
                 self._n[target] = entry["n"]
+
+    def _is_entry(self, entry: Any) -> bool:
+        """Whether that is what `_pack` says of a sequence."""
+        if not isinstance(entry, dict) or not isinstance(entry.get("shapes"), list):
+            return False
+        shapes = entry["shapes"]
+        if not all(isinstance(shape, list) for shape in shapes):
+            return False
+        numbers = [entry.get("n"), entry.get("seq_id"), *(n for shape in shapes for n in shape)]
+        if not all(type(n) is int and n >= 0 for n in numbers):
+            return False
+        n_arrays = len(_variables(self._requests[0])) if entry["n"] else 0
+        return entry["seq_id"] < len(self._n) and len(shapes) == n_arrays
 
     def save_sequence(self, seq_id: int) -> bytes:
         """Return the sequence as bytes."""

@@ -76,7 +76,7 @@ def load(
     header, view = unpack(data, {**identity, "block_size": cache.tables.block_size})
     saved = header["sequences"]
     if any(not 0 <= s["n"] <= cache.tables.block_size * len(s["blocks"]) for s in saved):
-        raise _refused("has more tokens than its blocks hold")
+        raise refused("has more tokens than its blocks hold")
     positions, view = read_positions(view, [s["n"] for s in saved])
     shapes = [(header["n_blocks"], *array.data.shape[1:]) for array in cache.arrays]
     stored = read_arrays(view, shapes, cache.arrays[0].data.dtype)
@@ -97,10 +97,10 @@ def unpack(data: bytes | memoryview, expected: dict[str, Any]) -> tuple[dict[str
     try:
         header: dict[str, Any] = json.loads(bytes(view[_LENGTH_BYTES:start]))
     except ValueError as error:
-        raise _refused("has no header") from error
+        raise refused("has no header") from error
     for name, value in expected.items():
         if header.get(name) != value:
-            raise _refused(f"has {name} {header.get(name)!r}, this context {value!r}")
+            raise refused(f"has {name} {header.get(name)!r}, this context {value!r}")
     return header, view[start:]
 
 
@@ -110,7 +110,7 @@ def read_positions(view: memoryview, lengths: Sequence[int]) -> tuple[list[Posit
     for n in lengths:
         positions = np.frombuffer(view[: 8 * n], dtype="<i8").astype(np.int64)
         if len(positions) != n or np.any((positions < 0) | (positions > _MAX_POSITION)):
-            raise _refused("has positions that no sequence can have")
+            raise refused("has positions that no sequence can have")
         found.append(positions)
         view = view[8 * n :]
     return found, view
@@ -120,7 +120,7 @@ def read_arrays(view: memoryview, shapes: Sequence[Sequence[int]], dtype: Any) -
     """Return arrays of these ``shapes`` that follow each other and fill ``view``."""
     sizes = [math.prod(shape) * np.dtype(dtype).itemsize for shape in shapes]
     if len(view) != sum(sizes):
-        raise _refused("has another number of bytes than its tables need")
+        raise refused("has another number of bytes than its tables need")
     ends = np.cumsum([0, *sizes])
     return [
         np.frombuffer(view[start : start + size], dtype=dtype).reshape(shape)
@@ -140,5 +140,6 @@ def _take(cache: KvCache, n_blocks: int) -> list[int]:
     return holder
 
 
-def _refused(what: str) -> SnapshotError:
+def refused(what: str) -> SnapshotError:
+    """Return the error for a state that cannot have been saved here."""
     return SnapshotError(f"the saved state {what}", reason="engine")
