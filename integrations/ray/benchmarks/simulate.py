@@ -2,13 +2,13 @@
 
     python integrations/ray/benchmarks/simulate.py [--requests N] [--load L] [--replicas N]
 
-Conversations have the means that LMSYS-Chat-1M publishes (Zheng et al., arXiv:2309.11998, table 1:
-2.0 turns, 69.5 tokens a prompt and 214.5 a response). Their spread is an assumption (turns
-geometric, lengths log-normal with sigma 1), as are 30 s of thought between turns and one of 100
-system prompts of 256 tokens, by Zipf's law, in front of each conversation. A replica runs 8
-sessions and keeps the blocks of 32,768 tokens, the least recently used going first. Costs are those
-measured on two cores for the 0.5B model: steps in q4_0, prompts in q8_0. Replicas report every
-second, as `infercore_ray` lets them; the router knows nothing else.
+Conversations have the means of LMSYS-Chat-1M (Zheng et al., arXiv:2309.11998: about 2 turns, 70
+tokens a prompt and 215 a response, as the paper has them; not checked again). Their spread is an
+assumption (turns geometric, lengths log-normal with sigma 1), as are 30 s of thought between turns
+and one of 100 system prompts of 256 tokens, by Zipf's law, in front of each conversation. A replica
+runs 8 sessions and keeps the blocks of 32,768 tokens, the least recently used going first. Costs
+are those measured on two cores for the 0.5B model: steps in q4_0, prompts in q8_0. Replicas report
+every second, as `infercore_ray` lets them; the router knows nothing else.
 """
 
 from __future__ import annotations

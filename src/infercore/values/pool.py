@@ -46,7 +46,8 @@ class PoolConfig:
     ``n_cells`` is the number of tokens that all of them can hold together (None = ``n_parallel``
     times the window, or what memory has room for), while ``context.n_ctx`` is the window of each.
     ``n_step_tokens`` bounds the tokens of one call (None = chosen by measuring), ``max_waiting``
-    the calls that wait for a place. ``batching`` is "always", "never" or "auto", which takes turns
+    the calls that wait for a place; beyond that, a namespace without any call still gets one in.
+    ``batching`` is "always", "never" or "auto", which takes turns
     where that is faster here. With ``batch_invariant`` a session computes the same bits as it does
     alone, and nothing is batched.
 
