@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import pytest
 import infercore as ic
 import openvino as ov
 import pack
+from infercore.weight_files import safetensors
 from openvino import opset13 as op
 
 if TYPE_CHECKING:
@@ -160,3 +162,60 @@ def test_recurrent_layers_beside_attention(
             first = [session.generate(t, max_tokens=6, temperature=0) for t in ("The fox", "A dog")]
             again = session.generate("The fox", max_tokens=6, temperature=0)
         assert again == first[0]
+
+
+def lookup(model: Any) -> Any:
+    """Return the node that looks tokens up in the table."""
+    return next(
+        target.get_node()
+        for first in model.input("input_ids").get_target_inputs()
+        for target in (first, *first.get_node().output(0).get_target_inputs())
+        if target.get_node().get_type_name() == "Gather" and target.get_index() == 1
+    )
+
+
+def put_behind(node: Any, make: Any) -> None:
+    users = list(node.output(0).get_target_inputs())
+    made = make(node.output(0)).output(0)
+    for user in users:
+        user.replace_source_output(made)
+
+
+@pytest.mark.parametrize(("kind", "factor"), [("gemma3_text", 1), ("granite", 0.5)])
+def test_rows_stand_behind_the_scale_of_a_table_that_has_one(
+    ov_path: Path, tmp_path: Path, kind: str, factor: float
+) -> None:
+    """Gemma 3's table scales its own rows; other models scale what is given, too."""
+    import infercore_models
+
+    model = load(ov_path)
+    put_behind(lookup(model), lambda rows: op.multiply(rows, op.constant(np.float32(2))))
+    folder = save(model, ov_path, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": kind}))
+    hf = infercore_models.path("storyteller", "hf") / "model.safetensors"
+    table = 2 * safetensors.read(str(hf))["model.embed_tokens.weight"]
+    with (
+        ic.load_model(folder, backend="openvino", check_in_child=False) as loaded,
+        loaded.new_context(**pack.EXACT, n_ctx=64) as context,
+    ):
+        context.decode([5, 6, 7])
+        expected = context.logits().copy()
+        context.clear()
+        context.decode_spans([(0, table[[5, 6, 7]] * factor, "last")])
+        assert np.abs(context.logits() - expected).max() < context.tolerance
+
+
+def test_rows_are_refused_where_tokens_look_up_two_tables(ov_path: Path, tmp_path: Path) -> None:
+    model = load(ov_path)
+    first = lookup(model)
+    other = op.gather(first.input_value(0), first.input_value(1), number(0))
+    put_behind(first, lambda rows: op.add(rows, op.multiply(other, op.constant(np.float32(2)))))
+    folder = save(model, ov_path, tmp_path / "model")
+    with (
+        ic.load_model(folder, backend="openvino", check_in_child=False) as loaded,
+        loaded.new_context(**pack.EXACT, n_ctx=64) as context,
+    ):
+        rows = np.zeros((2, loaded.info.n_embd), np.float32)
+        with pytest.raises(ic.UnsupportedFeatureError, match="no one table"):
+            context.decode_spans([(0, rows, "last")])

@@ -6,6 +6,7 @@ run the same compiled graph as long as the same places are changed. The weights 
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 _ROWS, _PLACES, _DIRECTIONS = "given_rows", "given_places", "control_vector"
 _HIDDEN_RANK = 3
+# Their table gives rows multiplied by sqrt(n_embd), and rows from elsewhere are not; other models
+# multiply both. As Hugging Face's and llama.cpp's do it.
+_SCALED_BY_TABLE = ("gemma3", "gemma4")
 # as the converter of PyTorch models names the sum that ends a layer
 _LAYER_SUM = re.compile(r"__module\.(?:\w+\.)*(?:layers|h|blocks)\.(\d+)/aten::add_?/Add(?:_\d+)?$")
 
@@ -77,11 +81,14 @@ def with_additions(graph: Graph, added: Additions) -> Graph:
 
 def _with_rows(graph: Graph) -> Graph:
     model = graph.model.clone()
-    looked_up = _looked_up(model, graph.shape.n_embd)
+    tables = _lookups(model)
+    looked_up = _as_float(tables[0], graph.shape.n_embd) if len(tables) == 1 else None
     if looked_up is None:
         raise _refuse(
-            "rows of numbers in place of tokens", "its graph shows no table that tokens look up"
+            "rows of numbers in place of tokens", "its graph shows no one table that tokens look up"
         )
+    if str(graph.config.get("model_type")).startswith(_SCALED_BY_TABLE):
+        looked_up = _scaled(looked_up)
     users = list(looked_up.output(0).get_target_inputs())
     rows = _input(_ROWS, np.float32, -1, graph.shape.n_embd)
     places = _input(_PLACES, np.int64, -1)
@@ -97,19 +104,36 @@ def _with_rows(graph: Graph) -> Graph:
     return _grown(graph, model, rows, places)
 
 
-def _looked_up(model: Any, n_embd: int) -> Any:
-    """Return the node that has the rows of all tokens in float32, as layers read them."""
-    waiting = [model.input("input_ids").get_node()]
+def _lookups(model: Any) -> list[Any]:
+    """Return the nodes that look tokens up in a table."""
+    waiting, found = [model.input("input_ids").get_node()], []
     while waiting:
         node = waiting.pop()
         for target in node.output(0).get_target_inputs():
             user = target.get_node()
             kind = user.get_type_name()
             if kind == "Gather" and target.get_index() == 1:
-                return _as_float(user, n_embd)
-            if kind in {"Convert", "Unsqueeze", "Reshape"}:
+                found.append(user)
+            elif kind in {"Convert", "Unsqueeze", "Reshape"}:
                 waiting.append(user)
-    return None
+    return found
+
+
+def _scaled(node: Any) -> Any:
+    """Return the product of ``node`` with one number, where that is all it is used for."""
+    users = [t for t in node.output(0).get_target_inputs() if not _is(t.get_node(), "ShapeOf")]
+    if len(users) != 1 or not _is(users[0].get_node(), "Multiply"):
+        return node
+    product = users[0].get_node()
+    factor = product.input_value(1 - users[0].get_index()).get_node()
+    while _is(factor, "Convert"):
+        factor = factor.input_value(0).get_node()
+    one = _is(factor, "Constant") and math.prod(factor.get_output_shape(0)) == 1
+    return product if one else node
+
+
+def _is(node: Any, kind: str) -> bool:
+    return bool(node.get_type_name() == kind)
 
 
 def _as_float(node: Any, n_embd: int) -> Any:
