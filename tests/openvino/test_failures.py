@@ -9,6 +9,7 @@ import pytest
 
 import infercore as ic
 from infercore_openvino import graph
+from infercore_openvino.cache import KvArray
 from infercore_openvino.paged_request import PagedRequest
 
 
@@ -161,3 +162,39 @@ def test_inputs_that_were_bound_in_part_are_bound_anew(open_context, story, monk
     expected = row(None)
     for n_bound in (1, 4, 9):
         np.testing.assert_array_equal(row(n_bound), expected)
+
+
+def test_a_cache_that_cannot_grow_stays_as_it_was(open_context, story, monkeypatch) -> None:
+    context = open_context(n_seq_max=2, n_ctx=64)
+    cache = context._inner._cache
+    sizes = [len(array.data) for array in cache.arrays]
+    grown, calls = KvArray.grown, []
+
+    def fails_later(self, n):
+        calls.append(n)
+        if len(calls) > 2:
+            raise MemoryError
+        return grown(self, n)
+
+    monkeypatch.setattr(KvArray, "grown", fails_later)
+    with pytest.raises(ic.OutOfMemoryError):
+        cache._grow(2)
+    assert [len(array.data) for array in cache.arrays] == sizes
+
+
+def test_a_state_that_cannot_be_put_back_gives_its_blocks_back(
+    open_context, story, monkeypatch
+) -> None:
+    context = open_context(n_seq_max=2, n_ctx=64)
+    context.decode(story[:20])
+    saved = context._inner.save_sequence(0)
+    pool = context._inner._cache.tables.pool
+    n_free = pool.n_free
+
+    def fails(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(context._inner._cache.tables, "restore", fails)
+    with pytest.raises(MemoryError):
+        context._inner.load_sequence(1, saved)
+    assert pool.n_free == n_free

@@ -297,6 +297,31 @@ def test_nobody_waits_for_a_call_that_is_not_made_again(pool: Any, session: Any)
     assert not process._first
 
 
+def test_a_cancel_right_behind_its_call_is_heard(pool: Any, session: Any) -> None:
+    process, target = pool.process, session._target
+    for _ in range(8):
+        session.ensure_prefix(TEXTS[0])
+        call = process.send(process.epoch, target, "generate", [" b"], {"max_tokens": 120})
+        process.send(process.epoch, target, "cancel")
+        call.done.wait()
+        assert isinstance(call.error, ic.DecodeAbortedError) or len(call.result) < 40
+
+
+def test_a_process_that_cannot_be_started_is_a_typed_error(
+    pool: Any, session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_folder() -> None:
+        raise FileNotFoundError("no usable temporary directory")
+
+    kill(pool)
+    wait_until(lambda: pool.process.pid is None)
+    with monkeypatch.context() as patch:
+        patch.setattr("tempfile.TemporaryFile", no_folder)
+        with pytest.raises(ic.ModelLoadError, match="no usable temporary"):
+            session.ensure_prefix(TEXTS[0])
+    assert told(session, n=4)
+
+
 def in_step(pool: Any) -> list[int] | None:
     child = pool.process._child
     return None if child is None or child.death is not None else child.board.in_call

@@ -141,6 +141,7 @@ CALLS = ("load", "decode", "decode_one", "logits", "save_sequence", "load_sequen
         ("decode", "SIGKILL"),
         ("decode_one", "exit"),
         ("decode_one", "hang"),
+        ("load_sequence", "hang"),
     ],
 )
 def test_a_death_in_any_call_changes_no_text(

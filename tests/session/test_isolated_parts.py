@@ -89,6 +89,16 @@ def test_a_worker_that_cannot_answer_ends(monkeypatch: pytest.MonkeyPatch) -> No
     assert ended.wait(SECONDS)
 
 
+def test_a_worker_ends_with_its_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = threading.Event()
+    monkeypatch.setattr(os, "_exit", lambda _: ended.set())
+    working = worker.Worker(Line())
+    working._scheduler = SimpleNamespace(fatal=RuntimeError())
+    with pytest.raises(EOFError):
+        working.run()
+    assert ended.wait(SECONDS)
+
+
 def test_an_answer_that_cannot_cross_is_an_error() -> None:
     requests, answers = os.pipe(), os.pipe()
     deep: list[Any] = []

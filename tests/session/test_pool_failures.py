@@ -103,6 +103,31 @@ def test_an_engine_that_fails_for_good_is_opened_anew(
         assert pool.stats().n_restarts == 1
 
 
+def test_what_fails_between_two_calls_ends_nobody(
+    reference: Any, faults: Any, alone: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = [alone(text, 12, seed=4) for text in TEXTS[:2]]
+    with reference.new_pool(n_parallel=2, n_ctx=256) as pool:
+        one, other = pool.open_session(), pool.open_session()
+        assert tokens_of(one, TEXTS[0], 12, seed=4) == expected[0]
+        tokens_of(other, TEXTS[1])
+        faults.plan("seq_remove", ic.OutOfMemoryError("no memory"), times=1)
+        other.close()
+        assert pool.stats().n_restarts == 1
+        errors = [ic.OutOfMemoryError("no memory")]
+        places = pool.owner.scheduler.places
+        have_room = places.have_room
+
+        def fails_once(parts: Any) -> bool:
+            if errors:
+                raise errors.pop()
+            return bool(have_room(parts))
+
+        monkeypatch.setattr(places, "have_room", fails_once)
+        assert tokens_of(one, TEXTS[1], 12, seed=4) == expected[1]
+        assert pool.stats().n_restarts == 2
+
+
 def test_too_many_failures_for_good_end_all_with_the_first_cause(
     reference: Any, faults: Any
 ) -> None:

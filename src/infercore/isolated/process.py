@@ -93,16 +93,23 @@ class _Child:
         self.reason: str | None = None
         self.is_loaded = self.is_counted = False
         self.heard_at = time.monotonic()
+        self.born = fork_count()
+        self._reader = threading.Thread(target=self._read, name="infercore-isolated", daemon=True)
+        self._writer = threading.Thread(target=self._write, name="infercore-write", daemon=True)
         try:
             self._start()
         except BaseException:
             self._close_files()
             raise
-        self.born = fork_count()
-        self._reader = threading.Thread(target=self._read, name="infercore-isolated", daemon=True)
-        self._writer = threading.Thread(target=self._write, name="infercore-write", daemon=True)
-        self._reader.start()
-        self._writer.start()
+        try:
+            self._writer.start()
+            self._reader.start()
+        except BaseException:
+            self._outbox.put(None)
+            self._kill()
+            self._waited_for()
+            self._close_files()
+            raise
 
     def _start(self) -> None:
         requests, self._to = self._pipe()
@@ -393,7 +400,13 @@ class EngineProcess:
     def _started(self) -> dict[str, Any]:
         """Start a process and load the model; return the facts about it."""
         while True:
-            child = _Child(self._kept(), weakref.WeakMethod(self._noted_death))
+            try:
+                child = _Child(self._kept(), weakref.WeakMethod(self._noted_death))
+            except (OSError, RuntimeError) as error:  # no file, no folder, no thread is to be had
+                path = str(self._load["path"])
+                raise ModelLoadError(
+                    f"no process could be started for {path}: {error}", path=path
+                ) from error
             self.epoch += 1
             self._child = self._last[0] = child
             call = child.send(0, "load", (), self._load)

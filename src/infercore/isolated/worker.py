@@ -64,6 +64,8 @@ class _Held:
         self.replay: Replay | None = None
         self.sampler: NotedSampler | None = None
         self.n_told = 0
+        self.number = self.cancelled_to = 0
+        session.was_cancelled = lambda: self.number < self.cancelled_to
         session.sample_through(self._new_sampler)
 
     def _new_sampler(
@@ -160,12 +162,15 @@ class Worker:
         self._ids: dict[int, int] = {}  # of sequences, by the identity of the object
         self._model: Any = None
         self._pool: SessionPool | None = None
+        self._scheduler: Any = None
         self._step_timeout = 60.0
 
     def run(self) -> None:
         """Answer until the requests end."""
         while True:
             number, target, name, args, fields = self._line.read()
+            if name == "cancel" and target in self._held:
+                self._held[target].cancelled_to = number  # of calls too that have not begun
             work = partial(self._answer_or_end, number, target, name, args, fields)
             if name in AT_ONCE:
                 work()
@@ -186,18 +191,23 @@ class Worker:
         is_outside = name not in AT_ONCE and name not in _GOES_ON
         if is_outside:
             self._begin_outside(mark)
-        answer = self.answer(target, name, args, fields)
+        answer = self.answer(target, name, args, fields, number)
         if is_outside:
             self._leave_outside([mark])
+        if self._scheduler is not None and self._scheduler.fatal is not None:
+            os._exit(1)  # another process may do better
         self._line.send([number, *answer])
 
     def answer(
-        self, target: int, name: str, args: list[Any], fields: dict[str, Any]
+        self, target: int, name: str, args: list[Any], fields: dict[str, Any], number: int = 0
     ) -> tuple[bool, Any, Any]:
-        """Return whether a request went well, its result or error, and the session's value."""
+        """Return whether a request went well, its result or error, and the session's value.
+
+        With the ``number`` of the request one that was cancelled before it began is so.
+        """
         try:
             if target:
-                return True, *self._of_session(target, name, args, fields)
+                return True, *self._of_session(target, name, args, fields, number)
             return True, getattr(self, f"do_{name}")(*args, **fields), None
         except BaseException as error:  # noqa: BLE001  (it is the caller's to see)
             return False, error, self._value(target, name)
@@ -218,7 +228,9 @@ class Worker:
         """Whether a session is here."""
         return target in self._held
 
-    def _of_session(self, target: int, name: str, args: list[Any], fields: dict[str, Any]) -> Any:
+    def _of_session(
+        self, target: int, name: str, args: list[Any], fields: dict[str, Any], number: int
+    ) -> Any:
         """Return the answer, and the session's value where the call may have changed it."""
         held = self._held.get(target)
         if held is None:
@@ -226,6 +238,7 @@ class Worker:
         if name in AT_ONCE or name == "close":
             return getattr(self, f"_{name}")(held), None
         with held.lock:
+            held.number = number
             return self._work_on(held, target, name, args, fields)
 
     def _work_on(
@@ -307,7 +320,9 @@ class Worker:
         """Answer for ``pool`` from now on; return the facts about it."""
         self._pool = pool
         if self._line is not None and not pool.capabilities.encoder:
-            pool.owner.scheduler.stepping.on_call = self._note_call
+            self._scheduler = pool.owner.scheduler
+            self._scheduler.stepping.on_call = self._note_call
+            self._scheduler.on_work = self._note_work
         tokenizer: Any = pool.tokenizer
         names = ("n_vocab", "bos", "eos", "eot", "add_bos", "chat_template", "digest")
         return {
@@ -330,12 +345,22 @@ class Worker:
             if self._board.is_observed != is_observed():
                 set_observer(None if is_observed() else self)
             return
-        mean_ms = self._pooled.owner.scheduler.count.step_ms or 0.0
         found = (self._ids.get(id(sequence)) for sequence in sequences)
         ids = [number for number in found if number is not None]
-        self._board.begin(ids, self._step_timeout + _SLACK * mean_ms / 1e3)
+        self._board.begin(ids, self._expected())
         if not self._outside.isdisjoint(ids):
             self._leave_outside(ids)
+
+    def _note_work(self, *, begins: bool) -> None:
+        """Show that the engine's owner works for sessions, which may hang outside a call too."""
+        if begins:
+            self._board.begin((), self._expected())
+        else:
+            self._board.end()
+
+    def _expected(self) -> float:
+        mean_ms = self._pooled.owner.scheduler.count.step_ms or 0.0
+        return self._step_timeout + _SLACK * mean_ms / 1e3
 
     def _count(self) -> None:
         count = self._pooled.owner.scheduler.count

@@ -109,6 +109,7 @@ class SessionBase:
         self.resident = Resident(shared.context, seq_id)
         self.parts = Parts()
         self.gate = Gate("session")
+        self.was_cancelled: Callable[[], bool] = bool  # before it began, as a call begins
         self.in_call = False  # whether a call of this session runs; `cancel` asks from any thread
         self.shared = shared
         self._has_sequence = True
@@ -220,6 +221,8 @@ class SessionBase:
             self.resident.cancelled = False
             try:
                 self.in_call = True
+                if self.was_cancelled():
+                    self.resident.cancelled = True
                 with (
                     observed(operation),
                     self.fatal_for_good(),

@@ -135,7 +135,11 @@ class Choosing:
         ahead, job.ahead = job.ahead, None
         if ahead is None:
             return
-        n_right = job.generation.verify(self._engine.context, ahead.tokens[1:], row)
+        try:
+            n_right = job.generation.verify(self._engine.context, ahead.tokens[1:], row)
+        except BaseException:
+            job.sequence.truncate(job.n_sure)
+            raise
         job.sequence.truncate(len(job.sequence.tokens) - (ahead.n_guessed - n_right))
         job.n_sure = len(job.sequence.tokens)
 

@@ -63,8 +63,8 @@ class Owner:
     def _see_to_it(self) -> None:
         """Where the thread has ended meanwhile, do what it can no longer do: refuse."""
         scheduler = self.scheduler
-        while scheduler.ended and not scheduler.inbox.empty():
-            scheduler.do(scheduler.inbox.get())
+        if scheduler.ended:
+            _do_all(scheduler)
             scheduler.outbox.send()
 
     def run(self, job: Job) -> None:
@@ -177,10 +177,19 @@ def _work(scheduler: Scheduler) -> None:
     finally:
         scheduler.close()
         scheduler.ended = True
-        while not inbox.empty():
-            scheduler.do(inbox.get())
+        _do_all(scheduler)
         scheduler.outbox.send()
         scheduler.outbox.close()
+
+
+def _do_all(scheduler: Scheduler) -> None:
+    """Do what is left of an owner that has ended; several threads may."""
+    while True:
+        try:
+            work = scheduler.inbox.get_nowait()
+        except Empty:
+            return
+        scheduler.do(work)
 
 
 def _wait(scheduler: Scheduler) -> None:

@@ -78,6 +78,7 @@ class Scheduler:
         self._costs = costs
         self.inbox: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self.sequences: set[Sequence] = set()
+        self.on_work: Callable[..., object] | None = None  # as the owner begins work and ends it
         self.stopping = False
         self.ended = False
         self.count = tally = Tally()
@@ -192,10 +193,22 @@ class Scheduler:
         """Do what was posted; for the owner."""
         if work is None:
             return
+        if self.on_work is not None:
+            self.on_work(begins=True)
         try:
             work()
-        except SessionFatalError as error:
-            self._recovery.restart_with_all(error)
+        except Exception as error:  # noqa: BLE001  (the others go on)
+            if not self.endings.refuses:
+                self._restart(error)
+        finally:
+            if self.on_work is not None:
+                self.on_work(begins=False)
+
+    def _restart(self, error: Exception) -> None:
+        """Open the engine anew: after what failed between calls it cannot be trusted."""
+        if not isinstance(error, SessionFatalError):
+            error = SessionFatalError(f"the engine failed between two calls: {error}", cause=error)
+        self._recovery.restart_with_all(error)
 
     def abort(self) -> None:
         """Stop the engine call that runs, whatever it is for; from any thread."""
@@ -220,8 +233,12 @@ class Scheduler:
             self.endings.drop(sequence.job)
         self.sequences.discard(sequence)
         self.stepping.lone.discard(sequence)
-        if not self.endings.refuses:
+        if self.endings.refuses:
+            return
+        try:
             self.places.let_go(sequence, keep=True)
+        except Exception as error:  # noqa: BLE001  (who closes a session is not concerned)
+            self._restart(error)
 
     def adopt(self, sequence: Sequence, seq_id: int, *, is_cut: bool) -> None:
         """Know ``sequence``, which holds all its tokens in ``seq_id``; before the first step."""
@@ -238,8 +255,8 @@ class Scheduler:
         sequence.job = job
         try:
             self.keeping.before_cut(sequence, job.n_keep)
-        except SessionFatalError as error:
-            self._recovery.restart_with_all(error)
+        except Exception as error:  # noqa: BLE001  (the call goes on from its tokens)
+            self._restart(error)
         sequence.keep(job.n_keep)
         if self.multiple is not None:
             sequence.hold_whole_calls()
@@ -256,9 +273,13 @@ class Scheduler:
 
     def step(self) -> bool:
         """Take one step; False where there was nothing to do. Never raises for a job's fault."""
+        if self.on_work is not None:
+            self.on_work(begins=True)
         try:
             return self._step()
         finally:
+            if self.on_work is not None:
+                self.on_work(begins=False)
             self.outbox.send()
 
     def _step(self) -> bool:
@@ -268,8 +289,8 @@ class Scheduler:
             self._admit()
             self.outbox.send()  # who begins with its row there has a token now, before the call
             done = self.stepping.evaluate()
-        except SessionFatalError as error:
-            self._recovery.restart_with_all(error)
+        except Exception as error:  # noqa: BLE001  (each call is tried again)
+            self._restart(error)
             return True
         if not done and waiting and not self.roster.running:
             self.endings.end(next(iter(waiting)), _stuck())

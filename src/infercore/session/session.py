@@ -120,6 +120,8 @@ class CoreSession(Prefilling):
     ) -> DecodeStream:
         stream: DecodeStream = self.shared.new_stream(self, generation, dropped, started)
         self._stream = ref(stream)
+        if self.resident.was_cancelled:  # behind the prompt, and before there was a stream
+            stream.cancel()
         return stream
 
     def stream_of(self, generation: Generation, started: float) -> DecodeStream:

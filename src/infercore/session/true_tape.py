@@ -95,6 +95,11 @@ class TrueTape:
             if self._late:
                 self._late = self.cancelled = False
 
+    @property
+    def was_cancelled(self) -> bool:
+        """Whether somebody cancelled the call, and not the clock."""
+        return self.cancelled and not self._late
+
     def _run_out(self) -> None:
         self._late = self.cancelled = True
         self.context.abort()

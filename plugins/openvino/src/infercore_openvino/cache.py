@@ -56,11 +56,11 @@ class KvArray:
         """Return the engine's view of the array."""
         return ov.Tensor(self.data, ov.Shape(self.data.shape), self._type)
 
-    def grow(self, n_blocks: int) -> None:
-        """Add ``n_blocks`` blocks at the end."""
-        old = self.data
-        self.data = self._allocate(len(old) + n_blocks)
-        self.data[: len(old)] = old
+    def grown(self, n_blocks: int) -> npt.NDArray[Any]:
+        """Return the data with ``n_blocks`` blocks more at the end."""
+        data = self._allocate(len(self.data) + n_blocks)
+        data[: len(self.data)] = self.data
+        return data
 
     def _allocate(self, n_blocks: int) -> npt.NDArray[Any]:
         """Return zeros, aligned; memory that is not written to is not taken from the system."""
@@ -119,10 +119,11 @@ class KvCache:
     def _grow(self, n_missing: int) -> None:
         n_more = max(n_missing, len(self.arrays[0].data) // 8)
         with memory_errors("a larger KV cache"):
-            for array in self.arrays:
-                array.grow(n_more)
-        self.tables.pool.grow(n_more)
+            grown = [array.grown(n_more) for array in self.arrays]
+        for array, data in zip(self.arrays, grown, strict=True):
+            array.data = data
         self.on_grown()
+        self.tables.pool.grow(n_more)
 
     def _perform(self, copies: Iterable[Copy]) -> None:
         for src, src_offset, dst, dst_offset, n in copies:

@@ -145,8 +145,8 @@ class PagedContext(BaseContext):
     def _step(self, tokens: Tokens, seq_id: int, out_rows: Any, hidden_rows: Any) -> None:
         table = self._sequences[seq_id]
         past = table.n
-        self._cache.change(lambda: self._tables.append(seq_id, len(tokens)))
         try:
+            self._cache.change(lambda: self._tables.append(seq_id, len(tokens)))
             self._paged.run(
                 tokens, table.positions[past:], [past], [len(tokens)], [table.blocks],
                 (out_rows, hidden_rows),
@@ -161,8 +161,8 @@ class PagedContext(BaseContext):
         started = time.perf_counter()
         table = self._sequences[seq_id]
         past, position = table.n, table.next
-        self._cache.change(lambda: self._tables.append(seq_id, 1))
         try:
+            self._cache.change(lambda: self._tables.append(seq_id, 1))
             self._paged.run_one(token, position, past, table, seq_id)
         except BaseException:
             self._tables.trim(seq_id, past)

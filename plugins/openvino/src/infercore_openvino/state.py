@@ -81,13 +81,15 @@ def load(
     shapes = [(header["n_blocks"], *array.data.shape[1:]) for array in cache.arrays]
     stored = read_arrays(view, shapes, cache.arrays[0].data.dtype)
     blocks = _take(cache, header["n_blocks"])
-    for array, saved_blocks in zip(cache.arrays, stored, strict=True):
-        array.data[blocks] = saved_blocks
-    for entry, at in zip(saved, positions, strict=True):
-        target = entry["seq_id"] if seq_id is None else seq_id
-        cache.tables.restore(target, [blocks[i] for i in entry["blocks"]], at)
-    for block in blocks:
-        cache.tables.pool.release(block)
+    try:
+        for array, saved_blocks in zip(cache.arrays, stored, strict=True):
+            array.data[blocks] = saved_blocks
+        for entry, at in zip(saved, positions, strict=True):
+            target = entry["seq_id"] if seq_id is None else seq_id
+            cache.tables.restore(target, [blocks[i] for i in entry["blocks"]], at)
+    finally:
+        for block in blocks:
+            cache.tables.pool.release(block)
 
 
 def unpack(data: bytes | memoryview, expected: dict[str, Any]) -> tuple[dict[str, Any], memoryview]:
