@@ -307,17 +307,24 @@ def test_a_cancel_right_behind_its_call_is_heard(pool: Any, session: Any) -> Non
         assert isinstance(call.error, ic.DecodeAbortedError) or len(call.result) < 40
 
 
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("tempfile.TemporaryFile", FileNotFoundError("it is not to be had")),
+        ("threading.Thread.start", RuntimeError("it is not to be had")),
+    ],
+)
 def test_a_process_that_cannot_be_started_is_a_typed_error(
-    pool: Any, session: Any, monkeypatch: pytest.MonkeyPatch
+    pool: Any, session: Any, monkeypatch: pytest.MonkeyPatch, name: str, error: Exception
 ) -> None:
-    def no_folder() -> None:
-        raise FileNotFoundError("no usable temporary directory")
+    def fails(*_: object) -> None:
+        raise error
 
     kill(pool)
     wait_until(lambda: pool.process.pid is None)
     with monkeypatch.context() as patch:
-        patch.setattr("tempfile.TemporaryFile", no_folder)
-        with pytest.raises(ic.ModelLoadError, match="no usable temporary"):
+        patch.setattr(name, fails)
+        with pytest.raises(ic.ModelLoadError, match="not to be had"):
             session.ensure_prefix(TEXTS[0])
     assert told(session, n=4)
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from infercore.isolated import wire, worker
+from infercore.isolated.process import EngineProcess
 from infercore.isolated.replay import NotedSampler, Replay
 from infercore.sampling.portable import PortableSampler
 from infercore.session.jobs import Item
@@ -112,6 +113,16 @@ def test_an_answer_that_cannot_cross_is_an_error() -> None:
     assert (number, is_well, type(error).__name__) == (7, False, "InvalidInputError")
     for descriptor in (*requests, answers[1]):
         os.close(descriptor)
+
+
+def test_a_fork_waits_for_no_thread_of_its_parent() -> None:
+    process: Any = EngineProcess.__new__(EngineProcess)
+    process._lock, process._child, process._keeper = threading.RLock(), None, None
+    holder = threading.Thread(target=process._lock.acquire)
+    holder.start()
+    holder.join()
+    process.forget()
+    assert process._lock.acquire(blocking=False)
 
 
 # -- the outbox ------------------------------------------------------------------------------------
