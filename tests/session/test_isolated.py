@@ -493,7 +493,7 @@ def test_an_interruption_in_a_long_request_leaves_the_pipe_whole(pool: Any) -> N
         for timer in timers:
             timer.start()
         with pytest.raises(KeyboardInterrupt):
-            long.ensure_prefix("ab " * 200_000)
+            long.ensure_prefix("ab " * 50_000)
         for timer in timers:
             timer.join()
         assert told(other, n=5, temperature=0)
@@ -586,16 +586,16 @@ def test_a_timeout_is_of_the_whole_whatever_died_meanwhile(pool: Any) -> None:
     with pool.open_session() as session:
         session.ensure_prefix("Once")
         started = time.monotonic()
-        stream = session.decode(max_tokens=150, ignore_eos=True, timeout=1.5)
+        stream = session.decode(max_tokens=150, ignore_eos=True, timeout=4.0)
         next(stream)
-        time.sleep(1.0)
+        time.sleep(2.0)
         kill(pool)
         reasons = []
         for chunk in stream:
             reasons.append(chunk.finish_reason)
             time.sleep(0.05)
         assert reasons[-1] == "timeout"
-        assert time.monotonic() - started < 5.0
+        assert time.monotonic() - started < 5.8  # begun anew at the death it would be 6
 
 
 def test_bytes_of_tokens_are_those_of_the_tokenizer(pool: Any, plain: Any) -> None:
