@@ -16,7 +16,7 @@ N_CASES = 14
 
 
 def test_required_calls_are_valid(session: Any) -> None:
-    pytest.importorskip("llguidance", reason="needs llguidance: pip install infercore[constraints]")
+    pytest.importorskip("llguidance", reason="needs llguidance: pip install '.[constraints]'")
     if not SCRIPT.is_file():
         pytest.skip("the folder tools is not beside these tests")
     spec = importlib.util.spec_from_file_location("required_calls", SCRIPT)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -72,6 +71,8 @@ def child() -> psutil.Process:
 
 @pytest.mark.parametrize("name", [*NO_END, *NO_ROOM])
 def test_no_filter_escapes_the_limits(short: float, name: str) -> None:
+    import resource
+
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     child()  # its start counts for nobody
     started = time.perf_counter()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import resource
 import shlex
 import shutil
 import signal
@@ -177,6 +176,8 @@ def test_chat_of_another_backend(reference, engine, tmp_path: Path) -> None:
 
 def small_files() -> None:
     """Let this process write files of a few bytes only, as a full disk would."""
+    import resource
+
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
 

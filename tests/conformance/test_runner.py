@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -310,3 +312,12 @@ def test_everything_is_closed_in_the_end(rig: Rig) -> None:
     model = rig.model
     check_backend(rig, only="DEC-2")
     assert model.closed
+
+
+def test_the_laws_can_be_asked_for_again() -> None:
+    source = (
+        "import infercore.conformance.laws.kinds, infercore.conformance as suite\n"
+        "from infercore.conformance import laws\n"
+        "assert suite.laws() == laws() == suite.laws()\n"
+    )
+    subprocess.run([sys.executable, "-c", source], check=True)

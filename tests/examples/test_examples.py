@@ -45,7 +45,7 @@ def test_agent_loop_reuses_its_prefix_at_every_warm_turn(run: Run, engine: str) 
 
 
 def test_structured_extraction_fits_the_schema(run: Run, engine: str) -> None:
-    pytest.importorskip("llguidance", reason="needs llguidance: pip install infercore[constraints]")
+    pytest.importorskip("llguidance", reason="needs llguidance: pip install '.[constraints]'")
     rows = [re.split("  +", line) for line in run(engine, "structured_extraction.py").splitlines()]
     assert rows[1:5] == [
         ["Mira", "baker", "21", "eos"],

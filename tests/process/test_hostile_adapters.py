@@ -106,8 +106,8 @@ def test_a_death_over_an_adapter_is_a_typed_error(tmp_path, monkeypatch):
 
     tried = []
 
-    def died(_, path, *__):
-        tried.append(path)
+    def died(_, path, adapters, *__):
+        tried.extend(adapters)
         raise ic.ModelFormatError("it died", path=path)
 
     model_path = random_gguf.write(tmp_path / "model.gguf", "llama")

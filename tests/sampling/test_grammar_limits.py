@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import sys
 import time
 
@@ -50,6 +49,8 @@ def short(monkeypatch):
 
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_bomb_is_typed(tokenizer, short, name):
+    import resource
+
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     started = time.perf_counter()
     with pytest.raises(GrammarError) as caught:

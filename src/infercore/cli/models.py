@@ -39,7 +39,7 @@ def pull(names: tuple[str, ...]) -> None:
 
     A NAME is hf:ORG/REPO, hf:ORG/REPO:QUANT or hf:ORG/REPO:FILE. Files go to the cache of
     huggingface_hub, are compared with the hub's checksums, and are shared with other programs;
-    HF_TOKEN or `hf auth login` opens what is gated. `hf cache rm` takes models away.
+    HF_TOKEN or `hf auth login` gives access to gated models. `hf cache rm` deletes them.
     """
     aliases = settings.read().aliases
     wanted = [aliases.get(name, name) for name in names]

@@ -113,7 +113,7 @@ def serve(models: tuple[str, ...], **options: Any) -> None:
     reranking, a page to chat at / and metrics at /metrics. Ctrl-C or SIGTERM lets the answers that
     have begun end, for at most 30 seconds.
 
-    Needs the extra ``serve``.
+    Needs the extra 'serve'.
     """
     paths = _named(models)
     keys = _keys(options["api_key_file"])

@@ -169,7 +169,7 @@ POOL = {
     "batching": "run several sessions in one call: always, never, or where that is faster here",
     "batch_invariant": "each session computes exactly what it would compute alone; refused where the engine cannot guarantee that",
     "cache_bytes": "RAM, in bytes, for sessions that give up their cells; 0 = none",
-    "cache_dir": "a folder for sessions that RAM has no room for; None = none",
+    "cache_dir": "a folder for sessions that no longer fit in RAM; None = none",
     "cache_dir_bytes": "largest size of that folder in bytes; the files unused longest go first",
     "reader_timeout": "seconds after which a stream that nobody reads is cancelled; None = never",
     "isolate": "run the engine in a separate process, restarted when it dies",

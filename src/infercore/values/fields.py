@@ -173,7 +173,7 @@ class PoolFields(PoolContextFields, total=False):
     cache_bytes: int
     """RAM, in bytes, for sessions that give up their cells; 0 = none."""
     cache_dir: str | os.PathLike[str] | None
-    """A folder for sessions that RAM has no room for; None = none."""
+    """A folder for sessions that no longer fit in RAM; None = none."""
     cache_dir_bytes: int
     """Largest size of that folder in bytes; the files unused longest go first."""
     reader_timeout: float | None

@@ -44,7 +44,7 @@ _ALLOWED = {
     "use_mlock": (None, False),
     "check_tensors": (None, False),
 }
-_NO_GPU_HINT = "the model runs on one device as a whole; choose it with device"
+_NO_GPU_HINT = "the model runs on one device as a whole; name that device with the field device"
 _HINTS = {
     "use_mlock": "the engine cannot lock weights in memory",
     "check_tensors": "the engine does not look for broken values",
