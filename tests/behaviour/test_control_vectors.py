@@ -104,3 +104,30 @@ def test_adapters_that_change_under_a_session_are_seen_too(new_session: Callable
 def test_what_fits_no_layer_is_refused(new_context: Callable[..., Any], wrong: Any) -> None:
     with pytest.raises(ic.InvalidInputError):
         new_context().set_control_vector(wrong)
+
+
+@pytest.mark.parametrize("what", ["vector", "adapters", "attention"])
+def test_a_fork_in_a_context_of_its_own_computes_like_its_parent(
+    model: Any, vector: Any, what: str
+) -> None:
+    with model.new_session(n_ctx=128) as session:
+        kinds = session.context.capabilities
+        if what == "vector":
+            need(session.context, vector)
+            session.context.set_control_vector({1: vector})
+        elif what == "adapters":
+            if not kinds.lora:
+                pytest.skip("refused: this engine takes no adapters")
+            path = str(infercore_models.path("storyteller-lora", "gguf-f32"))
+            session.context.set_adapters([ic.AdapterSpec(path=path, scale=2.0)])
+        else:
+            try:
+                session.context.set_causal_attention(False)
+            except ic.UnsupportedFeatureError:
+                pytest.skip("refused: this engine's attention takes no mask")
+        session.ensure_prefix("Once upon a time there was a baker")
+        with session.fork() as twin:
+            ours = "".join(c.text for c in session.decode(max_tokens=8, temperature=0))
+            assert "".join(c.text for c in twin.decode(max_tokens=8, temperature=0)) == ours
+            digests = [each.explain_context().manifest_digest for each in (session, twin)]
+            assert digests[0] == digests[1]

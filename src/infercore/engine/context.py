@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from infercore.engine.saving import Handed
     from infercore.engine.window import Window
+    from infercore.protocols.guarded import SessionContext
     from infercore.protocols.spi import EngineContext, FloatArray
     from infercore.values.config import AdapterSpec, ContextConfig, ControlVector
     from infercore.values.info import Capabilities, PerfCounters
@@ -106,6 +107,7 @@ class GuardedContext:
         self._inner = inner
         self._try_adapters = try_adapters
         self._layers = layers  # how many, and how wide
+        self.set_live: dict[str, Any] = {}
         self._config = config
         self.attempts = tuple(attempts)
         self.capabilities: Capabilities = inner.capabilities
@@ -579,7 +581,7 @@ class GuardedContext:
                     feature="set_causal_attention", backend=self._native.backend
                 )
             self._native.judged(own, on)
-            self._appending.causal = on
+            self._appending.causal = self.set_live["set_causal_attention"] = on
             self._results.forget()
 
     def set_adapters(self, adapters: Sequence[AdapterSpec]) -> None:
@@ -589,6 +591,7 @@ class GuardedContext:
             chosen = arguments.check_adapters(adapters)
             self._try_adapters(chosen)
             self._native.judged(self._native.inner.set_adapters, chosen)
+            self.set_live["set_adapters"] = chosen
             self._results.forget()
 
     def set_control_vector(self, directions: ControlVector | None) -> None:
@@ -601,7 +604,13 @@ class GuardedContext:
                 self._native.need("set_control_vector", declared=given is None, hint=hint)
                 return
             self._native.judged(own, given)
+            self.set_live["set_control_vector"] = None if given is None else dict(enumerate(given))
             self._results.forget()
+
+    def compute_like(self, other: SessionContext) -> None:
+        """Set what was set on ``other`` while it was open, so that both compute the same."""
+        for name, value in other.set_live.items():
+            getattr(self, name)(value)
 
     def set_abort_callback(self, callback: Callable[[], bool] | None) -> None:
         """Call ``callback`` while working; if it returns True, the call aborts. None removes it.

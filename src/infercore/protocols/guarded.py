@@ -58,6 +58,13 @@ class SessionContext(Context, Protocol):
     def save_sequence(self, seq_id: int = 0, *, note: Mapping[str, Any] | None = None) -> bytes:
         """Return one sequence and its last logits; ``note`` (JSON) stands in the header."""
 
+    @property
+    def set_live(self) -> Mapping[str, Any]:
+        """What was set while it was open and changes what is computed, by the setter's name."""
+
+    def compute_like(self, other: SessionContext) -> None:
+        """Set what was set on ``other`` while it was open, so that both compute the same."""
+
     def hand_over(self, seq_id: int) -> Any:
         """Return one sequence, unpacked, for `take_over` of a similar context."""
 

@@ -78,6 +78,8 @@ def beam_search(session: CoreSession, options: BeamOptions) -> list[Beam]:
                 if session.resident.cancelled:
                     raise _cancelled(len(prompt))
                 moves = search.step(rows.after(moves))
+        except DecodeAbortedError as error:
+            raise _cancelled(len(prompt)) from error
         finally:
             rows.close()
     short: FinishReason = "context" if room < options.max_tokens else "length"

@@ -240,7 +240,13 @@ class OwnContext:
         share = self.sharing(session)
         if share is not None:
             return share.for_twin(session)
-        return OwnContext(self._model, self._model.context_of(self.context.config)), 0
+        context = self._model.context_of(self.context.config)
+        try:
+            context.compute_like(self.context)
+        except BaseException:
+            context.close()
+            raise
+        return OwnContext(self._model, context), 0
 
     def sharing(self, session: CoreSession) -> Share | None:
         """Let ``session`` share its context from now on; None where it has one sequence."""
