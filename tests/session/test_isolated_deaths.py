@@ -44,8 +44,9 @@ PLUGIN = """
         if plan["call"] != name or plan.get("text") not in (None, text) or not plan["times"]:
             return
         plan["times"] -= 1
-        with open(PLAN, "w") as file:
+        with open(PLAN + ".new", "w") as file:
             json.dump(plan, file)
+        os.replace(PLAN + ".new", PLAN)  # another thread may read it meanwhile
         if plan["how"] == "hang":
             time.sleep(600)
         if plan["how"] == "exit":
@@ -105,7 +106,9 @@ def deadly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     default_registry().refresh()
 
     def dies(call: str, how: str = "SIGSEGV", times: int = 1) -> None:
-        plan.write_text(json.dumps({"call": call, "how": how, "times": times}))
+        new = plan.with_suffix(".new")
+        new.write_text(json.dumps({"call": call, "how": how, "times": times}))
+        new.replace(plan)
 
     def opened(**fields: Any) -> Any:
         given = {"n_ctx": 96, "n_parallel": 3, "step_timeout": 1.0, "max_restarts": 8}
