@@ -454,3 +454,28 @@ def test_a_tokenizer_outlives_the_variable_of_its_model(watched):
     assert watched.log == ["model"] * 2
     with pytest.raises(ic.SessionClosedError):
         model.tokenizer.encode("ab")
+
+
+def test_weights_stay_while_a_thread_tokenizes(watched, monkeypatch):
+    model = guarded(watched)
+    inside, go_on = threading.Event(), threading.Event()
+    encode = watched.tokenizer.encode
+
+    def slow(text, **fields):
+        inside.set()
+        assert go_on.wait(60)
+        assert watched.log == []
+        return encode(text, **fields)
+
+    monkeypatch.setattr(watched.tokenizer, "encode", slow)
+    found = []
+    thread = threading.Thread(target=lambda: found.append(model.tokenizer.encode("ab")))
+    thread.start()
+    assert inside.wait(60)
+    model.close()
+    with pytest.raises(ic.SessionClosedError):
+        model.tokenizer.decode([1])
+    go_on.set()
+    thread.join(60)
+    assert found == [encode("ab", add_special=True, parse_special=True)]
+    assert watched.log == ["model"]

@@ -216,12 +216,14 @@ def test_a_space_behind_an_unknown_character_is_kept(copied) -> None:
 
 def test_what_a_stream_shows_is_what_decode_says(copied) -> None:
     import random
+    from types import SimpleNamespace
 
     from infercore.engine.tokenizer import GuardedTokenizer
     from infercore.session.pieces import Pieces
 
     inner = of_unigram(copied)
-    tokenizer = GuardedTokenizer(inner, dialect=None, is_closed=lambda: False)
+    weights = SimpleNamespace(freed=False, begin=lambda: None, end=lambda: None)
+    tokenizer = GuardedTokenizer(inner, dialect=None, weights=weights)
     pieces, rng = Pieces(tokenizer), random.Random(0)
     for _ in range(300):
         tokens = [5, *(rng.randrange(7) for _ in range(8))]

@@ -70,6 +70,7 @@ class _Weights:
         self._lock = threading.Lock()
         self._born = fork_count()
         self._n_users = 1
+        self._n_calls = 0
 
     @property
     def freed(self) -> bool:
@@ -85,7 +86,23 @@ class _Weights:
     def release(self) -> None:
         with self._lock:
             self._n_users -= 1
-            last = self._n_users == 0
+            last = self._n_users == self._n_calls == 0
+        self._free(last)
+
+    def begin(self) -> None:
+        """Keep them for a call, which is refused where nobody needs them any more."""
+        with self._lock:
+            if self._n_users == 0:
+                raise SessionClosedError("the model of this tokenizer is closed; load it again")
+            self._n_calls += 1
+
+    def end(self) -> None:
+        with self._lock:
+            self._n_calls -= 1
+            last = self._n_users == self._n_calls == 0
+        self._free(last)
+
+    def _free(self, last: bool) -> None:  # noqa: FBT001  (nobody else calls it)
         if last and self._born == fork_count():  # in a fork they are the parent's
             self.inner.close()
 
@@ -136,7 +153,7 @@ class GuardedModel:
         self.tokenizer = GuardedTokenizer(
             inner.tokenizer,
             dialect=services.dialect,
-            is_closed=lambda: weights.freed,
+            weights=weights,
             backend=descriptor.name,
         )
         # Last, so that a model which could not be guarded is still its loader's to close.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from infercore.engine import calls, encoding, plugin_checks
 from infercore.engine.arguments import check_bool, check_token, check_tokens
-from infercore.errors import OutOfMemoryError, SessionClosedError, UnsupportedFeatureError
+from infercore.errors import OutOfMemoryError, UnsupportedFeatureError
 from infercore.values import checks
 from infercore.values.info import FimTokens
 from infercore.values.memory import free_bytes
@@ -34,6 +34,20 @@ _FIM_MARKS = (  # prefix, suffix, middle; as llama.cpp's ``llama_vocab`` looks f
 # measured. An engine that gets none there ends the process, so that is found out before.
 _BYTES_PER_BYTE = 256
 _SHORT_TEXT = 1 << 16  # characters of which nobody is asked
+
+
+class Weights(Protocol):
+    """What keeps an engine's model, for as long as somebody needs it."""
+
+    @property
+    def freed(self) -> bool:
+        """Whether nobody needs it any more."""
+
+    def begin(self) -> None:
+        """Keep it for a call. Raises `SessionClosedError` where nobody needs it any more."""
+
+    def end(self) -> None:
+        """End a call."""
 
 
 class ToolForm(Protocol):
@@ -71,13 +85,13 @@ class GuardedTokenizer:
         inner: EngineTokenizer,
         *,
         dialect: Callable[[str, str, str], Dialect],
-        is_closed: Callable[[], bool],
+        weights: Weights,
         backend: str = "",
     ) -> None:
         self._inner = inner
         self._backend = backend
         self._dialect_of = dialect
-        self._is_closed = is_closed
+        self._weights = weights
         self._digest: str | None = None
         self._fim: object = _NOT_ASKED
         self._frame: encoding.Frame | None = None
@@ -91,12 +105,15 @@ class GuardedTokenizer:
         self.chat_template = inner.chat_template
 
     def __repr__(self) -> str:
-        return f"<Tokenizer of {self.n_vocab} tokens{' closed' * self._is_closed()}>"
+        return f"<Tokenizer of {self.n_vocab} tokens{' closed' * self._weights.freed}>"
 
-    def _engine(self) -> EngineTokenizer:
-        if self._is_closed():
-            raise SessionClosedError("the model of this tokenizer is closed; load it again")
-        return self._inner
+    def _ask(self, call: Callable[..., Any], *args: Any, **fields: Any) -> Any:
+        """Return what the engine's tokenizer answers; its weights stay meanwhile."""
+        self._weights.begin()
+        try:
+            return call(*args, **fields)
+        finally:
+            self._weights.end()
 
     @property
     def digest(self) -> str:
@@ -122,10 +139,11 @@ class GuardedTokenizer:
         checks.check_text("text", text)
         check_bool("add_special", add_special)
         check_bool("parse_special", parse_special)
-        encode = self._engine().encode
         _check_room(text)
         with calls.typed(self._backend, "tokenizing"):
-            ids = encode(text, add_special=add_special, parse_special=parse_special)
+            ids = self._ask(
+                self._inner.encode, text, add_special=add_special, parse_special=parse_special
+            )
         return plugin_checks.check_ids(ids, self.n_vocab, self._backend)
 
     def encode_many(
@@ -154,7 +172,7 @@ class GuardedTokenizer:
 
     def _pair_frame(self) -> encoding.Frame:
         if self._frame is None:
-            middle = getattr(self._engine(), "pair_middle", None)
+            middle = getattr(self._inner, "pair_middle", None)
             self._frame = encoding.frame_of(self.encode, middle)
         return self._frame
 
@@ -162,10 +180,10 @@ class GuardedTokenizer:
         """Return the text of ``tokens``; see `Tokenizer.decode`."""
         ids = check_tokens(tokens, self.n_vocab).tolist()
         check_bool("skip_special", skip_special)
-        own = getattr(self._engine(), "decode", None)
+        own = getattr(self._inner, "decode", None)
         if own is not None:
             with calls.typed(self._backend, "turning tokens into text"):
-                text = own(ids, skip_special=skip_special)
+                text = self._ask(own, ids, skip_special=skip_special)
             if not isinstance(text, str):
                 made = f"returned {plugin_checks.shown(text)}, not a str"
                 raise plugin_checks.wrong(self._backend, "tokenizer.decode(tokens)", made)
@@ -178,27 +196,32 @@ class GuardedTokenizer:
         return self._piece(check_token(token, self.n_vocab))
 
     def _piece(self, token: int) -> bytes:
-        return plugin_checks.check_piece(self._engine().token_bytes(token), token, self._backend)
+        return plugin_checks.check_piece(
+            self._ask(self._inner.token_bytes, token), token, self._backend
+        )
 
     def is_eog(self, token: int) -> bool:
         """Return whether ``token`` ends a generation."""
         token = check_token(token, self.n_vocab)
         return plugin_checks.check_flag(
-            self._engine().is_eog(token), "is_eog", token, self._backend
+            self._ask(self._inner.is_eog, token), "is_eog", token, self._backend
         )
 
     def is_control(self, token: int) -> bool:
         """Tell whether ``token`` is a control token."""
         token = check_token(token, self.n_vocab)
         return plugin_checks.check_flag(
-            self._engine().is_control(token), "is_control", token, self._backend
+            self._ask(self._inner.is_control, token), "is_control", token, self._backend
         )
 
     def token_kind(self, token: int) -> str:
         """Return what kind of token it is; see `Tokenizer.token_kind`."""
         token = check_token(token, self.n_vocab)
-        own = getattr(self._engine(), "token_kind", None)
-        kind = ("control" if self.is_control(token) else "normal") if own is None else own(token)
+        own = getattr(self._inner, "token_kind", None)
+        if own is None:
+            kind: Any = "control" if self.is_control(token) else "normal"
+        else:
+            kind = self._ask(own, token)
         if kind not in TOKEN_KINDS:
             made = f"returned {plugin_checks.shown(kind)}, none of {', '.join(TOKEN_KINDS)}"
             raise plugin_checks.wrong(self._backend, f"tokenizer.token_kind({token})", made)
@@ -207,8 +230,8 @@ class GuardedTokenizer:
     def token_score(self, token: int) -> float | None:
         """Return the score of a token; see `Tokenizer.token_score`."""
         token = check_token(token, self.n_vocab)
-        own = getattr(self._engine(), "token_score", None)
-        score = None if own is None else own(token)
+        own = getattr(self._inner, "token_score", None)
+        score = None if own is None else self._ask(own, token)
         if score is not None and not checks.is_finite(score):
             made = f"returned {plugin_checks.shown(score)}, not a finite number or None"
             raise plugin_checks.wrong(self._backend, f"tokenizer.token_score({token})", made)
