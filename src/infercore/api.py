@@ -512,6 +512,7 @@ def _guarded(
             options=config.backend_options,
             name=os.path.basename(os.path.normpath(path)),
             try_adapter=lambda adapter: _try_adapter(descriptor, path, config, adapter),
+            try_context=lambda: trial.check(descriptor, path, config, of_context=True),
         )
     except BaseException as error:
         if callable(close := getattr(inner, "close", None)):

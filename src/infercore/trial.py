@@ -43,12 +43,15 @@ def main() -> None:
     config = ic.ModelConfig(**asked["config"], check_in_child=False)
     _say(BEGUN)
     with contextlib.suppress(Exception):
-        if asked["only_plan"]:
+        if asked["until"] == "plan":
             fields = {**asked["config"], "check_in_child": False}
             ic.plan_memory(asked["path"], backend=asked["backend"], **fields)
         else:
             with _guarded(loader(asked["path"], config), descriptor) as model:
-                use(model, asked.get("adapters", ()), asked["options"])
+                if asked["until"] == "load":
+                    _tokenize(model)
+                else:
+                    use(model, asked.get("adapters", ()), asked["options"])
     _say(ENDED)
     os._exit(0)
 

@@ -31,7 +31,10 @@ PLUGIN = """
             if word == "kill": os.kill(os.getpid(), 9)
             if word == "hang": time.sleep(600)
             if word == "raise": raise ValueError("no model at all")
-        return load_story(os.environ["STORY"], config)
+        model = load_story(os.environ["STORY"], config)
+        if "die-late" in pathlib.Path(path).read_text():
+            model.new_context = lambda config: os.abort()
+        return model
 
     @hookimpl
     def infercore_backend():
@@ -39,6 +42,7 @@ PLUGIN = """
             name="brittle", api_version=API_VERSION, loader=load,
             match=lambda path: 100 if path.endswith(".brittle") else 0,
             engine_version=lambda: "1", model_options=("x",),
+            compiles_late=True,
         )
 """
 
@@ -126,6 +130,31 @@ def test_another_content_or_other_options_are_tried_again(brittle):
     path.write_text("quite fine")
     ic.load_model(path).close()
     assert len(processes(path)) == 6
+
+
+def test_a_large_file_that_is_compiled_late_is_tried_in_two_parts(brittle, monkeypatch):
+    monkeypatch.setattr(trial, "_AT_ONCE_UP_TO_BYTES", 3)
+    for word, lives in (("fine", True), ("die-late", False)):
+        path = brittle(word, name=word)
+        for n_loads in (2, 4):
+            trial.forget()  # as another process
+            with ic.load_model(path) as model:
+                assert len(processes(path)) == n_loads
+                if lives:
+                    model.new_context(n_ctx=16).close()
+                    continue
+                with pytest.raises(ic.ModelFormatError, match="SIGABRT"):
+                    model.new_context(n_ctx=16)
+        assert len(processes(path)) == (4 if lives else 5)  # what lived is remembered
+        assert processes(path).count(os.getpid()) == 2
+
+
+def test_files_that_are_gone_by_the_first_context_are_no_hindrance(brittle, monkeypatch):
+    monkeypatch.setattr(trial, "_AT_ONCE_UP_TO_BYTES", 3)
+    path = brittle("fine")
+    with ic.load_model(path) as model:
+        path.unlink()
+        model.new_context(n_ctx=16).close()
 
 
 def test_the_caller_decides(brittle, monkeypatch):

@@ -8,6 +8,7 @@ import inspect
 import itertools
 import os
 import tempfile
+from functools import cached_property
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +26,9 @@ LIMIT_S = 30.0
 BATCH = 300
 ENGINES = {"llamacpp": "gguf-f32", "openvino": "openvino", "reference": "hf"}
 FUNCTIONS = (
-    "load_model", "open_session", "open_pool", "embed", "plan_memory", "get_backend", "backends",
-    "hash_token_ids", "free_bytes",
+    "load_model", "open_session", "open_pool", "aopen_session", "aopen_pool", "aopen_context",
+    "embed", "rerank", "plan_memory", "get_backend", "backends", "hash_token_ids", "free_bytes",
+    "open_regular", "read_regular",
 )  # fmt: skip
 NOT_CALLED = {
     "native_handle", "close", "__enter__", "__exit__", "aclose", "run", "owner", "share_for_fork",
@@ -41,6 +43,24 @@ VALUES: dict[str, Any] = {
     "adapters": [], "callback": None, "name": "llamacpp", "max_tokens": 2, "role": "user",
     "content": "Hi", "namespace": "", "timeout": 1.0, "fields": {}, "decode": {}, "kwargs": {},
 }  # fmt: skip
+
+
+def _modules() -> dict[str, Any]:
+    """Return what holds each function and class of values that is called."""
+    classes = (
+        name
+        for name in ic.__all__
+        if inspect.isclass(getattr(ic, name)) and hasattr(getattr(ic, name), "__attrs_attrs__")
+    )
+    found: dict[str, Any] = dict.fromkeys((*FUNCTIONS, *classes), ic)
+    if find_spec("starlette"):
+        import infercore.serve  # noqa: PLC0415
+
+        found.update(dict.fromkeys(("ServeConfig", "create_app"), infercore.serve))
+    return found
+
+
+_MODULES = _modules()
 
 
 class Untyped(Exception):  # noqa: N818  (a finding)
@@ -104,24 +124,52 @@ class _World:
         self.of_pool = self.pool.open_session()
         self.of_pool.ensure_prefix("Once upon a time")
         self.waited = self.loop.run_until_complete(self._awaited(ic.aopen_session, threads))
+        self.waited_context = self.loop.run_until_complete(
+            self._awaited(ic.aopen_context, {**threads, "n_seq_max": 2})
+        )
+        if (isolated := vars(self).pop("isolated", None)) is not None:
+            vars(self).pop("of_isolated", None)
+            isolated.close()
         self.waited_of_pool = self.loop.run_until_complete(self.pool.aopen_session())
 
     async def _awaited(self, opening: Any, fields: dict[str, Any]) -> Any:
         return await opening(self.model, n_ctx=64, **fields)
 
-    def targets(self) -> Iterator[tuple[str, Callable[..., Any]]]:
-        """Yield the calls of the protocols."""
+    @cached_property
+    def isolated(self) -> Any:
+        """A pool in a process of its own, which is started when it is first called."""
+        if self.model.backend == "reference":
+            return self.pool
+        fields = {"n_ctx": 64, "n_threads": 1, "n_threads_batch": 1}
+        backend = self.model.backend
+        return ic.open_pool(self.path, backend=backend, n_parallel=2, isolate=True, **fields)
+
+    @cached_property
+    def of_isolated(self) -> Any:
+        """A session of that pool."""
+        opened = self.isolated.open_session()
+        opened.ensure_prefix("Once upon a time")
+        return opened
+
+    @property
+    def tokenizer(self) -> Any:
+        return self.model.tokenizer
+
+    @staticmethod
+    def targets() -> Iterator[tuple[str, str, str]]:
+        """Yield the calls of the protocols: what to show, where the object is held, the method."""
         held = (
-            (public.Model, self.model), (public.Tokenizer, self.model.tokenizer),
-            (public.Context, self.context), (public.Sampler, self.sampler),
-            (session.Session, self.session), (session.Session, self.of_pool),
-            (ic.SessionPool, self.pool), (ic.AsyncSession, self.waited),
-            (ic.AsyncSession, self.waited_of_pool),
+            (public.Model, "model"), (public.Tokenizer, "tokenizer"),
+            (public.Context, "context"), (public.Sampler, "sampler"),
+            (session.Session, "session"), (session.Session, "of_pool"),
+            (ic.SessionPool, "pool"), (ic.AsyncSession, "waited"),
+            (ic.AsyncSession, "waited_of_pool"), (ic.AsyncContext, "waited_context"),
+            (ic.SessionPool, "isolated"), (session.Session, "of_isolated"),
         )  # fmt: skip
-        for protocol, thing in held:
+        for protocol, where in held:
             for name, member in vars(protocol).items():
                 if inspect.isfunction(member) and name not in NOT_CALLED and name[0] != "_":
-                    yield f"{protocol.__name__}.{name}", getattr(thing, name)
+                    yield f"{protocol.__name__}.{name}", where, name
 
 
 class Calls:
@@ -141,10 +189,11 @@ class Calls:
     def case(self, random: Random) -> str:
         """Call something with one, two or three odd arguments."""
         world = self._world(random.choice(self._names))
-        name, call = random.choice(self._all(world))
+        name, where, method = random.choice(self._all())
+        call = getattr(getattr(world, where) if where else _MODULES[method], method)
         arguments = self._arguments(random, call, world)
         given = ", ".join(f"{field}={value!r:.80}" for field, value in arguments.items())
-        shown = f"{world.model.backend}: {name}({given})"
+        shown = f"{world.model.backend}: {where} {name}({given})"
         try:
             inspect.signature(call).bind(**arguments)
         except TypeError:
@@ -169,14 +218,10 @@ class Calls:
             raise Untyped(f"{shown}: {error!r}") from error
         return shown
 
-    def _all(self, world: _World) -> list[tuple[str, Callable[..., Any]]]:
-        found = [(name, getattr(ic, name)) for name in FUNCTIONS if hasattr(ic, name)]
-        found += [
-            (name, getattr(ic, name))
-            for name in ic.__all__
-            if hasattr(getattr(ic, name), "__attrs_attrs__") and inspect.isclass(getattr(ic, name))
-        ]
-        return found + list(world.targets()) * 2
+    @staticmethod
+    def _all() -> list[tuple[str, str, str]]:
+        found = [(name, "", name) for name in _MODULES]
+        return found + list(_World.targets()) * 2
 
     def _arguments(self, random: Random, call: Callable[..., Any], world: _World) -> dict[str, Any]:
         odd = odd_values()

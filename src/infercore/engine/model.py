@@ -133,6 +133,7 @@ class GuardedModel:
         load_ms: float = 0.0,
         options: Mapping[str, Any] | None = None,
         try_adapter: Callable[[str], None] | None = None,
+        try_context: Callable[[], None] | None = None,
         name: str = "",
     ) -> None:
         plugin_checks.check_model(inner, descriptor.name)
@@ -143,6 +144,7 @@ class GuardedModel:
         self._services = services
         self._load_ms = load_ms
         self._try_adapter = try_adapter
+        self._try_context = try_context
         self._born = fork_count()
         self.backend = descriptor.name
         self.backend_version = _version(descriptor)
@@ -219,6 +221,9 @@ class GuardedModel:
         self._check_options(config)
         self._check_adapters(config)
         self._check_kv_types(config)
+        if self._try_context is not None:
+            self._try_context()
+            self._try_context = None
         self._try_adapters(config.adapters)
         asked = self._resolved(config)
         started = time.perf_counter()

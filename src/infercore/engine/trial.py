@@ -42,6 +42,7 @@ CHILD = trial.__name__
 _FLAGS = ("-P",) if sys.version_info >= (3, 11) else ()
 _LEAST_SECONDS = 120.0
 _BYTES_PER_SECOND = 20e6  # a file is read and evaluated faster than this, on any disk
+_AT_ONCE_UP_TO_BYTES = 1 << 28  # loading and compiling less takes no longer than starting a child
 _HASH_UP_TO_BYTES = 1 << 28  # a larger one is tried sooner than it is hashed
 _MAX_KEPT = 4096
 _NOT_ASKED = ("check_in_child", "progress")  # fields of a config that are not the child's
@@ -56,11 +57,13 @@ def check(
     *,
     only_plan: bool = False,
     adapters: Sequence[str] = (),
+    of_context: bool = False,
 ) -> None:
     """Load the file in a child, where ``config.check_in_child`` wants it; the child has ended then.
 
     ``only_plan`` lets it plan the memory and nothing more, which is not remembered. ``adapters``
-    are tried on the model.
+    are tried on the model. Of large files that the engine compiles late (`BackendDescriptor`) the
+    child only loads, and compiles in a second trial: ``of_context``, right before the first context.
     Raises `ModelFormatError` where the child died or hung, `OutOfMemoryError` where the system
     ended it, and, only if it was asked for, `ModelLoadError` where no child can be had.
     """
@@ -70,15 +73,25 @@ def check(
         return
     if config.check_in_child is None and not _is_installed(descriptor.name):
         return  # handed over in person, so that no child can find it
-    asked = _request(descriptor, path, config, only_plan=only_plan, adapters=adapters)
+    if of_context and not (descriptor.compiles_late and os.path.exists(path)):
+        return
+    files = [*_files(descriptor, path), *adapters]
+    try:
+        n_bytes = sum(map(os.path.getsize, files))
+    except OSError:
+        return  # the backend itself says what is wrong
+    in_two = descriptor.compiles_late and not adapters and n_bytes > _AT_ONCE_UP_TO_BYTES
+    if of_context and not in_two:
+        return
+    until = "plan" if only_plan else "load" if in_two and not of_context else "use"
+    asked = _request(descriptor, path, config, until=until, adapters=adapters)
     if asked is None:
         _no_child(path, config, "its options cannot be handed over")
         return
-    files = [*_files(descriptor, path), *adapters]
-    keys = _keys(descriptor, asked, files)
+    keys = _keys(descriptor, asked, files, only_load=in_two and not of_context)
     if not keys or (config.check_in_child is None and _is_known(keys)):
         return
-    reason = _try(descriptor, path, adapters, asked, _seconds(files))
+    reason = _try(descriptor, path, adapters, asked, _seconds(n_bytes))
     if reason is not None:
         _no_child(path, config, reason)
         return
@@ -95,7 +108,7 @@ def _request(
     path: str,
     config: ModelConfig,
     *,
-    only_plan: bool,
+    until: str,
     adapters: Sequence[str],
 ) -> str | None:
     """Return what the child is asked to do, None where it cannot be said in JSON."""
@@ -110,7 +123,7 @@ def _request(
     if adapters:
         request["adapters"] = [os.path.abspath(adapter) for adapter in adapters]
     try:
-        return json.dumps({**request, "only_plan": only_plan})
+        return json.dumps({**request, "until": until})
     except (TypeError, ValueError):
         return None
 
@@ -137,8 +150,8 @@ def _files(descriptor: BackendDescriptor, path: str) -> Sequence[str]:
     return digest.files_at(path)
 
 
-def _seconds(files: Sequence[str]) -> float:
-    return _LEAST_SECONDS + sum(map(os.path.getsize, files)) / _BYTES_PER_SECOND
+def _seconds(n_bytes: int) -> float:
+    return _LEAST_SECONDS + n_bytes / _BYTES_PER_SECOND
 
 
 # -- the child ---------------------------------------------------------------------------------
@@ -238,7 +251,9 @@ def _death(path: str, code: int, err: str) -> MemoryError | ModelFormatError:
 # -- what was tried ----------------------------------------------------------------------------
 
 
-def _keys(descriptor: BackendDescriptor, asked: str, files: Sequence[str]) -> list[str]:
+def _keys(
+    descriptor: BackendDescriptor, asked: str, files: Sequence[str], *, only_load: bool
+) -> list[str]:
     """Return what the trial is known by: files as they lie there, and small ones by content.
 
     The engine's version and all that was asked for are part of either. Empty where they cannot
@@ -246,10 +261,13 @@ def _keys(descriptor: BackendDescriptor, asked: str, files: Sequence[str]) -> li
     """
     version = descriptor.engine_version() if descriptor.engine_version is not None else ""
     request = json.loads(asked)
-    del request["path"], request["only_plan"], request["options"]
+    del request["path"], request["until"], request["options"]
     request.pop("adapters", None)
-    how = f"{json.dumps(request, sort_keys=True)}|{version}"
-    stats = [(os.path.realpath(file), os.stat(file)) for file in sorted(files)]
+    how = f"{json.dumps(request, sort_keys=True)}|{version}{'|load' * only_load}"
+    try:
+        stats = [(os.path.realpath(file), os.stat(file)) for file in sorted(files)]
+    except OSError:
+        return []
     place = [
         [path, found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns]
         for path, found in stats

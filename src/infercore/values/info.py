@@ -255,7 +255,9 @@ class BackendDescriptor:
     saved state. ``tries_in_child=False`` says that reading a file cannot end the process, as with a
     reader written in Python: then new files are not tried in a child process first
     (`ModelConfig.check_in_child`). ``trial_options`` are ``backend_options`` that let the child
-    open its context sooner. ``preload`` names modules that take long to import, start no thread and
+    open its context sooner. ``compiles_late=True`` says that most of a load's work is done when the
+    first context opens: large files are then tried in two parts, each right before what it tries.
+    ``preload`` names modules that take long to import, start no thread and
     touch no device: a process that starts isolated engines imports them once, before it forks.
     ``prepare(in_child)`` imports everything that loading needs and returns ``loader``, or, for that
     child, one that does only what a trial needs: ``check_file`` has passed, and only this backend
@@ -278,6 +280,7 @@ class BackendDescriptor:
     prepare: Any = None
     tries_in_child: bool = attrs.field(default=True, validator=checks.boolean(optional=False))
     trial_options: Mapping[str, Any] = attrs.field(factory=dict, converter=checks.frozen_mapping)
+    compiles_late: bool = attrs.field(default=False, validator=checks.boolean(optional=False))
     preload: tuple[str, ...] = attrs.field(default=(), converter=_names)
     model_options: tuple[str, ...] = attrs.field(default=(), converter=_names)
     context_options: tuple[str, ...] = attrs.field(default=(), converter=_names)

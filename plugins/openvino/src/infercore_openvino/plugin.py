@@ -143,5 +143,6 @@ def infercore_backend() -> BackendDescriptor:
         context_options=tuple(CONTEXT_OPTIONS),
         neutral_options=("cache_dir",),
         trial_options={"dynamic_quantization_group_size": 0},
+        compiles_late=True,
         preload=("infercore_openvino.model", "openvino", "openvino_tokenizers"),
     )
