@@ -62,18 +62,12 @@ def check(
     """Load the file in a child, where ``config.check_in_child`` wants it; the child has ended then.
 
     ``only_plan`` lets it plan the memory and nothing more, which is not remembered. ``adapters``
-    are tried on the model. Of large files that the engine compiles late (`BackendDescriptor`) the
-    child only loads, and compiles in a second trial: ``of_context``, right before the first context.
+    are tried on the model. Large files that the engine compiles late (`BackendDescriptor`) are only
+    loaded, and compiled in a second trial right before the first context: ``of_context``.
     Raises `ModelFormatError` where the child died or hung, `OutOfMemoryError` where the system
     ended it, and, only if it was asked for, `ModelLoadError` where no child can be had.
     """
-    if config.check_in_child is False:
-        return
-    if config.check_in_child is None and not descriptor.tries_in_child:
-        return
-    if config.check_in_child is None and not _is_installed(descriptor.name):
-        return  # handed over in person, so that no child can find it
-    if of_context and not (descriptor.compiles_late and os.path.exists(path)):
+    if not _is_wanted(descriptor, config) or (of_context and not os.path.exists(path)):
         return
     files = [*_files(descriptor, path), *adapters]
     try:
@@ -99,8 +93,13 @@ def check(
         _keep(keys)
 
 
-def _is_installed(backend: str) -> bool:
-    return any(record.name == backend for record in default_registry().records())
+def _is_wanted(descriptor: BackendDescriptor, config: ModelConfig) -> bool:
+    if config.check_in_child is not None:
+        return config.check_in_child
+    # One that was handed over in person no child can find.
+    return descriptor.tries_in_child and any(
+        record.name == descriptor.name for record in default_registry().records()
+    )
 
 
 def _request(
