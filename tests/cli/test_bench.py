@@ -26,7 +26,8 @@ def test_every_part_has_figures(run, backend_name, pack_path) -> None:
     figures = told["figures"]
     assert list(dict.fromkeys(f["part"] for f in figures)) == ["load", *PARTS]
     assert told["left_out"] == {}
-    timed = [f for f in figures if f["part"] != "memory"]  # freed memory may serve once more
+    # Freed memory may serve once more; what the layers cost is a difference of two clocks.
+    timed = [f for f in figures if f["part"] not in {"memory", "layer"}]
     assert all(figure["value"]["median"] > 0 for figure in timed)
     assert all(figure["value"]["n"] == 1 for figure in figures)
     assert told["model"]["backend"] == backend_name

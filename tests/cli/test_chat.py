@@ -257,13 +257,17 @@ def test_overflow_ends_a_pipe_and_not_a_person_s_chat(reference) -> None:
         assert leave(screen) == 0
 
 
-def test_the_oldest_turns_are_left_out_and_that_is_said_once(reference) -> None:
+def test_the_oldest_turns_are_left_out_and_it_is_said_how_many(reference) -> None:
     lines = [f"{NADIA} {number}" for number in range(7)]
     done = talk(reference, *lines, options=("--n-ctx", "96", "-n", "4", "--json"))
     left_out = [row["dropped_messages"] for row in told(done)]
     assert left_out[0] == []
     assert left_out[-1][:2] == [0, 1]
-    assert done.stderr.count("the window is full") == 1
+    said = re.findall(r"the model no longer sees the (?:(\d+) )?oldest turns?", done.stderr)
+    assert said[0] == ""
+    assert len(said) == len(set(said))  # not again while it gets no worse
+    assert int(said[-1]) == len(left_out[-1]) / 2
+    assert done.stderr.count("--n-ctx for a larger window") == 1
     refused = talk(reference, *lines, options=("--n-ctx", "96", "-n", "4", "--overflow", "error"))
     assert refused.exit_code == 1
     assert "--overflow truncate" in refused.stderr
@@ -318,15 +322,15 @@ def test_ctrl_c_between_an_answer_and_the_prompt_keeps_the_chat(reference, tmp_p
 LATE = """
 import signal
 from infercore.cli.app import main
-from infercore.cli import generating
+from infercore.cli import generate
 
-told = generating.Show.end
+told = generate.Show.end
 
 def late(self, turn, **facts):
     told(self, turn, **facts)
     signal.raise_signal(signal.SIGINT)
 
-generating.Show.end = late
+generate.Show.end = late
 main(prog_name="infercore")
 """
 

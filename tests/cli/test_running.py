@@ -10,7 +10,7 @@ import threading
 import pytest
 
 import infercore
-from infercore.cli.generating import Generation
+from infercore.cli.generate import Generation
 
 LONG = "Once upon a time there was a baker named Mira. " * 30
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import infercore as ic
+from infercore.values import checks
 
 HUGE = 10**400
 
@@ -89,3 +90,18 @@ def test_what_was_allowed_stays_allowed():
     assert ic.SamplingConfig(logit_bias={1: float("-inf")}).logit_bias[1] == float("-inf")
     assert ic.DecodeConfig(stop="x").stop == ("x",)
     assert ic.ModelConfig(tensor_split=(1, 0.5)).tensor_split == (1.0, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("vllm", "known are: llamacpp, openvino"),
+        ("onnx", "known are: llamacpp, openvino"),
+        ("llama.cpp", "did you mean 'llamacpp'?"),
+        ("ollama", "did you mean 'llamacpp'?"),
+        ("open", "did you mean 'openvino'?"),
+        ("o", "known are: llamacpp, openvino"),
+    ],
+)
+def test_a_name_is_guessed_where_one_is_close_or_begins_so(name, hint):
+    assert checks.nearest(name, ["openvino", "llamacpp"]) == hint

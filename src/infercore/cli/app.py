@@ -15,10 +15,8 @@ from infercore.cli.bench import bench
 from infercore.cli.chat import chat
 from infercore.cli.conformance import conformance
 from infercore.cli.demo import demo
-from infercore.cli.embed import embed
-from infercore.cli.generate import generate
-from infercore.cli.generating import EXIT_INTERRUPTED
-from infercore.cli.inspecting import backends, inspect, plan, tokenize
+from infercore.cli.generate import EXIT_INTERRUPTED, generate
+from infercore.cli.inspecting import backends, embed, inspect, plan, tokenize
 from infercore.cli.models import models, pull
 from infercore.cli.options import WholeSummaries, as_options
 from infercore.cli.serve import serve

@@ -19,7 +19,7 @@ from infercore.cli.decoding import (
     overflow_option,
     system_message,
 )
-from infercore.cli.generating import EXIT_INTERRUPTED, EXIT_UNFINISHED, Show
+from infercore.cli.generate import EXIT_INTERRUPTED, EXIT_UNFINISHED, Show
 from infercore.cli.loading import opened
 from infercore.cli.options import (
     CONTEXT_FOR_TEXT,

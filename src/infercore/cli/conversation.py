@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from infercore import Model, Session, StreamChunk
-    from infercore.cli.generating import Show
+    from infercore.cli.generate import Show
 
 
 KIND = "chat"
@@ -106,7 +106,8 @@ class Chat:
     """The messages so far and how the next one is answered.
 
     ``fields`` are those of `Session.chat` beside the messages and the ``decode``'s.
-    ``interrupted`` tells that Ctrl-C ended the last answer.
+    ``interrupted``: Ctrl-C ended the last answer. ``n_dropped`` is how many of the oldest turns
+    the last answer was given without.
     """
 
     model: Model
@@ -117,7 +118,7 @@ class Chat:
     messages: list[dict[str, str]] = attrs.field(factory=list)
     interrupted: bool = False
     n_turns: int = 0
-    has_told_of_dropping: bool = False
+    n_dropped: int = 0
     broke_off: bool = False
 
     def begin(self, system: str | None, saved: str | None) -> None:
@@ -157,14 +158,20 @@ class Chat:
         if turn.text or not turn.interrupted:
             self.messages = [*asked, {"role": "assistant", "content": turn.text}]
             self.n_turns += 1
-        if turn.dropped_messages and not self.has_told_of_dropping:
-            self.has_told_of_dropping = True
-            tell(
-                "the window is full: from now on the model no longer sees the oldest turns; use "
-                "--n-ctx for a larger window, or --overflow error to refuse instead"
-            )
+        self._tell_of_dropping([asked[place]["role"] for place in turn.dropped_messages])
         self.broke_off |= self.show.broke_off(turn, self.decode)
         self.show.end(turn, number=number)
+
+    def _tell_of_dropping(self, roles: list[str]) -> None:
+        """Say how many turns the model does not see any more, each time that it gets more."""
+        n_dropped = roles.count("user")
+        if n_dropped <= self.n_dropped:
+            self.n_dropped = n_dropped  # a /drop, /undo or /reset made room
+            return
+        oldest = "the oldest turn" if n_dropped == 1 else f"the {n_dropped} oldest turns"
+        how = "; use --n-ctx for a larger window, or --overflow error to refuse instead"
+        tell(f"the window is full: the model no longer sees {oldest}{how * (not self.n_dropped)}")
+        self.n_dropped = n_dropped
 
     def undo(self) -> bool:
         """Forget the last message and its answer; False where there is none."""

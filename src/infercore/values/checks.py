@@ -215,10 +215,15 @@ def check_path(field: str, value: object) -> str:
     return path
 
 
+_CLOSE = 0.6
+"""From this share of common letters on, a name is a slip of another: "vllm" is none of llamacpp."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return a hint that names the closest of ``known``, or all of them."""
+    """Return a hint that names the closest of ``known``, or all of them where none is close."""
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=_CLOSE)
+    close += [longer for longer in names if len(name) > 1 and longer.startswith(name)]
     if close:
         return f"did you mean {close[0]!r}?"
     return "known are: " + ", ".join(names) if names else "there are none"
