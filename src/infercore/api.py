@@ -21,7 +21,7 @@ from infercore.errors import (
     PluginError,
     UnsupportedFeatureError,
 )
-from infercore.locating import locate
+from infercore.locating import locate, title
 from infercore.registry import default_registry
 from infercore.registry.choice import check_score
 from infercore.session.async_context import AsyncContext
@@ -510,7 +510,7 @@ def _guarded(
             services=_SERVICES,
             load_ms=load_ms,
             options=config.backend_options,
-            name=os.path.basename(os.path.normpath(path)),
+            name=title(path),
             try_adapter=lambda adapter: _try_adapter(descriptor, path, config, adapter),
             try_context=lambda: trial.check(descriptor, path, config, of_context=True),
         )

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 
 import infercore as ic
+from infercore.locating import title
 
 
 def test_objects_say_what_they_are(backend_name, pack_path):
     model = ic.load_model(pack_path, backend=backend_name)
-    expected = rf"<Model {pack_path.name} on {backend_name}, \w+ [\d.]+[KM], n_ctx_train \d+>"
+    expected = rf"<Model {title(pack_path)} on {backend_name}, \w+ [\d.]+[KM], n_ctx_train \d+>"
     assert re.fullmatch(expected, repr(model))
     assert repr(model.tokenizer) == f"<Tokenizer of {model.tokenizer.n_vocab} tokens>"
     session = model.new_session(n_ctx=128)

@@ -152,3 +152,22 @@ def test_what_is_read_here_goes_first() -> None:
 def test_an_address_is_not_pulled() -> None:
     with pytest.raises(ic.InvalidInputError, match=r"is an address; .* download the file first"):
         refuse_fetching("https://x.org/a.gguf")
+
+
+def test_a_model_is_called_by_its_file_or_by_what_says_more_than_its_folder(tmp_path):
+    from infercore.locating import title
+
+    def folder(*parts):
+        path = tmp_path.joinpath(*parts)
+        path.mkdir(parents=True)
+        return str(path)
+
+    (tmp_path / "small.gguf").touch()
+    assert title(str(tmp_path / "small.gguf")) == "small.gguf"
+    assert title(folder("models", "small") + "/") == "small"
+    assert title(folder("storyteller", "openvino")) == "storyteller/openvino"
+    snapshot = folder("hub", "models--ORG--a--b", "snapshots", "0123abcd")
+    assert title(snapshot) == "ORG/a--b"
+    assert title(folder("hub", "models--ORG--a--b", "snapshots", "0123abcd", "int4")) == (
+        "ORG/a--b/int4"
+    )

@@ -25,6 +25,8 @@ _PACKED = {
     "gguf": ("gguf-q8_0", "gguf-f16", "gguf-f32"), "openvino": ("openvino",), "hf": ("hf",),
 }  # fmt: skip
 _ADAPTER = "-lora"
+_SNAPSHOT = re.compile(r"models--([^/]+?)--([^/]+)/snapshots/[^/]+((?:/.+)?)$")
+_FORMATS = frozenset(packed for all_of_one in _PACKED.values() for packed in all_of_one)
 _ADDRESS = re.compile(r"https?://[^/?#]+/?([^?#]*).*", re.IGNORECASE)
 _ON_THE_HUB = re.compile(r"([\w.-]+/[\w.-]+)(?:/\w+/\w+(?:/(.+))?)?/?")
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
@@ -54,6 +56,21 @@ def locate(name: str | os.PathLike[str], *, backend: str | None = None) -> str:
     if where.startswith(PACK):
         return _packed(where[len(PACK) :], backend)
     raise ModelNotFoundError(f"there is no model at {where!r}; {_what_to_do(where)}", path=where)
+
+
+def title(path: str) -> str:
+    """Return what to call the model at ``path``: its file or folder, for short.
+
+    A folder of the hub's cache is called as its repository is, one that is named after its format
+    with the folder above it.
+    """
+    path = os.path.abspath(path)
+    name, above = os.path.basename(path), os.path.basename(os.path.dirname(path))
+    if not os.path.isdir(path):
+        return name
+    if found := _SNAPSHOT.search(path.replace(os.sep, "/")):
+        return f"{found[1]}/{found[2]}{found[3]}"
+    return f"{above}/{name}" if name in _FORMATS else name
 
 
 def is_name(text: str) -> bool:
