@@ -230,7 +230,7 @@ def aopen_session(
 
 @lists_fields("ContextConfig")
 def aopen_context(
-    model: Model, *, config: ContextConfig | None = None, **fields: Unpack[ContextFields]
+    model: Model, config: ContextConfig | None = None, **fields: Unpack[ContextFields]
 ) -> Opening[AsyncContext]:
     """Return an object that opens an `AsyncContext`, by ``async with`` or by ``await``.
 
@@ -416,10 +416,13 @@ def plan_memory(
     checks.check_options("backend_options", built.backend_options, descriptor.context_options)
     trial.check(descriptor, where, of_model, only_plan=True)
     with calls.typed(descriptor.name, "planning memory"):
-        if pool is None and window.is_fit(built):
+        if window.is_fit(built):
             built = window.fitted(
                 built, lambda tried: plan(where, of_model, tried), is_loaded=False
             )
+            if pool is not None:
+                pool = pool.with_window(plan(where, of_model, built).n_ctx)
+                built = pool.context
         result: MemoryPlan = plan(where, of_model, built)
         if pool is not None:  # now its window is known
             pool.check_window(result.n_ctx)

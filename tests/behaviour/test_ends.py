@@ -148,12 +148,42 @@ def test_how_likely_the_prompt_was(
     assert session.explain_context().resident_tokens == len(ids) + 6
 
 
-def test_sequences_that_share_a_context_cannot_tell(model: Any, exact: dict[str, Any]) -> None:
-    with model.new_pool(n_ctx=256, **exact) as pool, pool.open_session() as session:
-        session.ensure_prefix(PROMPT)
-        with pytest.raises(ic.UnsupportedFeatureError, match="prompt_logprobs"):
-            session.decode(prompt_logprobs=1)
-        chunks = told(session, max_tokens=24, stop=" stone", include_stop=True)
+def test_sequences_that_share_a_context_can_tell_too(
+    model: Any, session: Any, exact: dict[str, Any], story: str
+) -> None:
+    text = story[:700]  # more than one call looks at
+    session.ensure_prefix(text)
+    wanted = told(session, max_tokens=6, prompt_logprobs=2)
+    with model.new_pool(n_ctx=512, n_parallel=2, **exact) as pool, pool.open_session() as other:
+        beside = pool.open_session()
+        beside.ensure_prefix(text)
+        stream = beside.decode(max_tokens=40, temperature=0)
+        next(stream)
+        for first in (True, False):
+            other.ensure_prefix(text)
+            chunks = told(other, max_tokens=6, prompt_logprobs=2)
+            assert tokens_of(chunks) == tokens_of(wanted)
+            assert [one.token for one in chunks[0].prompt_logprobs or ()] == [
+                one.token for one in wanted[0].prompt_logprobs or ()
+            ]
+            t = 2 * session.context.tolerance + 1e-5
+            pairs = zip(
+                chunks[0].prompt_logprobs or (), wanted[0].prompt_logprobs or (), strict=True
+            )
+            assert all(abs(a.logprob - b.logprob) < t for a, b in pairs)
+            usage = chunks[-1].usage
+            assert usage is not None
+            assert usage.cached_tokens == 0
+            assert (usage.reevaluated_tokens > 0) or first
+        assert text_of(list(stream))
+        other.prefill_suffix(" and")
+        stream = other.decode(prompt_logprobs=1)
+        stream.cancel()
+        assert list(stream)[-1].finish_reason == "cancelled"
+        with pytest.raises(ic.InvalidInputError, match="prompt_logprobs"):
+            other.sample_many(2, prompt_logprobs=1)
+        other.ensure_prefix(PROMPT)
+        chunks = told(other, max_tokens=24, stop=" stone", include_stop=True)
         assert text_of(chunks).endswith(" stone")
         assert chunks[-1].stopped_by == " stone"
 

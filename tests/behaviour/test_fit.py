@@ -47,10 +47,15 @@ def test_before_loading(pack_path: Path, backend_name: str) -> None:
     assert plan.n_ctx == ic.plan_memory(pack_path, n_ctx=0, backend=backend_name).n_ctx
 
 
-def test_a_pool_wants_a_number(model: Any) -> None:
-    for wrong in ({"n_ctx": "fit"}, {"n_ctx": "fit", "n_cells": 512}):
+def test_a_pool_takes_it_where_its_sessions_share_their_cells(
+    model: Any, exact: dict[str, Any]
+) -> None:
+    for fields, n_ctx in (({}, model.info.n_ctx_train), ({"n_cells": 300}, 300)):
+        with model.new_pool(n_ctx="fit", n_parallel=2, **fields, **exact) as pool:
+            assert pool.open_session().explain_context().n_ctx == n_ctx
+    for wrong in ({"batch_invariant": True}, {"kv_unified": False}):
         with pytest.raises(ic.InvalidInputError, match="n_ctx"):
-            model.new_pool(**wrong)
+            model.new_pool(n_ctx="fit", **wrong)
     for wrong_window in ("FIT", "", -1, 1.5):
         with pytest.raises(ic.InvalidInputError):
             ic.ContextConfig(n_ctx=wrong_window)  # type: ignore[arg-type]

@@ -14,9 +14,9 @@ _KEPT_ROLES = ("system", "developer")
 def droppable(rows: Sequence[Mapping[str, Any]]) -> list[tuple[int, ...]]:
     """Return groups of indices that may be left out, the first one first.
 
-    Whole turns before the last user's; then, within that one, calls with their results, but for
-    the last. System messages and the last user message are in no group, and a call never goes
-    without its result.
+    Whole turns before the last user's; then, within that one, answers and calls with their
+    results, but for the last; where no user said anything, these alone. System messages and the
+    last user message are in no group, and a call never goes without its result.
     """
     users = [i for i, row in enumerate(rows) if row["role"] == "user"]
     last = users[-1] if users else 0
@@ -25,7 +25,10 @@ def droppable(rows: Sequence[Mapping[str, Any]]) -> list[tuple[int, ...]]:
         _without_system(rows, range(start, end))
         for start, end in zip(starts, [*starts[1:], last], strict=False)
     ]
-    answers = [i for i in range(last + 1, len(rows)) if rows[i]["role"] == "assistant"]
+    first = last + 1 if users else 0
+    answers = [i for i in range(first, len(rows)) if rows[i]["role"] == "assistant"]
+    if answers and not users:
+        answers[0] = 0
     rounds = [_without_system(rows, range(start, end)) for start, end in pairwise(answers)]
     return _with_results(rows, [group for group in [*groups, *rounds] if group])
 

@@ -262,15 +262,25 @@ class GuardedModel:
 
     def _resolved(self, config: ContextConfig) -> ContextConfig:
         """Return ``config`` with its window as a number, which is enough for its sequences."""
-        if window.is_fit(config):
-            plan = self._planner("n_ctx='fit'")
-            with calls.typed(self.backend, "planning memory"):
-                config = window.fitted(
-                    config, lambda tried: plan(self._resolved(tried)), is_loaded=True
-                )
+        config = self._fitted(config)
         n_ctx = window.resolve_n_ctx(config, self.info)
         window.check_parts(n_ctx, config.n_seq_max, unified=config.kv_unified)
         return attrs.evolve(config, n_ctx=n_ctx)
+
+    def _fitted(self, config: ContextConfig) -> ContextConfig:
+        """Return ``config`` with a number where the largest window is asked for."""
+        if not window.is_fit(config):
+            return config
+        plan = self._planner("n_ctx='fit'")
+        with calls.typed(self.backend, "planning memory"):
+            return window.fitted(config, lambda tried: plan(self._resolved(tried)), is_loaded=True)
+
+    def _pool_config(self, config: PoolConfig | None, fields: Mapping[str, Any]) -> PoolConfig:
+        """Return the config of a pool, with a number where the largest window is asked for."""
+        pool = pool_config(config, fields)
+        if not window.is_fit(pool.context):
+            return pool
+        return pool.with_window(window.resolve_n_ctx(self._fitted(pool.context), self.info))
 
     def _check_options(self, config: ContextConfig) -> None:
         known = self._descriptor.context_options
@@ -380,7 +390,7 @@ class GuardedModel:
         self, config: PoolConfig | None = None, **fields: Unpack[PoolFields]
     ) -> SessionPool:
         """Return a pool of sessions that share one engine; see `Model.new_pool`."""
-        built = pool_config(config, fields)
+        built = self._pool_config(config, fields)
         if self._inner.capabilities.logits == "none":
             hint = "a pool chooses tokens from logits; open sessions of their own"
             raise UnsupportedFeatureError(feature="pool", backend=self.backend, hint=hint)
@@ -417,7 +427,7 @@ class GuardedModel:
     def _context_of_pool(self, config: Any, fields: Mapping[str, Any]) -> ContextConfig:
         if isinstance(config, ContextConfig):
             config = PoolConfig(context=config)
-        pool = pool_config(config, fields)
+        pool = self._pool_config(config, fields)
         n_ctx = window.resolve_n_ctx(pool.context, self.info)
         pool.check_window(n_ctx)
         kinds = self._inner.capabilities

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import weakref
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,7 @@ from infercore.values.config import DecodeConfig
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from concurrent.futures import ThreadPoolExecutor
 
     from typing_extensions import Self
@@ -326,6 +327,8 @@ class IsolatedSession:
     # -- streams -------------------------------------------------------------------------------
 
     def _stream(self, kind: str, *args: Any, **fields: Any) -> IsolatedStream:
+        args = tuple(map(_kept, args))  # they may be wanted again, by another worker
+        fields = {name: _kept(value) for name, value in fields.items()}
         with self._entered(kind):
             opened = _Opened(kind, args, fields)
             self._begin(opened)
@@ -497,6 +500,11 @@ class IsolatedSession:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _kept(value: Any) -> Any:
+    """Return what can be read more than once."""
+    return list(value) if isinstance(value, Iterator) else value
 
 
 def _dropped(place: Place, target: int) -> None:

@@ -10,6 +10,7 @@ import builtins
 import json
 import os
 import struct
+from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -71,6 +72,8 @@ class _Packer:
         if kind is list or kind is tuple:
             items = [self.plain(item, name) for item in value]
             return {"$l": items} if kind is list else {"$t": items}
+        if isinstance(value, (range, deque)):
+            return {"$l": [self.plain(item, name) for item in value]}
         if isinstance(value, config.KVType):
             return {"$k": str(value)}
         if isinstance(value, (bytes, bytearray, memoryview)):

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from collections.abc import Sequence as Tokens
 
+    from infercore.protocols.spi import FloatArray
     from infercore.session.generation import Ahead, Generation, Shown
     from infercore.session.sequence import Sequence
     from infercore.values.session import StreamChunk
@@ -73,6 +74,7 @@ class Job:
     primed = False
     n_given = n_asked = 0
     n_ahead = sys.maxsize
+    n_looked: int | None = None
 
     def __init__(
         self,
@@ -131,6 +133,36 @@ class Job:
         return CallTimeoutError(
             elapsed_ms=(now - self.called_at) * 1e3, resident_tokens=self.sequence.n_held
         )
+
+
+class Looking(Job):
+    """Lets all tokens of a sequence be evaluated anew, each with its row of logits.
+
+    ``each`` gets the place of a token and its row, once and in order; ``n_looked`` is how many it
+    got. No call has more than `MOST_ROWS` tokens of it.
+    """
+
+    MOST_ROWS = 64
+    n_looked: int = 0
+
+    def __init__(
+        self,
+        sequence: Sequence,
+        each: Callable[[int, FloatArray], object],
+        *,
+        n_keep: int,
+        deadline: float | None = None,
+        called_at: float | None = None,
+    ) -> None:
+        super().__init__(sequence, n_keep=n_keep, deadline=deadline, called_at=called_at)
+        self._each = each
+
+    def look(self, row: Callable[[int], FloatArray], first: int, n: int) -> None:
+        """Take the rows of the next ``n`` tokens, the first of which is row ``first``."""
+        self.sequence.is_cut = False
+        for i in range(first, first + n):
+            self._each(self.n_looked, row(i))
+            self.n_looked += 1
 
 
 class Item:

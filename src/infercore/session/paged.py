@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from infercore.errors import ContextOverflowError
-from infercore.session.jobs import Job
+from infercore.session.jobs import Job, Looking
 from infercore.session.sequence import Sequence
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence as Tokens
     from typing import TypeVar
 
+    from infercore.protocols.spi import FloatArray
     from infercore.session.runner import Owner
     from infercore.values.config import ContextConfig
     from infercore.values.info import Capabilities
@@ -240,6 +241,14 @@ class PagedContext:
         self.run(job)
         result: T = job.result
         return result
+
+    def evaluate_anew(self, each: Callable[[int, FloatArray], object]) -> None:
+        """Let all tokens be evaluated again; ``each`` gets a place and its row of logits."""
+        self._settled()
+        job = Looking(
+            self.sequence, each, n_keep=self._n, deadline=self.deadline, called_at=self.called_at
+        )
+        self.run(job)
 
     def save_sequence(self, seq_id: int = 0, *, note: Mapping[str, Any] | None = None) -> bytes:
         """Return the sequence and its logits as bytes; see `Context.save_sequence`."""

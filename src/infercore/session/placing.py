@@ -55,7 +55,8 @@ class Placing:
         n_most = _most_held(job)
         source, n_shared = self._prefixes.source(sequence, n_most)
         n_found = max(sequence.n_held, n_shared)
-        if self._prefixes.is_coming(sequence, n_found, self._roster.running):
+        looks = job.n_looked is not None
+        if not looks and self._prefixes.is_coming(sequence, n_found, self._roster.running):
             return None
         if not places.take_id(sequence, source):
             source, n_shared = None, 0
@@ -66,7 +67,7 @@ class Placing:
         n_needed = max(1, len(sequence.tokens) - n_found)
         whole = not engine.can_truncate and not (isinstance(job, Generating) and job.primed)
         n_stored_most = len(sequence.tokens) if whole else n_most  # its row is saved with it
-        stored = self._keeping.find(sequence, n_stored_most)
+        stored = None if looks else self._keeping.find(sequence, n_stored_most)
         if stored is not None and stored.n_tokens > n_found:
             source, n_needed = None, max(n_needed, stored.n_stored)
         if not places.make_free(sequence, n_needed, spare=source) and self._roster.running:
@@ -225,6 +226,8 @@ def _most_held(job: Job) -> int:
     The rows that it chooses from are made by evaluating the token before each of them.
     """
     sequence = job.sequence
+    if job.n_looked is not None:
+        return job.n_looked
     if isinstance(job, Generating):
         if job.primed:  # the token that was chosen last is sure, guesses are not
             return job.n_sure - 1

@@ -9,10 +9,10 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from infercore.errors import SessionBusyError
+from infercore.errors import DecodeAbortedError, SessionBusyError
 from infercore.session.jobs import Generating, Item
 from infercore.session.observer import stream_begins, stream_ended
-from infercore.session.stream import begin
+from infercore.session.stream import begin, look_at_prompt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -149,8 +149,7 @@ class PoolStream:
         try:
             session.resident.cancelled = self._cancelled
             context.deadline = self._deadline
-            session.resident.settle()
-            n_prompt, n_cached = begin(session)
+            n_prompt, n_cached = self._hold_prompt()
             job = Generating(
                 context.sequence,
                 self._generation,
@@ -176,6 +175,21 @@ class PoolStream:
             context.deadline = None
         self._job = job
         return job
+
+    def _hold_prompt(self) -> tuple[int, int]:
+        """Hold what was wanted so far; return how much that is, and how much of it was held."""
+        session, context = self._session, self._context
+        try:
+            session.resident.settle()
+            n_prompt, n_cached = begin(session)
+            if look_at_prompt(self._generation, context.wanted(), context.evaluate_anew):
+                context.sequence.n_again, n_cached = n_cached, 0
+        except DecodeAbortedError:
+            if not (self._cancelled or session.resident.cancelled):
+                raise
+            self._cancelled = True  # the stream ends so, and what is not held is owed
+            n_prompt, n_cached = session.resident.n_wanted, 0
+        return n_prompt, n_cached
 
     def take(self, item: Shown | Item) -> StreamChunk:
         """Make what the pool generated the session's, and return it. Raises what ended it."""

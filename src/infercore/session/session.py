@@ -101,14 +101,11 @@ class CoreSession(Prefilling):
 
     def _check_rows(self) -> None:
         """Raise `UnsupportedFeatureError` where not every token of a prompt can have its row."""
-        hint = None
-        if self.resident.is_paged:
-            hint = "sequences that share a context have one row each; open a session of its own"
-        elif not self.context.capabilities.logits_all:
-            hint = "this engine makes one row a call"
-        if hint is not None:
+        if not self.context.capabilities.logits_all:
             raise UnsupportedFeatureError(
-                feature="prompt_logprobs", backend=self.model.backend, hint=hint
+                feature="prompt_logprobs",
+                backend=self.model.backend,
+                hint="this engine makes one row a call",
             )
 
     def _stream_of(
@@ -165,7 +162,10 @@ class CoreSession(Prefilling):
         """
         if not checks.is_integer(n) or not 1 <= n <= branches.MOST:
             raise checks.refuse("n", n, f"an integer from 1 to {branches.MOST}")
-        configs = branches.seeded(self._decode_config(None, decode), n)
+        config = self._decode_config(None, decode)
+        if config.prompt_logprobs is not None:
+            raise checks.refuse("prompt_logprobs", config.prompt_logprobs, "it to one decode")
+        configs = branches.seeded(config, n)
         with self.entered("sample_many"):
             self._check_decodable()
             return branches.sample_many(self, configs)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from infercore.errors import ContextOverflowError
 from infercore.session.choosing import Rows
 from infercore.session.compose import Budget, compose
-from infercore.session.jobs import Generating
+from infercore.session.jobs import Generating, Looking
 from infercore.session.observer import Step, is_observed, tell
 
 if TYPE_CHECKING:
@@ -82,8 +82,8 @@ class Stepping:
         engine, running = self._engine, self._roster.running
         for job in self._roster.alone:
             if job in running:
-                n = len(job.sequence.tokens) - job.sequence.n_held
-                return [(job, min(n, self._n_tokens()))]
+                n = min(len(job.sequence.tokens) - job.sequence.n_held, self._n_tokens())
+                return [(job, n if job.n_looked is None else min(n, Looking.MOST_ROWS))]
         for job in running:
             sequence = job.sequence
             job.n_held = sequence.n_held
@@ -91,6 +91,8 @@ class Stepping:
             if engine.multiple is not None:
                 end = sequence.next_end()
                 job.n_limit = None if end is None else end - sequence.n_held
+            if job.n_looked is not None:
+                job.n_limit = min(job.n_limit or Looking.MOST_ROWS, Looking.MOST_ROWS)
             if job.primed:
                 n_ahead = len(job.ahead.tokens) if job.ahead is not None else 1
                 job.is_prompt = job.n_missing > n_ahead
@@ -127,7 +129,8 @@ class Stepping:
             if job.ahead is not None:
                 _leave_out_guesses(job, n)
         plain = len(parts) > 1 and all(
-            n == job.n_missing == 1 and job.ahead is None for job, n in parts
+            n == job.n_missing == 1 and job.ahead is None and job.n_looked is None
+            for job, n in parts
         )
         try:
             if self.on_call is not None:
@@ -156,7 +159,10 @@ class Stepping:
         return Rows(rows)
 
     def _call(self, parts: Parts) -> list[int | None]:
-        """Evaluate tokens of each; return the first row that each chooses from, None = no row."""
+        """Evaluate tokens of each; return the first row that each needs, None = no row.
+
+        Those that it chooses from, or of all its tokens for who looks at them.
+        """
         spans: list[tuple[int, list[int], str]] = []
         rows: list[int | None] = []
         n_rows = 0
@@ -164,10 +170,12 @@ class Stepping:
             sequence, start = job.sequence, job.sequence.n_held
             whole = start + n == len(sequence.tokens)
             n_guessed = job.ahead.n_guessed if whole and job.ahead is not None else 0
-            mode = "all" if n_guessed else "last" if whole else "none"
+            looks = job.n_looked is not None
+            mode = "all" if n_guessed or looks else "last" if whole else "none"
             spans.append((sequence.own_id, sequence.tokens[start : start + n], mode))
-            rows.append(n_rows + (n - n_guessed - 1 if n_guessed else 0) if whole else None)
-            n_rows += n if n_guessed else whole
+            first = n_rows + (n - n_guessed - 1 if n_guessed else 0)
+            rows.append(first if whole or looks else None)
+            n_rows += n if mode == "all" else whole
         context = self._engine.context
         seq_id, tokens, mode = spans[0]
         if len(spans) > 1:
@@ -209,7 +217,12 @@ class Stepping:
     def _take(self, parts: Parts, firsts: list[int | None]) -> None:
         """Let each that has caught up choose from its row."""
         alone = self._roster.alone
-        for (job, _), first in zip(parts, firsts, strict=True):
+        for (job, n), row in zip(parts, firsts, strict=True):
+            first = row
+            if isinstance(job, Looking) and row is not None:
+                job.look(self._engine.context.logits, row, n)
+                whole = job.n_looked == len(job.sequence.tokens)
+                first = row + n - 1 if whole else None
             if alone and job in alone and (first is not None or job.sequence not in self.lone):
                 alone.remove(job)
                 self.lone.discard(job.sequence)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from infercore.errors import CallTimeoutError, DecodeAbortedError, InferCoreError, SessionBusyError
@@ -13,14 +14,14 @@ from infercore.session.observer import stream_begins, stream_ended
 from infercore.session.parts import DECODED, PREFIXED
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from typing_extensions import Self
 
     from infercore.protocols.spi import FloatArray
     from infercore.session.generation import Generation
     from infercore.session.resident import Resident
-    from infercore.values.session import StreamChunk
+    from infercore.values.session import StreamChunk, TokenLogprob
 
 
 class DecodeStream:
@@ -136,21 +137,11 @@ class DecodeStream:
         self._generation.prime(tape.tokens(0, tape.logical))
 
     def _look_at_prompt(self) -> None:
-        """Evaluate the prompt anew for the log-probabilities of its tokens, if they are wanted."""
-        wanted = self._generation.config.prompt_logprobs
-        if wanted is None:
-            return
-        resident, found = self._resident, []
+        resident = self._resident
         prompt = resident.tape.tokens(0, resident.tape.logical)
-
-        def look(place: int, row: FloatArray) -> None:
-            if place + 1 < len(prompt):
-                found.append(raw_logprobs(row, prompt[place + 1], wanted))
-
         with resident.limited(self._time_left()):
-            resident.evaluate_anew(prompt, look)
-        self._generation.prompt_logprobs = tuple(found)
-        self._n_again, self._n_cached = self._n_cached, 0
+            if look_at_prompt(self._generation, prompt, partial(resident.evaluate_anew, prompt)):
+                self._n_again, self._n_cached = self._n_cached, 0
 
     def _settle(self) -> None:
         """Make the token that was shown last resident, after any that a failure took."""
@@ -304,6 +295,25 @@ class DecodeStream:
             self.close()
         except InferCoreError:  # the session is closed, failed or busy: nothing is left to free
             self.finished = True
+
+
+def look_at_prompt(
+    generation: Generation,
+    prompt: Sequence[int],
+    evaluate_anew: Callable[[Callable[[int, FloatArray], object]], object],
+) -> bool:
+    """Evaluate ``prompt`` anew for the log-probabilities of its tokens; False: nobody asked."""
+    wanted, found = generation.config.prompt_logprobs, list["TokenLogprob"]()
+    if wanted is None:
+        return False
+
+    def look(place: int, row: FloatArray) -> None:
+        if place + 1 < len(prompt):
+            found.append(raw_logprobs(row, prompt[place + 1], wanted))
+
+    evaluate_anew(look)
+    generation.prompt_logprobs = tuple(found)
+    return True
 
 
 def begin(session: Any) -> tuple[int, int]:

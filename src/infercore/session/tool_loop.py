@@ -31,6 +31,7 @@ def run(
     **decode: Any,
 ) -> list[Message]:
     """Return the messages that came on top of ``messages``; see `Session.run_tools`."""
+    messages = checks.items("messages", messages, "a sequence of messages")
     loop = _Loop(functions, max_rounds, decode)
     for function in loop.by_name.values():
         if inspect.iscoroutinefunction(function):
@@ -70,6 +71,7 @@ async def arun(
     **decode: Any,
 ) -> list[Message]:
     """Return the messages that came on top of ``messages``; see `AsyncSession.run_tools`."""
+    messages = checks.items("messages", messages, "a sequence of messages")
     loop = _Loop(functions, max_rounds, decode)
     for fields in loop.rounds():
         chunks = [chunk async for chunk in chat([*messages, *loop.came], **fields)]

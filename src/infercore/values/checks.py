@@ -83,7 +83,12 @@ def check_seconds(field: str, value: object) -> None:
     if value is None:
         return
     if not is_number(value) or not 0 < value <= 1e9:  # type: ignore[operator]  # noqa: PLR2004
-        raise refuse(field, value, "seconds above 0, or None")
+        raise refuse(field, value, "seconds above 0, at most 1e9, or None")
+
+
+def seconds() -> Callable[[Any, attrs.Attribute[Any], Any], None]:
+    """Accept what `check_seconds` does."""
+    return lambda _, attribute, value: check_seconds(attribute.name, value)
 
 
 def boolean(*, optional: bool = True) -> Callable[[Any, attrs.Attribute[Any], Any], None]:

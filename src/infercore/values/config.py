@@ -462,7 +462,7 @@ class DecodeConfig:
     speculative: SpeculativeConfig | Literal["auto"] | None = attrs.field(
         default=None, validator=_speculative
     )
-    timeout: float | None = attrs.field(default=None, validator=checks.number(1e-3, 1e9))
+    timeout: float | None = attrs.field(default=None, validator=checks.seconds())
 
     def __attrs_post_init__(self) -> None:
         named = isinstance(self.sampling, str) and self.sampling == "model"

@@ -94,9 +94,10 @@ class PoolConfig:
             if getattr(self.context, name) is not None:
                 raise _not_in_a_pool(name, getattr(self.context, name), instead)
         window: object = self.context.n_ctx
-        if window == "fit":
-            raise checks.refuse("n_ctx", window, "a number: a session's window in the pool")
-        self.check_window(self.context.n_ctx)
+        if window != "fit":
+            self.check_window(self.context.n_ctx)
+        elif self.batch_invariant or self.context.kv_unified is False:
+            raise checks.refuse("n_ctx", window, "a number, where each session has its own cells")
         if self.batch_invariant and self.batching == "always":
             raise checks.refuse(
                 "batching", self.batching, "'auto' or 'never' with batch_invariant=True"
@@ -106,6 +107,11 @@ class PoolConfig:
             raise checks.refuse(
                 "n_step_tokens", self.n_step_tokens, f"at most n_batch={n_batch}, or None"
             )
+
+    def with_window(self, n_ctx: int) -> PoolConfig:
+        """Return this pool with the window that memory has room for, as far as its cells go."""
+        n_ctx = n_ctx if self.n_cells is None else min(n_ctx, self.n_cells)
+        return attrs.evolve(self, context=attrs.evolve(self.context, n_ctx=n_ctx))
 
     def check_window(self, n_ctx: int | None) -> None:
         """Raise `InvalidInputError` if a session's window ``n_ctx`` is larger than ``n_cells``.

@@ -376,13 +376,14 @@ class Message:
 class Snapshot:
     """A session's state as bytes, with the identity it belongs to.
 
-    ``elapsed_ms`` is the time it took to make; ``size_bytes`` the size of ``data``.
+    ``elapsed_ms`` is the time it took to make, which two equal ones may differ in; ``size_bytes``
+    the size of ``data``.
     """
 
     manifest: ContextManifest
     data: bytes = attrs.field(repr=False)
     resident_tokens: int
-    elapsed_ms: float = 0.0
+    elapsed_ms: float = attrs.field(default=0.0, eq=False)
 
     @property
     def size_bytes(self) -> int:

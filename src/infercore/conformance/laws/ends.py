@@ -11,7 +11,7 @@ from infercore.conformance.expect import equal, that
 from infercore.conformance.law import law
 from infercore.conformance.laws.streaming import Forced
 from infercore.conformance.rig import generated, greedy, joined
-from infercore.errors import CallTimeoutError, UnsupportedFeatureError
+from infercore.errors import CallTimeoutError
 
 if TYPE_CHECKING:
     from infercore.conformance.rig import Rig
@@ -116,20 +116,14 @@ def check_no_run_of_tokens_comes_twice(rig: Rig) -> None:
 def check_prompt_logprobs(rig: Rig) -> None:
     """The first chunk reports how likely each prompt token was, as a cold run computes it.
 
-    The text is that without it; where sequences share a context it may be refused.
+    The text is that without it.
     """
     session, tokens = rig.session(), rig.tokens(14)
     session.ensure_prefix(tokens)
     plain = greedy(session, 4)
     session.ensure_prefix(tokens)
     asked: dict[str, Any] = {"max_tokens": 4, "temperature": 0, "ignore_eos": True}
-    try:
-        chunks = list(session.decode(prompt_logprobs=2, **asked))
-    except UnsupportedFeatureError:
-        if not rig.in_pool:
-            raise
-        equal(greedy(session, 4), plain, "the text after a refusal")
-        return
+    chunks = list(session.decode(prompt_logprobs=2, **asked))
     equal(generated(chunks), plain, "the text with prompt_logprobs")
     found = chunks[0].prompt_logprobs or ()
     equal([one.token for one in found], tokens[1:], "the tokens of prompt_logprobs")
