@@ -6,9 +6,11 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from served import serving
 
 if TYPE_CHECKING:
     from served import Served
@@ -37,8 +39,9 @@ def test_the_javascript_client(served: Served, tmp_path: Path) -> None:
     run_script("openai.mjs", tmp_path, served.url)
 
 
-def test_the_page_in_a_browser(served: Served, tmp_path: Path) -> None:
+def test_the_page_in_a_browser(pool: Any, tmp_path: Path) -> None:
     found = [path for name in BROWSERS if (path := shutil.which(name)) is not None]
     if os.environ.get(NODE_MODULES) is not None:
         assert found, f"no browser: install one of {', '.join(BROWSERS)}"
-    run_script("page.mjs", tmp_path, served.url, *found[:1])
+    with serving({"tale": pool}, max_tokens=60) as served:
+        run_script("page.mjs", tmp_path, served.url, *found[:1])

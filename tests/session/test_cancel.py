@@ -167,3 +167,34 @@ def test_a_second_cancel_while_the_first_one_is_heeded(
     more = session.decode(max_tokens=8 - len(shown), temperature=0)
     assert shown + [t for c in more for t in c.tokens] == expected
     session.close()
+
+
+def test_between_the_making_of_a_stream_and_the_end_of_its_call(
+    reference: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with reference.new_session(n_ctx=64) as session:
+        session.ensure_prefix("Once")
+        made: list[Any] = []
+
+        def sees_no_stream_yet() -> Any:  # then another thread makes one, and its call ends
+            monkeypatch.undo()
+            made.append(session.decode(max_tokens=20, temperature=0))
+
+        monkeypatch.setattr(session, "open_stream", sees_no_stream_yet)
+        session.cancel()
+        assert list(made[0])[-1].finish_reason == "cancelled"
+
+
+def test_while_a_pool_is_given_the_job(reference: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with reference.new_pool(n_ctx=256) as pool, pool.open_session() as session:
+        session.ensure_prefix("Once")
+        submit = session.context.submit
+
+        def cancelled_meanwhile(job: Any) -> None:
+            session.cancel()
+            submit(job)
+
+        monkeypatch.setattr(session.context, "submit", cancelled_meanwhile)
+        chunks = list(session.decode(max_tokens=200, temperature=0))
+        assert chunks[-1].finish_reason == "cancelled"
+        assert sum(len(chunk.tokens) for chunk in chunks) < 200

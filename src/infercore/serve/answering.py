@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 from contextlib import aclosing, asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
@@ -56,8 +56,14 @@ class Asked:
     fields: dict[str, Any]
     n: int
     timeout: float | None
+    overflow: Literal["error", "truncate"] = "error"
     prompt: Any = None
     began: float = attrs.field(factory=time.perf_counter)
+
+    @property
+    def owner(self) -> tuple[str, str]:
+        """Whose warm sessions may serve it: of the same caller, opened in the same way."""
+        return self.namespace, self.overflow
 
 
 def sampling_fields(request: Sampled, config: ServeConfig, n_tokens: int | None) -> dict[str, Any]:
@@ -109,6 +115,22 @@ def n_answers(request: Sampled) -> int:
     return n
 
 
+def overflow_of(truncation: str | None) -> Literal["error", "truncate"]:
+    """Return how a session treats a conversation that no longer fits.
+
+    "auto" leaves out whole turns, oldest first, as the protocol's responses have it.
+    Raises `InvalidInputError`.
+    """
+    if truncation not in (None, "disabled", "auto"):
+        raise InvalidInputError(
+            "truncation is 'auto' or 'disabled'",
+            field="truncation",
+            value=truncation,
+            allowed="null, 'disabled' or 'auto'",
+        )
+    return "truncate" if truncation == "auto" else "error"
+
+
 def history_of(messages: Sequence[Any]) -> History:
     """Return a conversation as what its next turn begins with.
 
@@ -129,9 +151,9 @@ async def _session(asked: Asked, *, first: bool) -> AsyncIterator[AsyncSession]:
     """Give a session: the one that holds the conversation's earlier turns, or a new one."""
     served = asked.served
     async with served.used(asked.timeout) as pool:
-        session = served.warm.take(asked.namespace, asked.history) if first else None
+        session = served.warm.take(asked.owner, asked.history) if first else None
         if session is None or session.closed:
-            session = await pool.aopen_session(namespace=asked.namespace, overflow="error")
+            session = await pool.aopen_session(namespace=asked.namespace, overflow=asked.overflow)
         is_usable = True
         try:
             yield session
@@ -140,7 +162,7 @@ async def _session(asked: Asked, *, first: bool) -> AsyncIterator[AsyncSession]:
             raise
         finally:  # what a client left in the middle is as warm as what it read to the end
             if first and is_usable and asked.history and served.pool is pool and served.works:
-                await served.warm.put(asked.namespace, asked.history, session)
+                await served.warm.put(asked.owner, asked.history, session)
             else:
                 await session.close()
 

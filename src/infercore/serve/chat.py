@@ -16,6 +16,7 @@ from infercore.serve.answering import (
     answers,
     history_of,
     n_answers,
+    overflow_of,
     sampling_fields,
     thought_tokens,
     usage_of,
@@ -65,6 +66,7 @@ def asked_of(request: ChatRequest, served: Served, namespace: str, config: Serve
         fields=fields,
         n=n_answers(request),
         timeout=config.request_timeout,
+        overflow=overflow_of(request.truncation),
     )
 
 
@@ -203,10 +205,12 @@ class _Choice:
         self.calls: list[dict[str, Any]] = []
         self.logprobs: dict[str, Any] | None = None
         self.finish_reason: str | None = None
+        self.dropped: tuple[int, ...] = ()
 
     def add(self, chunk: StreamChunk, token_bytes: Mapping[int, bytes]) -> None:
         self.text.append(chunk.text)
         self.reasoning.append(chunk.reasoning)
+        self.dropped += chunk.dropped_messages
         self.calls += [call_row(call) for call in chunk.tool_calls]
         rows = logprob_rows(chunk.logprobs, token_bytes)
         if self.logprobs is None:
@@ -263,6 +267,7 @@ async def whole(request: ChatRequest, asked: Asked, metrics: Metrics) -> dict[st
             for number, choice in enumerate(choices)
         ],
         "usage": usage_of(usages, n_thought),
+        **_dropped(choices[0].dropped),
     }
 
 
@@ -282,9 +287,8 @@ async def streamed(
         async for number, chunk in chunks:
             if not begun[number]:
                 begun[number] = True
-                yield event(
-                    {**head, "choices": [_delta(number, {"role": "assistant", "content": ""})]}
-                )
+                first = _delta(number, {"role": "assistant", "content": ""})
+                yield event({**head, "choices": [first], **_dropped(chunk.dropped_messages)})
             if chunk.usage is not None:
                 usages.append(chunk.usage)
             n_thought += thought_tokens(chunk)
@@ -299,6 +303,11 @@ async def streamed(
     if wants_usage:
         yield event({**head, "choices": [], "usage": usage_of(usages, n_thought)})
     yield DONE
+
+
+def _dropped(places: Sequence[int]) -> dict[str, Any]:
+    """Return which messages were left out, an extension of ours; nothing where none was."""
+    return {"dropped_messages": list(places)} if places else {}
 
 
 def _piece(chunk: StreamChunk, n_calls: int) -> dict[str, Any]:

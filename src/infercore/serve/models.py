@@ -29,23 +29,23 @@ class Warm:
 
     def __init__(self, n_most: int) -> None:
         self._n_most = n_most
-        self._idle: deque[tuple[str, History, AsyncSession]] = deque()
+        self._idle: deque[tuple[tuple[str, str], History, AsyncSession]] = deque()
 
-    def take(self, namespace: str, history: History) -> AsyncSession | None:
-        """Return the session with the longest part of ``history``, and forget it."""
+    def take(self, owner: tuple[str, str], history: History) -> AsyncSession | None:
+        """Return the session of ``owner`` with the longest part of ``history``, and forget it."""
         best, n_best = None, 0
         for place in self._idle:
-            owner, held, _ = place
-            if owner == namespace and len(held) > n_best and history[: len(held)] == held:
+            of, held, _ = place
+            if of == owner and len(held) > n_best and history[: len(held)] == held:
                 best, n_best = place, len(held)
         if best is None:
             return None
         self._idle.remove(best)
         return best[2]
 
-    async def put(self, namespace: str, history: History, session: AsyncSession) -> None:
+    async def put(self, owner: tuple[str, str], history: History, session: AsyncSession) -> None:
         """Keep ``session``, which holds ``history``, and close those beyond the limit."""
-        self._idle.append((namespace, history, session))
+        self._idle.append((owner, history, session))
         while len(self._idle) > self._n_most:
             await self._idle.popleft()[2].close()
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from infercore.errors import InvalidInputError
-from infercore.serve.answering import Asked, answers, history_of, thought_tokens
+from infercore.serve.answering import Asked, answers, history_of, overflow_of, thought_tokens
 from infercore.serve.chat import call_row, plain_message, reasoning_of, response_form
 from infercore.serve.errors import api_error
 from infercore.serve.responding import event, log
@@ -46,8 +46,6 @@ def asked_of(
 ) -> Asked:
     """Return what ``request`` asks for. Raises `InvalidInputError` for what it may not."""
     check_settled(msgspec.structs.replace(request, metadata=None))  # the answer repeats those
-    if request.truncation not in (None, "disabled"):
-        raise _refused("truncation", request.truncation, "null or 'disabled'")
     messages = _messages(request)
     fields: dict[str, Any] = {
         name: value
@@ -76,6 +74,7 @@ def asked_of(
         fields=fields,
         n=1,
         timeout=config.request_timeout,
+        overflow=overflow_of(request.truncation),
     )
 
 
@@ -191,7 +190,7 @@ class _Output:
             "tool_choice": request.tool_choice or "auto",
             "tools": request.tools or [],
             "top_p": request.top_p,
-            "truncation": "disabled",
+            "truncation": request.truncation or "disabled",
             "usage": None,
             "metadata": request.metadata or {},
         }
@@ -209,6 +208,8 @@ class _Output:
     def add(self, chunk: StreamChunk) -> list[bytes]:
         events = []
         self._n_thought += thought_tokens(chunk)
+        if chunk.dropped_messages:
+            self._response["dropped_messages"] = list(chunk.dropped_messages)
         if chunk.reasoning:
             events += self._thought(chunk.reasoning)
         if chunk.text:

@@ -113,6 +113,7 @@ class ChatRequest(Sampled, kw_only=True):
     safety_identifier: str | None = None
 
     chat_template_kwargs: Json | None = None
+    truncation: str | None = None
 
 
 class CompletionRequest(Sampled, kw_only=True):

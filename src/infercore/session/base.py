@@ -307,12 +307,16 @@ class SessionBase:
 
     def cancel(self) -> None:
         """End the prefill or decode that runs, from any thread; nothing where none runs."""
-        stream = self.open_stream()
-        if stream is not None:
-            stream.cancel()
+        self._cancel_stream()
         if self.in_call:
             self.resident.cancelled = True
             self.context.abort()
+        self._cancel_stream()  # one that was made meanwhile, after it had looked for a cancel
+
+    def _cancel_stream(self) -> None:
+        stream = self.open_stream()
+        if stream is not None:
+            stream.cancel()
 
     def close(self) -> None:
         """Release everything; idempotent. What runs is cancelled first.

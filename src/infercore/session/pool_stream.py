@@ -174,6 +174,8 @@ class PoolStream:
         finally:
             context.deadline = None
         self._job = job
+        if self._cancelled:  # meanwhile, by who saw no job yet
+            self.cancel()
         return job
 
     def _hold_prompt(self) -> tuple[int, int]:

@@ -40,6 +40,11 @@ try {
   await page.waitForFunction(() => /\d+ running, \d+ waiting, \d+ of \d+ cells/.test(
     document.querySelector("#stats").textContent,
   ));
+  let told = "";
+  for (let place = 2; place < 12 && !told.includes("left out"); place++) {
+    [, told] = await turn("And then, when the sun had gone down behind the hill?", place);
+  }
+  assert.match(told, /, \d+ old messages left out$/, "a full window goes on");
   const wide = await page.evaluate(() => document.documentElement.scrollWidth);
   assert.ok(wide <= 390, `nothing sticks out of a telephone's screen: ${wide}`);
   await page.click("#new");
