@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
+import os
+import subprocess
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -93,6 +96,20 @@ def llama_completion_s(model: Any, ids: Sequence[int], n: int) -> float:
     if told["usage"]["completion_tokens"] != n:
         raise SystemExit("the model ended its text; give another --tokens")
     return seconds
+
+
+def llama_bench_s(programs: str, path: str, n: int, *, depth: int, n_threads: int) -> float:
+    """Return the seconds that ``llama-bench`` tells of ``n`` tokens behind ``depth`` others.
+
+    Without flash attention, as the other contenders; where the kernels for weights that are laid
+    out anew crash, without these.
+    """
+    told = [os.path.join(programs, "llama-bench"), "-m", path, "-p", "0", "-n", str(n)]
+    told += ["-d", str(depth), "-t", str(n_threads), "-fa", "0", "-r", "1", "-o", "json"]
+    told += ["--repack", str(int(extra_buffers()))]
+    env = {**os.environ, "LD_LIBRARY_PATH": programs}
+    done = subprocess.run(told, env=env, check=True, capture_output=True, text=True)  # noqa: S603
+    return n / float(json.loads(done.stdout)[0]["avg_ts"])
 
 
 def llama_first_token_ms(model: Any, ids: Sequence[int]) -> float:

@@ -1,7 +1,8 @@
 """Prefill and decode, in turns with what users would pick instead, on the same file and threads.
 
 A GGUF file: infercore's context and session, a hand-written ctypes loop, `Llama.eval`,
-`Llama.generate` and `Llama.create_completion`. An OpenVINO folder: infercore's context
+`Llama.generate` and `Llama.create_completion`, with --bin llama.cpp's own ``llama-bench`` behind as
+many tokens (a process of its own in each turn). An OpenVINO folder: infercore's context
 and session as they come, and told to compute accurately; `openvino_genai.LLMPipeline` likewise.
 """
 
@@ -88,6 +89,11 @@ def gguf(path: str, options: argparse.Namespace) -> list[pairs.Row]:
             decode["Llama.create_completion"] = lambda _: (
                 [],
                 rivals.llama_completion_s(rival, ids, n),
+            )
+        if options.bin:
+            decode["llama-bench"] = lambda _: (
+                [],
+                rivals.llama_bench_s(options.bin, path, n, depth=N_BEFORE, n_threads=threads),
             )
         found = measured(path, prefill, decode, check, options)
     rival.close()
@@ -212,6 +218,7 @@ def main() -> None:
     parser.add_argument(
         "--no-completion", action="store_true", help="leave Llama.create_completion out"
     )
+    parser.add_argument("--bin", default="", help="llama.cpp's programs: its llama-bench too")
     options = parser.parse_args()
     rows = []
     for path in options.models:

@@ -28,7 +28,7 @@ class Costs:
     def per_call(self, n_running: int) -> int:
         return min(self.together, n_running)
 
-    def prompt_tokens(self, n_running: int) -> int:
+    def prompt_tokens(self, n_running: int, depth: int = 0) -> int:
         return self.piece
 
 

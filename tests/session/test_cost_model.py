@@ -154,6 +154,25 @@ def test_a_jump_in_the_cost_is_no_end(n_running: int, n_least: int, n_most: int)
     assert sum(step > 2.5 * amx(n_running) for step in steps) <= 2
 
 
+def test_pieces_get_shorter_as_a_prompt_gets_longer() -> None:
+    """A token that looks at more tokens costs more: so says what the calls before told."""
+    model, rng, steps = CostModel(batching="always"), random.Random(1), []
+    for _ in range(3):
+        depth, pieces = 0, []
+        for _ in range(N_FIRST):
+            model.record(1, 0, amx(1))
+        while depth < 2048:
+            n = model.prompt_tokens(1, depth)
+            took = (amx(1 + n) + 3e-4 * n * depth) * rng.uniform(0.98, 1.02)
+            model.record(1, n, took, depth)
+            depth += n
+            pieces.append(n)
+            steps.append(took / amx(1))
+    assert pieces[0] >= 1.5 * pieces[-1]
+    assert sum(step > 2.5 for step in steps) <= 1
+    assert len(pieces) <= 125
+
+
 def test_a_length_that_was_slow_once_is_tried_again() -> None:
     model = CostModel(batching="always")
     for _ in range(2 * STALE):

@@ -22,6 +22,8 @@ from infercore.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    import numpy.typing as npt
+
     from infercore.engine.abort import Abort
     from infercore.engine.cells import CellMap
     from infercore.engine.counters import Counters
@@ -224,27 +226,29 @@ class Appending:
         own, n, abort = self._decode_columns, len(tokens), self._abort
         if own is None or n > self.n_batch or self._embeddings.on or abort.asks_before_step:
             return None
-        cells, past = self._cells, self._inner.n_past
-        self._results.forget()
+        cells, starts = self._cells, list[int]()
+        if self._embeddings.n_tokens:
+            self._embeddings.forget()
         started = time.perf_counter()
-        abort.begin()
-        starts: list[int] = []
+        if abort.asked or abort.running:
+            abort.forget_late()
+        abort.running = True
         try:
-            if abort.shall_stop():
-                raise aborted_with(cells.n_cells)
-            starts += map(past, seq_ids)
+            starts += map(self._inner.n_past, seq_ids)
             columns = np.array((tokens, starts, seq_ids), dtype=np.int32)
-            own(columns[0], columns[1], columns[2], np.ones(n, dtype=np.bool_))
-            for seq_id, token in zip(seq_ids, tokens, strict=True):
-                cells.append_one(seq_id, token)
+            own(columns[0], columns[1], columns[2], _all_wanted(n))
+            cells.append_each(seq_ids, tokens)
         except BaseException as error:  # noqa: BLE001  (raised anew, typed)
+            self._results.forget()
             cells.recount()
             for seq_id, token, start in zip(seq_ids, tokens, starts, strict=False):
                 self._enter_kept(seq_id, [token], start, error)
             self._native.judge(error)
             self._fail(error, lambda: cells.n_cells)
-        finally:
-            abort.end()
+        finally:  # no lock: an abort in between is forgotten before the next step
+            abort.running = False
+            if abort.asked:
+                abort.end()
         self._counters.count(started, n)
         return self._native.judged(self._outputs.set_each, seq_ids)
 
@@ -416,6 +420,14 @@ class Appending:
                 n_ctx=self._n_ctx,
             )
         raise typed from (error.__cause__ if typed is error else error)
+
+
+@cache
+def _all_wanted(n: int) -> npt.NDArray[np.bool_]:
+    """Return that each of ``n`` tokens gets a row."""
+    wanted = np.ones(n, dtype=np.bool_)
+    wanted.flags.writeable = False
+    return wanted
 
 
 class _Pieces:

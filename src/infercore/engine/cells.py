@@ -182,6 +182,18 @@ class CellMap:
         self._lengths[seq_id] += 1
         self.n_cells += 1
 
+    def append_each(self, seq_ids: Sequence[int], tokens: Sequence[int]) -> None:
+        """Give each of several sequences its one of ``tokens``, at its next position."""
+        tails, lengths = self._tails, self._lengths
+        for seq_id, token in zip(seq_ids, tokens, strict=True):
+            tail = tails[seq_id]
+            if tail is None:
+                self.append((seq_id,), (token,), self.next_position(seq_id))
+            else:
+                tail.append(token)
+                lengths[seq_id] += 1
+                self.n_cells += 1
+
     def append(self, seq_ids: Sequence[int], tokens: Sequence[int], pos: int) -> None:
         """Give ``tokens`` to all of ``seq_ids``, from position ``pos`` on, in new cells."""
         n = len(tokens)

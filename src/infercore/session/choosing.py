@@ -56,36 +56,33 @@ class Choosing:
         except BaseException as error:  # noqa: BLE001  (it is the caller's to see)
             self._endings.end(job, error)
 
-    def choose_each(self, jobs: Sequence[Job], rows: Rows) -> None:
-        """Let each of ``jobs`` choose from its row of ``rows``."""
+    def choose_each(self, jobs: Sequence[Generating], rows: Rows) -> None:
+        """Let each of ``jobs``, which want a token each, choose from its row of ``rows``."""
         # What most steps of a pool are: in one function, as each more costs behind an engine that
         # has emptied the processor's caches.
         n_chosen, show = 0, self._outbox.show
         for i, job in enumerate(jobs):
             generation = job.generation
-            if (
-                not isinstance(job, Generating)
-                or generation is None
-                or not job.primed
-                or generation.looks_ahead
-                or generation.is_native
-            ):
+            if generation.looks_ahead or generation.is_native:
                 self.caught_up(job, i, rows)
                 continue
             try:
                 shown = generation.step(rows, i)
+                pending = generation.pending
                 if generation.reason is not None:
-                    n_chosen += generation.pending is not None
+                    n_chosen += pending is not None
                     self._endings.finish(job, generation.reason)
                     continue
                 n_chosen += 1
                 if shown is not None:
                     show(job, shown)
-                n_after = len(job.sequence.tokens) + 1
-                if generation.n_completion >= generation.most or n_after >= job.window:
+                sequence = job.sequence
+                n_after = len(sequence.tokens) + 1
+                if pending is None or generation.at_limit or n_after >= job.window:
                     self._want_pending(job)
                 else:
-                    job.sequence.push(generation.take_pending())
+                    generation.pending = None
+                    sequence.push(pending[0])
                     job.n_sure = n_after
             except SessionFatalError:
                 raise

@@ -44,8 +44,11 @@ class Costs(Protocol):
         """Return how many of ``n_running`` sequences a call should take: 1 = take turns."""
         ...
 
-    def prompt_tokens(self, n_running: int) -> int:
-        """Return how many prompt tokens may go beside ``n_running`` single ones; at least 1."""
+    def prompt_tokens(self, n_running: int, depth: int = 0) -> int:
+        """Return how many prompt tokens may go beside ``n_running`` single ones; at least 1.
+
+        ``depth`` tokens of the prompt are held already.
+        """
         ...
 
 
@@ -157,7 +160,7 @@ def _single(sequences: Sequence[S], budget: Budget, costs: Costs) -> StepPlan[S]
     if budget.multiple is not None:
         n_tokens = min(n_tokens, budget.multiple - chosen.n_held % budget.multiple)
     elif chosen.is_prompt and running:
-        n_tokens = min(n_tokens, max(1, costs.prompt_tokens(len(running))))
+        n_tokens = min(n_tokens, max(1, costs.prompt_tokens(len(running), chosen.n_held)))
     return _alone(chosen, n_tokens)
 
 
@@ -196,7 +199,8 @@ def _mixed(running: list[S], prompts: list[S], budget: Budget, costs: Costs) -> 
         n_prompt = sum(1 for sequence in chosen if sequence.is_prompt)
         return StepPlan([(sequence, 1) for sequence in chosen], len(chosen) - n_prompt, n_prompt)
     n_running = len(running)
-    room = min(budget.n_tokens - n_running, max(1, costs.prompt_tokens(n_running)))
+    n_fitting = costs.prompt_tokens(n_running, min(prompts, key=_age).n_held)
+    room = min(budget.n_tokens - n_running, max(1, n_fitting))
     wanted = sum(map(_missing, prompts))
     n_prompt = max(1, round_down(n_running + min(room, wanted)) - n_running)
     parts = [(sequence, 1) for sequence in running]

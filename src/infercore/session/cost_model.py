@@ -25,7 +25,7 @@ REFRESH = 16
 """Choices are made anew after so many calls."""
 STALE = 1024
 """What was not tried for so many calls is tried once again."""
-STEP_FACTOR = 2.1
+STEP_FACTOR = 2.35
 """A step with a piece of prompt takes so many times the step without (at worst below 2.5)."""
 STEP_MS = 250.0
 """And at most so long."""
@@ -39,6 +39,10 @@ N_TRIES = 2
 """So often a length is tried before its time is believed: the first may prepare things."""
 FORGOTTEN = 256
 """A length that was not made in so many calls is tried again where it may fit by now."""
+DEPTHS = 128
+"""Choices are made for so many tokens of a prompt together."""
+FADING = 0.98
+"""What a call told of the cost of depth counts so much less with each call after it."""
 
 
 class _Time:
@@ -59,6 +63,25 @@ class _Time:
         self.last = now
 
 
+class _Mixed(_Time):
+    """What calls of one length took, and ``depth``: how far into the prompts they were."""
+
+    __slots__ = ("depth",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.depth = 0.0
+
+    def take(self, ms: float, depth: float, now: int) -> None:
+        """Take in a call, whose ``depth`` goes into the average as its time does."""
+        before = self.value
+        self.add(ms, now)
+        if self.n <= N_FIRST:
+            self.depth = depth if self.n == 1 or self.value != before else self.depth
+        else:
+            self.depth += WEIGHT * (depth - self.depth)
+
+
 class CostModel:
     """Milliseconds of a call with n sequences and m prompt tokens, and what follows from them.
 
@@ -71,17 +94,19 @@ class CostModel:
         self._batching = batching
         self._step_tokens = step_tokens
         self._step: dict[int, _Time] = {}  # by number of sequences, without a prompt
-        self._mixed: dict[int, _Time] = {}  # with a prompt, by all tokens of the call
+        self._mixed: dict[int, _Mixed] = {}  # with a prompt, by all tokens of the call
+        self._deeper = _Slope()
         self._now = 0
         self._per_call: dict[int, int] = {}
-        self._pieces: dict[int, int] = {}
+        self._pieces: dict[tuple[int, int], int] = {}
         self.takes_turns = batching == "never"
         """Whether the last choice was one sequence a call."""
 
-    def record(self, n_running: int, n_prompt: int, elapsed_ms: float) -> None:
+    def record(self, n_running: int, n_prompt: int, elapsed_ms: float, depth: float = 0.0) -> None:
         """Take in what a call with a token of each of ``n_running``, and of prompts, took.
 
-        A call with guesses, or one that failed, is not to be told.
+        ``depth`` tokens of the prompts were held before: those behind them look at them all. A call
+        with guesses, or one that failed, is not to be told.
         """
         self._now += 1
         if not n_prompt:
@@ -91,8 +116,11 @@ class CostModel:
             if n_tokens == round_down(n_tokens):  # others, as at a prompt's end, come but once
                 known = self._mixed.get(n_tokens)
                 if known is None or self._now - known.last > FORGOTTEN:
-                    known = self._mixed[n_tokens] = _Time()
-                known.add(elapsed_ms, self._now)
+                    known = self._mixed[n_tokens] = _Mixed()
+                if known.n >= N_TRIES:
+                    more_ms = min(elapsed_ms, OUTLIER * known.value) - known.value
+                    self._deeper.add(n_prompt * (depth - known.depth), more_ms)
+                known.take(elapsed_ms, depth, self._now)
                 if known.n <= N_TRIES:
                     self._pieces.clear()
         if self._now % REFRESH == 0 or self._now < REFRESH:
@@ -145,23 +173,26 @@ class CostModel:
                 best = n
         return best
 
-    def prompt_tokens(self, n_running: int) -> int:
+    def prompt_tokens(self, n_running: int, depth: int = 0) -> int:
         """Return how many prompt tokens a call takes beside ``n_running`` sequences; at least 1.
 
-        As many as keep it near `STEP_FACTOR` times the call without them, and below `STEP_MS`.
+        As many as keep it near `STEP_FACTOR` times the call without them, and below `STEP_MS`,
+        where ``depth`` tokens of the prompt are held.
         """
         if self._step_tokens is not None:
             return max(1, self._step_tokens - n_running)
-        n = self._pieces.get(n_running)
+        key = n_running, depth // DEPTHS
+        n = self._pieces.get(key)
         if n is None:
-            n = self._pieces[n_running] = self._piece(n_running)
+            n = self._pieces[key] = self._piece(n_running, depth)
         return n
 
-    def _piece(self, n_running: int) -> int:
+    def _piece(self, n_running: int, depth: int) -> int:
         """Return the longest piece whose call is expected to be short enough.
 
-        A length that was not made yet, or long ago, is hoped to cost little more than the longest
-        known below it. One that is known never costs more than that in proportion.
+        A length that was not made yet is hoped to cost little more than the longest known below it,
+        and so is one that was too long a while ago. One that is known never costs more than that in
+        proportion.
         """
         step = self.step_ms(n_running)
         if step is None or not (n_running or self._mixed):
@@ -172,12 +203,34 @@ class CostModel:
             if n <= n_running:
                 continue
             more = n / below - 1.0
-            known = self._mixed.get(n)
-            if known is None or known.n < N_TRIES or self._now - known.last > FORGOTTEN:
-                expected = below_ms * (1.0 + GROWTH * more) if more <= LEAP else math.inf
-            else:
-                expected = min(known.value, below_ms * (1.0 + more) or known.value)
+            hoped = below_ms * (1.0 + GROWTH * more) if more <= LEAP else math.inf
+            known, expected = self._mixed.get(n), hoped
+            if known is not None and known.n >= N_TRIES:
+                deeper_ms = self._deeper.value * (n - n_running) * (depth - known.depth)
+                there = max(step, known.value + deeper_ms)
+                expected = min(there, below_ms * (1.0 + more) or there)
                 below, below_ms = n, expected
+                if expected > most and self._now - known.last > FORGOTTEN:
+                    expected = hoped
             if expected <= most:
                 fitting = n
         return fitting - n_running
+
+
+class _Slope:
+    """What a prompt token costs more for each token before it: a line through what was seen."""
+
+    __slots__ = ("_xx", "_xy")
+
+    def __init__(self) -> None:
+        self._xx = self._xy = 0.0
+
+    def add(self, x: float, y: float) -> None:
+        """Take in ``y`` milliseconds more at ``x`` tokens times tokens before them more."""
+        self._xx = FADING * self._xx + x * x
+        self._xy = FADING * self._xy + x * y
+
+    @property
+    def value(self) -> float:
+        """Milliseconds; 0 where nothing is known."""
+        return max(0.0, self._xy / self._xx) if self._xx else 0.0

@@ -27,8 +27,8 @@ _SUREST = 0.97
 _MARGIN = 1.2
 _FIRST_CREDIT = 1.0
 _MOST_CREDIT = 8.0
-_CREDIT_A_TOKEN = 0.015
-_REST = 3  # tokens without a look, after one that found nothing worth guessing
+_CREDIT_A_TOKEN = 0.01
+_REST, _MOST_REST = 3, 15  # tokens without a look, after one that found nothing worth guessing
 
 
 class Drafter(Protocol):
@@ -37,7 +37,10 @@ class Drafter(Protocol):
     n_draft: int
 
     def rests(self) -> bool:
-        """Whether to go on by one token without asking for guesses; asked once a token."""
+        """Whether to go on by one token without asking for guesses.
+
+        Once a token; where not, it may be asked again before `propose`.
+        """
 
     def propose(self, tokens: Sequence[int], n: int) -> list[int]:
         """Return up to ``n`` tokens that may follow ``tokens``; none is a fine answer."""
@@ -84,9 +87,10 @@ class AutoLookup:
 
     It decides from tokens and from ``cost``, the steps that a guess costs, alone. How often the
     lookup is right is watched on all tokens, guessed or not; where nothing was worth a guess, it
-    looks at the next four at once, which costs a tiny model less. A guess is paid from a credit: a
-    fiftieth of a step for each token, and what right guesses have gained. So a text on which all
-    guesses are wrong takes a fiftieth longer at most.
+    looks at the next four at once, and the longer that lasts, the more, up to sixteen: this costs a
+    tiny model less. A guess is paid from a credit: a hundredth of a step for each token, and what
+    right guesses have gained. So a text on which all guesses are wrong takes a fiftieth longer at
+    most.
     """
 
     n_draft = 16
@@ -100,6 +104,7 @@ class AutoLookup:
         self._n_seen = 0
         self._expected: list[int] = []
         self._n_guessed = 0
+        self._rest = _REST
         self._n_rests = 0
 
     def rests(self) -> bool:
@@ -114,7 +119,8 @@ class AutoLookup:
         self._expected = found
         self._n_guessed = min(len(found), self._worth())
         self._n_seen = len(tokens)
-        self._n_rests = 0 if self._n_guessed else _REST
+        self._n_rests = 0 if self._n_guessed else self._rest
+        self._rest = _REST if self._n_guessed else min(_MOST_REST, 2 * self._rest + 1)
         return found[: self._n_guessed]
 
     def _look_up(self, tokens: Sequence[int], n: int) -> list[int]:

@@ -99,7 +99,8 @@ class Generation:
         self._n_logprobs = config.logprobs
         self._previous: int | None = None
         self._queue: deque[Chosen] = deque()
-        self.looks_ahead = drafter is not None or getattr(sampler, "constraint", None) is not None
+        self._is_constrained = getattr(sampler, "constraint", None) is not None
+        self.looks_ahead = drafter is not None or self._is_constrained
         self._sampling = sampling_of(config)
         self.is_native = bool(getattr(sampler, "is_native", False))
         self.most = sys.maxsize if config.max_tokens is None else config.max_tokens
@@ -197,10 +198,13 @@ class Generation:
 
     # -- evaluating ----------------------------------------------------------------------------
 
-    def take_pending(self) -> int:
-        """Return the pending token, which there must be; it is taken."""
-        chosen, self.pending = self.pending, None
-        return chosen[0]  # type: ignore[index]
+    def rests(self) -> bool:
+        """Whether the pending token is to be evaluated alone; asked once a token."""
+        if not self.looks_ahead:
+            return True
+        if self._is_constrained or self._drafter is None:
+            return False
+        return self._drafter.rests()
 
     def ahead(self, context_tokens: Callable[[], list[int]], room: int) -> Ahead:
         """Return what to evaluate for the pending token, which is taken: itself, and maybe more.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from infercore.errors import ContextOverflowError
 from infercore.session.choosing import Rows
-from infercore.session.compose import Budget, compose
+from infercore.session.compose import Budget, compose, longest_waiting
 from infercore.session.jobs import Generating, Looking
 from infercore.session.observer import Step, is_observed, tell
 
@@ -65,6 +65,10 @@ class Stepping:
 
         Where there is no room, the youngest lose their places.
         """
+        steady = self._steady()
+        if steady is not None:
+            self._go_on(steady)
+            return True
         parts = self._compose()
         while parts and not self._places.have_room(parts):
             youngest = self._roster.youngest()
@@ -77,6 +81,34 @@ class Stepping:
             return False
         self._run(parts)
         return True
+
+    def _steady(self) -> list[Generating] | None:
+        """Return those of the next call where all that run want a token: what most steps are.
+
+        None where somebody wants more, or has no room: then it takes more to know what to do.
+        """
+        # One look at each: what `_compose`, `Places.have_room` and `_run` look at one by one.
+        engine, running = self._engine, self._roster.running
+        n = min(len(running), engine.n_sequences, self._n_tokens())
+        if n < 2 or self._roster.alone or engine.multiple is not None:  # noqa: PLR2004
+            return None
+        for job in running:
+            sequence = job.sequence
+            n_held = sequence.n_held
+            if (
+                len(sequence.tokens) != n_held + 1
+                or sequence.n_cells != n_held
+                or job.ahead is not None
+                or not job.primed
+            ):
+                return None
+        n = min(n, self._costs.per_call(len(running)))
+        if n < 2:  # noqa: PLR2004
+            return None
+        jobs: list[Any] = [*longest_waiting(running, n)]
+        if engine.is_shared:
+            return jobs if engine.n_free(jobs[0].sequence) >= n else None
+        return jobs if all(engine.n_free(job.sequence) for job in jobs) else None
 
     def _compose(self) -> Parts:
         engine, running = self._engine, self._roster.running
@@ -119,6 +151,37 @@ class Stepping:
 
     # -- the call ------------------------------------------------------------------------------
 
+    def _go_on(self, jobs: list[Generating]) -> None:
+        """Make one engine call of the token that each of ``jobs`` wants, and let each choose."""
+        tally, n = self._tally, len(jobs)
+        tally.n_steps = n_steps = tally.n_steps + 1
+        sequences = [job.sequence for job in jobs]
+        tokens = [sequence.tokens[-1] for sequence in sequences]
+        seq_ids = [sequence.own_id for sequence in sequences]
+        started = time.perf_counter()
+        try:
+            if self.on_call is not None:
+                self.on_call(sequences)
+            rows = self._engine.context.decode_each(tokens, seq_ids)
+        except BaseException as error:  # noqa: BLE001  (each job is told)
+            self._recovery.after(error, jobs)
+            return
+        finally:
+            if self.on_call is not None:
+                self.on_call([])
+        elapsed_ms = (time.perf_counter() - started) * 1e3
+        for job in jobs:
+            sequence = job.sequence
+            sequence.hold(sequence.n_held + 1)
+            sequence.used = job.served = n_steps
+            job.n_evaluated += 1
+            job.failures = 0
+            job.n_steps += 1
+            job.n_batched += n
+        self._costs.record(n, 0, elapsed_ms)
+        self._count(n, 0, n, elapsed_ms)
+        self._choosing.choose_each(jobs, Rows(rows))
+
     def _run(self, parts: Parts) -> None:
         """Make one engine call of ``parts``, and let those that have caught up choose."""
         self._tally.n_steps += 1
@@ -128,15 +191,10 @@ class Stepping:
                 self._engine.trim(job.sequence)
             if job.ahead is not None:
                 _leave_out_guesses(job, n)
-        plain = len(parts) > 1 and all(
-            n == job.n_missing == 1 and job.ahead is None and job.n_looked is None
-            for job, n in parts
-        )
         try:
             if self.on_call is not None:
                 self.on_call([job.sequence for job, _ in parts])
-            rows = self._call_each(parts) if plain else None
-            firsts = self._call(parts) if rows is None else None
+            firsts = self._call(parts)
         except BaseException as error:  # noqa: BLE001  (each job is told)
             self._recovery.after(error, [job for job, _ in parts])
             return
@@ -144,19 +202,7 @@ class Stepping:
             if self.on_call is not None:
                 self.on_call([])
         self._account(parts, (time.perf_counter() - started) * 1e3)
-        if firsts is not None:
-            self._take(parts, firsts)
-        elif rows is not None:
-            self._choosing.choose_each([job for job, _ in parts], rows)
-
-    def _call_each(self, parts: Parts) -> Rows:
-        """Evaluate the one token that each wants: what most calls are."""
-        sequences = [job.sequence for job, _ in parts]
-        rows = self._engine.context.decode_each(
-            [sequence.tokens[-1] for sequence in sequences],
-            [sequence.own_id for sequence in sequences],
-        )
-        return Rows(rows)
+        self._take(parts, firsts)
 
     def _call(self, parts: Parts) -> list[int | None]:
         """Evaluate tokens of each; return the first row that each needs, None = no row.
@@ -189,9 +235,10 @@ class Stepping:
     def _account(self, parts: Parts, elapsed_ms: float) -> None:
         tally, n_parts = self._tally, len(parts)
         n_steps = tally.n_steps
-        n_running = n_prompt = 0
+        n_running = n_prompt = n_before = 0
         for job, n in parts:
             sequence = job.sequence
+            n_before += n * sequence.n_held if job.is_prompt else 0
             again = sequence.hold(sequence.n_held + n)
             sequence.used = job.served = n_steps
             job.n_evaluated += n
@@ -205,12 +252,19 @@ class Stepping:
                 job.n_batched += n_parts
             else:
                 tally.evaluated_tokens += n - again
-        self._costs.record(n_running, n_prompt, elapsed_ms)
-        tally.count_step(n_parts, elapsed_ms)
+        depth = n_before / n_prompt if n_prompt else 0.0
+        self._costs.record(n_running, n_prompt, elapsed_ms, depth)
+        self._count(n_running, n_prompt, n_parts, elapsed_ms)
+
+    def _count(self, n_running: int, n_prompt: int, n_sequences: int, elapsed_ms: float) -> None:
+        self._tally.count_step(n_sequences, elapsed_ms)
         self._recovery.forget_suspects()
         if is_observed():
             step = Step(
-                n_sequences=n_parts, n_running=n_running, n_prompt=n_prompt, elapsed_ms=elapsed_ms
+                n_sequences=n_sequences,
+                n_running=n_running,
+                n_prompt=n_prompt,
+                elapsed_ms=elapsed_ms,
             )
             tell("on_step", step)
 

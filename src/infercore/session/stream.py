@@ -170,7 +170,7 @@ class DecodeStream:
     def _evaluate(self) -> None:
         """Make the pending token resident, with what can be evaluated in the same call."""
         generation, resident = self._generation, self._resident
-        if not generation.looks_ahead:
+        if generation.rests():
             chosen, generation.pending = generation.pending, None
             if chosen is not None:
                 resident.append_one(chosen.token)
