@@ -108,6 +108,35 @@ def test_documents_of_one_score_keep_their_order():
     assert ranking.best_first(scores, 9) == ranking.best_first(scores, 4)
 
 
+def test_documents_are_ranked_over_http(ranker):
+    httpx = pytest.importorskip("httpx", reason="the client that the tests use is not installed")
+    from served import serving
+
+    asked = {"model": "ranks", "query": "x y", "documents": [*DOCUMENTS[:-1]]}
+    asked["documents"].append({"text": DOCUMENTS[-1]})
+    with ranker.new_pool(n_threads=1) as pool, serving({"ranks": pool}) as served:
+        whole = httpx.post(f"{served.url}/v1/rerank", json=asked).json()
+        best = {**asked, "top_n": 2, "return_documents": True}
+        first = httpx.post(f"{served.url}/v1/rerank", json=best).json()
+        wrong = [
+            httpx.post(f"{served.url}{path}", json=body)
+            for path, body in (
+                ("/v1/rerank", {**asked, "documents": [{"body": "x"}]}),
+                ("/v1/completions", {"model": "ranks", "prompt": "x"}),
+            )
+        ]
+        expected = pool.rerank("x y", DOCUMENTS)
+    found = [(row["index"], row["relevance_score"]) for row in whole["results"]]
+    assert [place for place, _ in found] == [place for place, _ in expected]
+    assert [score for _, score in found] == pytest.approx([score for _, score in expected])
+    assert [row["document"]["text"] for row in first["results"]] == [
+        DOCUMENTS[place] for place, _ in expected[:2]
+    ]
+    assert whole["usage"]["prompt_tokens"] > len(DOCUMENTS)
+    assert [answer.status_code for answer in wrong] == [400, 400]
+    assert wrong[0].json()["error"]["param"] == "documents"
+
+
 def test_callers_of_a_pool_that_rank_share_calls(ranker):
     queries = ["x y", "a", "q w e", "z z z"]
     expected = [dict(ic.rerank(ranker, query, DOCUMENTS)) for query in queries]

@@ -396,24 +396,31 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "infercore", "serve", *arguments]
 
 
-def test_the_command_serves_until_it_is_told_to_end(pack_path: Path, backend_name: str) -> None:
+def test_the_command_serves_until_it_is_told_to_end_and_starts_warm(
+    pack_path: Path, backend_name: str, tmp_path: Path
+) -> None:
     asked = command(
         f"tale={pack_path}", "--port", "0", "--n-ctx", "512", "--backend", backend_name, "-np", "2",
-        "--n-threads", "1",
+        "--n-threads", "1", "--cache-dir", str(tmp_path / "cache"),
     )  # fmt: skip
-    with subprocess.Popen(asked, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        url = next(line.split()[-1] for line in process.stderr if "serving at" in line)
-        with httpx.stream(
-            "POST", f"{url}{CHAT}", json={**LONG, "stream": True}, timeout=60
-        ) as answer:
-            lines = answer.iter_lines()
-            next(lines)
-            process.send_signal(signal.SIGTERM)
-            rest = list(lines)
-        assert "data: [DONE]" in rest, "what has begun ends"
-        process.stderr.read()
-        assert process.wait(60) == 0
+    body = {**LONG, "stream": True, "stream_options": {"include_usage": True}}
+    evaluated = []
+    for _ in range(2):
+        with subprocess.Popen(asked, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stderr is not None
+            url = next(line.split()[-1] for line in process.stderr if "serving at" in line)
+            with httpx.stream("POST", f"{url}{CHAT}", json=body, timeout=60) as answer:
+                lines = answer.iter_lines()
+                next(lines)
+                process.send_signal(signal.SIGTERM)
+                *_, usage, _, done, _ = lines
+            assert done == "data: [DONE]", "what has begun ends"
+            process.stderr.read()
+            assert process.wait(60) == 0
+        counted = json.loads(usage.removeprefix("data: "))["usage"]
+        n_cached = counted["prompt_tokens_details"]["cached_tokens"]
+        evaluated.append(counted["prompt_tokens"] - n_cached)
+    assert evaluated[0] > evaluated[1] == 1, "all but the last token comes back from the folder"
 
 
 def test_a_first_piece_waits_for_no_acknowledgement() -> None:

@@ -47,7 +47,7 @@ else:
 class Row:
     """Other names of a field's option, what it accepts, and help where it has its own.
 
-    What a field means stands in ``field_texts``.
+    What a field means stands in ``field_texts``; ``default`` is the command's where it has its own.
     """
 
     help: str = ""
@@ -56,6 +56,7 @@ class Row:
     metavar: str | None = None
     param_type: str = ""
     multiple: bool = False
+    default: int | None = None
 
 
 MODEL: Mapping[str, Row] = MappingProxyType({
@@ -152,7 +153,7 @@ POOL: Mapping[str, Row] = MappingProxyType({
     "max_waiting": Row("Requests that may wait for a place; one more gets 429.", metavar="N"),
     "batching": Row(choices=("auto", "always", "never")),
     "batch_invariant": Row(),
-    "cache_bytes": Row(metavar="N"),
+    "cache_bytes": Row(metavar="N", default=2**30),
     "cache_dir": Row(metavar="DIR"),
     "cache_dir_bytes": Row(metavar="N"),
     "step_timeout": Row(metavar="S"),
@@ -370,7 +371,8 @@ def config_option(cls: type, name: str, row: Row, section: str) -> Decorator:
     kind = str(field.type).removesuffix(" | None")
     recommended = cls is SamplingConfig and name in RECOMMENDED
     meaning = row.help or field_texts.sentence(cls.__name__, name)
-    text = meaning + _default_of(field, " or the model's" if recommended else "")
+    default = field.default if row.default is None else row.default
+    text = meaning + _default_of(default, " or the model's" if recommended else "")
     if kind == "bool":
         named = (f"{flag}/--no-{flag[2:]}",)
         return option(*named, section=section, default=None, help=text)
@@ -385,8 +387,7 @@ def config_option(cls: type, name: str, row: Row, section: str) -> Decorator:
     )  # fmt: skip
 
 
-def _default_of(field: attrs.Attribute[Any], more: str) -> str:
-    default = field.default
+def _default_of(default: object, more: str) -> str:
     if not isinstance(default, (bool, int, float, str)):
         return ""
     shown = {True: "on", False: "off"}[default] if isinstance(default, bool) else default

@@ -14,6 +14,7 @@ import click
 from infercore.cli.loading import plan_fields
 from infercore.cli.options import (
     CONTEXT,
+    POOL,
     SectionCommand,
     checked,
     context_options,
@@ -203,6 +204,7 @@ def _pool_fields(path: str, options: Mapping[str, Any]) -> dict[str, Any]:
         if name in of_pool and not isolate:
             flag = "--" + name.replace("_", "-")
             raise click.UsageError(f"{flag} is of a process of its own: leave out --no-isolate")
+    of_pool.setdefault("cache_bytes", POOL["cache_bytes"].default)
     return {"backend": options["backend"], **plan_fields(path, options), **of_pool}
 
 

@@ -431,7 +431,9 @@ class GuardedModel:
         n_ctx = window.resolve_n_ctx(pool.context, self.info)
         pool.check_window(n_ctx)
         kinds = self._inner.capabilities
-        return shared_context(pool, n_ctx, multi_sequence=kinds.multi_sequence)
+        return shared_context(
+            pool, n_ctx, multi_sequence=kinds.multi_sequence, scans_cells=kinds.scans_cells
+        )
 
     def close(self) -> None:
         """Release the weights once the last context is closed; idempotent."""

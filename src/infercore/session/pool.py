@@ -87,7 +87,10 @@ class SessionPool:
         """Open the context that the sessions share, and return who owns it."""
         model, config = self.model, self.config
         wanted = shared_context(
-            config, self.window, multi_sequence=model.capabilities.multi_sequence
+            config,
+            self.window,
+            multi_sequence=model.capabilities.multi_sequence,
+            scans_cells=model.capabilities.scans_cells,
         )
         multiple = None
         _refuse_times_of_a_child(config, model.backend)

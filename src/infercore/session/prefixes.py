@@ -23,16 +23,25 @@ class Prefixes:
     An index of what ``sequences`` hold, brought up to date when it is asked: what changed since
     is seen by how much a sequence holds and by its serial. ``copies`` says what the engine can copy
     ("any", "full", "none"), ``cuts`` whether it can remove the end of a sequence. With ``multiple``
-    only what was evaluated in calls that end at its multiples is taken.
+    only what was evaluated in calls that end at its multiples is taken. Fewer than ``n_least``
+    tokens more than a sequence holds are no source: where whole caches are copied, that takes
+    longer than evaluating a few.
     """
 
     def __init__(
-        self, sequences: set[Sequence], *, copies: str, cuts: bool, multiple: int | None
+        self,
+        sequences: set[Sequence],
+        *,
+        copies: str,
+        cuts: bool,
+        multiple: int | None,
+        n_least: int = 1,
     ) -> None:
         self._sequences = sequences
         self._copies = copies
         self._cuts = cuts
         self._multiple = multiple
+        self._n_least = n_least
         self._index: PrefixIndex[Sequence] = PrefixIndex()
         self._seen: dict[Sequence, tuple[int, int]] = {}
 
@@ -64,7 +73,7 @@ class Prefixes:
             found = (None, 0) if match is None else (match.holder, match.n_tokens)
         else:
             found = self._whole(sequence, wanted)
-        return found if found[1] > sequence.n_held else (None, 0)
+        return found if found[1] >= sequence.n_held + self._n_least else (None, 0)
 
     def _whole(self, sequence: Sequence, wanted: list[int]) -> tuple[Sequence | None, int]:
         """Only a whole copy is possible, and none of it can be removed again."""
@@ -100,7 +109,7 @@ class Prefixes:
             if other.tokens[:1] != sequence.tokens[:1] or other.is_cut:
                 continue
             n = common_prefix(other.tokens, sequence.tokens)
-            if n > other.n_held and n >= n_found + _FOLLOW_TOKENS:
+            if n > other.n_held and n >= n_found + max(_FOLLOW_TOKENS, self._n_least):
                 return True
         return False
 

@@ -93,6 +93,7 @@ class Scheduler:
             copies=engine.context.capabilities.kv_copy,
             cuts=engine.can_truncate,
             multiple=multiple,
+            n_least=engine.n_least_copied,
         )
         self.placing = Placing(
             engine=engine,

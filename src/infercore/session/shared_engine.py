@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from infercore.protocols.guarded import SessionContext
     from infercore.session.sequence import Sequence
 
+_CELLS_A_TOKEN = 512
+"""About so many cells are copied in the time in which a token is evaluated."""
+
 
 class SharedEngine:
     """A context that is opened anew where it can no longer be trusted.
@@ -41,6 +44,10 @@ class SharedEngine:
         self.n_sequences = 1 if one_a_call or not batches else self.n_places
         self.is_shared = self.context.n_seq_max == 1 or self.context.n_ctx_seq == self.context.n_ctx
         """Whether all sequences count together in one window."""
+        copies_caches = kinds.kv_copy == "full" and self.can_truncate and not self.is_shared
+        window = int(self.context.n_ctx_seq)
+        self.n_least_copied = max(1, window // _CELLS_A_TOKEN) if copies_caches else 1
+        """Fewer tokens are evaluated sooner than the cache that holds them is copied."""
 
     def reopen(self) -> None:
         """Put a fresh context in place of the one there is, which holds nothing any more."""

@@ -76,6 +76,8 @@ class Capabilities:
     tokens have them: rows hold their log-probabilities and -inf for all others; anything that
     cannot be computed exactly from these is refused) or "none" (the engine generates by itself and
     exposes none: its sessions take tokens from it, and anything that needs logits is refused).
+    ``scans_cells`` means that a call of sequences that share their cells (``kv_unified=True``)
+    reads those of all, so that it takes longer the more the others hold.
     """
 
     kv_remove: Literal["any", "suffix", "rollback", "none"] = attrs.field(
@@ -88,6 +90,7 @@ class Capabilities:
     kv_shift: bool = False
     kv_divide: bool = False
     multi_sequence: bool = False
+    scans_cells: bool = False
     state: bool = False
     sequence_state: bool = False
     logits_all: bool = False

@@ -52,13 +52,15 @@ class PoolConfig:
     alone, and nothing is batched.
 
     Sequences that lose their cells go to ``cache_bytes`` bytes of host memory, then to at most
-    ``cache_dir_bytes`` bytes of files in ``cache_dir``. A stream that nobody reads for
-    ``reader_timeout`` seconds is cancelled. An engine that fails for good is reopened, at most
-    ``max_restarts`` times in ``restart_window`` seconds. With ``isolate``, which needs `open_pool`
-    with a path, model and pool live in a separate process, which is restarted when it dies, within
-    the same limit. An engine call that takes ``step_timeout`` seconds longer than expected ends the
-    process, as does loading for more than ``load_timeout``; without ``isolate`` these two are
-    refused when the pool is opened.
+    ``cache_dir_bytes`` bytes of files in ``cache_dir``. With ``cache_bytes``, where ``n_cells`` and
+    ``kv_unified`` are left open and the engine's calls read the cells of all sequences
+    (`Capabilities.scans_cells`), the sessions that run have cells of their own. A stream that
+    nobody reads for ``reader_timeout`` seconds is cancelled. An engine that fails for good is
+    reopened, at most ``max_restarts`` times in ``restart_window`` seconds. With ``isolate``, which
+    needs `open_pool` with a path, model and pool live in a separate process, which is restarted
+    when it dies, within the same limit. An engine call that takes ``step_timeout`` seconds longer
+    than expected ends the process, as does loading for more than ``load_timeout``; without
+    ``isolate`` these two are refused when the pool is opened.
 
     Raises `InvalidInputError` for a value that is not allowed, a window beyond ``n_cells``, and
     for the fields of a context that a pool sets itself: ``n_seq_max`` and ``pooling_type``.
@@ -165,14 +167,21 @@ def is_for_a_pool(config: object, fields: Mapping[str, Any]) -> bool:
 MOST_SEQUENCES = 256
 
 
-def shared_context(config: PoolConfig, n_ctx: int, *, multi_sequence: bool = True) -> ContextConfig:
-    """Return the context that sessions with a window of ``n_ctx`` tokens share."""
+def shared_context(
+    config: PoolConfig, n_ctx: int, *, multi_sequence: bool = True, scans_cells: bool = False
+) -> ContextConfig:
+    """Return the context that sessions with a window of ``n_ctx`` tokens share.
+
+    Where the engine ``scans_cells`` and idle sequences have host memory to go to, those that run
+    have cells of their own.
+    """
     if not multi_sequence:
         return attrs.evolve(config.context, n_ctx=n_ctx)
     n_cells = config.n_cells or config.n_parallel * n_ctx
     unified = config.context.kv_unified
     if unified is None:
-        unified = not config.batch_invariant
+        apart = scans_cells and config.cache_bytes and config.n_cells is None
+        unified = not (config.batch_invariant or apart)
     if not unified:  # a part of the cells for each, as large as its window
         n_cells = max(n_cells, config.n_parallel * n_ctx)
     n_seq_max = (

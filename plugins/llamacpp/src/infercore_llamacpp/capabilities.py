@@ -50,6 +50,7 @@ def _common(traits: Traits, **given: Any) -> Capabilities:
     holds = traits.has_memory
     return Capabilities(
         multi_sequence=True,
+        scans_cells=holds and traits.has_attention and not traits.is_recurrent,
         state=holds,
         sequence_state=holds,
         logits_all=holds,
