@@ -42,6 +42,14 @@ def test_pairs_stand_as_an_encoder_was_trained_on_them(encoder: Any) -> None:
     assert plain == [*first, *second]
 
 
+def test_pairs_of_a_model_that_generates_begin_once(model: Any) -> None:
+    tokenizer = model.tokenizer
+    first, second = tokenizer.encode("the stone"), tokenizer.encode("an owl", add_special=False)
+    assert tokenizer.encode_many([("the stone", "an owl")]) == [[*first, *second]]
+    pair = [("the stone", "an owl")]
+    assert tokenizer.encode_many(pair, max_tokens=1, truncation="right") == [[tokenizer.bos]]
+
+
 def test_what_is_too_long_is_cut_where_that_was_asked_for(encoder: Any) -> None:
     text = "the little baker and the fox"
     whole = encoder.encode(text)

@@ -7,6 +7,7 @@ import random
 import time
 from typing import Any
 
+import attrs
 import pytest
 
 from infercore.chat.answer import AnswerReader
@@ -159,6 +160,25 @@ def test_names_and_keys_of_other_letters_are_read() -> None:
     assert [call.arguments for call in calls_of(read_all(FORMS["tagged"], tools, body))] == [
         {"straße": 1}
     ]
+
+
+def test_an_empty_element_may_be_of_several_types() -> None:
+    properties = {"t": {"type": ["string", "null"]}, "l": {"type": "array"}}
+    tools = Tools([{"name": "f", "parameters": {"type": "object", "properties": properties}}])
+    out = read_all(FORMS["nested"], tools, '!<invoke name="f">!<t>!</t>!<l>!</l>!</invoke>')
+    assert [call.arguments for call in calls_of(out)] == [{"t": "", "l": []}]
+
+
+@pytest.mark.parametrize("cut", range(70, 95))
+def test_blanks_before_a_call_are_its_own_wherever_it_is_cut(cut: int) -> None:
+    tools = Tools([{"name": "f", "parameters": {"type": "object", "additionalProperties": False}}])
+    form = attrs.evolve(FORMS["tagged"], call_close=of("</function></tool_call>\n"))
+    refused = "<tool_call><function=f>\n<parameter=a>1</parameter>\n</function></tool_call>"
+    text = f"{refused}\n<tool_call><function=f>\n</function></tool_call>"
+    reader = ToolReader(form, tools)
+    out = [*reader.push(text[:cut]), *reader.push(text[cut:]), *reader.finish()]
+    assert text_of(out) == refused
+    assert len(calls_of(out)) == 1
 
 
 def test_calls_of_python_may_take_several_lines() -> None:

@@ -50,6 +50,12 @@ NEEDS_TOOLS = (
 )
 """Refuse every chat without tools."""
 NO_SYSTEM = ("google-gemma-2-2b-it",)
+NO_SYSTEM_ALONE = (
+    *NO_SYSTEM,
+    "NVIDIA-Nemotron-Nano-v2",
+    "Qwen3.5-4B",
+    "mistralai-Mistral-Nemo-Instruct-2407",
+)
 ONLY_BESIDE_CALLS = (
     "CohereForAI-c4ai-command-r7b-12-2024-tool_use",
     "Kimi-K2-Thinking",
@@ -259,6 +265,7 @@ def called(*cities: str) -> list[dict[str, Any]]:
 
 WHOLE = {
     "developer": [spoken("developer", "say one"), spoken("user", "say two")],
+    "a system alone": [spoken("system", "say one")],
     "two systems": [spoken("system", "say one"), spoken("system", "say two"), ASKED],
     "a later system": [
         spoken("system", "say one"),
@@ -276,7 +283,12 @@ WHOLE = {
         ASKED,
     ],
 }
-REFUSES = {"a later system": NO_SYSTEM, "two systems": NO_SYSTEM, "developer": NO_SYSTEM}
+REFUSES = {
+    "a system alone": NO_SYSTEM_ALONE,
+    "a later system": NO_SYSTEM,
+    "two systems": NO_SYSTEM,
+    "developer": NO_SYSTEM,
+}
 
 
 @pytest.mark.parametrize("file", each_template())

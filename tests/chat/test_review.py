@@ -17,7 +17,7 @@ from infercore.chat.dialect import dialect_of
 from infercore.chat.history import droppable
 from infercore.chat.literal import Literal
 from infercore.chat.reasoning import ReasoningFormat, ReasoningReader, find_reasoning_format
-from infercore.chat.tool_format import NAMED, PYTHON, TAGGED, ToolFormat
+from infercore.chat.tool_format import JSON, NAMED, PYTHON, TAGGED, ToolFormat
 from infercore.chat.tool_reader import ReadCall, ToolReader, read_all
 from infercore.chat.tools import Tools
 from infercore.errors import InvalidInputError
@@ -112,7 +112,32 @@ def test_a_call_never_goes_without_its_result() -> None:
     last = {"role": "tool", "tool_call_id": "2"}
     rows = [USER, CALL, two, RESULT, last, {"role": "assistant"}]
     assert droppable(rows) == [(1, 2, 3, 4)]
+    answer = {"role": "assistant"}
+    assert droppable([{"role": "system"}, answer, answer, answer]) == [(1,), (2,)]
+    assert droppable([RESULT, answer, CALL, RESULT]) == [(0, 1)]
     assert droppable([USER, CALL, RESULT, {"role": "assistant"}, USER]) == [(0, 1, 2, 3)]
+
+
+LLAMA = ToolFormat(kind=JSON, name_key="name", arguments_key="parameters")
+ONE = '{"name": "w", "parameters": {}}'
+
+
+@pytest.mark.parametrize("step", [1, 3, 1000])
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        (f"{ONE}; {ONE}\n;{ONE}", "www"),
+        (f"{ONE}; and more", "w; and more"),
+        (f"{ONE};", "w;"),
+        (f"; {ONE}", f"; {ONE}"),
+        (f"{ONE};; {ONE}", f"w;; {ONE}"),
+    ],
+)
+def test_calls_of_llama_may_be_parted_by_semicolons(text: str, wanted: str, step: int) -> None:
+    reader = ToolReader(LLAMA, Tools([tool({"type": "object"})]))
+    pieces = [text[i : i + step] for i in range(0, len(text), step)]
+    read = [item for piece in pieces for item in reader.push(piece)] + reader.finish()
+    assert "".join(item if isinstance(item, str) else item.name for item in read) == wanted
 
 
 def test_what_has_no_name_is_no_function() -> None:

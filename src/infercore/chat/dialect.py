@@ -199,8 +199,20 @@ class Dialect:
                 "that renders them, or describe the tools in a message",
             )
         rows = self.rows(messages)
+        given = {"add_generation_prompt": add_generation_prompt, **variables}
+        text = self._tried(rows, tools, given)
+        if all(row["role"] == "system" for row in rows):
+            _check_shown(rows, text)
+        return text
+
+    def _tried(
+        self,
+        rows: list[dict[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        given: Mapping[str, Any],
+    ) -> str:
+        """Render; where the template refuses that, with whole tools or arguments as text."""
         self._n_slow = 0  # what the template can do is known
-        given: dict[str, Any] = {"add_generation_prompt": add_generation_prompt, **variables}
         whole = tools and completed(tools)  # some templates fail where a tool says too little
         tries = [(rows, tools), *([(rows, whole)] if whole != tools else [])]
         if any(row.get("tool_calls") for row in rows):
@@ -209,6 +221,17 @@ class Dialect:
             with suppress(InvalidInputError):
                 return self._render(chat, tools=offered, **given)
         return self._render(tries[-1][0], tools=tries[-1][1], **given)
+
+
+def _check_shown(rows: Sequence[Mapping[str, Any]], text: str) -> None:
+    """Raise `InvalidInputError` where system messages alone are left out: no user speaks."""
+    for row in rows:
+        content = row["content"]
+        parts = [content] if isinstance(content, str) else [part["text"] for part in content]
+        if any(part.strip() not in text for part in parts):
+            raise checks.refuse(
+                "messages", rows, "a user's message too: the model's template shows no other alone"
+            )
 
 
 @lru_cache(maxsize=128)

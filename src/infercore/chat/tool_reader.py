@@ -97,6 +97,7 @@ class ToolReader:
         self._in_section = False
         self._behind_call = False
         self._waits = False
+        self._may_separate = False  # behind a JSON call without marks: ";" and the next one
         self._takes_blanks = False  # behind a call, those that are still to come are its own
         self._scan: Scan | None = None  # of arguments that are not closed yet
         self._openings = _openings(form)
@@ -151,7 +152,8 @@ class ToolReader:
                 break
             if parsed.end == NO or parsed.is_text:
                 if parsed.is_text:
-                    self._give_text(out, parsed.end)
+                    text = self._held[: parsed.end].rstrip()  # blanks may be those of the next call
+                    self._give_text(out, max(1, len(text)))
                 elif not was_behind:
                     self._give_text(out, self._refused_length())
                 self._behind_call = False
@@ -161,6 +163,7 @@ class ToolReader:
             self._takes_blanks = parsed.takes_blanks
             self._drop_blanks()
             self._at_start = True  # another call may follow at once
+            self._may_separate = self._form.kind == JSON and not self._is_marked
         return out
 
     def _drop_blanks(self) -> None:
@@ -186,7 +189,7 @@ class ToolReader:
         self._scan = None
         text, self._raw = self._raw.first(n).shown, self._raw.after(n)
         if text.strip():
-            self._at_start = False
+            self._at_start = self._may_separate = False
         if out and isinstance(out[-1], str):
             out[-1] += text
         else:
@@ -220,7 +223,7 @@ class ToolReader:
         """A call without a mark of its own is one only where the answer begins with it."""
         if not self._at_start:
             return len(self._held), False
-        at = skip_space(self._held, 0)
+        at = self._unseparated(self._held, 0)
         if at == len(self._held):
             return 0, False
         if self._form.kind == NAMED:
@@ -229,6 +232,12 @@ class ToolReader:
         else:
             begins = self._held[at] in "{["
         return (0, True) if begins else (len(self._held), False)
+
+    def _unseparated(self, text: str, at: int) -> int:
+        """Skip blanks, and the semicolon that Llama 3 writes between two calls."""
+        at = skip_space(text, at)
+        separated = self._may_separate and text.startswith(";", at)
+        return skip_space(text, at + 1) if separated else at
 
     # -- one section ---------------------------------------------------------------------------
 
@@ -241,7 +250,7 @@ class ToolReader:
                 self._behind_call = at == MORE
                 return _Parsed((), at, takes_blanks=form.section_close.ends_blank)
         else:
-            at = skip_space(text, at)
+            at = self._unseparated(text, at)
             if self._lead and text.startswith(self._lead, at):
                 at = skip_space(text, at + len(self._lead))
             elif self._lead and self._lead.startswith(text[at:]):
@@ -505,7 +514,7 @@ def _of_leaves(value: Any, schema: Mapping[str, Any], whole: Mapping[str, Any]) 
         return [_of_leaves(item, inner(schema, ITEM), whole) for item in value]
     if isinstance(value, dict):
         return {key: _of_leaves(item, inner(schema, key), whole) for key, item in value.items()}
-    if not value.text.strip() and schema.get("type") in {"object", "array"}:
+    if not value.text.strip() and schema.get("type") in ("object", "array"):
         return {} if schema["type"] == "object" else []
     return typed(value.text, schema, whole)
 

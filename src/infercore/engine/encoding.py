@@ -36,13 +36,19 @@ class Frame:
         return len(self.around([()] * n_texts))
 
 
-def frame_of(encode: Callable[..., list[int]], pair_middle: Sequence[int] | None) -> Frame:
-    """Return the frame of the tokenizer of ``encode``; between a pair stands what ends a text."""
+def frame_of(
+    encode: Callable[..., list[int]], pair_middle: Sequence[int] | None, bos: int | None
+) -> Frame:
+    """Return the frame of the tokenizer of ``encode``; between a pair stands what ends a text.
+
+    Never ``bos``: a pair is one sequence, which begins once.
+    """
     bare = encode(_PROBE, add_special=False)
     framed = encode(_PROBE, add_special=True)
     at = next((i for i in range(len(framed)) if framed[i : i + len(bare)] == bare), 0)
     end = framed[at + len(bare) :]
-    return Frame(framed[:at], end if pair_middle is None else list(pair_middle), end)
+    middle = end if pair_middle is None else pair_middle
+    return Frame(framed[:at], [token for token in middle if token != bos], end)
 
 
 def check_texts(texts: Any) -> list[tuple[str, ...]]:
@@ -66,7 +72,15 @@ def fitted(
     surplus = 0 if n_tokens is None else sum(map(len, texts)) - n_tokens
     if surplus <= 0:
         return texts
-    if truncation == "error" or n_tokens is None or n_tokens < 0:
+    if n_tokens is not None and n_tokens < 0:
+        raise InvalidInputError(
+            "max_tokens has no room for the special tokens around a text or pair; raise it, or "
+            "pass add_special=False",
+            field="max_tokens",
+            value=number,
+            allowed="room for the special tokens",
+        )
+    if truncation == "error" or n_tokens is None:
         raise InvalidInputError(
             f"text {number} has {surplus} tokens too many; raise max_tokens, or say which end is "
             "to be cut with truncation='right' or 'left'",

@@ -173,7 +173,7 @@ class GuardedTokenizer:
     def _pair_frame(self) -> encoding.Frame:
         if self._frame is None:
             middle = getattr(self._inner, "pair_middle", None)
-            self._frame = encoding.frame_of(self.encode, middle)
+            self._frame = encoding.frame_of(self.encode, middle, self.bos)
         return self._frame
 
     def decode(self, tokens: Sequence[int], *, skip_special: bool = False) -> str:

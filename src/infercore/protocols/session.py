@@ -128,8 +128,9 @@ class Session(Protocol):
         """Take the tokens in [start, end) out of the logical context, and close the gap.
 
         Where the context can move tokens (``kv_shift``), those after the gap move up as they are,
-        as `ContextReport.cuts` shows: they are good for continuing, and a new suffix evaluates them
-        again. Otherwise, and in a pool, they are evaluated again now. Raises `InvalidInputError`
+        as `ContextReport.cuts` shows: they were computed with what is gone, so logits differ from
+        those of a cold run. That is good for continuing; a new suffix evaluates them again.
+        Otherwise, and in a pool, they are evaluated again now. Raises `InvalidInputError`
         for an invalid range: state unchanged.
         """
 

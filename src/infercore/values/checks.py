@@ -6,6 +6,7 @@ import difflib
 import math
 import operator
 import os
+import reprlib
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,10 +23,23 @@ T = TypeVar("T")
 Validator = "Callable[[Any, attrs.Attribute[Any], Any], None]"
 
 
+class _Shown(reprlib.Repr):
+    """Values as they are shown in errors: whole unless they are long."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = self.maxdict = 16
+        self.maxstring = self.maxother = self.maxlong = 200
+
+
+shown = _Shown().repr
+"""The repr of a value, cut where it is long."""
+
+
 def refuse(field: str, value: object, allowed: str) -> InvalidInputError:
     """Return the error for ``value`` of ``field``."""
     return InvalidInputError(
-        f"{field}={value!r} is not allowed; give {allowed}",
+        f"{field}={shown(value)} is not allowed; give {allowed}",
         field=field,
         value=value,
         allowed=allowed,
