@@ -23,10 +23,13 @@ if not pages.DOCS.is_dir():
 ENGINES = ("llamacpp", "openvino")
 REFERENCE = "reference"
 # Pages whose blocks another file of the tests runs; it must name the page.
-ELSEWHERE = {"docs/tutorial/write-a-backend.md": "tests/conformance/test_tutorial.py"}
+ELSEWHERE = {
+    "docs/tutorial/write-a-backend.md": "tests/conformance/test_tutorial.py",
+    "README.md": "tests/docs/test_readme.py",
+}
 # How many blocks of a page are exempt for a reason that the page gives beside them.
 EXEMPT: Mapping[str, int] = {
-    "README.md": 2,  # what .ci/run and the demo environment run
+    "README.md": 4,  # what .ci/run and tests/docs/test_readme.py run
     "docs/benchmarks.md": 1,  # models of gigabytes
     "docs/conformance.md": 1,  # every law on every backend
     "docs/how-to/agents.md": 2,  # an example, run and compared in tests/examples
