@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -35,7 +36,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         work = Path(given.work or folder).resolve()
         clone = work / "infercore"
-        subprocess.run(["git", "clone", "-q", str(ROOT), str(clone)], check=True)
+        git = shutil.which("git") or "git"
+        subprocess.run([git, "clone", "-q", str(ROOT), str(clone)], check=True)
         hidden = ("INFERCORE_", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "HF_")
         kept = {name: os.environ[name] for name in os.environ if not name.startswith(hidden)}
         places = {"INFERCORE_CONFIG_DIR": str(work / "config"), "HF_HOME": str(work / "hub")}

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from docs.pages import Block
 
 README = "README.md"
+BASH = shutil.which("bash") or "/bin/bash"
 SECONDS = 300  # for one command
 TYPED = "Where does Nadia live?\n"
 """What is typed where a command asks."""
@@ -124,7 +125,7 @@ class _Shell:
         """Run ``said``, by default the line itself, with a question on standard input."""
         asks = "infercore chat" in line
         done = subprocess.run(
-            ["bash", "-c", said or line], cwd=self.folder, env=self._environment, check=False,
+            [BASH, "-c", said or line], cwd=self.folder, env=self._environment, check=False,
             input=TYPED if asks else "", capture_output=True, text=True, timeout=SECONDS,
         )  # fmt: skip
         worked = done.returncode == 0 and bool(done.stdout.strip()) and '"error"' not in done.stdout
@@ -145,7 +146,7 @@ class _Shell:
         log = self.folder / "server.log"
         with log.open("w", encoding="utf-8") as output:
             self._server = subprocess.Popen(
-                ["bash", "-c", f"{ACTIVATE} && exec {shlex.join([*shlex.split(line), *other])}"],
+                [BASH, "-c", f"{ACTIVATE} && exec {shlex.join([*shlex.split(line), *other])}"],
                 cwd=self.folder, env=self._environment, stdout=output, stderr=output,
                 stdin=subprocess.DEVNULL, text=True,
             )  # fmt: skip

@@ -47,6 +47,13 @@ try {
   assert.match(told, /, \d+ old messages left out$/, "a full window goes on");
   const wide = await page.evaluate(() => document.documentElement.scrollWidth);
   assert.ok(wide <= 390, `nothing sticks out of a telephone's screen: ${wide}`);
+  await page.setViewport({ width: 1400, height: 900 });
+  const [all, read] = await page.evaluate(() => [
+    document.documentElement.scrollWidth,
+    document.querySelector("article.assistant").getBoundingClientRect().width,
+  ]);
+  assert.ok(all <= 1400, `nothing sticks out of a desk's screen: ${all}`);
+  assert.ok(read > 300 && read < 1100, `lines on a wide screen can be read: ${read}`);
   await page.click("#new");
   assert.equal(await page.$$eval("article", (boxes) => boxes.length), 0);
   assert.deepEqual(complaints.filter((text) => !text.includes("favicon")), []);
