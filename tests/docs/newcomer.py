@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 README = "README.md"
 BASH = shutil.which("bash") or "/bin/bash"
-SECONDS = 300  # for one command
+SECONDS = 900  # for one command; the first one installs
 TYPED = "Where does Nadia live?\n"
 """What is typed where a command asks."""
 PROGRAM = "first.py"

@@ -24,7 +24,7 @@ pytest.importorskip("huggingface_hub", reason="needs .[hub]")
 pytest.importorskip("uvicorn", reason="needs .[serve]")
 
 
-@pytest.mark.timeout(900)  # a dozen programs, one after the other
+@pytest.mark.timeout(1800)  # a dozen programs, one after the other
 @pytest.mark.parametrize("engine", ["llamacpp", "openvino"])
 def test_every_line_works_as_written(engine: str, tmp_path: Path) -> None:
     pack.need_pack()
