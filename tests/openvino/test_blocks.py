@@ -8,6 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from engine.interrupts import interrupt
+from infercore_openvino import blocks
 from infercore_openvino.blocks import BlockTables, Copy
 from infercore_openvino.pool import Pool, PoolFullError
 
@@ -376,3 +378,23 @@ class AnyOrder(RuleBasedStateMachine):
 
 TestAnyOrder = AnyOrder.TestCase
 TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+@pytest.mark.parametrize("call", ["trim", "remove", "append"])
+def test_a_ctrl_c_leaves_positions_that_agree(call: str) -> None:
+    """Wherever it comes, the end is that of the positions held: before the call, or after it."""
+    calls = {
+        "trim": lambda tables: tables.trim(0, 3),
+        "remove": lambda tables: tables.remove(0, 1, 3),
+        "append": lambda tables: tables.append(0, 4),
+    }
+    for n in range(1, 200):
+        tables = BlockTables(8, SIZE, 2)
+        tables.append(0, 6)
+        came = interrupt(n, lambda tables=tables: calls[call](tables), blocks.__file__)
+        table = tables.tables[0]
+        assert table.next == max(table.positions.tolist()) + 1
+        assert len(set(table.positions.tolist())) == table.n
+        if not came:
+            return
+    pytest.fail("it never ended")

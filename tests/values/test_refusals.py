@@ -2,14 +2,65 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 from pathlib import Path
+from typing import Any
 
+import attrs
 import pytest
 
 import infercore as ic
+from infercore.testing import load_toy_model
 from infercore.values import checks
 
 HUGE = 10**400
+
+
+class Unshown:
+    def __repr__(self) -> str:
+        raise RuntimeError("no text at all")
+
+
+DEEP: list[Any] = []
+for _ in range(5000):
+    DEEP = [DEEP]
+NOT_SHOWN = {"digits": 10**5000, "below 0": -(10**5000), "key": {10**5000: 1}, "deep": DEEP,
+             "own": Unshown(), "in a list": [10**5000]}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NOT_SHOWN)
+def test_what_has_no_text_is_a_typed_error_too(name: str) -> None:
+    """Python itself raises for the text of an integer of 5,000 digits."""
+    value = NOT_SHOWN[name]
+    classes = [getattr(ic, each) for each in ic.__all__]
+    for cls in filter(attrs.has, filter(inspect.isclass, classes)):
+        if issubclass(cls, BaseException):
+            continue
+        for field in attrs.fields(cls):
+            with contextlib.suppress(ic.InferCoreError, TypeError):  # others are missing
+                cls(**{field.name: value})
+    with pytest.raises(ic.InferCoreError):
+        ic.get_backend(value)
+    model = load_toy_model()
+    with model, model.new_context(n_ctx=64) as context, model.new_session(n_ctx=64) as session:
+        session.ensure_prefix("ab")
+        context.decode([5, 6, 7])
+        calls = (
+            lambda: context.logits(value), lambda: context.eval([5], value),
+            lambda: context.decode([value]), lambda: context.seq_shift(0, 0, -1, value),
+            lambda: context.seq_remove(value), lambda: session.evict(value, 3),
+            lambda: session.evict(0, value), lambda: session.generate("a", logit_bias={5: value}),
+            lambda: list(session.decode(max_tokens=1, logit_bias=value)),
+            lambda: session.generate("a", response_format={"maximum": value}),
+            lambda: session.generate("a", response_format={"type": value}),
+        )  # fmt: skip
+        for call in calls:
+            with pytest.raises(ic.InferCoreError) as caught:
+                call()
+            assert not isinstance(caught.value, ic.SessionFatalError)
+            assert len(str(caught.value)) < 2000
+        assert context.decode([8]) is None
 
 
 @pytest.mark.parametrize(

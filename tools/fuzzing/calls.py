@@ -17,6 +17,7 @@ import numpy as np
 import infercore as ic
 from fuzzing import Wrong
 from infercore.protocols import public, session
+from infercore.values import checks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,7 +33,7 @@ FUNCTIONS = (
 )  # fmt: skip
 NOT_CALLED = {
     "native_handle", "close", "__enter__", "__exit__", "aclose", "run", "owner", "share_for_fork",
-    "count_open", "check_open", "drain", "adrain",
+    "count_open", "check_open", "drain", "adrain", "held",
 }  # fmt: skip
 _MOST_CHUNKS = 8
 VALUES: dict[str, Any] = {
@@ -71,6 +72,13 @@ class Odd:
     """A class that nothing here knows."""
 
 
+class Unshown:
+    """One that cannot even be shown."""
+
+    def __repr__(self) -> str:
+        raise ValueError("no repr")
+
+
 def fail(*_: object, **__: object) -> None:
     """Raise what a caller's own function may raise."""
     raise ZeroDivisionError
@@ -80,6 +88,9 @@ def odd_values() -> list[Any]:
     """Return values of many types; new ones, as some are used up."""
     cycle: list[Any] = []
     cycle.append(cycle)
+    deep: list[Any] = []
+    for _ in range(5000):
+        deep = [deep]
     return [
         None, 0, 5, -1, -(2**70), 2**31, 2**70, 1.5, float("nan"), float("inf"), True, 1j, "", "x",
         "\0", "\ud800", "é" * 300, b"", b"x" * 100, bytearray(b"x"), [], [None], ["x"], [[1]],
@@ -93,6 +104,8 @@ def odd_values() -> list[Any]:
         [{"role": np.zeros(2), "content": np.zeros(2)}],
         [(1, 2, 3)], [(5, 0, True)], [(5, (), None)],
         ic.ContextConfig(), ic.SamplingConfig(), type, Exception("x"), lambda: None,
+        10**5000, -(10**5000), [10**5000], {"maximum": 10**5000}, {10**5000: 1}, Unshown(), deep,
+        {"const": deep}, "x" * 100_000,
     ]  # fmt: skip
 
 
@@ -192,7 +205,9 @@ class Calls:
         name, where, method = random.choice(self._all())
         call = getattr(getattr(world, where) if where else _MODULES[method], method)
         arguments = self._arguments(random, call, world)
-        given = ", ".join(f"{field}={value!r:.80}" for field, value in arguments.items())
+        given = ", ".join(
+            f"{field}={checks.shown(value):.80}" for field, value in arguments.items()
+        )
         shown = f"{world.model.backend}: {where} {name}({given})"
         try:
             inspect.signature(call).bind(**arguments)
@@ -215,6 +230,8 @@ class Calls:
                 raise Untyped(f"{shown}: {error!r}") from error
             return f"{shown}: {error!r}"
         except Exception as error:
+            if isinstance(error, TypeError) and "keyword" in str(error):
+                return "Python's own TypeError"  # of a call that another process made
             raise Untyped(f"{shown}: {error!r}") from error
         return shown
 

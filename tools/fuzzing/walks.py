@@ -1,9 +1,10 @@
-"""Calls of a context in any order, beside the reference backend on the same weights.
+"""Calls of a context in any order, beside the reference backend.
 
-Half of the walks are computed in float32, and their logits compared with the reference's. The
-others have any types of keys and values, with flash attention or without: what they hold is
-compared with the reference, their logits with a new context of the same kind that is given the
-same tokens at once.
+What a context holds is always compared with the reference, call by call. Where the reference has
+the same weights, half of the walks are computed in float32, and their logits are compared too. The
+others, and models that the reference cannot compute (recurrent, sliding), have any types of keys
+and values, with flash attention or without: their logits are compared with those of a new context
+of the same kind that is given the same tokens at once.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ FORMATS = {
     "llamacpp": ("infercore_llamacpp", "gguf-f32"),
     "openvino": ("infercore_openvino", "openvino"),
 }
+MODELS = (*("storyteller",) * 4, "agent", "recurrent", "sliding", "encoder")
 Call = tuple[str, tuple[Any, ...], dict[str, Any]]
 
 
@@ -38,33 +40,46 @@ class Walks:
     """Makes the same calls on an engine and on the reference, and compares what both hold."""
 
     def __init__(self) -> None:
+        self._loaded: dict[tuple[str, str], Any] = {}
+
+    def _model(self, name: str, backend: str) -> Any:
+        """Return a model of the pack, loaded once; its reference where there is one."""
         import infercore_models  # noqa: PLC0415
         from infercore.testing import load_reference_model  # noqa: PLC0415
 
-        self._reference = load_reference_model()
-        self._engines = {
-            name: ic.load_model(infercore_models.path("storyteller", form), backend=name)
-            for name, (module, form) in FORMATS.items()
-            if find_spec(module)
-        }
-        self._n_vocab = self._reference.tokenizer.n_vocab
+        if (name, backend) not in self._loaded:
+            if backend == "reference":
+                model = load_reference_model(infercore_models.path(name, "hf"))
+            else:
+                path = infercore_models.path(name, FORMATS[backend][1])
+                model = ic.load_model(path, backend=backend)
+            self._loaded[name, backend] = model
+        return self._loaded[name, backend]
 
     def case(self, random: Random) -> str:
         """Walk; compare after every call."""
-        name = random.choice(sorted(self._engines))
-        unified = random.choice((True, False))
-        fields = {"n_ctx": N_CTX, "n_seq_max": N_SEQ, "kv_unified": unified}
-        model = self._engines[name]
-        kind = EXACT if random.random() < _SHARE_EXACT else _kind(random, model)
+        import infercore_models  # noqa: PLC0415
+
+        forms = infercore_models.names()[name := random.choice(MODELS)]
+        here = [b for b, (module, form) in FORMATS.items() if form in forms and find_spec(module)]
+        if not here:
+            return "no engine for it"
+        model = self._model(name, backend := random.choice(here))
+        if name == "encoder":
+            return _encode(random, f"{name} on {backend}", model)
+        has_oracle = "hf" in forms
+        oracle = self._model(name if has_oracle else "storyteller", "reference")
+        self._n_vocab = min(m.tokenizer.n_vocab for m in (model, oracle))
+        fields = {"n_ctx": N_CTX, "n_seq_max": N_SEQ, "kv_unified": random.choice((True, False))}
+        is_exact = has_oracle and random.random() < _SHARE_EXACT
+        kind = EXACT if is_exact else _kind(random, model)
         made: list[Any] = []
         try:
-            engine = model.new_context(**fields, **kind)
-            made.append(engine)
-            reference = self._reference.new_context(**fields)
-            made.append(reference)
-            if kind is not EXACT:
+            made.append(model.new_context(**fields, **kind))
+            made.append(oracle.new_context(**fields))
+            if not is_exact:
                 made.append(model.new_context(n_ctx=N_CTX, **kind))
-            return self._walk(random, f"{name} {kind}", *made)
+            return self._walk(random, f"{name} on {backend} {kind}", *made)
         finally:
             for context in made:
                 context.close()
@@ -103,7 +118,7 @@ class Walks:
         Returns what came of it.
         """
         results = [_outcome(context, call, data) for context, data in each[:1]]
-        if results == ["UnsupportedFeatureError"]:
+        if results[0] in ("UnsupportedFeatureError", "False"):
             return results[0]  # nothing changed
         results += [_outcome(context, call, data) for context, data in each[1:]]
         if "SessionFatalError" in results or results[0] != results[1]:
@@ -132,6 +147,7 @@ class Walks:
             ("seq_copy", (seq, r.randrange(N_SEQ), 0, p1), {}),
             ("seq_keep", (seq,), {}),
             ("seq_shift", (seq, p0, -1, r.choice((-1, 1, 3, -p0))), {}),
+            ("seq_divide", (seq, p0, r.choice((p1, -1)), r.choice((1, 2, 3))), {}),
             ("clear", (), {}),
             ("save", (seq,), {}),
             ("load", (seq, r.randrange(9)), {}),
@@ -175,8 +191,34 @@ class Walks:
             raise Wrong(f"{name}: {walk}: logits off by {off:.4f} of {float(np.ptp(other)):.1f}")
 
 
+def _encode(random: Random, name: str, model: Any) -> str:
+    """Encode texts one after another, and compare each with what a new context makes of it."""
+    pooling = random.choice(("mean", "cls", "last"))
+    fields = {"n_ctx": N_CTX, "n_ubatch": N_CTX, "pooling_type": pooling, **ONE}
+    walk: list[list[int]] = []
+    with model.new_context(**fields) as context, model.new_context(**fields) as fresh:
+        for _ in range(5):
+            n_tokens = random.choice((1, 2, 9, 60, N_CTX, N_CTX + 1))
+            walk.append([random.randrange(model.tokenizer.n_vocab) for _ in range(n_tokens)])
+            outcomes = [
+                _outcome(each, ("encode", (walk[-1],), {}), None) for each in (context, fresh)
+            ]
+            if len({*outcomes, "ok" if n_tokens <= N_CTX else outcomes[0]}) > 1:
+                raise Wrong(f"{name}: {walk}: {outcomes}")
+            if outcomes[0] == "ok":
+                off = float(np.abs(context.embedding() - fresh.embedding()).max())
+                if not off <= TOLERANCE:
+                    raise Wrong(f"{name}: {walk}: off by {off:.4f}")
+            if random.random() < 0.3:
+                context.clear()
+            fresh.clear()
+    return f"{name} {pooling}: {walk}"
+
+
 def _kind(random: Random, model: Any) -> dict[str, Any]:
     """Return fields of a context whose keys and values are of any types."""
+    if model.info.is_recurrent:
+        return dict(ONE)
     types = sorted(model.capabilities.kv_types)
     fields = {"type_k": random.choice(types), "type_v": random.choice(types)}
     if random.random() < _SHARE_EXACT:
@@ -186,8 +228,9 @@ def _kind(random: Random, model: Any) -> dict[str, Any]:
 
 def _is_plain(walk: list[Call]) -> bool:
     """Whether no key was turned, and nothing cut out of what other keys have seen."""
+    moves = ("seq_shift", "seq_divide", "eval")
     return all(
-        method not in ("seq_shift", "eval") and (method != "seq_remove" or arguments[2] == -1)
+        method not in moves and (method != "seq_remove" or arguments[2] == -1)
         for method, arguments, _ in walk
     ) and not any(method == "seq_copy" and len(arguments) > 2 for method, arguments, _ in walk)
 
@@ -195,10 +238,10 @@ def _is_plain(walk: list[Call]) -> bool:
 def _outcome(context: Any, call: Call, data: Any) -> str:
     method, arguments, fields = call
     try:
-        getattr(context, method)(*arguments, *(() if data is None else (data,)), **fields)
+        done = getattr(context, method)(*arguments, *(() if data is None else (data,)), **fields)
     except ic.InferCoreError as error:
         return type(error).__name__
-    return "ok"
+    return "False" if done is False else "ok"
 
 
 def open_target() -> Walks:

@@ -28,7 +28,7 @@ MAX_POSITION = 2**31 - 1
 def token_error(token: object, n_vocab: int, *, field: str = "token") -> _InvalidTokenError:
     """Return the error for an id outside the vocabulary."""
     return _InvalidTokenError(
-        f"{field}: {token!r} is not in the vocabulary; ids go from 0 to {n_vocab - 1}",
+        f"{field}: {checks.shown(token)} is not in the vocabulary; ids go from 0 to {n_vocab - 1}",
         field=field,
         value=token,
         allowed=(0, n_vocab - 1),
@@ -115,7 +115,7 @@ def check_sequence(seq_id: Any, n_seq_max: int, field: str = "seq_id") -> int:
     """Return ``seq_id`` as int in 0..n_seq_max-1. Raises `InvalidSequenceError`."""
     if not checks.is_integer(seq_id) or not 0 <= seq_id < n_seq_max:
         raise InvalidSequenceError(
-            f"{field}={seq_id!r} is not a sequence of this context; ids go from 0 to "
+            f"{field}={checks.shown(seq_id)} is not a sequence of this context; ids go from 0 to "
             f"{n_seq_max - 1} (see n_seq_max)",
             field=field,
             value=seq_id,
@@ -145,7 +145,7 @@ def check_position(position: Any, field: str) -> int:
 
 def _position_error(field: str, value: object, allowed: str) -> InvalidPositionError:
     return InvalidPositionError(
-        f"{field}={value!r} is not allowed; give {allowed}",
+        f"{field}={checks.shown(value)} is not allowed; give {allowed}",
         field=field,
         value=value,
         allowed=allowed,
@@ -169,7 +169,7 @@ def check_bool(field: str, value: Any) -> bool:
 def gap_error(n_past: int, at: int) -> InvalidPositionError:
     """Return the error for a position that would leave a gap."""
     return InvalidPositionError(
-        f"n_past={n_past} would leave a gap: the sequence's next position is {at}",
+        f"n_past={checks.shown(n_past)} would leave a gap: the sequence's next position is {at}",
         field="n_past",
         value=n_past,
         allowed=(0, at),

@@ -213,7 +213,7 @@ class Outputs:
             raise checks.refuse("i", i, "an integer")
         index = i + len(self._owners) if i < 0 else i
         if not 0 <= index < len(self._owners) or not self._owners[index]:
-            raise self._unavailable(f"logits({i})")
+            raise self._unavailable(f"logits({checks.shown(i)})")
         return index
 
     def engine_row(self, i: int) -> int:

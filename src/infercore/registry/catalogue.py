@@ -94,8 +94,10 @@ class Registry:
 
     def _record(self, name: str, asked_by: str = "") -> Record:
         if not isinstance(name, str):
+            from infercore.values import checks  # noqa: PLC0415  (the scan needs none of it)
+
             raise InvalidInputError(
-                f"backend={name!r} is not a name; give a str such as 'llamacpp'",
+                f"backend={checks.shown(name)} is not a name; give a str such as 'llamacpp'",
                 field="backend",
                 value=name,
                 allowed="a str",

@@ -305,7 +305,7 @@ class PortableSampler:
 
     def _refuse_token(self, token: object) -> NoReturn:
         raise InvalidTokenError(
-            f"token {token!r} is outside the vocabulary of {self._n_vocab}",
+            f"token {checks.shown(token)} is outside the vocabulary of {self._n_vocab}",
             field="tokens",
             value=token,
             allowed=f"0 to {self._n_vocab - 1}",

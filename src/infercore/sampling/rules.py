@@ -16,6 +16,7 @@ from infercore.errors import InvalidInputError, InvalidStateError, InvalidTokenE
 from infercore.sampling.dry import apply_dry, compile_breakers
 from infercore.sampling.edits import apply_bias, apply_no_repeat, apply_penalties
 from infercore.sampling.eog import eog_ids
+from infercore.values import checks
 
 if TYPE_CHECKING:
     from infercore.protocols.public import Tokenizer
@@ -207,7 +208,7 @@ def _compile_bias(
     for token in amounts:
         if token >= n_vocab:
             raise InvalidTokenError(
-                f"logit_bias names token {token}, the vocabulary has {n_vocab}",
+                f"logit_bias names token {checks.shown(token)}, the vocabulary has {n_vocab}",
                 field="logit_bias",
                 value=token,
                 allowed=f"0 to {n_vocab - 1}",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from infercore.session.asynchronous import shared_threads
 from infercore.session.turns import Turns
+from infercore.values import checks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -187,7 +188,9 @@ class AsyncContext:
 
     async def sample(self, sampler: Sampler, i: int = -1) -> int:
         """See `Sampler.sample`, which chooses from output row ``i`` of this context."""
-        return await self._run(partial(sampler.sample, self._context, i))
+        if not callable(sample := getattr(sampler, "sample", None)):
+            raise checks.refuse("sampler", sampler, "a sampler of this context's model")
+        return await self._run(partial(sample, self._context, i))
 
     async def logits(self, i: int = -1) -> FloatArray:
         """See `Context.logits`; the array belongs to the caller."""

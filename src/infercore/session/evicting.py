@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import operator
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -49,11 +50,11 @@ def evict(session: CoreSession, start: object, end: object) -> Outcome:
     return outcome
 
 
-def _range(start: object, end: object, n: int) -> tuple[int, int]:
+def _range(start: Any, end: Any, n: int) -> tuple[int, int]:
     for field, value in (("start", start), ("end", end)):
-        if not checks.is_integer(value) or not 0 <= int(str(value)) <= n:
+        if not checks.is_integer(value) or not 0 <= operator.index(value) <= n:
             raise checks.refuse(field, value, f"a place in the context, from 0 to {n}")
-    first, last = int(str(start)), int(str(end))
+    first, last = operator.index(start), operator.index(end)
     if first >= last:
         raise checks.refuse("end", end, f"a place behind start, {first}")
     return first, last

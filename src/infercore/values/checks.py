@@ -31,6 +31,13 @@ class _Shown(reprlib.Repr):
         self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = self.maxdict = 16
         self.maxstring = self.maxother = self.maxlong = 200
 
+    def repr1(self, x: Any, level: int) -> str:
+        """Return what Python shows of ``x``, or of what kind it is: some have no text at all."""
+        try:
+            return super().repr1(x, level)
+        except Exception:  # noqa: BLE001  (an integer of too many digits, or a caller's own class)
+            return f"<{type(x).__name__} object>"
+
 
 shown = _Shown().repr
 """The repr of a value, cut where it is long."""
@@ -254,7 +261,8 @@ def check_options(field: str, options: Mapping[str, object], known: Iterable[str
     for key in options:
         if key not in names:
             raise InvalidInputError(
-                f"unknown option {key!r} in {field}; {_home(key) or nearest(str(key), names)}",
+                f"unknown option {shown(key)} in {field}; "
+                f"{_home(key) or nearest(shown(key), names)}",
                 field=field,
                 value=key,
                 allowed=names,

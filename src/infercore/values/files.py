@@ -9,6 +9,7 @@ import stat
 from typing import TYPE_CHECKING
 
 from infercore.errors import OutOfMemoryError
+from infercore.values import checks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,9 +22,10 @@ _NO_WAITING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     """Return the file at ``path``, opened to read bytes.
 
-    Raises OSError, also for a pipe, a socket or a device: they may block, or never end.
+    Raises OSError, also for a pipe, a socket or a device: they may block, or never end, and
+    `InvalidInputError` for what is no path.
     """
-    file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115  (it is returned)
+    file = open(checks.check_path("path", path), "rb", opener=_without_waiting)  # noqa: SIM115  (it is returned)
     try:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(f"{os.fspath(path)!r} is not a regular file")
@@ -39,6 +41,8 @@ def _without_waiting(path: str, flags: int) -> int:
 
 def read_regular(path: str | os.PathLike[str], most_bytes: int) -> bytes:
     """Return what the file at ``path`` holds. Raises OSError, also beyond ``most_bytes``."""
+    if not checks.is_integer(most_bytes) or most_bytes < 0:
+        raise checks.refuse("most_bytes", most_bytes, "an integer of at least 0")
     with open_regular(path) as file:
         # Room for all that is asked for is made at once: ask for what is there, and one byte more.
         size = os.fstat(file.fileno()).st_size

@@ -40,7 +40,7 @@ def _token_ids(value: Any) -> tuple[int, ...] | None:
 def _token_id(token: Any) -> int:
     if not checks.is_integer(token):
         raise InvalidTokenError(
-            f"tokens: {token!r} is not a token id; give integers",
+            f"tokens: {checks.shown(token)} is not a token id; give integers",
             field="tokens",
             value=token,
             allowed="token ids",

@@ -57,21 +57,21 @@ class Table:
 
     def set_positions(self, positions: Positions) -> None:
         """Hold ``positions``, one a token."""
-        self._reserve(len(positions))
-        self._positions[: len(positions)] = positions
-        self.n = len(positions)
-        self.next = int(positions.max()) + 1 if len(positions) else 0
+        n = len(positions)
+        after = int(positions.max()) + 1 if n else 0
+        self._reserve(n)
+        self._positions[:n] = positions  # from here on no call, behind which a Ctrl-C might come
+        self.n, self.next = n, after
 
     def extend(self, first: int, n_tokens: int) -> None:
         """Add ``n_tokens`` at the positions from ``first`` on."""
-        end = self.n + n_tokens
+        end, after = self.n + n_tokens, max(self.next, first + n_tokens)
         self._reserve(end)
         if n_tokens == 1:
             self._positions[self.n] = first
         else:
             self._positions[self.n : end] = np.arange(first, first + n_tokens)
-        self.n = end
-        self.next = max(self.next, first + n_tokens)
+        self.n, self.next = end, after
 
     def _reserve(self, n_tokens: int) -> None:
         if n_tokens > len(self._positions):
