@@ -15,7 +15,7 @@ FUZZ = ROOT / "tools" / "fuzz.py"
 TARGETS = sorted(path.stem for path in (ROOT / "tools" / "fuzzing").glob("[a-z]*.py"))
 # Cases of each, seconds of the whole in mind; engines that a target cannot do without.
 CASES = {
-    "templates": 20, "grammars": 60, "schemas": 40, "calls": 150, "walks": 3, "gguf": 60,
+    "templates": 20, "grammars": 60, "schemas": 40, "calls": 90, "walks": 6, "gguf": 60,
     "adapters": 40, "ir": 4,
 }  # fmt: skip
 NEEDS = {

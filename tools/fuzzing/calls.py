@@ -151,8 +151,8 @@ class _World:
     @cached_property
     def isolated(self) -> Any:
         """A pool in a process of its own, which is started when it is first called."""
-        if self.model.backend == "reference":
-            return self.pool
+        if self.model.backend != "llamacpp":
+            return self.pool  # what is checked there is the core's, and each process takes seconds
         fields = {"n_ctx": 64, "n_threads": 1, "n_threads_batch": 1}
         backend = self.model.backend
         return ic.open_pool(self.path, backend=backend, n_parallel=2, isolate=True, **fields)
