@@ -160,6 +160,8 @@ def test_names_and_keys_of_other_letters_are_read() -> None:
     assert [call.arguments for call in calls_of(read_all(FORMS["tagged"], tools, body))] == [
         {"straße": 1}
     ]
+    spaced = read_all(FORMS["braced"], TOOLS, "<call>call:f{a b:1, c : 2}<call|>")
+    assert [call.arguments for call in calls_of(spaced)] == [{"a b": 1, "c": 2}]
 
 
 def test_an_empty_element_may_be_of_several_types() -> None:

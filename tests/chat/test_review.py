@@ -143,6 +143,9 @@ def test_calls_of_llama_may_be_parted_by_semicolons(text: str, wanted: str, step
 def test_what_has_no_name_is_no_function() -> None:
     with pytest.raises(InvalidInputError):
         tool_loop._by_name([functools.partial(print)])
+    for functions, fields in (([int], {}), ([test_keys_of_a_tool_stay_in_order], {"tools": []})):
+        with pytest.raises(InvalidInputError):
+            tool_loop.run(lambda *_, **__: [], [], functions, max_rounds=1, **fields)
 
 
 # -- messages -------------------------------------------------------------------------------------
@@ -286,6 +289,10 @@ def test_results_of_a_programs_own_types_are_json() -> None:
     def divide() -> float:
         return float("nan")
 
+    def read() -> Any:
+        return (text.encode() for text in ("a", "é"))
+
+    assert asked_once(read)[1].content == '["a", "é"]'
     assert asked_once(find)[1].content == '{"colour": "red", "words": ["é"]}'
     assert "ValueError" in str(asked_once(divide)[1].content)
 

@@ -17,7 +17,7 @@ ITEM = "item"
 """The name of an element that stands for an entry of a list."""
 
 _MAX_DEPTH = 64
-_KEY = re.compile(r"[^\s:,{}\[\]<>]+")
+_KEY = re.compile(r"[^\s:,{}\[\]<>]+(?: +[^\s:,{}\[\]<>]+)*")
 _WORD = re.compile(r"[A-Za-z0-9_.+-]+")
 _TAG = re.compile(r"[^\s<>\[\]/]+")
 _WORDS = {"true": True, "false": False, "null": None, "None": None, "True": True, "False": False}

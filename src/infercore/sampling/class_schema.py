@@ -168,7 +168,11 @@ def schema_of_arguments(function: Callable[..., Any]) -> dict[str, Any]:
     defs: dict[str, Any] = {}
     properties, required = {}, []
     hints = hints_of(function)
-    for key, parameter in inspect.signature(function).parameters.items():
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError) as error:  # some builtins do not say what they take
+        raise checks.refuse(name, function, "functions whose parameters are known") from error
+    for key, parameter in parameters.items():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise checks.refuse(f"{name}.{key}", parameter, "parameters that have a name")
         properties[key] = _schema(hints.get(key, str), f"{name}.{key}", defs)

@@ -7,6 +7,7 @@ import dataclasses
 import enum
 import inspect
 import json
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -17,7 +18,7 @@ from infercore.values import checks
 from infercore.values.session import Message
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 
     from infercore.values.session import StreamChunk, ToolCall
 
@@ -102,6 +103,8 @@ class _Loop:
         self.by_name = _by_name(functions)
         if not checks.is_integer(max_rounds) or max_rounds < 0:
             raise checks.refuse("max_rounds", max_rounds, "an integer of at least 0")
+        if "tools" in decode:
+            raise checks.refuse("tools", decode["tools"], "functions: the tools are made of them")
         self.came: list[Message] = []
         self._max_rounds = max_rounds
         self._choice = decode.pop("tool_choice", "auto")
@@ -185,7 +188,9 @@ def _of_json(value: Any) -> Any:
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if isinstance(value, (dict, list, tuple, str, int, float, bool, type(None))):
         return value
-    return list(value) if isinstance(value, (set, frozenset)) else str(value)
+    if isinstance(value, (bytes, bytearray)):
+        return value.decode("utf-8", errors="replace")
+    return list(value) if isinstance(value, (set, frozenset, Iterator)) else str(value)
 
 
 def _failure(call: ToolCall, error: Exception) -> Message:
