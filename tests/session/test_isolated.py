@@ -297,6 +297,18 @@ def test_nobody_waits_for_a_call_that_is_not_made_again(pool: Any, session: Any)
     assert not process._first
 
 
+def test_a_process_that_is_asked_whether_it_works_says_so_and_goes_on(
+    pool: Any, session: Any
+) -> None:
+    assert told(session, n=4)
+    child = pool.process._child
+    asked = child.heard_at
+    child.ask_whether_it_works()
+    wait_until(lambda: child.heard_at > asked)
+    assert told(session, n=4)
+    assert pool.process._child is child, "a call may take longer than the seconds to a question"
+
+
 def test_a_cancel_right_behind_its_call_is_heard(pool: Any, session: Any) -> None:
     process, target = pool.process, session._target
     n_lost = 0

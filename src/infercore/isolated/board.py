@@ -18,8 +18,8 @@ _OBSERVED_AT = _COUNTS_AT - 1
 _FRESH_AT = SIZE // 2
 _N = struct.Struct("<I")
 _MOST = (_OBSERVED_AT - _FRESH_AT - _N.size) // 4
-STEP = 0
-"""In place of a request's number: no answer, but a step that was taken."""
+PING, STEP = 0, -1
+"""In place of a request's number: nobody waits for it; no answer, but a step that was taken."""
 COUNTED = (
     *("prompt_tokens", "cached_tokens", "restored_tokens", "generated_tokens", "n_steps"),
     *("n_batched", "n_preempted", "n_moved_out", "n_restarts"),

@@ -29,7 +29,7 @@ from infercore.errors import (
     UnsupportedFeatureError,
 )
 from infercore.isolated import wire
-from infercore.isolated.board import COUNTED, OF_POOL, SIZE, STEP, Board
+from infercore.isolated.board import COUNTED, OF_POOL, PING, SIZE, STEP, Board
 from infercore.isolated.keeper import Keeper
 from infercore.session.jobs import Latch
 from infercore.session.observer import Step, is_observed, tell
@@ -156,7 +156,7 @@ class _Child:
     def ask_whether_it_works(self) -> None:
         """Send a ping, unless requests wait for the pipe already."""
         if not self._n_behind:
-            self._post(wire.pack([0, 0, "ping", [], {}]))
+            self._post(wire.pack([PING, 0, "ping", [], {}]))
 
     def _post(self, frame: bytes) -> None:
         """Write a small frame whole and at once, or leave it to the thread that writes.
