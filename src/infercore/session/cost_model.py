@@ -28,7 +28,9 @@ STALE = 1024
 STEP_FACTOR = 2.35
 """A step with a piece of prompt takes so many times the step without (at worst below 2.5)."""
 STEP_MS = 250.0
-"""And at most so long."""
+"""And at most so long, or"""
+SLOW_FACTOR = 1.5
+"""so many times the step without, where that takes nearly as long by itself: a prompt goes on."""
 FIRST_PIECE = 16
 """Prompt tokens of a step before anything is known of their cost."""
 GROWTH = 0.25
@@ -197,7 +199,7 @@ class CostModel:
         step = self.step_ms(n_running)
         if step is None or not (n_running or self._mixed):
             return FIRST_PIECE
-        most = min(STEP_FACTOR * step, STEP_MS) if n_running else STEP_MS
+        most = min(STEP_FACTOR * step, max(STEP_MS, SLOW_FACTOR * step)) if n_running else STEP_MS
         fitting, below, below_ms = n_running + 1, max(n_running, 1), step
         for n in LENGTHS:
             if n <= n_running:
