@@ -188,6 +188,18 @@ def test_calls_of_python_may_take_several_lines() -> None:
     assert [call.arguments for call in calls_of(out)] == [{"a": "x", "b": [1, True]}]
 
 
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [(r'"\/\ud83d\ude00\u00e9"', "/😀é"), ('{"k": 1, "k": [true, null]}', {"k": [True, None]})],
+)
+def test_a_call_of_python_that_a_grammar_wrote_holds_json(written: str, value: Any) -> None:
+    reader = ToolReader(FORMS["python"], TOOLS, forced=True)
+    out = [*reader.push(f"<|calls|>[f(a={written}, b=1)]<|end|>"), *reader.finish()]
+    assert [call.arguments for call in calls_of(out)] == [{"a": value, "b": 1}]
+    empty = ToolReader(FORMS["python"], TOOLS, forced=True).push("<|calls|>[f()]<|end|>")
+    assert [call.arguments for call in calls_of(empty)] == [{}]
+
+
 @pytest.mark.parametrize("name", sorted(FORMS))
 def test_random_streams_lose_no_character(name: str) -> None:
     """Shuffled parts of calls, cut anywhere: text comes out as it went in, but for whole calls."""

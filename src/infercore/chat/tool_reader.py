@@ -23,7 +23,7 @@ from infercore.chat.notation import ITEM, Marks, braced, element, inner
 from infercore.chat.raw import RawText
 from infercore.chat.tool_format import BRACED, HARMONY, JSON, NAMED, NESTED, PYTHON, TAGGED
 from infercore.chat.tools import typed
-from infercore.chat.written import AmbiguousError, from_json, from_python, plain
+from infercore.chat.written import AmbiguousError, from_json, from_json_call, from_python, plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -529,14 +529,15 @@ def _read_braced(form: ToolFormat, text: str, at: int, tools: Tools, _forced: bo
     return ("", {}, at) if at < 0 else (name, arguments, at)
 
 
-def _read_python(_form: ToolFormat, text: str, at: int, tools: Tools, _forced: bool) -> _Read:  # noqa: FBT001
+def _read_python(_form: ToolFormat, text: str, at: int, tools: Tools, forced: bool) -> _Read:  # noqa: FBT001
     name, end = _read_name(text, at, tools.names)
     if end < 0:
         return ("", {}, end)
     begin, end = end, call_end(text, end)
     if end < 0:
         return ("", {}, end)
-    arguments = from_python(f"f{text[begin:end]}")
+    written = text[begin:end]
+    arguments = from_json_call(written) if forced else from_python(f"f{written}")
     return _FAILED if arguments is None else (name, arguments, end)
 
 

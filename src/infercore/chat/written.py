@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import math
+import re
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,22 @@ def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 def _refuse(name: str) -> Any:
     raise AmbiguousError(name)
+
+
+_ARGUMENT = re.compile(r"(?:\(|, )(\w+)=")
+
+
+def from_json_call(text: str) -> dict[str, Any] | None:
+    """Return the keyword arguments of ``(a=1, b="x")`` whose values a grammar wrote as JSON."""
+    decode = json.JSONDecoder(parse_constant=_refuse).raw_decode
+    found: dict[str, Any] = {}
+    at = 0
+    try:
+        while argument := _ARGUMENT.match(text, at):
+            found[argument[1]], at = decode(text, argument.end())
+    except (ValueError, RecursionError):
+        return None
+    return found if text[at:] in (")", "()") else None
 
 
 def from_python(text: str) -> dict[str, Any] | None:
