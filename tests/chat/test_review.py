@@ -166,6 +166,10 @@ SHOWS_TWO = (
         {"role": "user"},
         {"role": "assistant", "tool_calls": [{"name": "w", "arguments": {"a": object()}}]},
         {"role": "assistant", "tool_calls": [{"name": "w", "arguments": {"a": float("nan")}}]},
+        {"role": "assistant", "tool_calls": [ToolCall(id="1", name="w", arguments={"a": 1j})]},
+        {"role": "assistant", "content": "a", "function_call": {"name": "w", "arguments": "{}"}},
+        {"role": "assistant", "content": "a", "reasoning": 5},
+        {"role": "user", "content": "a", "name": 5},
     ],
 )
 def test_what_would_be_lost_of_a_message_is_refused(row: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ import attrs
 
 from infercore.errors import UnsupportedFeatureError
 from infercore.values import checks
-from infercore.values.session import Message, ToolCall
+from infercore.values.session import Message, ToolCall, call_arguments
 
 _KINDS = {
     "image_url": "image",
@@ -18,6 +18,7 @@ _KINDS = {
     "input_audio": "audio",
     "video_url": "video",
 }
+_BESIDE_CONTENT = ("image", "images", "audio", "video", "videos", "refusal")
 _TEXT_KINDS = ("text", "input_text", "output_text")
 THOUGHT_KEYS: Final = ("reasoning", "reasoning_content", "thinking")
 """What callers and templates call the thought of a message."""
@@ -63,11 +64,26 @@ def _fields(message: Message | Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise checks.refuse("messages", message, "Message objects, or mappings with a role")
     row = dict(message)
+    _check_keys(row)
     thought = thought_of(row)
     if thought:
         row.setdefault("reasoning", thought)  # templates know either name
         row.setdefault("reasoning_content", thought)
     return row
+
+
+def _check_keys(row: Mapping[str, Any]) -> None:
+    """Refuse what would not reach the model: no template shows it, or not as what it is."""
+    for key in (*THOUGHT_KEYS, "name", "tool_call_id"):
+        if not isinstance(row.get(key), (str, type(None))):
+            raise checks.refuse(key, row[key], "a str, or None")
+    if row.get("function_call"):
+        raise checks.refuse("function_call", row["function_call"], "it as one of tool_calls")
+    for key in _BESIDE_CONTENT:
+        if row.get(key):
+            raise UnsupportedFeatureError(
+                feature=f"{key.removesuffix('s')} input", hint="this model reads text alone"
+            )
 
 
 def thought_of(row: Mapping[str, Any]) -> str:
@@ -91,17 +107,11 @@ def _text_part(part: Any) -> dict[str, Any]:
 
 def _call(call: Any) -> dict[str, Any]:
     if isinstance(call, ToolCall):
-        return call.as_dict()
+        call = call.as_dict()
     function = call.get("function", call) if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise checks.refuse("tool_calls", call, "ToolCall objects, or mappings with a function")
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        arguments = _parsed(arguments)
-    elif arguments is None:
-        arguments = {}
-    elif not isinstance(arguments, Mapping):
-        raise checks.refuse("arguments", arguments, "a mapping, or its JSON text")
+    arguments = call_arguments(function.get("arguments"))
     try:
         json.dumps(arguments, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
@@ -110,16 +120,6 @@ def _call(call: Any) -> dict[str, Any]:
     for key in ("name", "arguments") if "function" not in call else ():
         row.pop(key, None)
     return row
-
-
-def _parsed(text: str) -> Mapping[str, Any]:
-    try:
-        value = json.loads(text) if text.strip() else {}
-    except (ValueError, RecursionError) as error:
-        raise checks.refuse("arguments", text, "a mapping, or its JSON text") from error
-    if not isinstance(value, dict):
-        raise checks.refuse("arguments", text, "the JSON text of a mapping")
-    return value
 
 
 def systems_first(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import json
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
@@ -16,8 +17,6 @@ from infercore.values.manifest import ContextManifest
 from infercore.values.shown import fields_table, one_line, table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from infercore.values.config import SamplingConfig
 
 FinishReason = Literal["eos", "stop", "length", "context", "cancelled", "timeout", "tool_calls"]
@@ -335,17 +334,35 @@ def _calls(value: Any) -> tuple[Any, ...]:
     return () if value is None else tuple(checks.items("tool_calls", value, "a sequence of calls"))
 
 
+def call_arguments(given: Mapping[str, Any] | str | None) -> Mapping[str, Any]:
+    """Return the arguments of a call, which may be their JSON text; None and "" are none.
+
+    Raises `InvalidInputError` for anything else.
+    """
+    value: Any = given
+    if isinstance(given, str):
+        try:
+            value = json.loads(given) if given.strip() else {}
+        except (ValueError, RecursionError) as error:
+            raise checks.refuse("arguments", given, "a mapping, or its JSON text") from error
+    elif given is None:
+        value = {}
+    if not isinstance(value, Mapping):
+        raise checks.refuse("arguments", given, "a mapping, or its JSON text")
+    return value
+
+
 @attrs.frozen(kw_only=True)
 class ToolCall:
     """A model's call of one of the tools it was given.
 
-    ``arguments`` fit the tool's schema; ``id`` is what the answer refers to
-    (`Message.tool_call_id`).
+    ``arguments`` fit the tool's schema; their JSON text is taken too. ``id`` is what the answer
+    refers to (`Message.tool_call_id`).
     """
 
     id: str = attrs.field(validator=checks.text())
     name: str = attrs.field(validator=checks.text())
-    arguments: Mapping[str, Any] = attrs.field(factory=dict)
+    arguments: Mapping[str, Any] = attrs.field(factory=dict, converter=call_arguments)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the call as messages hold it: ``{"id", "type", "function": {...}}``."""
