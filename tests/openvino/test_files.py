@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
@@ -139,3 +140,15 @@ def test_scores(copied, removed, score) -> None:
 @pytest.mark.parametrize("path", ["", "none", "model.gguf", "model.xml"])
 def test_what_is_not_there_scores_nothing(path) -> None:
     assert plugin.match(path) == 0
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "chat_template.jinja"])
+def test_what_never_ends_is_refused_at_once(copied, name: str, kind: str) -> None:
+    path = copied / name
+    path.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero")
+    refused(copied, name, "not a regular file")
