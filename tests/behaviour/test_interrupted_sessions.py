@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import infercore as ic
+from engine.interrupts import interrupt
+from infercore.session import homes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,4 +59,29 @@ def test_it_can_be_saved(new_session: Callable[..., Any], name: str) -> None:
         texts = [[c.text for c in s.decode(max_tokens=2, temperature=0)] for s in (session, other)]
         assert texts[0] == texts[1]
         session.ensure_prefix("x")
+    pytest.fail("it never ended")
+
+
+@pytest.mark.parametrize("name", ["fork", "sample_many"])
+def test_a_ctrl_c_takes_no_context_from_its_session(
+    new_session: Callable[..., Any], name: str
+) -> None:
+    """A session that begins to share its context has it after the interruption as before."""
+    calls: dict[str, Callable[[Any], object]] = {
+        "fork": lambda session: session.fork().close(),
+        "sample_many": lambda session: session.sample_many(2, max_tokens=2, seed=1),
+    }
+    with new_session(n_ctx=64) as session:
+        session.ensure_prefix(TEXT)
+        expected = [c.text for c in session.decode(max_tokens=3, temperature=0)]
+    for at in range(1, 500):
+        session = new_session(n_ctx=192, n_seq_max=3)
+        session.ensure_prefix(TEXT)
+        came = interrupt(at, partial(calls[name], session), homes.__file__)
+        session.ensure_prefix(TEXT)
+        assert [c.text for c in session.decode(max_tokens=3, temperature=0)] == expected
+        session.close()
+        if not came:
+            assert at > 5
+            return
     pytest.fail("it never ended")

@@ -66,8 +66,8 @@ class Share:
         if context is None:
             context = PagedContext(group.owner, n_ctx=group.window, namespace=namespace)
         self.context = context
+        group.count_open(1)  # first: what is not counted must not be counted down
         self._release = weakref.finalize(self, _give_back, group, group.owner, context.sequence)
-        group.count_open(1)
 
     @contextmanager
     def call(self, operation: str) -> Iterator[None]:
@@ -182,7 +182,7 @@ class Forks:
         self.window = int(context.n_ctx_seq)
         self._lock = threading.Lock()
         self._n_open = 0
-        self._finalizer = weakref.finalize(self, self._owner.stop, wait=False)
+        self._finalizer: weakref.finalize[..., Forks] | None = None  # the context is a session's
 
     @property
     def owner(self) -> Owner:
@@ -199,7 +199,7 @@ class Forks:
         """Count the sessions; with the last one the context is closed."""
         with self._lock:
             self._n_open += change
-            last = self._n_open == 0
+            last = self._n_open == 0 and self._finalizer is not None
         if last:
             self.owner.stop()
 
@@ -221,8 +221,20 @@ class Forks:
         scheduler.adopt(sequence, resident.seq_id, is_cut=resident.tape.is_cut)
         sequence.set_row(row)
         paged.adopt()
-        resident.move_to(paged, has_logits=has_row)
-        return Share(self, "", paged)
+        share = Share(self, "", paged)
+        try:
+            self._move(session, share, has_logits=has_row)
+        except BaseException:  # half moved, its context would end with the one or the other
+            self._move(session, share, has_logits=has_row)
+            raise
+        return share
+
+    def _move(self, session: CoreSession, share: Share, *, has_logits: bool) -> None:
+        """Make the context ours and the session one of those that share it."""
+        if self._finalizer is None:
+            self._finalizer = weakref.finalize(self, self._owner.stop, wait=False)
+        session.resident.move_to(share.context, has_logits=has_logits)
+        session.shared = share
 
 
 class OwnContext:
@@ -253,9 +265,7 @@ class OwnContext:
         context = self.context
         if context.n_seq_max == 1 or context.capabilities.kv_copy == "none":
             return None
-        forks = Forks(self._model, context)
-        session.shared = share = forks.take_in(session)
-        return share
+        return Forks(self._model, context).take_in(session)
 
     @staticmethod
     def copy(source: Resident, target: Resident) -> bool:
