@@ -8,8 +8,9 @@ import pytest
 
 from infercore.cli.app import main
 from infercore.cli.options import CONTEXT, MODEL, POOL, SAMPLING, Bias, KeyValue, Numbers, given
+from infercore.cli.serve import _pool_fields as serve_pool_fields
 from infercore.values.config import ContextConfig, DecodeConfig, ModelConfig, SamplingConfig
-from infercore.values.pool import PoolConfig
+from infercore.values.pool import PoolConfig, pool_config
 
 NOT_OPTIONS = {
     "backend_options", "progress", "adapters",  # --option, the bar, --lora
@@ -48,6 +49,24 @@ def test_serve_takes_the_fields_of_a_pool() -> None:
     flags = {flag for option in main.commands["serve"].params for flag in option.opts}
     fields = names(PoolConfig) - {"context"}
     assert {"--" + field.replace("_", "-") for field in fields} - flags == set()
+
+
+def test_a_server_has_defaults_of_its_own_and_none_that_clash() -> None:
+    def fields(*flags: str) -> PoolConfig:
+        options = main.commands["serve"].make_context("serve", [*flags, "m.gguf"]).params
+        asked = serve_pool_fields("m.gguf", options)
+        del asked["backend"]
+        return pool_config(None, asked)
+
+    usual = fields()
+    assert (usual.cache_bytes, usual.batching, usual.n_step_tokens) == (2**30, "always", 128)
+    assert usual.context.flash_attn == "auto"
+    assert fields("--n-batch", "32").n_step_tokens == 32
+    assert fields("--batching", "auto", "--cache-bytes", "0").cache_bytes == 0
+    assert fields("--flash-attn", "off").context.flash_attn == "off"
+    assert fields("--precision", "accurate").context.flash_attn is None
+    alike = fields("--batch-invariant")
+    assert (alike.batching, alike.n_step_tokens, alike.context.flash_attn) == ("auto", None, None)
 
 
 def test_defaults_that_help_shows_are_those_of_the_config() -> None:

@@ -409,7 +409,7 @@ def test_the_command_serves_until_it_is_told_to_end_and_starts_warm(
         with subprocess.Popen(asked, stderr=subprocess.PIPE, text=True) as process:
             assert process.stderr is not None
             url = next(line.split()[-1] for line in process.stderr if "serving at" in line)
-            with httpx.stream("POST", f"{url}{CHAT}", json=body, timeout=60) as answer:
+            with httpx.stream("POST", f"{url}{CHAT}", json=body, timeout=600) as answer:
                 lines = answer.iter_lines()
                 next(lines)
                 process.send_signal(signal.SIGTERM)

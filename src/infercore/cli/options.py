@@ -56,7 +56,7 @@ class Row:
     metavar: str | None = None
     param_type: str = ""
     multiple: bool = False
-    default: int | None = None
+    default: Any = None
 
 
 MODEL: Mapping[str, Row] = MappingProxyType({
@@ -149,9 +149,9 @@ SAMPLING: Mapping[str, Row] = MappingProxyType({
 POOL: Mapping[str, Row] = MappingProxyType({
     "n_parallel": Row(also=("-np",), metavar="N"),
     "n_cells": Row(metavar="N"),
-    "n_step_tokens": Row(metavar="N"),
+    "n_step_tokens": Row(metavar="N", default=128),
     "max_waiting": Row("Requests that may wait for a place; one more gets 429.", metavar="N"),
-    "batching": Row(choices=("auto", "always", "never")),
+    "batching": Row(choices=("auto", "always", "never"), default="always"),
     "batch_invariant": Row(),
     "cache_bytes": Row(metavar="N", default=2**30),
     "cache_dir": Row(metavar="DIR"),

@@ -204,8 +204,15 @@ def _pool_fields(path: str, options: Mapping[str, Any]) -> dict[str, Any]:
         if name in of_pool and not isolate:
             flag = "--" + name.replace("_", "-")
             raise click.UsageError(f"{flag} is of a process of its own: leave out --no-isolate")
-    of_pool.setdefault("cache_bytes", POOL["cache_bytes"].default)
-    return {"backend": options["backend"], **plan_fields(path, options), **of_pool}
+    fields = {"backend": options["backend"], **plan_fields(path, options), **of_pool}
+    defaults = {name: row.default for name, row in POOL.items() if row.default is not None}
+    if fields.get("batch_invariant"):  # how calls are cut decides the bits
+        defaults = {"cache_bytes": defaults["cache_bytes"]}
+    elif fields.get("precision") != "accurate":
+        defaults["flash_attn"] = "auto"
+    if "n_batch" in fields and "n_step_tokens" in defaults:
+        defaults["n_step_tokens"] = min(defaults["n_step_tokens"], fields["n_batch"])
+    return {**defaults, **fields}
 
 
 class _JsonLines(logging.Formatter):
