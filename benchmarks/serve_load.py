@@ -7,7 +7,8 @@ after a few pieces. Beside what locust counts of its own, it is told of each fir
 each later one ("gap") and of whole answers' tokens ("token", content length 1 each). Any server of
 the OpenAI protocol can be asked, so that two are compared with the same file. Errors are all
 answers but 200, and 429, which is counted apart. Model and lengths: the environment variables
-``LOAD_MODEL`` (default "tale") and ``LOAD_TOKENS`` (default 48).
+``LOAD_MODEL`` (default "tale") and ``LOAD_TOKENS`` (default 48). With ``LOAD_PID``, the server's
+process, the resident memory of it and its children is printed at the end, ten times over the run.
 """
 
 from __future__ import annotations
@@ -17,12 +18,39 @@ import os
 import random
 import time
 
-from locust import HttpUser, between, task
+import gevent
+import psutil
+from locust import HttpUser, between, events, task
 
 MODEL = os.environ.get("LOAD_MODEL", "tale")
 TOKENS = int(os.environ.get("LOAD_TOKENS", "48"))
 TURNS = 4
 WORDS = ("Mira", "walked", "along", "the", "road", "to", "an", "old", "mill", "by", "lamps")
+
+LOOK_S = 1.0
+_sizes: list[float] = []
+
+
+@events.test_start.add_listener
+def watch(**_: object) -> None:
+    """Note the server's memory while clients talk."""
+    if pid := os.environ.get("LOAD_PID"):
+        gevent.spawn(_note, psutil.Process(int(pid)))
+
+
+def _note(server: psutil.Process) -> None:
+    while server.is_running():
+        family = [server, *server.children(recursive=True)]
+        _sizes.append(sum(each.memory_info().rss for each in family) / 2**20)
+        gevent.sleep(LOOK_S)
+
+
+@events.quitting.add_listener
+def show(**_: object) -> None:
+    """Print what was noted."""
+    if _sizes:
+        places = [round(i * (len(_sizes) - 1) / 9) for i in range(10)]
+        print("MiB resident over the run:", *(f"{_sizes[place]:.0f}" for place in places))
 
 
 class Talker(HttpUser):
