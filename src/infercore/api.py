@@ -400,7 +400,7 @@ def plan_memory(
 
     ``fields`` are those of `ContextConfig` or `PoolConfig`, and those of `ModelConfig` with which
     the model will be loaded; each of ``backend_options`` goes where it belongs. The backend is
-    chosen as in `load_model`. Raises `UnsupportedFeatureError` where it cannot tell before loading,
+    chosen as in `load_model`. Raises `UnsupportedFeatureError` where it cannot say before loading,
     and what loading and opening raise for a field that cannot be honoured.
     """
     where = locate(path, backend=backend)

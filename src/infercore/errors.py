@@ -38,7 +38,7 @@ facts as attributes. ``state_after`` says what became of the object that raised 
 ``unchanged``
     as before the call;
 ``partial``
-    part of the work stays; ``resident_tokens`` tells how much;
+    part of the work stays; ``resident_tokens`` says how much;
 ``cleared``
     its resident tokens are gone, it can be used again;
 ``closed``

@@ -111,7 +111,7 @@ def _block(page: str, text: str, found: re.Match[str]) -> Block:
 
 
 def needs_engine(page: str) -> bool:
-    """Tell whether a page shows what the reference backend cannot do."""
+    """Return whether a page shows what the reference backend cannot do."""
     return "<!-- not on: reference -->" in text_of(page)
 
 

@@ -34,7 +34,7 @@ class AnswerReader:
 
     ``prompt`` is the rendered chat: a template may open the thought itself, and the ids of calls
     are made from it, so that the same chat gives the same ids. Marks of a thought within a call are
-    part of the call. ``forced``: a grammar wrote the calls. ``is_control`` tells of a mark whether
+    part of the call. ``forced``: a grammar wrote the calls. ``is_control`` says of a mark whether
     it begins with a control token. ``lead`` may stand before a call. What control tokens wrote is
     left out of text and thoughts.
     """

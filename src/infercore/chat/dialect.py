@@ -112,7 +112,7 @@ class Dialect:
 
     @cached_property
     def headers(self) -> ReasoningFormat | None:
-        """What a model writes before an answer; None if nothing, or if `reasoning` tells."""
+        """What a model writes before an answer; None if nothing, or if `reasoning` says it."""
         return None if self.reasoning is not None else find_headers(self._render)
 
     @property
@@ -129,7 +129,7 @@ class Dialect:
         return Places(self._render, lambda: self.reasoning, lambda: self.beside_calls)
 
     def takes_parts(self, role: str) -> bool:
-        """Tell whether the template reads content in parts by itself, in turns of this role."""
+        """Return whether the template reads content in parts by itself, in turns of this role."""
         return self._places.takes_parts(role)
 
     @cached_property

@@ -79,7 +79,7 @@ def _without_system(rows: Sequence[Mapping[str, Any]], indices: range) -> tuple[
 
 
 def n_to_drop(n_groups: int, fits: Callable[[int], bool], *, is_long: bool = False) -> int:
-    """Return how many groups must go; ``fits(n)`` tells whether the rest has room without ``n``.
+    """Return how many groups must go; ``fits(n)`` says whether the rest has room without ``n``.
 
     More go than must, in steps of half of what has room, so that a conversation that grows keeps
     the same beginning, warm, for several turns. All go where even that does not do. ``is_long``

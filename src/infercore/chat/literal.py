@@ -204,7 +204,7 @@ class Scan:
         self._depth = 0
 
     def is_open(self, text: str) -> bool:
-        """Tell whether the bracket at the beginning is not closed yet."""
+        """Return whether the bracket at the beginning is not closed yet."""
         while self._at < len(text):
             steps = _IN_QUOTES[self._quote] if self._quote else self._steps
             found = steps.search(text, self._at)

@@ -86,11 +86,11 @@ class Places:
                 yield text
 
     def _drops(self, role: str) -> bool:
-        """Tell whether the template takes messages of this role and leaves out what they say."""
+        """Return whether the template takes messages of this role and leaves out what they say."""
         return not self._shows(role) and any(self._in_turn(role, _TEXT))
 
     def _shows(self, role: str) -> bool:
-        """Tell whether what messages of this role say makes a difference to the text."""
+        """Return whether what messages of this role say makes a difference to the text."""
         return list(self._in_turn(role, _TEXT)) != list(self._in_turn(role, _PARTS[0]))
 
     @cached_property
@@ -116,7 +116,7 @@ class Places:
         return _WORD not in texts[0] or _TEXT in texts[1]
 
     def _takes_parts(self, role: str) -> bool:
-        """Tell whether the template writes the parts of this role's content one after another."""
+        """Return whether the template writes the parts of this role's content one after another."""
         parts = [{"type": "text", "text": text} for text in _PARTS]
         for text in self._in_turn(role, parts):
             _, first, behind = text.partition(_PARTS[0])

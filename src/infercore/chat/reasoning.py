@@ -1,4 +1,4 @@
-"""How a model marks its thoughts, found in its template, and how they are told from the answer."""
+"""How a model marks its thoughts, found in its template, and how they are split from the answer."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class ReasoningFormat:
     footer: str = ""
 
     def begins_inside(self, prompt: str) -> bool:
-        """Tell whether ``prompt`` ends in an open thought, so that the answer goes on with it."""
+        """Return whether ``prompt`` ends in an open thought, so that the answer goes on with it."""
         return bool(self.open) and prompt.rstrip().endswith(self.open)
 
 
@@ -192,7 +192,7 @@ class ReasoningReader:
     the answer does, behind another thought, or behind `ReasoningFormat.restart`; the mark is text
     anywhere else. Marks are left out, and blanks next to them; all other text is given out as it
     came. ``may_open`` is asked once what stands before a mark has been given out: where it says no,
-    the mark is text. ``is_control`` tells of a mark whether it begins with a control token, which
+    the mark is text. ``is_control`` says of a mark whether it begins with a control token, which
     text that is only spelled like one does not.
     """
 

@@ -126,7 +126,7 @@ _TOOLS = [_tool(name) for name in _NAMES]
 
 
 def renders_tools(render: Render) -> bool:
-    """Tell whether the template puts tools into its text at all."""
+    """Return whether the template puts tools into its text at all."""
     try:
         return _NAMES[0] in render([_USER], tools=_TOOLS, add_generation_prompt=True)
     except TemplateTimeoutError:
@@ -150,7 +150,7 @@ def find_tool_format(render: Render) -> ToolFormat | None:
 
 
 def renders_calls(render: Render) -> bool:
-    """Tell whether the template puts an assistant's calls into its text at all."""
+    """Return whether the template puts an assistant's calls into its text at all."""
     shown = (_Shown(render, content=c, as_text=t) for t in (False, True) for c in ("", None))
     return any(each.body([_ONE]) is not None for each in shown)
 

@@ -59,7 +59,7 @@ class Tools:
         return list(self._schemas.get(name, {}).get("properties", {}))
 
     def accepts(self, name: str, arguments: Mapping[str, Any]) -> bool:
-        """Tell whether ``name`` is a tool and its schema accepts ``arguments``."""
+        """Return whether ``name`` is a tool and its schema accepts ``arguments``."""
         validator = self._validators.get(name)
         try:
             return validator is not None and bool(validator.is_valid(dict(arguments)))

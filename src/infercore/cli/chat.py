@@ -273,7 +273,7 @@ def _answer_all(talk: Chat, commands: Commands) -> None:
 
 
 def _answer_or_tell(talk: Chat, commands: Commands, line: str) -> None:
-    """Answer a person, to whom an error is told; the chat goes on."""
+    """Answer a person; an error is printed and the chat goes on."""
     try:
         _answer(talk, commands, with_file(line))
     except (*_ENDS, BrokenPipeError):
@@ -344,7 +344,7 @@ class Typed:
 
 
 def _more_is_there() -> bool:
-    """Tell whether a further line has come already."""
+    """Return whether a further line has come already."""
     if os.name == "nt" or stdin_is_piped():
         return False
     return bool(select.select([sys.stdin], [], [], PASTE_S)[0])

@@ -142,7 +142,7 @@ def model_path(backend: str, formats: Sequence[str]) -> str:
     if packed is not None:
         return str(pack.path(MODEL, packed))
     raise infercore.UnsupportedFeatureError(
-        f"backend {backend} reads {', '.join(formats) or 'nothing it tells of'}, and the demo's "
+        f"backend {backend} reads {', '.join(formats) or 'no format it names'}, and the demo's "
         "model is not there in that format; name other backends with --backend",
         feature="demo",
         backend=backend,
@@ -173,7 +173,7 @@ def told_by(backend: str, path: str, max_tokens: int, write: Callable[[str], Non
 
 
 def same_text(runs: Sequence[Run]) -> bool | None:
-    """Tell whether all runs gave the same texts; None where there is only one."""
+    """Return whether all runs gave the same texts; None where there is only one."""
     if len(runs) < 2:  # noqa: PLR2004  (a comparison needs two)
         return None
     texts = {tuple((turn.text, turn.tokens) for turn in run.turns) for run in runs}
@@ -227,7 +227,7 @@ def _turn(
 
 
 def _generated(chunks: Sequence[infercore.StreamChunk]) -> dict[str, Any]:
-    """The fields of a `Turn` that its chunks tell."""
+    """The fields of a `Turn` that its chunks carry."""
     last = chunks[-1]
     tokens = tuple(token for chunk in chunks for token in chunk.tokens)
     return {
@@ -333,7 +333,7 @@ def _left_out(info: infercore.BackendInfo) -> str | None:
     if not info.available:
         return info.reason or "not available"
     if pack_format(info.formats) is None:
-        return f"reads {', '.join(info.formats) or 'nothing it tells of'}, not the demo's model"
+        return f"reads {', '.join(info.formats) or 'no format it names'}, not the demo's model"
     return None
 
 

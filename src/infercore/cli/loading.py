@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def loaded(path: str, options: Mapping[str, Any], *, context: bool = False) -> Iterator[Model]:
     """Give the model at ``path``, loaded as ``options`` say.
 
-    ``context`` tells that the caller opens one with `context_fields`, so that ``--option`` may
+    ``context``: the caller opens one with `context_fields`, so that ``--option`` may
     name a context's options too. Raises what `infercore.load_model` raises.
     """
     fields = given(ModelConfig, options)
@@ -62,7 +62,7 @@ def plan_fields(path: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def opened(path: str, options: Mapping[str, Any]) -> Iterator[tuple[Model, Session]]:
-    """Give the model at ``path`` and a session on it, and tell what a full memory gave up."""
+    """Give the model at ``path`` and a session on it, and say what a full memory gave up."""
     fields = context_fields(path, options)
     if options.get("overflow") is not None:
         fields["overflow"] = options["overflow"]

@@ -37,7 +37,7 @@ def speak_utf8() -> None:
 
 
 def is_terminal(stream: Any) -> bool:
-    """Tell whether ``stream`` is a terminal that a person looks at."""
+    """Return whether ``stream`` is a terminal that a person looks at."""
     try:
         return bool(stream.isatty())
     except (AttributeError, ValueError):  # closed, or none at all
@@ -45,7 +45,7 @@ def is_terminal(stream: Any) -> bool:
 
 
 def may_animate() -> bool:
-    """Tell whether a bar may be drawn on standard error, and wiped away again."""
+    """Return whether a bar may be drawn on standard error, and wiped away again."""
     return is_terminal(sys.stderr) and os.environ.get("TERM") != "dumb"
 
 
@@ -164,7 +164,7 @@ def without_line_end(text: str) -> str:
 
 
 def stdin_is_piped() -> bool:
-    """Tell whether something other than a person is on standard input."""
+    """Return whether something other than a person is on standard input."""
     return not is_terminal(sys.stdin)
 
 
@@ -246,7 +246,7 @@ def _bar() -> Any:
 def loading_bar(path: str) -> Iterator[Callable[[float], object] | None]:
     """Show that ``path`` is being loaded; give what is to be called with the fraction loaded.
 
-    The bar fills only where the engine tells the fraction. None without a terminal.
+    The bar fills only where the engine reports the fraction. None without a terminal.
     """
     if not may_animate():
         yield None

@@ -1,8 +1,8 @@
 """Which sequence holds which tokens at which positions, and how many cells that takes.
 
-The engine's own positions stay the truth; the map adds what engines do not tell: how many tokens a
-sequence holds (it differs from the next position after holes and divides), which tokens they are,
-and how many cells of the cache all sequences take together.
+The engine's own positions stay the truth; the map adds what engines do not report: how many tokens
+a sequence holds (it differs from the next position after holes and divides), which tokens they
+are, and how many cells of the cache all sequences take together.
 
 A sequence is a list of runs, ordered by position. A run is a segment of cells that it holds whole;
 a copy holds the same segments, and what cuts one cuts it for all who hold it. So no operation looks
@@ -143,7 +143,7 @@ class CellMap:
         return sum(stop - start for run, start, stop in parts if run.segment.n_holders == 1)
 
     def shared(self, seq_id: int, p0: int, p1: int) -> bool:
-        """Tell whether another sequence holds one of the cells in [p0, p1)."""
+        """Return whether another sequence holds one of the cells in [p0, p1)."""
         return any(run.segment.n_holders > 1 for run, _, _ in self._within(seq_id, p0, p1))
 
     def _within(self, seq_id: int, p0: int, p1: int) -> Iterator[tuple[_Run, int, int]]:
@@ -155,7 +155,7 @@ class CellMap:
                     yield run, start, stop
 
     def same(self, a: int, b: int) -> bool:
-        """Tell whether two sequences hold the same tokens at the same positions."""
+        """Return whether two sequences hold the same tokens at the same positions."""
         if self._lengths[a] != self._lengths[b]:
             return False
         if _cells_of(self._runs[a]) == _cells_of(self._runs[b]):

@@ -10,7 +10,7 @@ BESIDE = ("tokenize", "sample", "grammar")  # what sessions do beside evaluating
 
 
 class Counters:
-    """What was evaluated in which time; ``timed`` tells whether anybody wants to know."""
+    """What was evaluated in which time; ``timed`` says whether anybody wants to know."""
 
     def __init__(self, *, timed: bool, load_ms: float) -> None:
         self.timed = timed

@@ -43,7 +43,7 @@ def allocate(
 ) -> tuple[EngineContext, ContextConfig, Sequence[Attempt]]:
     """Return the first context of the ladder that fits, its config and the attempts made.
 
-    ``plan`` tells what a context takes of this machine's own memory. Raises `OutOfMemoryError`
+    ``plan`` says what a context takes of this machine's own memory. Raises `OutOfMemoryError`
     with all attempts.
     """
     attempts: list[Attempt] = []

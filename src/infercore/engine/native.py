@@ -43,7 +43,7 @@ class Native:
         calls.judge(self.lock, error)
 
     def position(self, seq_id: int) -> int:
-        """Return the sequence's next position; an engine that cannot tell it is not trusted."""
+        """Return the sequence's next position; an engine that cannot report it is not trusted."""
         try:
             return int(self.inner.n_past(seq_id))
         except Exception as error:

@@ -208,7 +208,7 @@ class GuardedTokenizer:
         )
 
     def is_control(self, token: int) -> bool:
-        """Tell whether ``token`` is a control token."""
+        """Return whether ``token`` is a control token."""
         token = check_token(token, self.n_vocab)
         return plugin_checks.check_flag(
             self._ask(self._inner.is_control, token), "is_control", token, self._backend

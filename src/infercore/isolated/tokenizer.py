@@ -62,7 +62,7 @@ class IsolatedTokenizer:
         return bool(self._call("is_eog", token))
 
     def is_control(self, token: int) -> bool:
-        """Tell whether ``token`` is a control token."""
+        """Return whether ``token`` is a control token."""
         return bool(self._call("is_control", token))
 
     def apply_chat_template(

@@ -220,7 +220,7 @@ def _download(library: Any, name: HubName, sibling: Any, revision: str) -> str:
 
 
 def _is_whole(path: str, sibling: Any) -> bool:
-    """Tell whether the file has the checksum that the hub states for it."""
+    """Return whether the file has the checksum that the hub states for it."""
     lfs, blob = getattr(sibling, "lfs", None), getattr(sibling, "blob_id", None)
     if lfs is not None:
         return _digest(path, hashlib.sha256()) == str(lfs.sha256)
@@ -335,7 +335,7 @@ def _told(  # noqa: PLR0911  (a return for each answer of the hub)
 
 
 def _is_of_the_network(errors: Any, error: Exception) -> bool:
-    """Tell whether ``error`` says that the hub was not reached."""
+    """Return whether ``error`` says that the hub was not reached."""
     library = type(error).__module__.partition(".")[0]
     return (
         isinstance(error, (ConnectionError, TimeoutError, errors.LocalEntryNotFoundError))

@@ -74,12 +74,12 @@ def title(path: str) -> str:
 
 
 def is_name(text: str) -> bool:
-    """Tell whether ``text`` names a model of the hub or of the pack."""
+    """Return whether ``text`` names a model of the hub or of the pack."""
     return text.startswith((HUB, PACK))
 
 
 def is_model(text: str) -> bool:
-    """Tell whether ``text`` can be told from a prompt: a name, an alias, a path."""
+    """Return whether ``text`` can be told from a prompt: a name, an alias, a path."""
     path = os.path.expanduser(text)
     return (
         is_name(text)

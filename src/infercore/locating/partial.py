@@ -67,7 +67,7 @@ def download(
 def _complete(
     http_get: Callable[..., Any], url: str, path: str, size: int, fields: Mapping[str, Any]
 ) -> bool:
-    """Append what is missing to ``path``; tell whether something was there."""
+    """Append what is missing to ``path``; return whether something was there."""
     with open(path, "ab") as file:
         if file.tell() > size:
             file.truncate(0)

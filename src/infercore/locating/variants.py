@@ -38,7 +38,7 @@ class Variant:
         return posixpath.dirname(self.main) if self.kind == "openvino" else self.main
 
     def is_called(self, name: str) -> bool:
-        """Tell whether ``name`` means this one: its label, one of its files, its folder."""
+        """Return whether ``name`` means this one: its label, one of its files, its folder."""
         return (
             name.lower() == self.label.lower() or name in self.files or name == (self.path or ".")
         )

@@ -180,7 +180,7 @@ class Bench:
     """Measures one loaded model.
 
     ``context`` holds the fields of the contexts it opens; ``held_before`` are the bytes that this
-    process held before the model was loaded. ``left_out`` tells what could not be measured, and
+    process held before the model was loaded. ``left_out`` says what could not be measured, and
     why.
     """
 
@@ -287,7 +287,7 @@ def _layer(bench: Bench) -> Iterable[Figure]:
         extra = bench.repeated(lambda _: _outside_us(context, sampler, ids, n))
         yield _figure("context and sampler", "us a token", extra, note)
         if getattr(session, "context", None) is None:
-            raise LeftOut("this backend has sessions of its own, which tell no time of the engine")
+            raise LeftOut("this backend has sessions of its own, which do not time the engine")
         extra = bench.repeated(lambda _: _streamed(session, text, n)[1])
         yield _figure("session", "us a token", extra, note)
 

@@ -79,7 +79,7 @@ def tune(
 ) -> tuple[list[Tried], dict[str, str]]:
     """Try each candidate beside ``given``, in turns; return what was tried, and what was refused.
 
-    A refusal is told with its reason, by the setting's name.
+    Refusals are returned with their reason, by the setting's name.
     """
     fields = {"n_ctx": min(n_prefill + n_decode + N_CTX_SPARE, model.info.n_ctx_train), **given}
     with model.new_context(**fields) as default:

@@ -468,7 +468,7 @@ class Context(Protocol):
     def seq_state_size(self, seq_id: int = 0) -> int:
         """Return how many bytes of `save_sequence` are the engine's own, without header and row.
 
-        Engines that cannot tell the size in advance save the state to measure it.
+        Engines that do not know the size in advance save the state to measure it.
         """
 
     def load_sequence(self, seq_id: int, data: bytes) -> None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class Match:
     """How well a backend reads a path: 0 = not at all; ``reason`` where its match failed.
 
-    ``is_fault`` tells that it answered with something that is no score.
+    ``is_fault``: it answered with something that is no score.
     """
 
     record: Record
@@ -184,4 +184,4 @@ def _about(record: Record, reason: str | None) -> str:
     if why:
         return f"{record.name}: {why}"
     formats = record.descriptor.formats if record.descriptor else ()
-    return f"{record.name}: {'/'.join(formats) or 'formats not told'}"
+    return f"{record.name}: {'/'.join(formats) or 'formats unknown'}"

@@ -31,7 +31,7 @@ class KnownBackend:
 
 
 def looks_like_gguf(path: str) -> bool:
-    """Tell whether ``path`` is named like a GGUF file or begins like one."""
+    """Return whether ``path`` is named like a GGUF file or begins like one."""
     if path.lower().endswith(".gguf"):
         return True
     try:
@@ -42,7 +42,7 @@ def looks_like_gguf(path: str) -> bool:
 
 
 def looks_like_openvino(path: str) -> bool:
-    """Tell whether ``path`` is an XML file or a folder that holds an OpenVINO model."""
+    """Return whether ``path`` is an XML file or a folder that holds an OpenVINO model."""
     return path.lower().endswith(".xml") or os.path.isfile(os.path.join(path, IR_NAME))
 
 

@@ -90,7 +90,7 @@ def described(error: BaseException) -> str:
 
 
 def _engine_version(descriptor: BackendDescriptor | None) -> str | None:
-    """A version that cannot be told is no reason to hide the backend."""
+    """A version that cannot be read is no reason to hide the backend."""
     if descriptor is None or descriptor.engine_version is None:
         return None
     tell: Callable[[], object] = descriptor.engine_version

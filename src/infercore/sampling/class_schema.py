@@ -57,7 +57,7 @@ class Field:
 
 
 def is_object(kind: Any) -> bool:
-    """Tell whether ``kind`` is an attrs class, a dataclass or a `TypedDict`."""
+    """Return whether ``kind`` is an attrs class, a dataclass or a `TypedDict`."""
     if not isinstance(kind, type):
         return False
     return attrs.has(kind) or dataclasses.is_dataclass(kind) or is_typeddict(kind)

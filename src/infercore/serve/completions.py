@@ -108,7 +108,7 @@ def asked_of(
             )
         if request.echo:  # the protocol's lists would begin with the prompt's
             raise InvalidInputError(
-                "probabilities of a prompt are not told here; leave out echo, or logprobs",
+                "probabilities of a prompt are not reported here; leave out echo, or logprobs",
                 field="echo",
                 value=True,
                 allowed="false beside logprobs",
@@ -131,7 +131,7 @@ def asked_of(
 
 
 class _Logprobs:
-    """The parallel lists in which this route tells of probabilities."""
+    """The parallel lists in which this route reports probabilities."""
 
     def __init__(self, token_bytes: Mapping[int, bytes]) -> None:
         self._token_bytes = token_bytes

@@ -56,7 +56,7 @@ _PARAMS = {
 
 
 def api_error(error: BaseException, names: Mapping[str, str] | None = None) -> ApiError:
-    """Return what a client is told of ``error``; what is not its fault is a 5xx without detail.
+    """Return what a client sees of ``error``; what is not its fault is a 5xx without detail.
 
     ``names`` are what the route calls the fields that errors name, where it has other names.
     """

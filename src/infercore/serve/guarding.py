@@ -106,7 +106,7 @@ class Guard:
         given = _header(scope, b"authorization")
         kind, _, key = given.partition(b" ")
         found = None
-        for known, namespace in self._keys:  # all of them, so that the time tells nothing
+        for known, namespace in self._keys:  # all of them, so that the time reveals nothing
             if hmac.compare_digest(known, key.strip()):
                 found = namespace
         if kind.lower() != b"bearer" or found is None:

@@ -105,7 +105,7 @@ class Served:
         self._loading: asyncio.Task[None] | None = None
         self.warm = Warm(0)
         self.token_bytes: dict[int, bytes] = {}
-        """Bytes of the tokens that probabilities were told of, each asked for once."""
+        """Bytes of the tokens in reported probabilities, each looked up once."""
 
     @property
     def works(self) -> bool:
@@ -119,7 +119,7 @@ class Served:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a list of models tells about this one."""
+        """What a list of models says about this one."""
         pool = self.pool
         facts: dict[str, Any] = {"loaded": pool is not None}
         if pool is None:

@@ -32,7 +32,7 @@ def json_response(body: Any, status: int = 200, headers: dict[str, str] | None =
 
 
 def failure(error: BaseException, names: Mapping[str, str] | None = None) -> Response:
-    """Return the answer that tells of ``error``; ``names`` are those of `api_error`."""
+    """Return the answer that reports ``error``; ``names`` are those of `api_error`."""
     told = api_error(error, names)
     if told.status >= 500:  # noqa: PLR2004  (the server's own faults)
         log.error("request failed: %s", error, exc_info=error)

@@ -164,7 +164,7 @@ def _part(part: Any) -> Any:
 
 
 class _Output:
-    """The items of a response as they grow, and the events that tell of it."""
+    """The items of a response as they grow, and the events that report it."""
 
     def __init__(self, request: ResponsesRequest) -> None:
         self.items: list[dict[str, Any]] = []

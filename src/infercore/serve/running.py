@@ -1,4 +1,4 @@
-"""The server of the command line: uvicorn, told to end by us so that what runs may end."""
+"""The server of the command line: uvicorn, stopped by us so that running answers can finish."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["App", "Models", "Opening", "ServeConfig", "observe", "run"]
 GRACE_S = 30
-"""Seconds that answers have to end once the server was told to."""
+"""Seconds that running answers get to finish once the server stops."""
 HEAD_S = 30.0
 """Seconds in which the head of a request has to come."""
 _N_THREADS = 64
@@ -125,7 +125,7 @@ async def run(app: App, *, host: str, port: int, lazy: bool, say: Callable[[str]
                 say(f"loading {served.name}")
                 async with served.used():
                     pass
-                if server.should_exit:  # told while it loaded
+                if server.should_exit:  # stopped while it loaded
                     return
             await server.serve(sockets=[bound])
     finally:
@@ -135,7 +135,7 @@ async def run(app: App, *, host: str, port: int, lazy: bool, say: Callable[[str]
 
 
 def _end(server: Server, app: App) -> None:
-    if app.draining:  # told twice: at once
+    if app.draining:  # a second signal: at once
         server.force_exit = True
     app.draining = server.should_exit = True
 

@@ -132,7 +132,7 @@ class CacheFolder:
     """At most ``n_bytes`` bytes of files in ``path``; the least recently used files go.
 
     A folder that is made here is open to its owner alone (0700), its files too (0600). What fails
-    (no room, no right to write, a damaged file) is told once in the log and is a file that is not
+    (no room, no right to write, a damaged file) is logged once and is a file that is not
     there. Not safe for threads by itself.
 
     Raises `InvalidInputError` for a folder that others may read or write and that holds files
@@ -228,7 +228,7 @@ class CacheFolder:
         return bytes(payload)
 
     def put(self, key: Key, tokens: Sequence[int], payload: bytes) -> bool:
-        """Store ``payload``; return whether it is there now. What fails is told in the log once."""
+        """Store ``payload``; return whether it is there now. Failures are logged once."""
         if not self._usable or time.monotonic() < self._retry_at:
             return False
         if self._is_there(key, tokens):

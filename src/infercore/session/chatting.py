@@ -101,7 +101,7 @@ class ChatTurn:
     def render(self, fits: Callable[[list[int]], bool] | None = None, *, window: int = 0) -> Turn:
         """Return the chat as it is to be put into the context.
 
-        With ``fits``, which tells whether tokens have room in the ``window``, whole turns are left
+        With ``fits``, which says whether tokens have room in the ``window``, whole turns are left
         out, oldest first, until they do, or none is left that may go.
         """
         rows = _rows(self._request.messages)

@@ -2,7 +2,7 @@
 
 Whether several sessions in one call are faster than turns depends on file type, form of the cache,
 flash attention, threads and processor; there is no rule. So the time of each call is taken, and
-the choices follow the measurements. Pure: it is told times and reads no clock.
+the choices follow the measurements. Pure: it is given times and reads no clock.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ FORGOTTEN = 256
 DEPTHS = 128
 """Choices are made for so many tokens of a prompt together."""
 FADING = 0.98
-"""What a call told of the cost of depth counts so much less with each call after it."""
+"""What a call showed of the cost of depth counts this much less with each later call."""
 
 
 class _Time:

@@ -108,7 +108,7 @@ class AutoLookup:
         self._n_rests = 0
 
     def rests(self) -> bool:
-        """Tell whether the last look was a moment ago, and found nothing worth a guess."""
+        """Return whether the last look was a moment ago, and found nothing worth a guess."""
         self._n_rests -= 1
         return self._n_rests >= 0
 

@@ -135,7 +135,7 @@ class Generation:
         return bool(self._queue)
 
     def ends(self, token: int) -> bool:
-        """Tell whether ``token`` ends the decode: it is then not part of the context."""
+        """Return whether ``token`` ends the decode: it is then not part of the context."""
         return token in self._stops or self._pieces[token].is_eog
 
     def step(self, context: Any, row: int = -1) -> Shown | None:

@@ -285,7 +285,7 @@ class PoolStream:
 
 def tell_loop(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> None:
     """Let ``loop`` know that what ``future`` waits for has come; from any thread."""
-    with suppress(RuntimeError):  # the loop is closed: nobody is left to be told
+    with suppress(RuntimeError):  # the loop is closed: nobody is left to notify
         loop.call_soon_threadsafe(_set, future)
 
 

@@ -287,7 +287,7 @@ class PrefixIndex(Generic[H]):
         self.touch(holder)
 
     def is_pinned(self, holder: H) -> bool:
-        """Tell whether ``holder`` is pinned."""
+        """Return whether ``holder`` is pinned."""
         return holder in self._pins
 
     def touch(self, holder: H) -> None:

@@ -102,7 +102,7 @@ class Recovery:
         self._restarts.append(now)
         try:
             self._engine.reopen()
-        except Exception:  # noqa: BLE001  (each job is told the first cause)
+        except Exception:  # noqa: BLE001  (each job gets the first cause)
             self._endings.fail(error)
             return
         self._tally.n_restarts += 1

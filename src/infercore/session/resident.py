@@ -264,7 +264,7 @@ class Resident(TrueTape):
             self._checkpoints.take(tokens, has_logits=self.has_logits())
 
     def can_shift_out(self, start: int, end: int) -> bool:
-        """Tell whether `shift_out` makes room: cells that another session shares stay taken."""
+        """Return whether `shift_out` makes room: cells that another session shares stay taken."""
         room = int(self.context.n_free(self.seq_id, keep=start))
         return room > self.tape.logical - end
 

@@ -163,7 +163,7 @@ class Owner:
 
 
 def _work(scheduler: Scheduler) -> None:
-    """Take steps until the scheduler is told to stop."""
+    """Take steps until the scheduler is asked to stop."""
     inbox, idle = scheduler.inbox, False
     try:
         while not scheduler.stopping:

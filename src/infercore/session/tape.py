@@ -78,7 +78,7 @@ class Tape:
         return n if self._cut is None else min(n, self._cut)
 
     def next_is(self, token: int) -> bool:
-        """Tell whether the first token of the warm tail is ``token``."""
+        """Return whether the first token of the warm tail is ``token``."""
         return self._tokens[self.logical : self.logical + 1] == [token]
 
     def held_of(self, tokens: Sequence[int]) -> int:

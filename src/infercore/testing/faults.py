@@ -110,7 +110,7 @@ def no_room() -> ContextOverflowError:
 
 
 def aborted() -> DecodeAbortedError:
-    """Return what an engine raises that was told to stop."""
+    """Return what an engine raises when it was asked to stop."""
     return DecodeAbortedError("the engine stopped", resident_tokens=0)
 
 

@@ -76,7 +76,7 @@ class ReferenceTokenizer:
         return token in self._eog
 
     def is_control(self, token: int) -> bool:
-        """Tell whether ``token`` is a control token."""
+        """Return whether ``token`` is a control token."""
         return token in self._control
 
 

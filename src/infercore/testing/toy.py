@@ -74,7 +74,7 @@ class ToyTokenizer:
         return token in {EOS, EOT}
 
     def is_control(self, token: int) -> bool:
-        """Tell whether ``token`` is a control token."""
+        """Return whether ``token`` is a control token."""
         return token in CONTROL
 
 

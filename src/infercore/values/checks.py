@@ -162,7 +162,7 @@ def content(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
 
 
 def is_integer(value: object) -> bool:
-    """Tell whether ``value`` is an integer of any kind (NumPy's too), but no bool."""
+    """Return whether ``value`` is an integer of any kind (NumPy's too), but no bool."""
     if isinstance(value, bool):
         return False
     try:
@@ -173,12 +173,12 @@ def is_integer(value: object) -> bool:
 
 
 def is_number(value: object) -> bool:
-    """Tell whether ``value`` is a real number of any kind, but no bool."""
+    """Return whether ``value`` is a real number of any kind, but no bool."""
     return is_integer(value) or isinstance(value, float) or type(value).__name__ == "float32"
 
 
 def is_finite(value: object) -> bool:
-    """Tell whether ``value`` is a real number that a float can hold: no NaN, no infinity."""
+    """Return whether ``value`` is a real number that a float can hold: no NaN, no infinity."""
     return is_number(value) and _fits_float(value) and math.isfinite(value)  # type: ignore[arg-type]
 
 

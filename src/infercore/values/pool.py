@@ -158,7 +158,7 @@ def pool_config(config: PoolConfig | None, fields: Mapping[str, Any]) -> PoolCon
 
 
 def is_for_a_pool(config: object, fields: Mapping[str, Any]) -> bool:
-    """Tell whether ``config`` or ``fields`` are a pool's, and not a context's alone."""
+    """Return whether ``config`` or ``fields`` are a pool's, and not a context's alone."""
     return isinstance(config, PoolConfig) or any(
         name in _OF_POOL and name != "context" for name in fields
     )

@@ -85,7 +85,7 @@ def _try() -> bool | None:
 
 
 def _library() -> str:
-    """Return what tells this build from another one: its files, their sizes and times."""
+    """Return what distinguishes this build from another one: its files, their sizes and times."""
     folder = Path(os.environ.get("LLAMA_CPP_LIB_PATH") or Path(api.__file__).parent / "lib")
     found = (path.stat() for path in sorted(folder.glob("*ggml-cpu*")))
     return f"{folder}|" + "|".join(f"{stat.st_size},{stat.st_mtime_ns}" for stat in found)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _PLAIN_WEIGHTS = (0, 1, 32)  # LLAMA_FTYPE: all F32, mostly F16, mostly BF16
 _SHALLOW = 4  # layers of the model on which the bounds were measured
-_GUESSED = 1024  # a flag beside the number, where the file does not tell
+_GUESSED = 1024  # a flag beside the number, where the file does not say
 
 
 def of_context(traits: Traits, effective: dict[str, Any], memory: int | None) -> Capabilities:

@@ -27,7 +27,7 @@ _memory = bind(
 
 @dataclass(frozen=True)
 class Device:
-    """A device: what is told of it, and the engine's handle."""
+    """A device: its description, and the engine's handle."""
 
     info: DeviceInfo
     handle: int

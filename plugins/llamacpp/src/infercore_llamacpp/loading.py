@@ -35,7 +35,7 @@ _OUT_OF_MEMORY = ("bad_alloc", "unable to allocate", "failed to allocate", "out 
 class Loaded:
     """Weights in memory: the engine's handle, and where they are.
 
-    ``repacks`` tells whether matrices are copied into a layout that suits this CPU.
+    ``repacks`` says whether matrices are copied into a layout that suits this CPU.
     """
 
     handle: int

@@ -100,7 +100,7 @@ def listening() -> Iterator[list[str]]:
 @contextmanager
 def _interruptions_kept() -> Iterator[None]:
     """Keep what ctypes drops of a Ctrl-C at the very edge of `receive`, too."""
-    if threading.current_thread() is not threading.main_thread():  # it is told of no signals
+    if threading.current_thread() is not threading.main_thread():  # it gets no signals
         try:
             yield
         finally:

@@ -40,7 +40,7 @@ class UnknownLayoutError(ValueError):
 
 
 def is_of(data: bytes | memoryview, architecture: str) -> bool:
-    """Tell whether a whole state begins with this name, as the engine allocates what it says."""
+    """Return whether a whole state begins with this name, as the engine allocates what it says."""
     name = architecture.encode()
     return bytes(data[: 4 + len(name)]) == struct.pack("<I", len(name)) + name
 

@@ -1,4 +1,4 @@
-"""Which releases of llama-cpp-python fit, told from its metadata: no engine is imported."""
+"""Which releases of llama-cpp-python fit, read from its metadata: no engine is imported."""
 
 from __future__ import annotations
 

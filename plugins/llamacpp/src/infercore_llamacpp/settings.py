@@ -227,7 +227,7 @@ def _offload(config: ContextConfig, traits: Traits) -> dict[str, Any]:
 
 
 def flash_in_force(asked: str, lines: Sequence[str]) -> str:
-    """Return what the engine made of ``asked``, told by its log ``lines`` alone.
+    """Return what the engine made of ``asked``, by its log ``lines`` alone.
 
     Raises `UnsupportedFeatureError` for "on" where the model cannot have it.
     """

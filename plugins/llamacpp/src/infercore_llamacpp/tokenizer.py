@@ -89,11 +89,11 @@ class LlamaTokenizer:
             size = -n
 
     def is_eog(self, token: int) -> bool:
-        """Tell whether ``token`` ends a generation."""
+        """Return whether ``token`` ends a generation."""
         return not self._has_no_text and bool(api.llama_vocab_is_eog(self._vocab, token))
 
     def is_control(self, token: int) -> bool:
-        """Tell whether ``token`` is a control token, that is: no text."""
+        """Return whether ``token`` is a control token, that is: no text."""
         return not self._has_no_text and bool(api.llama_vocab_is_control(self._vocab, token))
 
     def token_kind(self, token: int) -> str:

@@ -225,7 +225,7 @@ def read_traits(model: int, *, has_gpu: bool, overrides: Mapping[str, object] = 
 
 
 def _probe(model: int) -> tuple[bool, bool, bool]:
-    """Ask a context of the smallest size for what only a context can tell."""
+    """Ask a context of the smallest size for what only a context knows."""
     params = api.llama_context_default_params()
     params.n_ctx = params.n_batch = params.n_ubatch = 1
     context = api.llama_init_from_model(model, params)

@@ -93,7 +93,7 @@ def kv_types(config: ContextConfig, inference: str) -> tuple[str, ...]:
 
 
 def _needs_f32(config: ContextConfig, inference: str) -> bool:
-    """Tell whether a type of keys or values was asked for that goes with float32 alone."""
+    """Return whether a type of keys or values was asked for that goes with float32 alone."""
     asked_types = {config.type_k, config.type_v} - {None, *KV_TYPES[inference]}
     return bool(asked_types) and asked_types <= {*KV_TYPES["f32"]}
 
@@ -142,7 +142,7 @@ def default_group_size(core: Any, device: str, model: Any) -> int:
 
 
 def rounds(core: Any, device: str, model: Any, inference: str, group_size: int) -> bool:
-    """Tell whether ``group_size`` changes any product of ``model`` with compressed weights."""
+    """Return whether ``group_size`` changes any product of ``model`` with compressed weights."""
     return any(
         not _same(core, device, part, inference, group_size) for part in _one_of_each_kind(model)
     )

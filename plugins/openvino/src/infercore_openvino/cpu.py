@@ -41,7 +41,7 @@ def check(settings: Settings) -> None:
 
 
 def divides_by_zero(inference: str, n_threads: int | None, n_streams: int | None) -> bool:
-    """Tell whether compiling for such numbers would end the process.
+    """Return whether compiling for such numbers would end the process.
 
     More threads than there are cores for the process are not made, whatever was asked.
     """

@@ -56,7 +56,7 @@ def check_files_left() -> None:
 
 
 def first_lines(error: BaseException, n_lines: int = 4) -> str:
-    """Return the lines of the engine's message that tell something, without its stack."""
+    """Return the lines of the engine's message that say something, without its stack."""
     lines = [line.strip() for line in str(error).splitlines()]
     telling = [line for line in lines if line and not line.startswith("Exception from")]
     return " ".join(telling[:n_lines])

@@ -29,7 +29,7 @@ class KvShape:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> KvShape:
-        """Read the shape; 0 where the config does not tell."""
+        """Read the shape; 0 where the config does not say."""
         n_head = whole(config, "num_attention_heads")
         width = whole(config, "hidden_size")
         return cls(
@@ -52,7 +52,7 @@ def whole(config: Mapping[str, Any], name: str) -> int:
 
 
 def n_ctx_train(config: Mapping[str, Any]) -> int:
-    """Return the trained window in tokens, 0 where the config does not tell."""
+    """Return the trained window in tokens, 0 where the config does not say."""
     return whole(config, "max_position_embeddings")
 
 
@@ -69,7 +69,7 @@ def trained_window(files: ModelFiles) -> int:
 def asked_window(config: ContextConfig, files: ModelFiles) -> int:
     """Return the window that ``config`` asks for, as the core resolves it.
 
-    Raises `InvalidInputError` for the trained window of a model that does not tell it.
+    Raises `InvalidInputError` for the trained window of a model that does not state it.
     """
     trained = trained_window(files)
     if config.n_ctx is None:

@@ -37,7 +37,7 @@ _F16_RELATIVE_ERROR = 2e-3
 
 @dataclass(frozen=True)
 class Shape:
-    """What the graph itself tells of the model."""
+    """What the graph itself says about the model."""
 
     n_vocab: int
     n_embd: int
@@ -49,7 +49,7 @@ class Shape:
 class Graph:
     """A graph in one form.
 
-    ``inv_freq`` are its rotary frequencies, None if not found; ``slides`` tells whether layers
+    ``inv_freq`` are its rotary frequencies, None if not found; ``slides`` says whether layers
     look back over a window only; ``config`` is the model's ``config.json``.
     """
 
@@ -140,7 +140,7 @@ def count_params(model: Any) -> int:
 
 
 def has_paged_transformation() -> bool:
-    """Tell whether this engine can make the paged form (a module of its own that may go)."""
+    """Return whether this engine can make the paged form (a module of its own that may go)."""
     return _transformation() is not None
 
 

@@ -35,7 +35,7 @@ _NO_ROWS = np.empty(0, dtype=np.int64)
 
 
 def capabilities(settings: Settings, graph: Graph, *, shift: bool) -> Capabilities:
-    """Return what a paged context can do; ``shift`` tells whether keys can be turned exactly.
+    """Return what a paged context can do; ``shift`` says whether keys can be turned exactly.
 
     A sliding window counts slots, not positions: holes would widen it, so they are not offered.
     """

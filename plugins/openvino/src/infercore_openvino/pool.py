@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class PoolFullError(Exception):
-    """There are not enough free blocks; nothing was changed. ``missing`` tells how many."""
+    """There are not enough free blocks; nothing was changed. ``missing`` says how many."""
 
     def __init__(self, missing: int) -> None:
         super().__init__(f"the pool lacks {missing} blocks")

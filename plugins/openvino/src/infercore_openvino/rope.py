@@ -179,7 +179,7 @@ def _asked(name: str, config: ContextConfig) -> Any:
 
 
 def _is_idle(name: str, value: Any, asked: Mapping[str, Any]) -> bool:
-    """Tell whether a value of YaRN changes nothing: its default, or without an ext_factor."""
+    """Return whether a value of YaRN changes nothing: its default, or without an ext_factor."""
     mixes = asked.get("rope_scaling_type") == "yarn" or asked.get("yarn_ext_factor")
     if name in {"yarn_beta_fast", "yarn_beta_slow", "yarn_orig_ctx"}:
         return not mixes

@@ -74,7 +74,7 @@ class Settings:
         return self.arithmetic.inference
 
     def tolerance(self, *, rounded: bool) -> float:
-        """Return the bound that contexts state; ``rounded`` tells of activations in 8 bits."""
+        """Return the bound that contexts state; ``rounded``: activations are in 8 bits."""
         if rounded:
             return _ROUGH_TOLERANCE
         return _TOLERANCE.get((self.inference, self.kv_type), _ROUGH_TOLERANCE)
@@ -228,7 +228,7 @@ def _n_threads(config: ContextConfig) -> int | None:
 def _n_streams(config: ContextConfig) -> int:
     """Return the contexts of one compiled graph that can run at a time, each on its threads.
 
-    Where a context is told to leave cores alone, contexts in other threads take those.
+    Where a context is set to leave cores alone, contexts in other threads take those.
     """
     asked = config.n_threads or config.n_threads_batch
     if asked is None or "num_streams" in config.backend_options:

@@ -126,11 +126,11 @@ class JsonTokenizer:
     # -- kinds ---------------------------------------------------------------------------------
 
     def is_eog(self, token: int) -> bool:
-        """Tell whether ``token`` ends a turn or a text."""
+        """Return whether ``token`` ends a turn or a text."""
         return token in self._eog
 
     def is_control(self, token: int) -> bool:
-        """Tell whether ``token`` is no text."""
+        """Return whether ``token`` is no text."""
         added = self._added.get(token)
         return added is not None and bool(added["special"])
 

@@ -44,7 +44,7 @@ def check_what_ended_a_text_is_told(rig: Rig) -> None:
         chunks = _forced(rig, forced, **fields)
         found = (chunks[-1].finish_reason, chunks[-1].stopped_by)
         equal(found, wanted, f"finish_reason and stopped_by with {fields}")
-        equal({chunk.stopped_by for chunk in chunks[:-1]} - {None}, set(), "told before the end")
+        equal({chunk.stopped_by for chunk in chunks[:-1]} - {None}, set(), "said before the end")
 
 
 @law("STREAM-20", tier="session", since="1.2")
@@ -134,7 +134,7 @@ def check_prompt_logprobs(rig: Rig) -> None:
         row = context.logits().astype(np.float64)
         row -= row.max()
         row -= np.log(np.exp(row).sum())
-        equal(len(one.top), 2, "how many likeliest tokens are told")
+        equal(len(one.top), 2, "how many likeliest tokens are reported")
         gap = max(abs(one.logprob - row[one.token]), abs(one.top[0][1] - row.max()))
         that(gap <= 2 * rig.tolerance + 1e-5, f"a prompt token's log-probability is {gap:.3g} off")
 

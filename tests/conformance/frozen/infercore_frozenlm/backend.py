@@ -38,11 +38,11 @@ class Tokenizer:
         return CONTROL[token].encode() if token in CONTROL else bytes([token])
 
     def is_eog(self, token: int) -> bool:
-        """Tell whether ``token`` ends a generation."""
+        """Return whether ``token`` ends a generation."""
         return token == EOS
 
     def is_control(self, token: int) -> bool:
-        """Tell whether ``token`` is a control token."""
+        """Return whether ``token`` is a control token."""
         return token in CONTROL
 
 
