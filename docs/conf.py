@@ -55,7 +55,7 @@ nitpick_ignore_regex = [
     ("py:class", r"(pathlib\.Path|NDArray|infercore\.testing\.faults\.FaultyModel)"),
     (
         "py:class",
-        r"(FloatArray|TokenArray|ControlVector|AnyPath|\w+Fields|FinishReason|Pooling|CoreSession|SessionContext|A|T|StateAfter|Standing|SessionModel|optional)",
+        r"(FloatArray|TokenArray|ControlVector|AnyPath|\w+Fields|FinishReason|Pooling|CoreSession|SessionContext|A|T|StateAfter|Standing|SessionModel|Observer|optional)",
     ),  # short names of types
 ]
 

@@ -8,10 +8,14 @@ from infercore.protocols.public import Context, Model, Tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from typing import Literal, TypeAlias
 
     from infercore.protocols.spi import FloatArray
     from infercore.values.config import ContextConfig
     from infercore.values.info import Capabilities
+
+    WhichRows: TypeAlias = Literal["last", "all", "none"]
+    """Of which tokens a call computes the logits."""
 
 
 class SessionTokenizer(Tokenizer, Protocol):
@@ -142,7 +146,9 @@ class SequenceContext(Protocol):
     def look_free(self, seq_id: int, keep: int | None = None) -> int:
         """Return `n_free` without waiting for a running call."""
 
-    def decode(self, tokens: Sequence[int], *, seq_id: int = 0, logits: str = "last") -> int | None:
+    def decode(
+        self, tokens: Sequence[int], *, seq_id: int = 0, logits: WhichRows = "last"
+    ) -> int | None:
         """Append ``tokens``; a page returns how many it evaluated to do so."""
 
     def seq_remove(self, seq_id: int, p0: int = -1, p1: int = -1) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from infercore.protocols.opening import opened_by
 from infercore.values.field_texts import lists_fields
@@ -344,7 +344,7 @@ class Context(Protocol):
         tokens: Sequence[int],
         *,
         seq_id: int = 0,
-        logits: str = "last",
+        logits: Literal["last", "all", "none"] = "last",
     ) -> None:
         """Append ``tokens`` at the sequence's end, in chunks of ``n_batch``.
 
@@ -372,7 +372,9 @@ class Context(Protocol):
         `decode` raises.
         """
 
-    def decode_spans(self, spans: Sequence[tuple[int, Sequence[Any], str]]) -> None:
+    def decode_spans(
+        self, spans: Sequence[tuple[int, Sequence[Any], Literal["last", "all", "none"]]]
+    ) -> None:
         """Append ``(seq_id, tokens, logits)`` spans of different sequences in one call.
 
         Each span is appended at its sequence's end; ``logits`` is "last", "all" or "none" as in

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from infercore.session.asynchronous import shared_threads
 from infercore.session.turns import Turns
@@ -162,7 +162,13 @@ class AsyncContext:
     async def _copied(self, work: Callable[[], FloatArray]) -> FloatArray:
         return await self._run(lambda: work().copy())
 
-    async def decode(self, tokens: Sequence[int], *, seq_id: int = 0, logits: str = "last") -> None:
+    async def decode(
+        self,
+        tokens: Sequence[int],
+        *,
+        seq_id: int = 0,
+        logits: Literal["last", "all", "none"] = "last",
+    ) -> None:
         """See `Context.decode`."""
         await self._run(partial(self._context.decode, tokens, seq_id=seq_id, logits=logits))
 

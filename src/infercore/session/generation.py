@@ -24,6 +24,7 @@ from infercore.values.session import StreamChunk, Usage
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from infercore.protocols.guarded import WhichRows
     from infercore.session.drafting import Drafter
     from infercore.session.pieces import Pieces
     from infercore.values.config import DecodeConfig
@@ -49,7 +50,7 @@ class Ahead(NamedTuple):
     """Tokens to evaluate in one call: one that was chosen, then forced ones or guesses."""
 
     tokens: list[int]
-    logits: str = "last"
+    logits: WhichRows = "last"
     n_guessed: int = 0
 
 

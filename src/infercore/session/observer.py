@@ -1,10 +1,10 @@
-"""Tells an observer of calls and steps; what nobody observes costs nothing."""
+"""Notifies an observer of calls and steps; what nobody observes costs nothing."""
 
 from __future__ import annotations
 
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
@@ -12,6 +12,7 @@ from infercore.values import checks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from typing import TypeAlias
 
     from infercore.values.session import Usage
 
@@ -48,13 +49,29 @@ class CallEnd:
     usage: Usage | None = None
 
 
+class _OnCallStart(Protocol):
+    def on_call_start(self, event: CallStart, /) -> object: ...
+
+
+class _OnStep(Protocol):
+    def on_step(self, event: Step, /) -> object: ...
+
+
+class _OnCallEnd(Protocol):
+    def on_call_end(self, event: CallEnd, /) -> object: ...
+
+
+if TYPE_CHECKING:
+    Observer: TypeAlias = _OnCallStart | _OnStep | _OnCallEnd
+
+
 class _Holder:
     """The observer in force, None where there is none."""
 
     observer: Any = None
 
 
-def set_observer(observer: Any) -> None:
+def set_observer(observer: Observer | None) -> None:
     """Notify ``observer`` of every call and step from now on; None ends that.
 
     It is an object with any of ``on_call_start(CallStart)``, ``on_step(Step)`` and

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence as Tokens
     from typing import TypeVar
 
+    from infercore.protocols.guarded import WhichRows
     from infercore.protocols.spi import FloatArray
     from infercore.session.runner import Owner
     from infercore.values.config import ContextConfig
@@ -185,7 +186,7 @@ class PagedContext:
         self.owner.submit(job)
         self._job = job
 
-    def decode(self, tokens: Tokens[int], *, seq_id: int = 0, logits: str = "last") -> int:
+    def decode(self, tokens: Tokens[int], *, seq_id: int = 0, logits: WhichRows = "last") -> int:
         """Append ``tokens``; return how many tokens were evaluated for that.
 
         Some may have come from elsewhere, and some may have been evaluated that were lost.

@@ -17,6 +17,7 @@ from infercore.session.true_tape import TrueTape
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from infercore.protocols.guarded import WhichRows
     from infercore.protocols.spi import FloatArray
 
 
@@ -184,7 +185,7 @@ class Resident(TrueTape):
             self._lost([*self.tape.tokens(0, n), token])
             raise
 
-    def append_ahead(self, tokens: list[int], *, logits: str) -> None:
+    def append_ahead(self, tokens: list[int], *, logits: WhichRows) -> None:
         """Evaluate ``tokens`` in one call; only the first one joins the logical context.
 
         There must be no warm tail; the rest becomes one. Where it fails, the first is owed.
@@ -339,7 +340,7 @@ class Resident(TrueTape):
             self.n_pending = 0
         return n_evaluated
 
-    def _append_chunk(self, chunk: list[int], logits: str | None = None) -> int:
+    def _append_chunk(self, chunk: list[int], logits: WhichRows | None = None) -> int:
         if self.cancelled:
             raise DecodeAbortedError(
                 f"cancelled with {len(self.tape)} tokens resident; call again to continue",

@@ -14,6 +14,7 @@ from infercore.session.observer import Step, is_observed, tell
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from infercore.protocols.guarded import WhichRows
     from infercore.session.choosing import Choosing
     from infercore.session.cost_model import CostModel
     from infercore.session.endings import Endings
@@ -209,7 +210,7 @@ class Stepping:
 
         Those that it chooses from, or of all its tokens for who looks at them.
         """
-        spans: list[tuple[int, list[int], str]] = []
+        spans: list[tuple[int, list[int], WhichRows]] = []
         rows: list[int | None] = []
         n_rows = 0
         for job, n in parts:
@@ -217,7 +218,7 @@ class Stepping:
             whole = start + n == len(sequence.tokens)
             n_guessed = job.ahead.n_guessed if whole and job.ahead is not None else 0
             looks = job.n_looked is not None
-            mode = "all" if n_guessed or looks else "last" if whole else "none"
+            mode: WhichRows = "all" if n_guessed or looks else "last" if whole else "none"
             spans.append((sequence.own_id, sequence.tokens[start : start + n], mode))
             first = n_rows + (n - n_guessed - 1 if n_guessed else 0)
             rows.append(first if whole or looks else None)

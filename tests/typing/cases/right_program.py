@@ -8,6 +8,7 @@ import sys
 import numpy as np
 
 import infercore as ic
+from infercore.serve import ServeConfig, create_app
 
 
 def add(a: int, b: int) -> int:
@@ -43,6 +44,8 @@ def program(path: str) -> list[str]:
             shared = pool.open_session(overflow="truncate", namespace="a")
             texts.append(shared.generate("Once", max_tokens=4, top_k=1))
             texts.append(repr(pool.stats()))
+            application = create_app({"model": pool}, ServeConfig(max_tokens=64))
+            texts.append(str(callable(application)))
     return texts
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import infercore as ic
+from infercore.serve import ServeConfig, create_app
 
 ic.load_model("m", n_gpu_layer=3)  # wrong
 ic.load_model("m", n_ctx=4096)  # wrong
@@ -39,6 +40,10 @@ ic.plan_memory("m", n_ctx=[512])  # wrong
 ic.embed(model, ["a"], pooling="max")  # wrong
 ic.embed(model, ["a"], n_ctx=512)  # wrong
 ic.rerank(model, "q", ["d"], topn=1)  # wrong
+ic.backends(device=True)  # wrong
+ic.get_backend(5)  # wrong
+ic.get_backend("llamacpp").load_model("m", n_gpu_layer=3)  # wrong
+ic.set_observer("print")  # wrong
 
 ic.ContextConfig(type_k="q9")  # wrong
 ic.ContextConfig(rope_scaling_type="yarn2")  # wrong
@@ -67,11 +72,39 @@ session.sample_many(2, seeds=1)  # wrong
 session.infill("a", "b", top_q=1)  # wrong
 session.run_tools([], [], tools=[])  # wrong
 session.ensure_prefix(["a"])  # wrong
+session.ensure_prefix("a", timeout="1s")  # wrong
+session.prefill_suffix("a", time_out=1.0)  # wrong
+session.beam_search(2, max_token=4)  # wrong
+session.beam_search("2", max_tokens=4)  # wrong
+session.evict("0", 4)  # wrong
+session.fork(n_ctx=512)  # wrong
+session.restore(b"state")  # wrong
+session.save(5)  # wrong
+session.chat([{"role": "user", "content": "a"}], tool_choice=5)  # wrong
+session.run_tools([], [print], max_round=2)  # wrong
 
 pool = ic.open_pool("m")
 pool.open_session(n_ctx=512)  # wrong
 pool.open_session(overflow="drop")  # wrong
 pool.embed(["a"], pooling="none")  # wrong
+pool.open_session("a", "b")  # wrong
+
+create_app(model)  # wrong
+create_app({"a": pool}, max_tokens="8")  # wrong
+create_app({"a": pool}, max_token=8)  # wrong
+create_app({"a": 5})  # wrong
+ServeConfig(api_keys="secret", max_tokens="8")  # wrong
+
+context = model.new_context()
+context.decode("text")  # wrong
+context.decode([1], logits="some")  # wrong
+context.decode_spans([(0, [1], "some")])  # wrong
+context.decode_one("a")  # wrong
+context.seq_copy("0", 1)  # wrong
+context.set_threads("2")  # wrong
+model.tokenizer.encode(5)  # wrong
+model.tokenizer.decode("text")  # wrong
+model.tokenizer.apply_chat_template("hello")  # wrong
 
 for chunk in session.decode():
     text = chunk.texts  # wrong
@@ -84,3 +117,11 @@ async def later() -> None:
         waiting.decode(max_token=3)  # wrong
         waiting.chat([], reasoning="hidden")  # wrong
         await waiting.generate("a", top_k=0.5)  # wrong
+        await waiting.run_tools([], [], max_round=2)  # wrong
+        await waiting.sample_many(2, seeds=1)  # wrong
+        waiting.infill("a", "b", top_q=1)  # wrong
+    ic.aopen_pool("m", n_paralel=2)  # wrong
+    async with ic.aopen_pool("m") as crowd:
+        crowd.open_session(overflow="drop")  # wrong
+    async with ic.aopen_context(model) as held:
+        await held.decode("text")  # wrong
