@@ -43,6 +43,12 @@ assert importlib.metadata.version("infercore") == infercore.__version__
 found = {info.name: info.reason for info in infercore.backends()}
 assert found == {"llamacpp": None, "openvino": None}, found
 """
+ADVICE = """
+from infercore.values import install
+assert install.plugin("openvino") == {expected!r}, install.plugin("openvino")
+"""
+FROM_FILES = "pip install ./plugins/openvino (in a checkout of infercore)"
+BY_NAME = "pip install infercore-openvino"
 
 
 def main() -> None:
@@ -169,6 +175,11 @@ def try_wheels(work: Path, dist: Path) -> None:
     both = ("--backend", "llamacpp", "--backend", "openvino")
     run(programs / "infercore", "demo", *both, cwd=empty)
     require(not any(empty.iterdir()), "using it has left something in the current folder")
+    say("what it advises to install: from files, then by name as from an index")
+    run(programs / "python", "-c", ADVICE.format(expected=FROM_FILES), cwd=empty)
+    again = ("--quiet", "--no-deps", "--no-index", "--force-reinstall", "--find-links", dist)
+    run(programs / "python", "-m", "pip", "install", *again, "infercore", cwd=empty)
+    run(programs / "python", "-c", ADVICE.format(expected=BY_NAME), cwd=empty)
 
 
 def test_core(work: Path, dist: Path, *, every: bool) -> None:

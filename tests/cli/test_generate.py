@@ -54,6 +54,16 @@ def test_sources_of_prompts_in_order(run, reference, tmp_path: Path) -> None:
         assert sizes == [len(encode(text)) for text in wanted]
 
 
+def test_answers_to_several_prompts_are_kept_apart(run, reference) -> None:
+    options = ("-n", "1", "--temp", "0")
+    two = run("generate", *reference.arguments, *options, "Once", "Twice " * 40)
+    assert two.stderr.splitlines() == [
+        "==> Once <==", "==> Twice Twice Twice Twice Twice Twice Twice Twice Twice ... <==",
+    ]  # fmt: skip
+    one = run("generate", *reference.arguments, *options, "Once")
+    assert (one.stderr, two.stdout[: len(one.stdout)]) == ("", one.stdout)
+
+
 @pytest.mark.parametrize("end", [b"", b"\n", b"\r\n"])
 def test_prompt_from_a_pipe_without_its_line_end(reference, end) -> None:
     arguments = ["generate", *reference.arguments, "-n", "8"]

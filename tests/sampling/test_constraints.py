@@ -198,7 +198,7 @@ def test_what_is_no_response_format_is_refused(tokenizer, response_format):
         ),
         ({"type": "string", "pattern": "("}, "(?s)at #: .*unclosed group"),
         ({"minimum": 3, "maximum": 1, "type": "integer"}, "at #: .*minimum"),
-        ({"type": "regex", "pattern": "a(b"}, "unclosed group"),
+        ({"type": "regex", "pattern": "a(b"}, r"refused at column 2 of a\(b: unclosed group$"),
         ({"type": "regex", "pattern": "(?=a)b"}, "look-around"),
         ({"type": "lark", "grammar": "start: foo\n"}, "1.*unknown name"),
         ({"type": "lark", "grammar": ""}, "Empty grammar"),

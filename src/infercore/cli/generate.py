@@ -10,6 +10,7 @@ import os
 import queue
 import signal
 import sys
+import textwrap
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
 POLL_S = 0.05
 EXIT_INTERRUPTED = 130
 EXIT_UNFINISHED = 3
+_HEADING_CHARACTERS = 60
 _OF_JSON = ("json_schema", "json_object")
 
 
@@ -109,6 +111,8 @@ def generate(ctx: click.Context, /, model: str, **options: Any) -> None:
             need_template(loaded, of_chat.fields)
         unfinished = False
         for number, prompt in enumerate(prompts):
+            if len(prompts) > 1 and not show.as_json:
+                tell(f"==> {_heading(prompt)} <==")
             one = One(session=session, decode=decode, prefix=prefix, chat=of_chat, prompt=prompt)
             turn = show.run(session, one.begin, number=number)
             show.end(turn, number=number, **one.statuses)
@@ -167,6 +171,11 @@ def _prompts(options: Mapping[str, Any]) -> list[str]:
     if not texts:
         return [piped]
     return [f"{piped}\n\n{text}" if piped else text for text in texts]
+
+
+def _heading(prompt: str) -> str:
+    """Return the beginning of a prompt, in one line, so that answers can be kept apart."""
+    return textwrap.shorten(prompt, _HEADING_CHARACTERS, placeholder=" ...") or "(no text)"
 
 
 def _other_files(options: Mapping[str, Any]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -44,6 +45,11 @@ _SCHEMA_KEYWORDS = {
     "$ref", "$defs", "definitions", "properties", "required", "items", "prefixItems", "enum",
     "const", "anyOf", "allOf", "oneOf", "additionalProperties", "minimum", "maximum",
 }  # fmt: skip
+
+
+_REGEX_ERROR = re.compile(
+    r"regex parse error:\n {4}(?P<shown>.*)\n {4}(?P<before> *)\^+\nerror: (?P<why>.*)"
+)
 
 
 @attrs.frozen
@@ -95,6 +101,9 @@ class Grammar:
         if self.schema is not None:
             where = place_of_error(self.schema, error, _schema_error)
             return f"the JSON schema is refused at {_shortened(where)}: {_shortened(error)}"
+        if found := _REGEX_ERROR.search(error):  # three lines, the second of which has a mark
+            where = f"column {len(found['before']) + 1} of {_shortened(found['shown'])}"
+            return f"the regular expression is refused at {where}: {found['why']}"
         return f"the grammar is refused: {_shortened(_without_wrapping(error))}"
 
 
