@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="isolation needs POSI
 POISON = "pyx"
 PLUGIN = """
     import json, os, signal, time
-    from infercore import API_VERSION, BackendDescriptor, hookimpl
+    from infercore import API_VERSION, BackendDescriptor, SessionFatalError, hookimpl
     from infercore.testing import Faults
     from infercore.testing.reference_model import load as load_story
 
@@ -51,6 +51,8 @@ PLUGIN = """
             time.sleep(600)
         if plan["how"] == "exit":
             os._exit(3)
+        if plan["how"] == "fatal":
+            raise SessionFatalError("no memory", cause=MemoryError())
         os.kill(os.getpid(), getattr(signal, plan["how"]))
         time.sleep(600)
 
@@ -144,6 +146,7 @@ CALLS = ("load", "decode", "decode_one", "logits", "save_sequence", "load_sequen
         ("decode", "SIGKILL"),
         ("decode_one", "exit"),
         ("decode_one", "hang"),
+        ("decode_one", "fatal"),
         ("load_sequence", "hang"),
     ],
 )
@@ -152,7 +155,7 @@ def test_a_death_in_any_call_changes_no_text(
 ) -> None:
     with deadly() as pool, pool.open_session() as session:
         assert told(session) == expected
-        before = pool.stats().n_restarts
+        before, pid = pool.stats().n_restarts, pool.process.pid
         deadly.dies(call, how)
         if call == "load":
             os.kill(pool.process.pid, 9)
@@ -161,6 +164,7 @@ def test_a_death_in_any_call_changes_no_text(
         assert twice[0][0] == twice[1][0]
         assert told(session) == expected
         assert pool.stats().n_restarts > before
+        assert pool.process.pid != pid
 
 
 def beside(pool: Any, work: Callable[[], object]) -> list[int]:

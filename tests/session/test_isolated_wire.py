@@ -147,3 +147,24 @@ def test_what_is_too_large_is_refused_before_it_crosses(value: Any) -> None:
 def test_numbers_of_numpy_cross_as_numbers() -> None:
     frame = wire.pack([np.int64(3)] * (2**16 + 1))
     assert wire.read(taking(frame)) == [3] * (2**16 + 1)
+
+
+@pytest.mark.parametrize("position", [None, (2**128 - 1, 5.25)])
+def test_a_small_frame_of_a_chunk(position: Any) -> None:
+    given = (2**40, " \u00e4\U0001f600", (7, 2**31), [7, 2**31, 9], position)
+    data = wire.read(taking(wire.pack_chunk(*given)))
+    assert wire.chunk_of(data) == given
+    whole = len(data) - len(given[1].encode())
+    for n in range(whole):
+        with pytest.raises(wire.FrameError):
+            wire.chunk_of(data[:n])
+    assert wire.next_of(wire.read(taking(wire.pack_next(3, 2**33)))) == (3, 2**33)
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens", "position"),
+    [("\ud800", (1,), None), ("a", (-1,), None), ("a", (1,), (2**128, 0.0))],
+)
+def test_what_has_no_room_in_a_small_frame(text: str, tokens: Any, position: Any) -> None:
+    with pytest.raises((ValueError, OverflowError, struct.error)):
+        wire.pack_chunk(1, text, tokens, tokens, position)

@@ -33,6 +33,7 @@ from infercore.isolated.board import COUNTED, OF_POOL, PING, SIZE, STEP, Board
 from infercore.isolated.keeper import Keeper
 from infercore.session.jobs import Latch
 from infercore.session.observer import Step, is_observed, tell
+from infercore.values.session import StreamChunk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -142,8 +143,11 @@ class _Child:
             self.board.is_observed = is_observed()
         call = _Call(target, name)
         number = next(self._numbers)
-        call.mark = target or OF_POOL | (number & (OF_POOL - 1))
-        frame = wire.pack([number, target, name, list(args), dict(fields)])
+        if name == "next":
+            frame = wire.pack_next(number, target)
+        else:
+            call.mark = target or OF_POOL | (number & (OF_POOL - 1))
+            frame = wire.pack([number, target, name, list(args), dict(fields)])
         if not self.calls:
             self.heard_at = time.monotonic()
         self.calls[number] = call
@@ -219,6 +223,9 @@ class _Child:
 
     def _answer(self, answer: Any) -> None:
         self.heard_at = time.monotonic()
+        if type(answer) is bytes:
+            self._answer_chunk(answer)
+            return
         number, is_well, result, value = answer
         if number == STEP:
             tell("on_step", Step(**dict(zip(_OF_STEP, result, strict=True))))
@@ -231,6 +238,15 @@ class _Child:
             call.result = result
         else:
             call.error = result
+        call.done.open()
+
+    def _answer_chunk(self, data: bytes) -> None:
+        number, text, shown, chosen, position = wire.chunk_of(data)
+        call = self.calls.get(number)
+        if call is None or call.name != "next":
+            raise wire.FrameError("a chunk that nobody asked for")
+        del self.calls[number]
+        call.result = StreamChunk(text=text, tokens=shown), chosen, position
         call.done.open()
 
     def _bury(self) -> None:

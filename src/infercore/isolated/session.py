@@ -368,6 +368,10 @@ class IsolatedSession:
         """Return the next chunk of a stream, None at its end; ``asked`` was answered before."""
         with self._gate:
             try:
+                if asked is None:
+                    asked = self.ask_next(opened)
+                    if asked is not None:
+                        self._wait(asked)
                 if asked is None or isinstance(asked.error, DeathError):
                     answer = self._ask_of(opened, "next")
                 else:

@@ -23,10 +23,15 @@ from infercore.sampling.class_schema import schema_of_class
 from infercore.values import config, info, manifest, pool, session
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 _HEAD = struct.Struct("<II")
 _SIZE = struct.Struct("<Q")
+_SHORT = (1 << 32) - 1
+"""In place of the number of parts: bytes of a form of their own follow."""
+_NEXT = struct.Struct("<IIQQ")
+_CHUNK = struct.Struct("<IIQHHB16sd")
+_CHUNK_BODY = struct.Struct("<QHHB16sd")
 _MOST_JSON = 1 << 30
 _MOST_PARTS = 1 << 16
 _MOST_BYTES = 1 << 36
@@ -176,9 +181,54 @@ def pack(message: Any, *, loose: bool = False) -> bytes:
     return b"".join((_HEAD.pack(len(text), len(parts)), sizes, text, *parts))
 
 
+def pack_next(number: int, target: int) -> bytes:
+    """Return the frame that asks for a session's next chunk, as request ``number``."""
+    return _NEXT.pack(_NEXT.size - _HEAD.size, _SHORT, number, target)
+
+
+def next_of(data: bytes) -> tuple[int, int]:
+    """Return what `pack_next` was given."""
+    found: tuple[int, int] = struct.unpack("<QQ", data)
+    return found
+
+
+def pack_chunk(
+    number: int,
+    text: str,
+    shown: Sequence[int],
+    chosen: Sequence[int],
+    position: tuple[int, float] | None,
+) -> bytes:
+    """Return the frame of an ordinary chunk: its text and tokens, those chosen since, the place.
+
+    Raises ValueError, OverflowError or `struct.error` for what has no room in it.
+    """
+    state, mu = position or (0, 0.0)
+    rest = struct.pack(f"<{len(shown) + len(chosen)}I", *shown, *chosen) + text.encode()
+    fields = len(shown), len(chosen), position is not None, state.to_bytes(16, "little"), mu
+    return _CHUNK.pack(_CHUNK.size - _HEAD.size + len(rest), _SHORT, number, *fields) + rest
+
+
+def chunk_of(data: bytes) -> tuple[int, str, tuple[int, ...], list[int], tuple[int, float] | None]:
+    """Return what `pack_chunk` was given. Raises `FrameError`."""
+    try:
+        number, n_shown, n_chosen, is_placed, state, mu = _CHUNK_BODY.unpack_from(data)
+        tokens = struct.unpack_from(f"<{n_shown + n_chosen}I", data, _CHUNK_BODY.size)
+        text = data[_CHUNK_BODY.size + 4 * len(tokens) :].decode()
+    except (struct.error, UnicodeDecodeError) as error:
+        raise FrameError(f"a chunk that cannot be read: {error!r}") from error
+    position = (int.from_bytes(state, "little"), mu) if is_placed else None
+    return number, text, tokens[:n_shown], list(tokens[n_shown:]), position
+
+
 def read(take: Callable[[int], bytes]) -> Any:
-    """Return the next message; ``take(n)`` returns n bytes. Raises `EOFError`, `FrameError`."""
+    """Return the next message; ``take(n)`` returns n bytes. Raises `EOFError`, `FrameError`.
+
+    Bytes are what `next_of` or `chunk_of` reads.
+    """
     n_text, n_parts = _HEAD.unpack(take(_HEAD.size))
+    if n_parts == _SHORT and n_text <= _MOST_JSON:
+        return take(n_text)
     if n_text > _MOST_JSON or n_parts > _MOST_PARTS:
         raise FrameError("a frame that is too large")
     sizes = [_SIZE.unpack(take(_SIZE.size))[0] for _ in range(n_parts)]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import os
+import struct
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +18,19 @@ from infercore.isolated import wire
 from infercore.isolated.board import COUNTED, OF_POOL, STEP, Board
 from infercore.isolated.replay import NotedSampler, Replay
 from infercore.session import snapshots
+from infercore.session.chat_stream import ChatStream
+from infercore.session.generation import Shown
 from infercore.session.observer import Step, is_observed, set_observer
+from infercore.session.pool_stream import PoolStream
 from infercore.values.config import sampling_of
 from infercore.values.pool import PoolConfig
+from infercore.values.session import StreamChunk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from infercore.isolated.replay import Position
+    from infercore.session.jobs import Item
     from infercore.session.pool import SessionPool
     from infercore.session.session import CoreSession
     from infercore.values.config import DecodeConfig
@@ -48,6 +56,7 @@ _OWN_CALLS = frozenset({"open", "next", "end", "fork"})
 _TOKENIZER = frozenset(
     {"encode", "decode", "token_bytes", "is_eog", "is_control", "apply_chat_template"}
 )
+_N_OF_NEXT = 3
 _STREAMS = frozenset({"decode", "chat", "infill"})
 N_THREADS = 4096
 _SLACK = 20.0
@@ -65,6 +74,7 @@ class _Held:
         self.sampler: NotedSampler | None = None
         self.n_told = 0
         self.number = self.cancelled_to = 0
+        self._awaited: list[int] = []
         session.was_cancelled = lambda: self.number < self.cancelled_to
         session.sample_through(self._new_sampler)
 
@@ -103,15 +113,48 @@ class _Held:
             self.replay = None
         return None if self.sampler is None else self.sampler.seed
 
-    def next(self) -> list[Any]:
-        """Return the next chunk (None at the end), the tokens chosen meanwhile and the place."""
-        chunk = next(self.stream, None)
+    def next(self, item: Any = None) -> list[Any]:
+        """Return the next chunk (None at the end), the tokens chosen meanwhile and the place.
+
+        The decode's next ``item`` may be there already.
+        """
+        chunk = None if item is None else self._of_item(item)
+        if chunk is None:
+            chunk = next(self.stream, None)
+        chosen, position = ([], None) if chunk is None else self.chosen()
+        return [chunk, chosen, position]
+
+    def _of_item(self, item: Any) -> Any:
+        """Return the chunk that ``item`` of the decode makes, None where it takes more of them."""
+        stream = self.stream
+        source: Any = stream.source if isinstance(stream, ChatStream) else stream
+        chunk = source.take_given(item)
+        return chunk if source is stream else stream.shown(chunk)
+
+    def chosen(self) -> tuple[list[int], Position | None]:
+        """Return the tokens chosen since this was asked, and where the sampler stands."""
         sampler = self.sampler
-        if chunk is None or sampler is None:
-            return [chunk, [], None]
+        if sampler is None:
+            return [], None
         (n, position), told = sampler.mark, self.n_told
         self.n_told = n
-        return [chunk, sampler.tokens[told:n], position]
+        return sampler.tokens[told:n], position
+
+    def ask(self, number: int, given: Callable[[int, Any], object]) -> bool:
+        """Ask the decode for its next item, and hand it to ``given`` once, with ``number``.
+
+        False where it has to be begun, or is at its end: nothing was asked then.
+        """
+        source = self.stream.source if isinstance(self.stream, ChatStream) else self.stream
+        if not isinstance(source, PoolStream):
+            return False
+        self._awaited[:] = [number]
+
+        def there() -> None:
+            with suppress(IndexError):  # of the second time
+                given(self._awaited.pop(), source.given())
+
+        return source.ask(there)
 
     def end(self) -> None:
         """Close the stream."""
@@ -141,12 +184,31 @@ class _Line:
 
     def send(self, answer: list[Any]) -> None:
         """Send an answer; where it cannot cross, the error that says so."""
+        frame = _frame_of_chunk(answer)
         try:
-            frame = wire.pack(answer, loose=True)
+            frame = frame or wire.pack(answer, loose=True)
         except InferCoreError as error:
             frame = wire.pack([answer[0], False, error, None], loose=True)
         with self._lock:
             wire.write_all(self._answers, frame)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nobody sends."""
+        return not self._lock.locked()
+
+
+def _frame_of_chunk(answer: list[Any]) -> bytes | None:
+    """Return the small frame of an ordinary chunk, which most answers are; None for others."""
+    number, is_well, result, value = answer
+    if value is not None or not is_well or type(result) is not list or len(result) != _N_OF_NEXT:
+        return None
+    chunk, chosen, position = result
+    if type(chunk) is not StreamChunk or chunk != StreamChunk(text=chunk.text, tokens=chunk.tokens):
+        return None
+    with suppress(ValueError, OverflowError, struct.error):
+        return wire.pack_chunk(number, chunk.text, chunk.tokens, chosen, position)
+    return None
 
 
 class Worker:
@@ -168,7 +230,13 @@ class Worker:
     def run(self) -> None:
         """Answer until the requests end."""
         while True:
-            number, target, name, args, fields = self._line.read()
+            request = self._line.read()
+            if type(request) is bytes:
+                number, target = wire.next_of(request)
+                if self._next_at_once(number, target):
+                    continue
+                request = [number, target, "next", [], {}]
+            number, target, name, args, fields = request
             if name == "cancel" and target in self._held:
                 self._held[target].cancelled_to = number  # of calls too that have not begun
             work = partial(self._answer_or_end, number, target, name, args, fields)
@@ -176,6 +244,40 @@ class Worker:
                 work()
             else:
                 self._threads.submit(work)
+
+    def _next_at_once(self, number: int, target: int) -> bool:
+        """Let who generates answer, so that no thread waits for that; False where it cannot."""
+        held = self._held.get(target)
+        if held is None or not held.lock.acquire(blocking=False):
+            return False
+        held.number = number
+        if held.ask(number, partial(self._given, held, target)):
+            return True
+        held.lock.release()
+        return False
+
+    def _given(self, held: _Held, target: int, number: int, item: Shown | Item) -> None:
+        """Answer with a stream's next item: here where it is an ordinary chunk, else in a thread.
+
+        For whoever generates, between two steps: so it waits for nothing.
+        """
+        if type(item) is Shown and type(held.stream) is PoolStream and self._line.is_free:
+            self._answer_item(held, target, number, item)
+        else:
+            self._threads.submit(self._answer_item, held, target, number, item)
+
+    def _answer_item(self, held: _Held, target: int, number: int, item: Shown | Item) -> None:
+        """Answer with a stream's next item; the session is held since that was asked for."""
+        try:
+            try:
+                answer = True, *self._work_on(held, target, "next", [item], {})
+            except BaseException as error:  # noqa: BLE001  (it is the caller's to see)
+                answer = False, error, self._value(target, "next")
+            finally:
+                held.lock.release()
+            self._send(number, *answer)
+        except BaseException:  # noqa: BLE001  (as in `_answer_or_end`)
+            os._exit(1)
 
     def _answer_or_end(self, *request: Any) -> None:
         """Answer a request; who asked would wait for ever for an answer that cannot be sent."""
@@ -194,9 +296,13 @@ class Worker:
         answer = self.answer(target, name, args, fields, number)
         if is_outside:
             self._leave_outside([mark])
+        self._send(number, *answer)
+
+    def _send(self, number: int, is_well: bool, result: Any, value: Any) -> None:  # noqa: FBT001
+        """Send an answer, unless another process may do better."""
         if self._scheduler is not None and self._scheduler.fatal is not None:
-            os._exit(1)  # another process may do better
-        self._line.send([number, *answer])
+            os._exit(1)
+        self._line.send([number, is_well, result, value])
 
     def answer(
         self, target: int, name: str, args: list[Any], fields: dict[str, Any], number: int = 0
@@ -260,8 +366,8 @@ class Worker:
         return answer, None if keeps_value else self._value(target, name)
 
     @staticmethod
-    def _next(held: _Held) -> Any:
-        answer = held.next()
+    def _next(held: _Held, item: Shown | Item | None = None) -> Any:
+        answer = held.next(item)
         if answer[0] is None or answer[0].finish_reason is not None:
             held.stream = None
         return answer
@@ -323,6 +429,7 @@ class Worker:
             self._scheduler = pool.owner.scheduler
             self._scheduler.stepping.on_call = self._note_call
             self._scheduler.on_work = self._note_work
+            self._scheduler.recovery.instead = self._die_of
         tokenizer: Any = pool.tokenizer
         names = ("n_vocab", "bos", "eos", "eot", "add_bos", "chat_template", "digest")
         return {
@@ -350,6 +457,15 @@ class Worker:
         self._board.begin(ids, self._expected())
         if not self._outside.isdisjoint(ids):
             self._leave_outside(ids)
+
+    def _die_of(self, suspects: Sequence[Any]) -> None:
+        """End: an engine that failed for good may be wrong from then on in all of its process.
+
+        OpenVINO gives wrong logits in new contexts once an allocation of an older one has failed.
+        """
+        found = (self._ids.get(id(sequence)) for sequence in suspects)
+        self._board.begin([number for number in found if number is not None], self._expected())
+        os._exit(1)
 
     def _note_work(self, *, begins: bool) -> None:
         """Show that the engine's owner works for sessions, which may hang outside a call too."""

@@ -15,7 +15,8 @@ from infercore.session.observer import stream_begins, stream_ended
 from infercore.session.stream import begin, look_at_prompt
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+    from queue import SimpleQueue
 
     from typing_extensions import Self
 
@@ -139,6 +140,32 @@ class PoolStream:
             self._reads = False
         with self._held():
             return self.take(job.items.get())
+
+    # -- for who waits in no thread ------------------------------------------------------------
+
+    def ask(self, given: Callable[[], object]) -> bool:
+        """Ask for the next item; ``given`` is called when it is there, in any thread, maybe twice.
+
+        False where the pool does not generate (yet, or any more): nothing was asked then.
+        """
+        job = self._job
+        if job is None or self.finished:
+            return False
+        job.on_item = given
+        self._ask(job)
+        if not job.items.empty():
+            given()
+        return True
+
+    def given(self) -> Shown | Item:
+        """Return the item that was asked for and is there."""
+        items: SimpleQueue[Shown | Item] = self._job.items  # type: ignore[union-attr]
+        return items.get_nowait()
+
+    def take_given(self, item: Shown | Item) -> StreamChunk:
+        """Make an item that was `given` the session's, and return its chunk; see `take`."""
+        with self._held():
+            return self.take(item)
 
     def _begin(self) -> Generating:
         """Hold what was wanted so far, and let the pool generate behind it."""

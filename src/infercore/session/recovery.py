@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from infercore.errors import DecodeAbortedError, SessionFatalError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from collections.abc import Sequence as Jobs
 
     from infercore.session.endings import Endings
@@ -54,6 +55,8 @@ class Recovery:
         self._restart_window = restart_window
         self._restarts: deque[float] = deque()
         self._suspects: set[Sequence] = set()
+        self.instead: Callable[[Jobs[Sequence]], object] | None = None
+        """What is done in place of opening the engine anew, with those who may be the cause."""
 
     def after(self, error: BaseException, jobs: Jobs[Job]) -> None:
         """Go on after a call of ``jobs`` failed: who fails alone ends."""
@@ -87,6 +90,8 @@ class Recovery:
 
     def restart(self, error: SessionFatalError, suspects: list[Sequence]) -> None:
         """Open the engine anew, or let all end where that was done too often."""
+        if self.instead is not None:
+            self.instead(suspects)
         now = time.perf_counter()
         while self._restarts and now - self._restarts[0] > self._restart_window:
             self._restarts.popleft()

@@ -104,7 +104,7 @@ class Scheduler:
             keeping=self.keeping,
             tally=tally,
         )
-        self._recovery = Recovery(
+        self.recovery = Recovery(
             engine=engine,
             roster=roster,
             sequences=self.sequences,
@@ -122,7 +122,7 @@ class Scheduler:
             places=self.places,
             choosing=self._choosing,
             endings=self.endings,
-            recovery=self._recovery,
+            recovery=self.recovery,
             tally=tally,
             costs=costs,
             n_step_tokens=n_step_tokens,
@@ -209,7 +209,7 @@ class Scheduler:
         """Open the engine anew: after what failed between calls it cannot be trusted."""
         if not isinstance(error, SessionFatalError):
             error = SessionFatalError(f"the engine failed between two calls: {error}", cause=error)
-        self._recovery.restart_with_all(error)
+        self.recovery.restart_with_all(error)
 
     def abort(self) -> None:
         """Stop the engine call that runs, whatever it is for; from any thread."""
