@@ -25,7 +25,7 @@ REFRESH = 16
 """Choices are made anew after so many calls."""
 STALE = 1024
 """What was not tried for so many calls is tried once again."""
-STEP_FACTOR = 2.35
+STEP_FACTOR = 2.25
 """A step with a piece of prompt takes so many times the step without (at worst below 2.5)."""
 STEP_MS = 250.0
 """And at most so long, or"""
