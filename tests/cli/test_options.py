@@ -59,7 +59,7 @@ def test_a_server_has_defaults_of_its_own_and_none_that_clash() -> None:
         return pool_config(None, asked)
 
     usual = fields()
-    assert (usual.cache_bytes, usual.batching, usual.n_step_tokens) == (2**30, "always", 128)
+    assert (usual.cache_bytes, usual.batching, usual.n_step_tokens) == (2**30, "always", 512)
     assert usual.context.flash_attn == "auto"
     assert fields("--n-batch", "32").n_step_tokens == 32
     assert fields("--batching", "auto", "--cache-bytes", "0").cache_bytes == 0

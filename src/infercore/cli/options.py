@@ -149,7 +149,7 @@ SAMPLING: Mapping[str, Row] = MappingProxyType({
 POOL: Mapping[str, Row] = MappingProxyType({
     "n_parallel": Row(also=("-np",), metavar="N"),
     "n_cells": Row(metavar="N"),
-    "n_step_tokens": Row(metavar="N", default=128),
+    "n_step_tokens": Row(metavar="N", default=512),
     "max_waiting": Row("Requests that may wait for a place; one more gets 429.", metavar="N"),
     "batching": Row(choices=("auto", "always", "never"), default="always"),
     "batch_invariant": Row(),
