@@ -111,13 +111,13 @@ def test_a_template_without_bounds_is_stopped(
 @pytest.mark.parametrize(
     "template",
     [
-        "{% for i in x %}" * 200 + "{% endfor %}" * 200,
+        "{% for i in x %}" * 110 + "{% endfor %}" * 110,
         "{{ '1e999' | float | int }}",
         "{{ " + "(" * 500 + "1" + ")" * 500 + " }}",
     ],
 )
 def test_what_the_compiler_itself_stumbles_over_is_typed(template: str) -> None:
-    with pytest.raises(ic.InvalidInputError, match="chat template"):
+    with pytest.raises(ic.InvalidInputError, match=r"nested too deeply|name 'inf'"):
         rendered(template)
 
 

@@ -43,6 +43,8 @@ def test_decoding_needs_a_text_first(model):
     with model.new_context(n_ctx=64) as context:
         with pytest.raises(ic.InvalidStateError, match=r"encode\(\)"):
             context.decode(START)
+        with pytest.raises(ic.InvalidStateError, match=r"encode\(\)"):
+            context.decode_one(START[0])
         row_of(context, TEXT)
 
 
