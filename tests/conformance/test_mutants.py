@@ -150,6 +150,7 @@ def test_the_toy_that_mutants_are_made_from_keeps_every_law(tmp_path: Path) -> N
         "CAP-29",
         "CAP-30",
         "DEC-26",
+        "DEC-27",
         "EMB-11",
         "MEM-7",
         "TOK-16",

@@ -142,6 +142,11 @@ class Oracle:
             changed[target] = changed[target] + scale * alpha / len(a) * (b @ a)
         return Oracle(self.config, changed)
 
+    def looked_up(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Return the rows [n, n_embd] of the table of tokens, which the first layer takes in."""
+        rows = self._weights["model.embed_tokens.weight"][np.asarray(tokens, np.int64)]
+        return np.asarray(rows, dtype=np.float32)
+
     def nothing(self) -> Past:
         """Return an empty sequence."""
         none = np.empty(0, np.int64)

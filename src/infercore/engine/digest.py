@@ -70,6 +70,7 @@ def files_at(path: str) -> list[str]:
 def _of_file(path: Path) -> str:
     stat = path.stat()
     key = f"{path.resolve()}|{stat.st_size}|{stat.st_ino}|{stat.st_mtime_ns}"
+    key += f"|{stat.st_ctime_ns}"  # who writes into a file can set its time, but not this one
     if key in _memory:
         return _memory[key]
     remember = stat.st_size >= _REMEMBER_FROM_BYTES

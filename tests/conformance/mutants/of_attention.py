@@ -304,3 +304,30 @@ def a_single_token_after_a_removal_reads_what_went(m: Any) -> None:
 
     around(m, Sequences, "seq_remove", remove)
     around(m, ReferenceContext, "decode_one", one)
+
+
+@breaks("DEC-27", **real)
+def rows_in_place_of_tokens_are_scaled(m: Any) -> None:
+    def vectors(old: Any, self: Any, rows: Any, *args: Any) -> None:
+        old(self, rows * np.float32(1.05), *args)
+
+    around(m, ReferenceContext, "decode_vectors", vectors)
+
+
+@breaks("KV-12", **real)
+def clear_removes_the_first_sequence(m: Any) -> None:
+    m.setattr(Sequences, "clear", lambda self: self.sequences.__setitem__(0, self._empty))
+
+
+@breaks("DEC-18", **real)
+def all_contexts_have_one_buffer_of_rows(m: Any) -> None:
+    shared: list[Any] = []
+
+    def logits(old: Any, self: Any, i: int) -> Any:
+        row = old(self, i)
+        if not shared:
+            shared.append(np.empty_like(row))
+        shared[0][:] = row
+        return shared[0]
+
+    around(m, ReferenceContext, "logits", logits)

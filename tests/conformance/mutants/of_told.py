@@ -23,6 +23,7 @@ from infercore.testing import (
     reference_sequences,
     reference_settings,
     reference_tokenizer,
+    truncation,
 )
 from infercore.testing.cells import Cells
 from infercore.testing.faults import FaultyModel
@@ -155,7 +156,38 @@ def penalties_forget_the_window(m: Any) -> None:
     around(m, ReferenceSampler, "_penalise", penalise)
 
 
-@breaks("SAMP-24", **real)
+@breaks("MEM-10", **real)
+def what_was_saved_is_kept(m: Any) -> None:
+    kept: list[bytes] = []
+
+    def save(old: Any, self: Any, seq_id: int) -> Any:
+        kept.append(bytes(2**18) + old(self, seq_id))
+        return kept[-1][2**18 :]
+
+    around(m, Sequences, "save_sequence", save)
+
+
+@breaks("SAMP-27", **real)
+def min_p_comes_before_top_p(m: Any) -> None:
+    old = reference_sampler.truncated
+
+    def truncated(left: Any, config: Any, source: Any) -> Any:
+        left = truncation.min_p(left, config.min_p, max(1, config.min_keep))
+        return old(left, attrs.evolve(config, min_p=0.0), source)
+
+    m.setattr(reference_sampler, "truncated", truncated)
+
+
+@breaks("SAMP-23", **real)
+def a_bias_counts_in_whole_numbers(m: Any) -> None:
+    def new(old: Any, self: Any, *args: Any) -> None:
+        old(self, *args)
+        self._bias = {t: round(b) if abs(b) < 2**20 else b for t, b in self._bias.items()}
+
+    around(m, ReferenceSampler, "__init__", new)
+
+
+@breaks("SAMP-27", **real)
 def min_keep_is_not_used(m: Any) -> None:
     old = reference_sampler.truncated
     m.setattr(

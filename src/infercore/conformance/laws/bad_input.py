@@ -49,6 +49,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "swa_full": (True, False),
     "kv_unified": (True, False),
     "no_perf": (True, False),
+    "precision": ("fast", "accurate"),
 }
 """Values of context options; each is honoured or refused."""
 

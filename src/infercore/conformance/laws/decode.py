@@ -221,14 +221,24 @@ def check_all_logits_over_chunks(rig: Rig) -> None:
 
 @law("DEC-18")
 def check_a_copy_keeps_its_values(rig: Rig) -> None:
-    """A copy of the logits keeps its values when the context goes on."""
+    """A copy of the logits keeps its values when the context goes on, and a row until then."""
     tokens = rig.tokens(6)
     context = rig.context()
     context.decode(tokens[:5])
     kept = context.logits().copy()
     context.decode_one(tokens[5])
     rig.near(kept, rig.cold(tokens[:5]), "the copy")
-    that(not np.array_equal(kept, context.logits()), "the logits did not change with a token")
+    shown, beside = context.logits(), rig.context()
+    that(not np.array_equal(kept, shown), "the logits did not change with a token")
+    kept = shown.copy()
+    beside.decode(tokens[:4])
+    that(not np.array_equal(beside.logits(), kept), "two contexts have the same logits")
+    rig.same_bits(shown, kept, "a row, once another context's was read")
+    if context.capabilities.logits_all:
+        context.clear()
+        context.decode(tokens, logits="all")
+        rows = [context.logits(i) for i in range(len(tokens))]
+        rig.same_bits(np.array(rows), context.logits_all(), "rows, once the others were read")
 
 
 @law("DEC-19")

@@ -102,9 +102,11 @@ def check_the_wrong_kind_of_embedding(rig: Rig) -> None:
 def check_rows_over_chunks(rig: Rig) -> None:
     """Token rows of a long call are those of every chunk."""
     tokens = rig.tokens(11)
-    rows = _rows(rig, tokens, n_batch=4, n_ubatch=4)
-    equal(rows.shape[0], 11, "the number of rows")
-    _close(rows, _rows(rig, tokens), "rows over chunks")
+    whole = _rows(rig, tokens)
+    for n_batch, n_ubatch in ((4, 4), (8, 3)):
+        rows = _rows(rig, tokens, n_batch=n_batch, n_ubatch=n_ubatch)
+        equal(rows.shape[0], 11, "the number of rows")
+        _close(rows, whole, f"rows over calls of {n_batch} and steps of {n_ubatch}")
 
 
 @law("EMB-8", needs="embeddings")
@@ -113,6 +115,7 @@ def check_embeddings_switched_on(rig: Rig) -> None:
     context = rig.context(pooling_type="none")
     tokens = rig.tokens(5)
     context.set_embeddings(True)
+    equal(context.effective.get("embeddings"), True, "effective embeddings")
     context.decode(tokens)
     _close(np.array(context.embeddings()), _rows(rig, tokens), "rows that were switched on")
     context.set_embeddings(False)

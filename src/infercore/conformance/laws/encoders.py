@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from infercore.errors import (
     SessionClosedError,
     UnsupportedFeatureError,
 )
+from infercore.weight_files import gguf
 
 if TYPE_CHECKING:
     from infercore.conformance.rig import Rig
@@ -63,6 +66,32 @@ def check_an_encoder_says_so(rig: Rig) -> None:
     equal(kinds, model.capabilities, "capabilities of model and context")
     equal((kinds.kv_remove, kinds.state, kinds.sequence_state), ("none", False, False), "told")
     that({"none", "mean"} <= set(kinds.pooling), f"pooling {kinds.pooling}")
+    said = _pooling_said(rig.encoder or rig.path)
+    if said is not None:
+        equal(rig.encoder_context().pooling_type, said, "the pooling that the files name")
+
+
+def _pooling_said(path: str | None) -> str | None:
+    """Return the pooling that a model's own files name, None where they name none."""
+    if path is None:
+        return None
+    where = Path(path)
+    if where.is_dir():
+        file = where / "1_Pooling" / "config.json"
+        said = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        return next((kind for key, kind in _POOLINGS.items() if said.get(key) is True), None)
+    with where.open("rb") as opened:
+        if opened.read(len(gguf.MAGIC)) != gguf.MAGIC:
+            return None
+    number = gguf.read(path).own("pooling_type")
+    return {1: "mean", 2: "cls", 3: "last"}.get(number)
+
+
+_POOLINGS = {
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_lasttoken": "last",
+}
 
 
 @law("ENC-2", **encoder_law)

@@ -36,6 +36,10 @@ def _contexts(rig: Rig) -> Iterator[tuple[str, dict[str, Any], Any]]:
                 break
 
 
+MOST_SAID = 0.1
+"""Of the spread of logits, the most that a context may state as its tolerance."""
+
+
 @law("CAP-29", since="1.2")
 def check_types_are_as_near_as_their_bits(rig: Rig) -> None:
     """With K, V or both in each declared type, logits are as near the oracle's as its bits allow.
@@ -58,6 +62,8 @@ def check_types_are_as_near_as_their_bits(rig: Rig) -> None:
         gap = float(np.abs(context.logits() - expected).max())
         allowed = max(rig.tolerance, SHARES.get(kind, COARSE) * spread)
         that(gap <= allowed, f"{fields}: logits {gap:.3g} from the oracle's, beyond {allowed:.3g}")
+        said = context.tolerance / spread
+        that(said <= MOST_SAID, f"{fields}: a tolerance of {said:.2g} of the spread of logits")
 
 
 @law("STATE-25", needs="sequence_state", since="1.2")

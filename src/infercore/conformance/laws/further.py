@@ -209,7 +209,8 @@ def check_control_vectors(rig: Rig) -> None:
             continue
         n_taken += 1
         told.add(context.effective.get("control_vector"))
-        context.eval(tokens[:6], 0)
+        context.clear()
+        context.decode(tokens[:6])
         for token in tokens[6:]:
             context.decode_one(token)
         if rig.live_oracle() is not None:

@@ -126,6 +126,8 @@ def _as_folder(model: Any, folder: Path) -> None:
         "sliding_window": config.get("sliding_window") if _slides(config) else 0,
     }
     _compare(info, said)
+    if isinstance(config.get("model_type"), str):
+        equal(info.architecture, config["model_type"], "architecture")
     weights = folder / "model.safetensors"
     if weights.is_file():
         shapes, n_bytes = _of_safetensors(weights)

@@ -165,6 +165,16 @@ def check_clear(rig: Rig) -> None:
     raises(OutputNotAvailableError, context.logits, "logits after clear")
     context.decode(tokens)
     rig.same_bits(context.logits(), rig.cold(tokens), "logits after clear")
+    if not context.capabilities.multi_sequence:
+        return
+    both = rig.two()
+    for seq_id in (0, 1):
+        both.decode(rig.tokens(5), seq_id=seq_id)
+    both.clear()
+    for seq_id in (1, 0):
+        equal((both.n_past(seq_id), both.tokens(seq_id)), (0, []), f"what {seq_id} still holds")
+        both.decode(tokens, seq_id=seq_id)
+        rig.near(both.logits(), rig.cold(tokens), f"logits of sequence {seq_id} after clear")
 
 
 @law("KV-13", needs="shift")

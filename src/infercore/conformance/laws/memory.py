@@ -83,6 +83,48 @@ def check_closed_contexts_give_memory_back(rig: Rig) -> None:
     that(left < LEAK_MIB, f"{ROUNDS} contexts that were closed left {left:.0f} MiB")
 
 
+N_USES, USED_MIB = 200, 12
+
+
+@law("MEM-10", tier="process", since="1.2")
+def check_use_leaves_nothing(rig: Rig) -> None:
+    """What one context does again and again, and samplers, take no more memory in the end."""
+    need_proc(rig)
+    context, tokens = rig.context(), rig.tokens(8)
+    kinds = context.capabilities
+
+    def use() -> None:
+        context.decode(tokens, logits="all" if kinds.logits_all else "last")
+        for kind in ("portable", *(("native",) if kinds.native_sampler else ())):
+            sampler = rig.model.new_sampler(implementation=kind, top_k=5)
+            sampler.sample(context)
+            sampler.close()
+        if kinds.sequence_state:
+            context.load_sequence(0, context.save_sequence(0))
+        if kinds.state:
+            context.load_state(context.save_state())
+        context.decode_one(tokens[0])
+        context.clear()
+
+    def change() -> None:
+        for scale in (1.0, 0.0):
+            context.set_adapters(rig.adapters_at(scale))
+
+    _check_uses(use, N_USES, "calls")
+    if kinds.lora and rig.adapter is not None:
+        _check_uses(change, N_USES // 8, "changes of adapters")
+
+
+def _check_uses(use: Callable[[], object], n: int, what: str) -> None:
+    for _ in range(n // 4):
+        use()
+    before = own_mib()
+    for _ in range(n):
+        use()
+    left = own_mib() - before
+    that(left < USED_MIB, f"{n} rounds of {what} left {left:.1f} MiB")
+
+
 @law("MEM-2", needs="plan_memory")
 def check_plan_adds_up(rig: Rig) -> None:
     """A memory plan has positive sizes that add up, and its peak is at least their sum."""

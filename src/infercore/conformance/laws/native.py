@@ -98,19 +98,34 @@ def check_native_penalties(rig: Rig) -> None:
                 # A distribution of two near ones cannot tell which is right: another draw can.
                 chosen, found = portable.sample(context), native.sample(context)
                 equal(found, chosen, f"token {i} after {before} with {fields}")
+    _check_bias(rig, context, row)
+
+
+def _check_bias(rig: Rig, context: Any, row: Any) -> None:
+    """A bias counts to its last part, and logits below zero are penalised away from zero."""
+    first, *others = sampling._best(row, 5)  # noqa: SLF001
+    cold: dict[str, Any] = {"temperature": 0, "implementation": "native"}
+    for token in others:
+        gap = float(row[first] - row[token])
+        for share, chosen in ((0.98, first), (1.02, token)) if gap > rig.tolerance else ():
+            sampler = rig.sampler(**cold, logit_bias={token: share * gap})
+            equal(sampler.sample(context), chosen, f"the token with a bias of {share} of the gap")
+    if len(row) > MOST_BIASED:
+        return
+    below = dict.fromkeys(range(len(row)), -float(row.max()) - 1.0)
+    for implementation in ("portable", "native"):
+        sampler = rig.sampler(
+            **{**cold, "implementation": implementation}, logit_bias=below, repeat_penalty=10.0
+        )
+        sampler.observe([first])
+        found = sampler.sample(context)
+        that(found != first, f"{implementation}: a penalty raised a logit that is below zero")
+
+
+MOST_BIASED = 2**15
 
 
 _CUTS: tuple[dict[str, Any], ...] = (
-    {"top_k": 7, "top_p": 0.7, "temperature": 2.0},
-    {"top_p": 0.3, "min_keep": 3, "temperature": 1.5},
-    {"min_p": 0.6, "min_keep": 4, "temperature": 2.0},
-    {"typical_p": 0.3, "min_keep": 3},
-    {"typical_p": 0.9, "temperature": 3.0, "top_k": 12},
-    {"top_n_sigma": 2.0, "temperature": 2.0, "top_k": 8},
-    {"temperature": 1.5, "dynatemp_range": 1.0, "dynatemp_exponent": 2.0, "top_k": 10},
-    {"temperature": 0.5, "dynatemp_range": 2.0, "top_k": 10},
-    {"xtc_probability": 1.0, "xtc_threshold": 0.02, "temperature": 3.0, "top_k": 12},
-    {"xtc_probability": 1.0, "xtc_threshold": 0.02, "min_keep": 9, "top_k": 10, "temperature": 2.0},
     {"xtc_probability": 0.4, "xtc_threshold": 0.02, "temperature": 3.0, "top_k": 12},
     {"mirostat": 1, "mirostat_tau": 1.0, "mirostat_eta": 0.3, "temperature": 2.0},
     {"mirostat": 1, "mirostat_tau": 4.0, "temperature": 3.0},
@@ -122,7 +137,7 @@ N_DRAWS = 120
 
 @law("SAMP-24", needs="native_sampler", since="1.2")
 def check_native_cuts(rig: Rig) -> None:
-    """Filters in combination, and mirostat over several tokens, draw as often as the portable's."""
+    """Chance within filters, and mirostat over several tokens, draw as often as the portable's."""
     context, _ = sampling._row(rig)  # noqa: SLF001
     for fields in _CUTS:
         asked = {**sampling.PLAIN, **fields}
@@ -143,6 +158,95 @@ def check_native_cuts(rig: Rig) -> None:
             one, two = (counts[drawn] for counts in seen)
             allowed = 5 * np.sqrt(one + two) + 2
             that(abs(one - two) <= allowed, f"{fields}: {drawn} {two} times, portable {one}")
+
+
+WARM = 40.0
+"""So warm that of the tokens that filters leave each comes about as often as another."""
+N_MIXES, MOST_LEFT = 32, 9
+
+
+@law("SAMP-27", needs="native_sampler", since="1.2")
+def check_native_filters_leave_the_same(rig: Rig) -> None:
+    """Filters set near their edges, alone and together, leave the tokens the portable's leave."""
+    n_left = N_MIXES
+    for _ in range(12 * N_MIXES):
+        context, row = sampling._row(rig)  # noqa: SLF001
+        fields = {**sampling.PLAIN, "temperature": WARM, **_mix(rig, row)}
+        expected = _left(rig, row, fields)
+        if expected is None:
+            continue
+        try:
+            native = rig.sampler(**fields, implementation="native", seed=rig.random.randrange(999))
+        except UnsupportedFeatureError:
+            continue
+        found = {int(native.sample(context)) for _ in range(25 * len(expected))}
+        equal(sorted(found), expected, f"tokens left by {fields}")
+        n_left -= 1
+        if not n_left:
+            break
+    _check_warmth(rig)
+
+
+def _check_warmth(rig: Rig) -> None:
+    """With a range of temperatures tokens come as often as the portable sampler says."""
+    n = 600
+    for by, exponent in ((2.9, 1.0), (2.9, 4.0), (2.9, 4.0), (2.9, 0.3), (5.0, 1.0)):
+        context, row = sampling._row(rig)  # noqa: SLF001
+        asked = {**sampling.PLAIN, "temperature": 3.0, "dynatemp_range": by, "top_k": 8}
+        asked |= {"dynatemp_exponent": exponent, "seed": 5}
+        ids, shares = rig.sampler(**asked).distribution(row.astype(np.float32))
+        try:
+            native = rig.sampler(**asked, implementation="native")
+        except UnsupportedFeatureError:
+            return
+        counts = Counter(int(native.sample(context)) for _ in range(n))
+        for token, share in zip(ids.tolist(), shares.tolist(), strict=True):
+            allowed = 5 * np.sqrt(n * share * (1 - share)) + 2
+            gap = abs(counts[token] - n * share)
+            that(gap <= allowed, f"{asked}, token {token}: {counts[token]} of {n}, p={share:.3f}")
+
+
+def _mix(rig: Rig, row: Any) -> dict[str, Any]:
+    """Return one to four filters, each with its edge between two of the likeliest tokens."""
+    order = np.sort(row)[::-1]
+    p = np.exp(order - order[0])
+    p /= p.sum()
+    sums = np.cumsum(p)
+    after = [rig.random.randint(1, 6) for _ in range(6)]
+    a, b, c, d, e, f = after
+    every: dict[str, dict[str, Any]] = {
+        "k": {"top_k": a},
+        "p": {"top_p": float((sums[b - 1] + sums[b]) / 2)},
+        "min": {"min_p": float(np.sqrt(p[c - 1] * p[c]) / p[0])},
+        "sigma": {"top_n_sigma": float((order[0] - (order[d - 1] + order[d]) / 2) / row.std())},
+        "typical": {"typical_p": rig.random.uniform(0.2, 0.9)},
+        "xtc": {"xtc_probability": 1.0, "xtc_threshold": float(np.sqrt(p[e - 1] * p[e]))},
+        "keep": {"min_keep": f},
+    }
+    chosen = rig.random.sample(sorted(every), rig.random.randint(1, 4))
+    return {name: value for key in chosen for name, value in every[key].items()}
+
+
+_EDGES = {"top_p", "min_p", "typical_p", "top_n_sigma", "xtc_threshold"}
+"""An edge between two tokens that are nearly as likely is not tried."""
+
+
+def _left(rig: Rig, row: Any, fields: dict[str, Any]) -> list[int] | None:
+    """Return what the portable sampler's filters leave; None for much, or at the very edge."""
+
+    def ids(**other: Any) -> list[int]:
+        found, _ = rig.sampler(**{**fields, **other}).distribution(row.astype(np.float32))
+        return sorted(found.tolist())
+
+    expected = ids()
+    if len(expected) > MOST_LEFT:
+        return None
+    for name, value in fields.items():
+        if name in _EDGES and 0 < value != 1:
+            near = (ids(**{name: value * by}) for by in (0.998, min(1.002, 1 / min(value, 1))))
+            if any(found != expected for found in near):
+                return None
+    return expected
 
 
 _STATES: tuple[dict[str, Any], ...] = (

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
 import threading
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +63,8 @@ def check_info_is_of_the_files(rig: Rig) -> None:
     config, info = rig.need_oracle().config, rig.model.info
     found = {name: getattr(info, name) for name in _INFO}
     equal(found, {name: int(config[key]) for name, key in _INFO.items()}, "shape of the model")
+    flags = (info.is_recurrent, info.is_hybrid, bool(info.sliding_window), info.has_encoder)
+    equal(flags, (False,) * 4, "whether it is recurrent, hybrid, sliding, an encoder")
     equal(rig.tokenizer.bos, config.get("bos_token_id"), "bos")
     that(info.n_params >= info.n_vocab * info.n_embd, f"{info.n_params} weights are too few")
     if rig.path is not None and not info.is_recurrent:
@@ -136,22 +138,65 @@ def check_types_of_keys_and_values_are_used(rig: Rig) -> None:
 
 @law("CAP-26", model="any", since="1.2")
 def check_model_options_are_used_or_refused(rig: Rig) -> None:
-    """A device that does not exist is always refused, and so is any option without effect."""
+    """A device that does not exist is always refused, and so is any option without effect.
+
+    Weights are mapped and locked as requested, and checked where that is requested.
+    """
     if rig.backend != "reference" and rig.backend not in {b.name for b in infercore.backends()}:
         rig.leave("the backend is not announced, so users cannot load with it by name")
-    for fields in ({"device": "NO_SUCH_DEVICE:7"}, {"main_gpu": 200}, {"n_gpu_layers": 20}):
-        if "n_gpu_layers" in fields and rig.model.capabilities.gpu_offload:
+    refused: list[dict[str, Any]] = [{"device": "NO_SUCH_DEVICE:7"}, {"main_gpu": 200}]
+    if not rig.model.capabilities.gpu_offload:
+        refused += [{"n_gpu_layers": 20}, {"tensor_split": (0.5, 0.5)}, {"split_mode": "row"}]
+    for fields in refused:
+        raises(InferCoreError, lambda f=fields: _load(rig, f).close(), f"loading with {fields}")
+    with tempfile.TemporaryDirectory() as folder:
+        where = _copy(_path(rig), folder)
+        if Path("/proc/self/maps").exists():
+            _check_mapped(rig, str(where))
+            _check_locked(rig, str(where))
+        file = _largest(where)
+        file.chmod(0o600)
+        with file.open("r+b") as opened:
+            opened.seek(file.stat().st_size * 3 // 4)
+            opened.write(b"\xff" * 64)  # in every format of numbers none, whatever is aligned
+        checked = {"check_tensors": True}
+        raises(InferCoreError, lambda: _load(rig, checked, str(where)).close(), "no numbers")
+
+
+def _check_mapped(rig: Rig, path: str) -> None:
+    for wanted in (True, False):
+        try:
+            model = _load(rig, {"use_mmap": wanted}, path)
+        except REFUSED:
             continue
-        raises(InferCoreError, partial(_load, rig, fields), f"loading with {fields}")
+        with model:
+            maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
+            equal(path in maps, wanted, f"with use_mmap={wanted}, whether the file is mapped")
 
 
-def _load(rig: Rig, fields: Mapping[str, Any]) -> None:
+def _check_locked(rig: Rig, path: str) -> None:
+    before = _locked_bytes()
+    try:
+        model = _load(rig, {"use_mlock": True}, path)
+    except InferCoreError:  # the system may allow too little
+        return
+    with model:
+        locked, size = _locked_bytes() - before, rig.model.info.size_bytes
+        that(2 * locked >= size, f"with use_mlock=True {locked} bytes are locked, of {size}")
+
+
+def _locked_bytes() -> int:
+    status = Path("/proc/self/status").read_text(encoding="utf-8", errors="replace")
+    found = [line.split()[1] for line in status.splitlines() if line.startswith("VmLck")]
+    return 1024 * int(found[0]) if found else 0
+
+
+def _load(rig: Rig, fields: Mapping[str, Any], path: str | None = None) -> Any:
     """Load the rig's model with these fields as users do, by the name of the backend."""
+    where = path or _path(rig)
     if rig.backend == "reference":
-        config = ModelConfig(**fields)
-        load_reference_model(_path(rig), config=config).close()
-    else:
-        infercore.load_model(_path(rig), backend=rig.backend, **fields).close()
+        return load_reference_model(where, config=ModelConfig(**fields))
+    return infercore.load_model(where, backend=rig.backend, **fields)
 
 
 def _path(rig: Rig) -> str:
@@ -187,9 +232,13 @@ def check_a_flipped_bit_is_another_model(rig: Rig) -> None:
     path = _path(rig)
     with tempfile.TemporaryDirectory() as folder:
         where = _copy(path, folder)
+        file = _largest(where)
+        file.chmod(0o600)
+        os.utime(file, (_LONG_AGO, _LONG_AGO))  # digests of times and sizes are no digests
         with rig.open_at(str(where)) as same:
             equal(same.digest, rig.model.digest, "digest of a copy")
-        _flip(_largest(where))
+        _flip(file)
+        os.utime(file, (_LONG_AGO, _LONG_AGO))
         with rig.open_at(str(where)) as other:
             that(other.digest != rig.model.digest, "a flipped bit of the weights: the same digest")
             if rig.context().capabilities.sequence_state:
@@ -198,6 +247,9 @@ def check_a_flipped_bit_is_another_model(rig: Rig) -> None:
                 data = source.save_sequence(0)
                 with other.new_context(**rig.fields()) as context:
                     raises(SnapshotError, lambda: context.load_sequence(0, data), "its state")
+
+
+_LONG_AGO = 1e9
 
 
 def _copy(path: str, folder: str) -> Path:
@@ -232,7 +284,8 @@ def _flip(file: Path) -> None:
 def check_the_plan_is_of_the_shape(rig: Rig) -> None:
     """The planned cache is 2 x window x layers x K/V heads x head size x bytes of its type.
 
-    Between once and twice that, as engines round up; the weights are a good part of the files.
+    Between once and twice that, as engines round up; the weights are a good part of the files,
+    and larger compute steps take more.
     """
     config = rig.need_oracle().config
     head = int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
@@ -247,6 +300,24 @@ def check_the_plan_is_of_the_shape(rig: Rig) -> None:
             exact = n_values * n_ctx * n_bytes
             fits = exact <= plan.kv_bytes <= 2 * exact
             that(fits, f"{plan.kv_bytes} bytes planned for {n_ctx} tokens of {kind}, not {exact}")
+    if len(kinds) > 1:
+        narrower = {"n_ctx": 2048, "type_k": "f16", "type_v": "f16"}
+        sizes = [rig.model.plan_memory(**rig.fields(n_ctx=2048)).kv_bytes]
+        sizes += [rig.model.plan_memory(**rig.fields(**narrower)).kv_bytes]
+        that(sizes[1] < 0.75 * sizes[0], f"{sizes[1]} bytes in f16 and {sizes[0]} in f32 planned")
+        with contextlib.suppress(*REFUSED):
+            context = rig.context(type_k="f32", type_v="f16")
+            fields = {"n_ctx": 2048, "type_k": "f32", "type_v": "f16"}
+            mixed = rig.model.plan_memory(**rig.fields(**fields)).kv_bytes
+            that(sizes[1] < mixed < sizes[0], f"{mixed} bytes planned with V alone in f16")
+            context.close()
+    steps = [
+        rig.model.plan_memory(**rig.fields(n_ctx=2048, n_batch=512, n_ubatch=n)).compute_bytes
+        for n in (16, 512)
+    ]
+    that(0 < steps[0] < steps[1], f"{steps} bytes planned for steps of 16 and 512 tokens")
+    most = 4 * 512 * (4 * info.n_vocab + 64 * info.n_embd + 8 * info.n_head * 2048) + 2**28
+    that(steps[1] <= most, f"{steps[1]} bytes planned for a step of 512 tokens")
     size = rig.model.info.size_bytes
     weights = rig.model.plan_memory(**rig.fields()).weights_bytes
     that(size // 2 <= weights <= 4 * size, f"{weights} bytes of weights, {size} in the files")
@@ -265,32 +336,66 @@ def _rounds(work: Callable[[], object], n: int) -> Iterator[tuple[int, int]]:
 
 @law("MEM-8", tier="process", since="1.2")
 def check_files_and_threads_are_given_back(rig: Rig) -> None:
-    """Models and contexts opened and closed repeatedly leave no files or threads behind."""
+    """Models and contexts opened and closed repeatedly leave no files or threads behind.
+
+    Also where threads and adapters change meanwhile, and where a model cannot be loaded.
+    """
     if not Path("/proc/self/task").exists():
         rig.leave("this platform does not tell open files through /proc")
-    tokens = rig.tokens(6)
+    tokens, fields = rig.tokens(6), _two_threads(rig)
 
     def use_context() -> None:
-        with _with_two_threads(rig) as context:
+        with rig.model.new_context(**fields) as context:
             context.decode(tokens)
+            _change(rig, context, tokens)
 
     def use_model() -> None:
         with rig.open_model() as model, model.new_context(**rig.fields(n_ctx=32)) as context:
             context.decode(tokens)
 
-    for what, work in (("contexts", use_context), ("models", use_model)):
-        counts = list(_rounds(work, 8))
-        grown = [after - before for before, after in zip(counts[2], counts[-1], strict=True)]
-        that(max(grown) < 4, f"five {what} that were closed left {grown} files and threads")  # noqa: PLR2004
+    def fail(path: str) -> None:
+        with contextlib.suppress(InferCoreError):
+            rig.open_at(path).close()
+
+    with tempfile.TemporaryDirectory() as folder:
+        if rig.path is not None:
+            where = _copy(rig.path, folder)
+            file = _largest(where)
+            file.chmod(0o600)
+            os.truncate(file, file.stat().st_size // 2)
+            _check_rounds("damaged models", lambda: fail(str(where)))
+    _check_rounds("contexts", use_context)
+    _check_rounds("models", use_model)
 
 
-def _with_two_threads(rig: Rig) -> Any:
-    """Open a context that has threads to leave behind, where the backend takes a number of them."""
+def _change(rig: Rig, context: Any, tokens: list[int]) -> None:
+    """Change adapters and threads, unless another number of threads may be another graph."""
+    if rig.observe is None or rig.observe(context, 0).threads is None:
+        return
+    if context.capabilities.lora and rig.adapter is not None:
+        for scale in (1.0, 0.0):
+            context.set_adapters(rig.adapters_at(scale))
+    if context.capabilities.live_threads:
+        for n in (1, 2):
+            context.set_threads(n, n)
+            context.decode(tokens)
+
+
+def _check_rounds(what: str, work: Callable[[], object]) -> None:
+    counts = list(_rounds(work, 8))
+    grown = [after - before for before, after in zip(counts[2], counts[-1], strict=True)]
+    that(max(grown) < 4, f"five {what} that were closed left {grown} files and threads")  # noqa: PLR2004
+
+
+def _two_threads(rig: Rig) -> dict[str, Any]:
+    """Return fields that give a context threads to leave behind, where two are honoured."""
     fields = rig.fields(n_ctx=32)
+    two = {**fields, "n_threads": 2, "n_threads_batch": 2}
     try:
-        return rig.model.new_context(**{**fields, "n_threads": 2, "n_threads_batch": 2})
+        rig.model.new_context(**two).close()
     except UnsupportedFeatureError:
-        return rig.model.new_context(**fields)
+        return fields
+    return two
 
 
 # -- ending ----------------------------------------------------------------------------------------

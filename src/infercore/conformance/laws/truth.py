@@ -11,6 +11,7 @@ import numpy as np
 
 from infercore.conformance.expect import equal, raises, that
 from infercore.conformance.law import law
+from infercore.conformance.oracle import Way
 from infercore.errors import InferCoreError, InvalidInputError, UnsupportedFeatureError
 from infercore.values.config import AdapterSpec, ContextConfig
 
@@ -198,6 +199,10 @@ def check_causal_attention(rig: Rig) -> None:
     context.clear()
     context.decode(tokens)
     that(context.n_past() == len(tokens), "nothing was decoded without causal attention")
+    oracle = rig.live_oracle()
+    if oracle is not None:
+        expected = oracle.rows(tokens, Way(causal=False))[-1]
+        rig.near(context.logits(), expected, "logits once causal attention was switched off")
 
 
 @law("CAP-16", needs="lora")
@@ -224,11 +229,15 @@ def check_flash_attention_computes_the_same(rig: Rig) -> None:
     if "off" not in settings or len(settings) == 1:
         rig.leave("flash attention cannot be switched on and off")
     tokens, rows = rig.tokens(rig.n_ctx - 56), {}  # more than one block of cells
+    told: dict[str, Any] = {}
     for setting in settings:
         context = rig.context(flash_attn=setting)
         context.decode(tokens)
         rows[setting] = (np.array(context.logits()), context.tolerance)
+        told[setting] = context.effective.get("flash_attn")
     plain, exact = rows["off"]
+    if (told.get("on"), told["off"]) == ("on", "off"):
+        that(not np.array_equal(rows["on"][0], plain), "flash_attn='on' changes not a bit")
     for setting, (row, tolerance) in rows.items():
         gap, allowed = float(np.abs(row - plain).max()), max(tolerance, exact, rig.tolerance)
         that(gap <= allowed, f"flash_attn={setting!r}: logits {gap:.3g} off, beyond {allowed:.3g}")
