@@ -60,8 +60,7 @@ class LocalReplicas:
     def report(self) -> None:
         """Let the router know what the replicas hold."""
         for name, replica in list(self.replicas.items()):
-            told = replica.record_routing_stats()
-            self._routing.report(name, told["held"], told["load"])
+            self._routing.report(name, replica.record_routing_stats()["held"], 0)
 
     def close(self) -> None:
         """End all."""
@@ -86,14 +85,16 @@ class LocalReplicas:
             answer: Future[Any] = Future()
             self._waiting[name].add(answer)
             self.routed.append((name, route))
-            if route.begins:
+            if route.works:
                 self._routing.sent(name, route.blocks)
+            else:
+                self._routing.holds(name, route.blocks)
         work = asyncio.run_coroutine_threadsafe(replica.call(route, frame), self._loop)
 
         def done(work: Any) -> None:
             with self._lock:
                 self._waiting.get(name, set()).discard(answer)
-                if route.begins and not route.goes_on:
+                if route.works:
                     self._routing.ended(name)
             if answer.done():
                 return

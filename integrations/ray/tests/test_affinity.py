@@ -42,5 +42,5 @@ def test_follow_ups_find_what_is_held(model_path: str) -> None:
     *_, ideal, _ = converse(model_path, 1)
     n_follow, n_at_holder, evaluated, n_used = converse(model_path, 3)
     assert n_used > 1
-    assert n_at_holder >= 0.9 * n_follow  # the goal, 0.95, is missed: 17 of 18
-    assert evaluated <= 1.15 * ideal  # the goal, 1.1, is missed: 1.12
+    assert n_at_holder >= 0.95 * n_follow
+    assert evaluated <= 1.1 * ideal

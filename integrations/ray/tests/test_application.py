@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -34,18 +35,49 @@ def test_a_model_on_ray_is_listed_as_isolated() -> None:
     assert tale.facts == {"loaded": True, "n_ctx": None, "isolated": True}
 
 
-@pytest.mark.parametrize(("goes_on", "load"), [(True, 1), (False, 0)])
-def test_a_stream_counts_until_the_next_report(*, goes_on: bool, load: int) -> None:
+def router_of(*names: str) -> PrefixRouter:
     router = PrefixRouter.__new__(PrefixRouter)
     router.initialize_state()
-    router._routing.keep(["a"])
-    route = Route(begins=True, goes_on=goes_on)
-    metadata = SimpleNamespace(internal_request_id="one")
+    router._routing.keep(names)
+    return router
+
+
+def sent(router: PrefixRouter, route: Route, name: str, replica: str = "a") -> None:
+    metadata = SimpleNamespace(internal_request_id=name)
     pending: Any = SimpleNamespace(args=[route], metadata=metadata)
-    replica: Any = SimpleNamespace(unique_id="a")
-    router.on_request_routed(pending, replica, None)
+    router.on_request_routed(pending, SimpleNamespace(unique_id=replica), None)  # type: ignore[arg-type]
+
+
+def test_work_counts_until_it_is_answered() -> None:
+    router = router_of("a")
+    sent(router, Route(begins=True, works=True), "one")
+    sent(router, Route(at="a"), "two")
     assert router._routing.load("a") == 1
-    router.on_request_completed(replica, "one")
-    assert router._routing.load("a") == load
-    router._routing.report("a", (), 0)
+    for name in ("one", "two", "one"):
+        router.on_request_completed(SimpleNamespace(unique_id="a"), name)  # type: ignore[arg-type]
     assert router._routing.load("a") == 0
+
+
+def test_a_report_adds_what_others_have_done_there() -> None:
+    router = router_of("a")
+    sent(router, Route(works=True, origin="here"), "one")
+    stats = {"number": 1, "held": (), "load": {"here": 7, "there": 2, "beyond": 1}}
+    replica: Any = SimpleNamespace(replica_id=SimpleNamespace(unique_id="a"), routing_stats=stats)
+    router._look([replica])
+    router._look([replica])
+    assert router._routing.load("a") == 1 + 2 + 1
+
+
+def test_the_holder_is_tried_twice_and_an_unknown_request_goes_anywhere() -> None:
+    router = router_of("a", "b")
+    blocks = (b"1", b"2")
+    sent(router, Route(at="b", blocks=blocks), "one", "b")  # it ended there
+    names = ("a", "b")
+    found: Any = [
+        SimpleNamespace(replica_id=SimpleNamespace(unique_id=name), routing_stats={})
+        for name in names
+    ]
+    pending: Any = SimpleNamespace(args=[Route(blocks=blocks, begins=True)])
+    (first,), (again,), (other,) = asyncio.run(router.choose_replicas(found, pending))
+    assert (first, again, other) == (found[1], found[1], found[0])
+    assert asyncio.run(router.choose_replicas(found, None)) == [found]

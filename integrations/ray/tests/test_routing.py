@@ -86,7 +86,33 @@ def test_no_replica_gets_beyond_the_bound() -> None:
         made.sent(name, shared)
         running.append(name)
         mean = len(running) / len(names)
-        assert running.count(name) <= math.ceil(1.25 * mean)
+        assert running.count(name) <= max(math.ceil(1.25 * mean), math.ceil(mean) + 1)
+
+
+def test_few_requests_need_not_move() -> None:
+    made = routing("a", "b")
+    blocks = blocks_of("", range(400))
+    made.report("b", blocks, 0)
+    made.sent("b")
+    assert made.choose(blocks)[0] == "b"  # 2 of 2: one more than the mean
+    made.sent("b")
+    assert made.choose(blocks) == ["b", "a"]
+    made.sent("b")
+    assert made.choose(blocks) == ["a"]
+    made.ended("b")
+    assert made.choose(blocks)[0] == "b"
+
+
+def test_what_others_have_done_counts_until_the_next_report() -> None:
+    made = routing("a", "b")
+    made.sent("a")
+    made.report("a", (), 4)
+    assert made.load("a") == 5
+    made.report("a", (), 0)
+    assert made.load("a") == 1
+    made.ended("a")
+    made.ended("a")
+    assert made.load("a") == 0
 
 
 def test_routers_agree_on_a_new_prefix_and_spread_different_ones() -> None:

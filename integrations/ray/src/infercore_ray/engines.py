@@ -44,6 +44,7 @@ _MOST_ID = 2**62
 _AFTER_THE_FACT = frozenset({"cancel", "close", "explain_context"})
 """Calls that need no replica where the session has none."""
 _INNOCENT = frozenset({"next", "end", *_AFTER_THE_FACT})
+_NO_WORK = frozenset({"end", *_AFTER_THE_FACT})
 _BEGINS = frozenset({"ensure_prefix", "open", "generate", "sample_many", "beam_search"})
 _ADDED = (
     "n_open", "n_running", "n_waiting", "n_cells", "n_cells_used", "n_cells_shared",
@@ -71,23 +72,27 @@ def new_id() -> int:
 
 
 class _Request:
-    """A call of a replica; ``error`` is a `DeathError` where that died, or has not the session."""
+    """A call of a replica; ``error`` is a `DeathError` where that died, or has not the session.
+
+    ``answered`` is called once, with this; ``has_died`` says whether the replica died.
+    """
 
     def __init__(
         self,
         response: Any,
-        died: Callable[[BaseException, bool], object],
+        answered: Callable[[_Request], object] | None = None,
         threads: Executor | None = None,
     ) -> None:
         self._response = response
         self._lock = threading.Lock()
         self._threads = threads
-        self._died = died
+        self._answered = answered
         self.done = self
         self.replica: str | None = None
         self.result: Any = None
         self.error: BaseException | None = None
         self.value: Any = None
+        self.has_died = False
 
     def wait(self, timeout: float = -1, /) -> bool:
         """Wait for the answer; an interruption leaves it to be waited for again."""
@@ -112,10 +117,8 @@ class _Request:
         except TimeoutError:
             return False
         except (RequestCancelledError, RayError) as error:
-            if isinstance(error, RayTaskError):
-                self.error = error
-            else:
-                self._fail(error, is_death=not isinstance(error, RequestCancelledError))
+            self.has_died = not isinstance(error, (RequestCancelledError, RayTaskError))
+            self.error = error if isinstance(error, RayTaskError) else DeathError(error)
         except DeploymentUnavailableError as error:
             self.error = SessionFatalError(
                 f"this model is not served any more: {error}", cause=error
@@ -123,11 +126,13 @@ class _Request:
         else:
             self._take(frame)
         self._response = None
+        if self._answered is not None:
+            self._answered(self)
         return True
 
     def _take(self, frame: bytes) -> None:
         if frame == GONE:
-            self._fail(ChildProcessError("the replica does not have this session"), is_death=False)
+            self.error = DeathError(ChildProcessError("the replica does not have this session"))
             return
         is_well, result, self.value = wire.read(io.BytesIO(frame).read)
         if is_well:
@@ -135,20 +140,12 @@ class _Request:
         else:
             self.error = result
 
-    def _fail(self, cause: BaseException, *, is_death: bool) -> None:
-        self.error = DeathError(cause)
-        self._died(cause, is_death)
-
 
 def _known(result: Any = None, error: BaseException | None = None) -> _Request:
     """Return a call that is answered already."""
-    request = _Request(None, _nothing)
+    request = _Request(None)
     request.result, request.error = result, error
     return request
-
-
-def _nothing(_: BaseException, __: bool) -> None:  # noqa: FBT001  (whether it died)
-    """Note nothing."""
 
 
 class Engines:
@@ -159,6 +156,7 @@ class Engines:
         self._calls = handle.options(method_name="call")
         self._lock = threading.Lock()
         self._n_running = 0
+        self._origin = secrets.token_hex(8)
         self.reports: dict[str, Any] = {}
         """What empty sessions report, by their options."""
         self._threads = ThreadPoolExecutor(_MOST_READERS, thread_name_prefix="infercore-reader")
@@ -191,17 +189,18 @@ class Engines:
         self,
         route: Route,
         request: Sequence[Any],
-        died: Callable[[BaseException, bool], object] = _nothing,
+        answered: Callable[[_Request], object] | None = None,
     ) -> _Request:
         """Send a request on its way. Raises for what cannot cross."""
         frame = wire.pack(list(request))
-        return _Request(self._calls.remote(route, frame), died, self._threads)
+        response = self._calls.remote(attrs.evolve(route, origin=self._origin), frame)
+        return _Request(response, answered, self._threads)
 
     def ask(self, name: str, *args: Any, **fields: Any) -> Any:
         """Return what a replica answers, another one where one died over it."""
         cause: BaseException | None = None
         for _ in range(_MOST_DEATHS):
-            request = self.send(Route(begins=True), (0, name, list(args), fields))
+            request = self.send(Route(begins=True, works=True), (0, name, list(args), fields))
             request.wait()
             if request.error is None:
                 return request.result
@@ -295,11 +294,21 @@ class Place:
     `_MOST_DEATHS_OF_STREAMS` while it was read, unless it got further meanwhile.
     """
 
-    def __init__(self, engines: Engines, *, epoch: int = 1, replica: str | None = None) -> None:
+    def __init__(
+        self,
+        engines: Engines,
+        *,
+        epoch: int = 1,
+        replica: str | None = None,
+        namespace: str = "",
+        tokens: Sequence[int] = (),
+    ) -> None:
         self._engines = engines
         self._lock = threading.Lock()
         self._epoch = epoch
         self._replica = replica
+        self._namespace = namespace
+        self._tokens = tokens
         self._given: list[Any] | None = None
         self._id: int | None = None
         self._n_deaths = self._n_deaths_read = 0
@@ -323,7 +332,13 @@ class Place:
 
     def beside(self) -> Place:
         """Return where a fork lives: on the same replica."""
-        return Place(self._engines, epoch=self._epoch, replica=self._replica)
+        return Place(
+            self._engines,
+            epoch=self._epoch,
+            replica=self._replica,
+            namespace=self._namespace,
+            tokens=self._tokens,
+        )
 
     @property
     def living(self) -> int:
@@ -371,9 +386,18 @@ class Place:
             opened = self._arrive(target, name, args, given)
             if opened.error is not None:
                 return opened
-        route = Route(at=self._replica, begins=name in _BEGINS, goes_on=name == "open")
-        died = partial(self._lost, epoch, target, name)
-        return self._engines.send(route, (self._id or target, name, list(args), given), died)
+        knows = name in _BEGINS or name == "close"
+        route = Route(
+            at=self._replica,
+            blocks=self._blocks(self._tokens) if knows else (),
+            begins=name in _BEGINS,
+            works=name not in _NO_WORK,
+        )
+        answered = partial(self._answered, epoch, target, name)
+        return self._engines.send(route, (self._id or target, name, list(args), given), answered)
+
+    def _blocks(self, tokens: Sequence[int]) -> tuple[bytes, ...]:
+        return tuple(blocks_of(self._namespace, tokens))
 
     def let_go(self, target: int, name: str) -> None:
         """End what was dropped, if it is anywhere."""
@@ -386,14 +410,17 @@ class Place:
         """Bring a session with its first call; at once where its options were never tried."""
         self._given = [given, fields]
         target, options, value = given
+        self._namespace = options.get("namespace", "")
         key = repr(sorted(options.items(), key=repr))
         report = self._engines.reports.get(key)
-        if value is None and report is None:
-            opened = self._arrive(target, "open_session", (), {})
-            if opened.error is None:
-                self._engines.reports[key] = opened.result
-            return opened
-        return _known(report)
+        if value is not None or report is not None:
+            return _known(report)
+        tried = self._open(target, "open_session", (), options, None, fields)
+        if tried.error is None:  # it tells what an empty one reports, and is in nobody's way
+            self._engines.reports[key] = tried.result
+            close = partial(self._engines.close_at, str(tried.replica), self._id or target)
+            self._engines.dropped.put(close)
+        return tried
 
     def _arrive(
         self, target: int, name: str, args: Sequence[Any], fields: Mapping[str, Any]
@@ -402,15 +429,27 @@ class Place:
         given, more = self._given or ([], {})
         _, options, value = given
         tokens = self._tokens_of(name, args, fields) if value is None else value["tokens"]
-        blocks = tuple(blocks_of(options.get("namespace", ""), tokens))
-        died = partial(self._lost, self._epoch, target, name)
-        route = Route(blocks=blocks, begins=True)
-        self._id = new_id()  # what a replica still has of an earlier stay is another session
-        request = [self._id, options, value]
-        opened = self._engines.send(route, (0, "open_session", request, more), died)
-        opened.wait()
+        opened = self._open(target, name, tokens, options, value, more)
         if opened.error is None:
-            self._replica, self._given = opened.replica, None
+            self._replica, self._given, self._tokens = opened.replica, None, tokens
+        return opened
+
+    def _open(
+        self,
+        target: int,
+        name: str,
+        tokens: Sequence[int],
+        options: Mapping[str, Any],
+        value: Any,
+        more: Mapping[str, Any],
+    ) -> _Request:
+        """Open a session where its tokens are held, over a call of ``name``."""
+        route = Route(blocks=self._blocks(tokens), begins=True, works=True)
+        answered = partial(self._answered, self._epoch, target, name)
+        self._id = new_id()  # what a replica still has of an earlier stay is another session
+        request = (0, "open_session", [self._id, options, value], dict(more))
+        opened = self._engines.send(route, request, answered)
+        opened.wait()
         return opened
 
     def _tokens_of(
@@ -431,25 +470,28 @@ class Place:
             return ()
         return found
 
-    # -- deaths --------------------------------------------------------------------------------
+    # -- answers -------------------------------------------------------------------------------
 
-    def _lost(self, epoch: int, target: int, name: str, cause: BaseException, died: bool) -> None:  # noqa: FBT001
-        """Note that the replica of that time is gone, or has the session no more."""
+    def _answered(self, epoch: int, target: int, name: str, request: _Request) -> None:
+        """Note what an answer brought: the tokens there are now, or that the replica is gone."""
+        if not isinstance(request.error, DeathError):
+            if request.value is not None:
+                self._tokens = request.value["tokens"]
+            return
         with self._lock:
             if epoch != self._epoch:
                 return
             left, self._replica = self._replica, None
             self._epoch += 1
-            if (
-                not died and left is not None
-            ):  # it was sent elsewhere, for its replica had much to do
-                self._engines.dropped.put(partial(self._engines.close_at, left, self._id or target))
-            if died:
+            if request.has_died:
                 self._engines.n_restarts += 1
                 self._n_deaths += name not in _INNOCENT
                 self._n_deaths_read += name == "next"
+            elif left is not None:  # it was sent elsewhere, for its replica had much to do
+                close = partial(self._engines.close_at, left, self._id or target)
+                self._engines.dropped.put(close)
             if self._n_deaths >= _MOST_DEATHS or self._n_deaths_read >= _MOST_DEATHS_OF_STREAMS:
-                self.ended[target] = cause
+                self.ended[target] = request.error.cause
 
 
 class ReplicaPool(IsolatedPool):

@@ -7,6 +7,7 @@ import io
 import os
 import threading
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -50,15 +51,26 @@ class Replica:
         self._idle_s = idle_s
         self._lock = threading.Lock()
         self._used: dict[int, list[float]] = {}  # of sessions: [calls that run, last use]
+        self._loads: Counter[str] = Counter()  # calls that are work now, by who asked
         self._n_reports = 0
         self._ended = threading.Event()
         threading.Thread(target=self._look_after, name="infercore-idle", daemon=True).start()
 
     # -- calls ---------------------------------------------------------------------------------
 
-    async def call(self, route: Route, frame: bytes) -> tuple[str, bytes]:
+    async def call(self, route: Route | None, frame: bytes) -> tuple[str, bytes]:
         """Return this replica's name, and the answer to a frame; `GONE` where it is not here."""
-        del route  # the router's
+        if route is None or not route.works:
+            return await self._call(frame)
+        self._loads[route.origin] += 1  # in the loop's thread, as all of this method
+        try:
+            return await self._call(frame)
+        finally:
+            self._loads[route.origin] -= 1
+            if not self._loads[route.origin]:
+                del self._loads[route.origin]
+
+    async def _call(self, frame: bytes) -> tuple[str, bytes]:
         target, name, args, fields = wire.read(io.BytesIO(frame).read)
         if name in AT_ONCE:
             return self._name, self._answer(target, name, args, fields)
@@ -68,7 +80,7 @@ class Replica:
 
     async def ask(self, frame: bytes) -> tuple[str, bytes]:
         """Answer a frame that each replica is asked."""
-        return await self.call(None, frame)  # type: ignore[arg-type]
+        return await self.call(None, frame)
 
     def _answer(self, target: int, name: str, args: list[Any], fields: dict[str, Any]) -> bytes:
         if name == "facts":
@@ -122,12 +134,10 @@ class Replica:
     # -- what Serve asks -----------------------------------------------------------------------
 
     def record_routing_stats(self) -> dict[str, Any]:
-        """Return what the router goes by: the blocks that the pool holds, and its load."""
+        """Return what the router goes by: the blocks that are held, and what runs for whom."""
         self._n_reports += 1
         held = blocks_held(self._pool.held())
-        now = self._pool.stats()
-        load = now.n_running + now.n_waiting
-        return {"number": self._n_reports, "held": tuple(held), "load": load}
+        return {"number": self._n_reports, "held": tuple(held), "load": dict(self._loads)}
 
     def where(self) -> tuple[str, int, str]:
         """Return this replica's name, its process and its node."""

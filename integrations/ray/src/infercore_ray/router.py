@@ -19,14 +19,15 @@ if TYPE_CHECKING:
 class Route:
     """Where a request wants to go: to replica ``at``, or to who holds ``blocks``.
 
-    ``begins`` marks work that may be done elsewhere where ``at`` has too much to do, ``goes_on``
-    what is answered before its work is done: it counts until the next report.
+    ``begins`` marks work that may be done elsewhere where ``at`` has too much to do, ``works`` what
+    counts as load until it is answered. ``origin`` is who sends it, by any name of its own.
     """
 
     at: str | None = None
     blocks: tuple[bytes, ...] = ()
     begins: bool = False
-    goes_on: bool = False
+    works: bool = False
+    origin: str = ""
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]
@@ -40,17 +41,22 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
         """Begin; called by Serve with ``request_router_kwargs``."""
         self._routing = PrefixRouting(bound=bound)
         self._reports: dict[str, int] = {}
-        self._begun: set[str] = set()  # what Serve calls the requests that are work to their end
+        self._origins: set[str] = set()  # whose requests come through here
+        self._running: set[str] = set()  # what Serve calls the requests that are work
 
     def _look(self, candidates: Sequence[RunningReplica]) -> dict[str, RunningReplica]:
         """Take in what the replicas reported; return them by name."""
         by_name = {each.replica_id.unique_id: each for each in candidates}
         self._routing.keep(by_name)
+        if len(self._reports) > len(by_name):
+            self._reports = {name: n for name, n in self._reports.items() if name in by_name}
         for name, replica in by_name.items():
             told = replica.routing_stats
             if told and self._reports.get(name) != told["number"]:
                 self._reports[name] = told["number"]
-                self._routing.report(name, told["held"], told["load"])
+                loads = told["load"].items()
+                others = sum(n for origin, n in loads if origin not in self._origins)
+                self._routing.report(name, told["held"], others)
         return by_name
 
     async def choose_replicas(
@@ -58,7 +64,10 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        """Return the replicas in the order in which they are to be tried."""
+        """Return the replicas in the order in which they are to be tried.
+
+        The first one is tried twice: it may be late to say that it is there.
+        """
         by_name = self._look(candidate_replicas)
         route = pending_request.args[0] if pending_request and pending_request.args else None
         if not isinstance(route, Route):
@@ -66,7 +75,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
         if route.at in by_name and not route.begins:
             return [[by_name[route.at]]]
         ranked = self._routing.choose(route.blocks, at=route.at)
-        return [[by_name[name]] for name in ranked]
+        return [[by_name[name]] for name in ranked[:1] + ranked]
 
     def on_request_routed(
         self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any
@@ -74,13 +83,17 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
         """Note what was sent where."""
         del result
         route = pending_request.args[0] if pending_request.args else None
-        if isinstance(route, Route) and route.begins:
+        if not isinstance(route, Route):
+            return
+        self._origins.add(route.origin)
+        if route.works:
             self._routing.sent(replica_id.unique_id, route.blocks)
-            if not route.goes_on:
-                self._begun.add(pending_request.metadata.internal_request_id)
+            self._running.add(pending_request.metadata.internal_request_id)
+        else:
+            self._routing.holds(replica_id.unique_id, route.blocks)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         """Note what has ended."""
-        if internal_request_id in self._begun:
-            self._begun.discard(internal_request_id)
+        if internal_request_id in self._running:
+            self._running.discard(internal_request_id)
             self._routing.ended(replica_id.unique_id)

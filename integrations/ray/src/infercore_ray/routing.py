@@ -19,7 +19,7 @@ BOUND = 1.25
 
 @attrs.define
 class _Known:
-    """What is known of a replica: its last report, and what was sent to it since."""
+    """What is known of a replica: its last report, and what was sent to it by this router."""
 
     held: AbstractSet[bytes] = frozenset()
     load: int = 0
@@ -35,9 +35,10 @@ class _Known:
 class PrefixRouting:
     """Chooses replicas by what they report to hold, and bounds what each is given.
 
-    A replica's load is what it reported to run and to have waiting, and what was sent to it since;
-    none is chosen whose load would be beyond ``bound`` times the mean, rounded up. Blocks that were
-    sent count as held until the second report after that: the first may have been on its way.
+    A replica's load is what was sent to it from here and has not ended, and what others have it do,
+    as it last reported. None is chosen whose load would be beyond ``bound`` times the mean, rounded
+    up; one more than the mean is always allowed, so that few requests need not move. Blocks that
+    were sent count as held until the second report after that: the first may have been on its way.
     """
 
     def __init__(self, *, bound: float = BOUND) -> None:
@@ -54,12 +55,13 @@ class PrefixRouting:
         self._total = sum(each.n_busy for each in self._known.values())
 
     def report(self, replica: str, held: Iterable[bytes], load: int) -> None:
-        """Note what ``replica`` says: the blocks that it holds, and how much it has to do."""
-        before = self._known[replica]
-        self._known[replica] = now = _Known(frozenset(held), load, before=before.sent)
-        self._total += now.n_busy - before.n_busy
+        """Note what ``replica`` says: the blocks that it holds, and what others have it do."""
+        known = self._known[replica]
+        self._total += load - known.load
+        known.held, known.load = frozenset(held), load
+        known.before, known.sent = known.sent, set()
 
-    def sent(self, replica: str, blocks: Iterable[bytes]) -> None:
+    def sent(self, replica: str, blocks: Iterable[bytes] = ()) -> None:
         """Note that work with these blocks was sent to ``replica``."""
         known = self._known.get(replica)
         if known is not None:
@@ -67,8 +69,14 @@ class PrefixRouting:
             self._total += 1
             known.sent.update(blocks)
 
+    def holds(self, replica: str, blocks: Iterable[bytes]) -> None:
+        """Note that ``replica`` holds these blocks: what it answered ends with them."""
+        known = self._known.get(replica)
+        if known is not None:
+            known.sent.update(blocks)
+
     def ended(self, replica: str) -> None:
-        """Note that what was sent to ``replica`` has ended before its next report."""
+        """Note that what was sent to ``replica`` has ended."""
         known = self._known.get(replica)
         if known is not None and known.n_sent > 0:
             known.n_sent -= 1
@@ -77,6 +85,11 @@ class PrefixRouting:
     def load(self, replica: str) -> int:
         """Return how much ``replica`` has to do, as far as is known."""
         return self._known[replica].n_busy
+
+    def most(self) -> int:
+        """Return the load that no replica is given more than, with one more request."""
+        mean = (self._total + 1) / len(self._known)
+        return max(math.ceil(self._bound * mean), math.ceil(mean) + 1)
 
     def n_held(self, replica: str, blocks: Sequence[bytes]) -> int:
         """Return how many of the first ``blocks`` a replica holds, without a gap."""
@@ -97,7 +110,7 @@ class PrefixRouting:
         """
         known = self._known
         n = len(known)
-        most = math.ceil(self._bound * (self._total + 1) / n) if n else 0
+        most = self.most() if n else 0
         turn = int.from_bytes(blocks[0], "little") if blocks else 0
         ranked = []
         for number, (name, each) in enumerate(known.items()):
