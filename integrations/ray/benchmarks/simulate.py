@@ -1,6 +1,6 @@
 """What routing is worth on 64 replicas, simulated: the router's own code, and costs measured here.
 
-    python integrations/ray/benchmarks/simulate.py [--requests N] [--load L] [--replicas N]
+    python integrations/ray/benchmarks/simulate.py [--requests N] [--load L] [--fronts N]
 
 Conversations have the means of LMSYS-Chat-1M (Zheng et al., arXiv:2309.11998: about 2 turns, 70
 tokens a prompt and 215 a response, as the paper has them; not checked again). Their spread is an
@@ -8,7 +8,7 @@ assumption (turns geometric, lengths log-normal with sigma 1), as are 30 s of th
 and one of 100 system prompts of 256 tokens, by Zipf's law, in front of each conversation. A replica
 runs 8 sessions and keeps the blocks of 32,768 tokens, the least recently used going first. Costs
 are those measured on two cores for the 0.5B model: steps in q4_0, prompts in q8_0. Replicas report
-every second, as `infercore_ray` lets them; the router knows nothing else.
+every second, as `infercore_ray` lets them; beside that each front knows what it sent itself.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ class Turn:
     arrived: float = 0.0
     started: float = 0.0
     replica: int = -1
+    front: int = 0
 
 
 class Replica:
@@ -84,23 +85,38 @@ class Router(Protocol):
 
 
 class Ours:
-    """`PrefixRouting` as the request router on Ray drives it."""
+    """`PrefixRouting` as the request router on Ray drives it, in each of several fronts."""
 
-    def __init__(self, n: int) -> None:
+    def __init__(self, n: int, n_fronts: int, draw: random.Random) -> None:
         self._names = [f"replica-{number:03d}" for number in range(n)]
         self._numbers = {name: number for number, name in enumerate(self._names)}
-        self.routing = PrefixRouting()
-        self.routing.keep(self._names)
+        self._fronts = [PrefixRouting() for _ in range(n_fronts)]
+        self._n_running = [[0] * n for _ in range(n_fronts)]
+        self._draw = draw
+        for front in self._fronts:
+            front.keep(self._names)
 
     def choose(self, turn: Turn, _: list[Replica]) -> int:
-        """Return who is ranked first."""
-        name = self.routing.choose(turn.conversation)[0]
-        self.routing.sent(name, turn.conversation)
+        """Return who is ranked first, by any front."""
+        turn.front = self._draw.randrange(len(self._fronts))
+        front = self._fronts[turn.front]
+        name = front.choose(turn.conversation)[0]
+        front.sent(name, turn.conversation)
+        self._n_running[turn.front][self._numbers[name]] += 1
         return self._numbers[name]
 
+    def ended(self, turn: Turn) -> None:
+        """Let the front know whose turn has ended, and what the replica holds then."""
+        front, name = self._fronts[turn.front], self._names[turn.replica]
+        front.ended(name)
+        front.holds(name, turn.conversation)
+        self._n_running[turn.front][turn.replica] -= 1
+
     def report(self, number: int, replica: Replica) -> None:
-        """Tell what a replica holds and has to do."""
-        self.routing.report(self._names[number], replica.held, replica.n_busy)
+        """Tell each front what a replica holds, and what the others have it do."""
+        held = frozenset(replica.held)
+        for front, running in zip(self._fronts, self._n_running, strict=True):
+            front.report(self._names[number], held, replica.n_busy - running[number])
 
 
 class Random:
@@ -172,7 +188,7 @@ class Simulation:
         self.firsts: list[float] = []
         self.n_prompt = self.n_cached = self.n_could = 0
         self.n_follow = self.n_at_holder = 0
-        self.worst = self.over = 0.0
+        self.worst = 0.0
         self.n_looks = 0
 
     def _new_block(self) -> bytes:
@@ -226,7 +242,6 @@ class Simulation:
         mean = sum(loads) / len(loads)
         self.n_looks += 1
         self.worst += max(loads) / mean
-        self.over += max(loads) > math.ceil(1.25 * mean)
 
     def _begin(self, now: float, replica: Replica) -> None:
         while replica.waiting and replica.n_running < N_PARALLEL:
@@ -247,6 +262,8 @@ class Simulation:
         n_blocks = turn.n_response // BLOCK_TOKENS
         turn.conversation += [self._new_block() for _ in range(n_blocks)]
         replica.keep(turn.conversation)
+        if isinstance(self._router, Ours):
+            self._router.ended(turn)
         if turn.n_turns_left:
             after = self._turn(turn.conversation, turn.n_turns_left - 1)
             after.replica = turn.replica
@@ -259,6 +276,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="simulate replicas behind several routers")
     parser.add_argument("--requests", type=int, default=1_000_000)
     parser.add_argument("--replicas", type=int, default=64)
+    parser.add_argument(
+        "--fronts", type=int, default=4, help="routers of ours, which share nothing"
+    )
     parser.add_argument("--load", type=float, default=0.7, help="of what 8 sessions a replica take")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--router", action="append", help="ours, random, two or aware; repeatable")
@@ -267,7 +287,7 @@ def main() -> None:
     rate = given.load * given.replicas * N_PARALLEL / seconds
     draw = random.Random(given.seed + 1)
     makers: dict[str, tuple[str, Any]] = {
-        "ours": ("`PrefixRouting`", lambda: Ours(given.replicas)),
+        "ours": ("`PrefixRouting`", lambda: Ours(given.replicas, given.fronts, draw)),
         "random": ("random", lambda: Random(draw)),
         "two": ("power of two, exact queues", lambda: PowerOfTwo(draw)),
         "aware": ("after Ray's prefix-aware one", lambda: PrefixAware(draw)),

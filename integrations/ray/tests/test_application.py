@@ -58,6 +58,16 @@ def test_work_counts_until_it_is_answered() -> None:
     assert router._routing.load("a") == 0
 
 
+def test_work_that_ends_before_it_is_said_to_be_routed_does_not_stay() -> None:
+    router = router_of("a")
+    router.on_request_completed(SimpleNamespace(unique_id="a"), "one")  # type: ignore[arg-type]
+    sent(router, Route(begins=True, works=True, blocks=(b"1",)), "one")
+    assert router._routing.load("a") == 0
+    assert router._routing.n_held("a", (b"1",)) == 1
+    assert not router._early
+    assert not router._running
+
+
 def test_a_report_adds_what_others_have_done_there() -> None:
     router = router_of("a")
     sent(router, Route(works=True, origin="here"), "one")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ray.serve.request_router import PendingRequest, ReplicaID, RunningReplica
+
+
+_MOST_EARLY = 4096
 
 
 @attrs.frozen
@@ -42,7 +46,8 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
         self._routing = PrefixRouting(bound=bound)
         self._reports: dict[str, int] = {}
         self._origins: set[str] = set()  # whose requests come through here
-        self._running: set[str] = set()  # what Serve calls the requests that are work
+        self._running: dict[str, bool] = {}  # by Serve's names of requests: whether they are work
+        self._early: OrderedDict[str, None] = OrderedDict()  # ended before Serve said where it went
 
     def _look(self, candidates: Sequence[RunningReplica]) -> dict[str, RunningReplica]:
         """Take in what the replicas reported; return them by name."""
@@ -86,14 +91,23 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
         if not isinstance(route, Route):
             return
         self._origins.add(route.origin)
-        if route.works:
+        request = pending_request.metadata.internal_request_id
+        has_ended = request in self._early
+        if has_ended:
+            del self._early[request]
+        else:
+            self._running[request] = route.works
+        if route.works and not has_ended:
             self._routing.sent(replica_id.unique_id, route.blocks)
-            self._running.add(pending_request.metadata.internal_request_id)
         else:
             self._routing.holds(replica_id.unique_id, route.blocks)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
-        """Note what has ended."""
-        if internal_request_id in self._running:
-            self._running.discard(internal_request_id)
+        """Note what has ended; a short call may have done so before it is said to be routed."""
+        works = self._running.pop(internal_request_id, None)
+        if works:
             self._routing.ended(replica_id.unique_id)
+        elif works is None:
+            self._early[internal_request_id] = None
+            if len(self._early) > _MOST_EARLY:  # refused ones are never said to be routed
+                self._early.popitem(last=False)
