@@ -45,6 +45,9 @@ _AFTER_THE_FACT = frozenset({"cancel", "close", "explain_context"})
 """Calls that need no replica where the session has none."""
 _INNOCENT = frozenset({"next", "end", *_AFTER_THE_FACT})
 _NO_WORK = frozenset({"end", *_AFTER_THE_FACT})
+_OF_STREAMS = frozenset({"open", "next"})
+_BESIDE = frozenset({"cancel", "explain_context"})
+"""Calls that come beside the one that a session is in."""
 _BEGINS = frozenset({"ensure_prefix", "open", "generate", "sample_many", "beam_search"})
 _ADDED = (
     "n_open", "n_running", "n_waiting", "n_cells", "n_cells_used", "n_cells_shared",
@@ -155,7 +158,8 @@ class Engines:
         self._handle = handle
         self._calls = handle.options(method_name="call")
         self._lock = threading.Lock()
-        self._n_running = 0
+        self._busy: set[Place] = set()  # those with a call or a stream that has not ended
+        self._drains = False
         self._origin = secrets.token_hex(8)
         self.reports: dict[str, Any] = {}
         """What empty sessions report, by their options."""
@@ -242,16 +246,32 @@ class Engines:
         """Close a session at a replica that it was moved from."""
         self.send(Route(at=replica), (target, "close", [], {})).wait()
 
-    def count(self, change: int) -> None:
-        """Count the calls of sessions that run."""
+    def begins(self, place: Place) -> bool:
+        """Note that a session begins a call; False where the pool drains. One call goes on."""
         with self._lock:
-            self._n_running += change
+            if not self._drains:
+                self._busy.add(place)
+            return place in self._busy
+
+    def ends(self, place: Place) -> None:
+        """Note that the call of a session has ended."""
+        with self._lock:
+            self._busy.discard(place)
 
     def drain(self, timeout: float | None) -> bool:
-        """Wait until the calls of this program have ended; the replicas go on for others."""
+        """Wait until the calls of this program have ended; the replicas go on for others.
+
+        After ``timeout`` seconds the rest are cancelled.
+        """
         until = None if timeout is None else time.monotonic() + timeout
-        while self._n_running:
+        with self._lock:
+            self._drains = True
+        while self._busy:
             if until is not None and time.monotonic() > until:
+                with self._lock:
+                    left = list(self._busy)
+                for place in left:
+                    place.cancel()
                 return False
             time.sleep(0.005)
         return True
@@ -374,12 +394,31 @@ class Place:
         fields: Mapping[str, Any] | None = None,
     ) -> _Request:
         """Send a call to where the session is, which is brought somewhere first if need be."""
-        gone = DeathError(ChildProcessError("the replica that had this session is gone"))
         if epoch != self._epoch:
-            return _known(error=gone)
+            gone = ChildProcessError("the replica that had this session is gone")
+            return _known(error=DeathError(gone))
         given = {} if fields is None else dict(fields)
         if name == "open_session":
             return self._later(list(args), given)
+        if name not in _INNOCENT and not self._engines.begins(self):
+            return _known(error=SessionClosedError("this pool drains; open a new one"))
+        try:
+            call = self._sent(epoch, target, name, args, given)
+        except BaseException:
+            self._engines.ends(self)
+            raise
+        if name == "close" or (call.error is not None and not isinstance(call.error, DeathError)):
+            self._engines.ends(self)
+        return call
+
+    def cancel(self) -> None:
+        """Cancel what runs."""
+        self.send(self._epoch, 0, "cancel")
+
+    def _sent(
+        self, epoch: int, target: int, name: str, args: Sequence[Any], given: dict[str, Any]
+    ) -> _Request:
+        gone = DeathError(ChildProcessError("the replica that had this session is gone"))
         if self._replica is None:
             if name in _AFTER_THE_FACT or self._given is None:
                 return _known(error=gone)
@@ -401,6 +440,7 @@ class Place:
 
     def let_go(self, target: int, name: str) -> None:
         """End what was dropped, if it is anywhere."""
+        self._engines.ends(self)
         if self._replica is not None and not self.closed:
             self.send(self._epoch, target, name).wait()
 
@@ -445,7 +485,7 @@ class Place:
     ) -> _Request:
         """Open a session where its tokens are held, over a call of ``name``."""
         route = Route(blocks=self._blocks(tokens), begins=True, works=True)
-        answered = partial(self._answered, self._epoch, target, name)
+        answered = partial(self._answered, self._epoch, target, name, is_call=False)
         self._id = new_id()  # what a replica still has of an earlier stay is another session
         request = (0, "open_session", [self._id, options, value], dict(more))
         opened = self._engines.send(route, request, answered)
@@ -472,11 +512,16 @@ class Place:
 
     # -- answers -------------------------------------------------------------------------------
 
-    def _answered(self, epoch: int, target: int, name: str, request: _Request) -> None:
+    def _answered(
+        self, epoch: int, target: int, name: str, request: _Request, *, is_call: bool = True
+    ) -> None:
         """Note what an answer brought: the tokens there are now, or that the replica is gone."""
         if not isinstance(request.error, DeathError):
             if request.value is not None:
                 self._tokens = request.value["tokens"]
+            goes_on = request.error is None and request.value is None
+            if is_call and name not in _BESIDE and not (name in _OF_STREAMS and goes_on):
+                self._engines.ends(self)
             return
         with self._lock:
             if epoch != self._epoch:
@@ -492,6 +537,7 @@ class Place:
                 self._engines.dropped.put(close)
             if self._n_deaths >= _MOST_DEATHS or self._n_deaths_read >= _MOST_DEATHS_OF_STREAMS:
                 self.ended[target] = request.error.cause
+                self._engines.ends(self)
 
 
 class ReplicaPool(IsolatedPool):
