@@ -71,6 +71,7 @@ def converse(complete: Any) -> list[tuple[int, int, bool]]:
     return found
 
 
+@long
 def test_the_turns_of_a_conversation_go_where_it_is_held(
     client: openai.OpenAI, tale: Any, model_path: str
 ) -> None:
