@@ -20,7 +20,7 @@ import pool_cases
 import infercore as ic
 
 POOL = {"n_parallel": 4, "n_ctx": 160, "n_cells": 480, "cache_bytes": 2**20}
-LIMITS = {"step_timeout": 2.0, "max_restarts": 10**6}
+LIMITS = {"step_timeout": 2.0, "load_timeout": 60.0, "max_restarts": 10**6}
 WAYS = {"SIGKILL": 40, "SIGSEGV": 25, "SIGABRT": 15, "SIGBUS": 17, "SIGSTOP": 3}
 """How a process ends, and how often; by "memory" it gets none beyond what it has before."""
 MOMENTS = {"prefill": 30, "step": 35, "save": 20, "load": 5, "any": 10}
