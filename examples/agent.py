@@ -1,7 +1,7 @@
 """An agent that calls Python functions, several rounds, until it can answer.
 
 Shows: `Session.run_tools` offers functions to the model, runs what it calls, gives it the results,
-and goes on until it answers. Types and docstrings are what the model is told of a function. The
+and goes on until it answers. The model sees each function's types and docstring. The
 conversation stays in the session, so each round evaluates only what came on top. The pack's model
 is tiny: it adds and looks up one road, and gets longer ways wrong.
 

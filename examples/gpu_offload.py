@@ -1,6 +1,6 @@
 """As many layers on the GPU as fit into its memory, found out before loading.
 
-Shows: `backends(devices=True)` lists devices with their memory, `plan_memory` tells what a model
+Shows: `backends(devices=True)` lists devices with their memory, `plan_memory` says what a model
 will take without loading it, and `load_model` puts layers on a GPU (``n_gpu_layers``) or, where an
 engine runs a model on one device as a whole, names the device. Without a GPU it says so and the
 model runs on the CPU. Where the memory was taken meanwhile, fewer layers are tried.

@@ -1,10 +1,11 @@
 """Check that built pages fit the screens of a telephone and of a desk: 390 and 1,400 pixels.
 
-    python tools/check_widths.py HTML [--browser PATH]
+    python tools/check_widths.py HTML [--browser PATH] [--if-browser]
 
 Each page of the folder HTML is laid out by a headless Chromium, all in one run. What is wide (a
 table, a line of code) may scroll in its own box; a page that is wider than the screen fails.
-Without a browser nothing is checked, and that is printed.
+Without a browser it fails; with ``--if-browser`` it says so and ends with 0, unless the environment
+variable INFERCORE_REQUIRE_BROWSER is set.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import html
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -49,11 +51,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="check that built pages fit screens")
     parser.add_argument("html", type=Path, help="the folder of the built documentation")
     parser.add_argument("--browser", default=next(filter(None, map(shutil.which, BROWSERS)), None))
+    parser.add_argument("--if-browser", action="store_true", help="without one, pass")
     given = parser.parse_args()
-    if given.browser is None:
-        print(f"no browser ({', '.join(BROWSERS)}): the widths of pages were not checked")
-        return
     pages = sorted(given.html.rglob("*.html"))
+    if not pages:
+        sys.exit(f"there are no pages in {given.html}")
+    if given.browser is None:
+        missing = f"no browser ({', '.join(BROWSERS)}): the widths of pages were not checked"
+        if given.if_browser and not os.environ.get("INFERCORE_REQUIRE_BROWSER"):
+            print(missing)
+            return
+        sys.exit(missing)
     found = measured(given.browser, [path.resolve().as_uri() for path in pages])
     if len(found) != len(pages) * len(WIDTHS):
         sys.exit(f"{len(found)} of {len(pages) * len(WIDTHS)} pages were measured")

@@ -46,11 +46,17 @@ FORMATS = {**pack.FORMATS, REFERENCE: "hf"}
 
 
 def places(engine: str) -> dict[str, str]:
-    """Return what the names of models on the pages stand for."""
+    """Return what the names of models on the pages stand for.
+
+    A program's ``pack:storyteller`` is for the engine of this run, where the page is run on each.
+    """
     import infercore_models
 
     path = infercore_models.path
+    engine, *more = engine.split()
+    named = "pack:storyteller" if more else str(path("storyteller", FORMATS[engine]))
     return {
+        '"pack:storyteller"': f'"{named}"',
         "model.gguf": str(path("storyteller", FORMATS[engine])),
         "model-ir": str(path("storyteller", "openvino")),
         "adapter.gguf": str(path("storyteller-lora", "gguf-f32")),
@@ -101,7 +107,7 @@ def test_the_blocks_of_a_page_run(
     folder = tmp_path / "here"
     folder.mkdir()
     monkeypatch.chdir(folder)
-    run = Run(folder, places(engine.split(maxsplit=1)[0]), environment)
+    run = Run(folder, places(engine), environment)
     for block in pages.blocks(page):
         run.do(block)
 

@@ -116,7 +116,7 @@ def _discard_output() -> None:
 def main() -> None:
     """Run language models on this machine, with any engine that is installed.
 
-    To begin: infercore demo, then infercore chat pack:storyteller, or a model of the hub:
+    To begin: infercore demo, then infercore chat pack:storyteller, or a model from the hub:
     infercore chat hf:ORG/REPO
     """
     speak_utf8()

@@ -148,13 +148,16 @@ SAMPLING: Mapping[str, Row] = MappingProxyType({
 
 POOL: Mapping[str, Row] = MappingProxyType({
     "n_parallel": Row(also=("-np",), metavar="N"),
-    "n_cells": Row(metavar="N"),
-    "n_step_tokens": Row(metavar="N", default=512),
+    "n_cells": Row(
+        "Number of tokens that all sessions can hold together, at least --n-ctx; by default "
+        "--n-parallel times that, or as many as fit in memory.", metavar="N",
+    ),
+    "n_step_tokens": Row("Maximum number of tokens in one engine call.", metavar="N", default=512),
     "max_waiting": Row("Requests that may wait for a place; one more gets 429.", metavar="N"),
     "batching": Row(choices=("auto", "always", "never"), default="always"),
     "batch_invariant": Row(),
     "cache_bytes": Row(metavar="N", default=2**30),
-    "cache_dir": Row(metavar="DIR"),
+    "cache_dir": Row("A folder for sessions that no longer fit in RAM.", metavar="DIR"),
     "cache_dir_bytes": Row(metavar="N"),
     "step_timeout": Row(metavar="S"),
     "load_timeout": Row(metavar="S"),
