@@ -11,12 +11,14 @@ import sys
 import threading
 import time
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
 
 import infercore as ic
+from infercore.isolated import worker
 from infercore.isolated.board import OF_POOL
 from infercore.isolated.process import _Call
 
@@ -619,3 +621,22 @@ def test_bytes_of_tokens_are_those_of_the_tokenizer(pool: Any, plain: Any) -> No
     ]
     with pytest.raises(ic.InvalidTokenError):
         ours.token_bytes(ours.n_vocab)
+
+
+def test_who_calls_late_for_an_item_takes_none_from_the_next_request(plain: Any) -> None:
+    """A delivery may be held up between an item and its call, while a reader has the item."""
+    given: SimpleQueue[tuple[int, Any]] = SimpleQueue()
+    with plain.open_session() as session:
+        session.ensure_prefix(TEXTS[0])
+        held = worker._Held(session)
+        held.open("decode", [], {"max_tokens": 40, "ignore_eos": True}, None)
+        held.next()
+        for number in range(20):
+            assert held.ask(number, lambda n, item: given.put((n, item)))
+            until = time.monotonic() + SECONDS
+            while given.empty() and time.monotonic() < until:
+                held.stream._job.on_item()
+            n, item = given.get(timeout=SECONDS)
+            assert (n, given.empty()) == (number, True)
+            assert held.next(item)[0].tokens
+        held.end()

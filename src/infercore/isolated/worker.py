@@ -75,6 +75,7 @@ class _Held:
         self.n_told = 0
         self.number = self.cancelled_to = 0
         self._awaited: list[int] = []
+        self._awaited_lock = threading.Lock()
         session.was_cancelled = lambda: self.number < self.cancelled_to
         session.sample_through(self._new_sampler)
 
@@ -151,8 +152,11 @@ class _Held:
         self._awaited[:] = [number]
 
         def there() -> None:
-            with suppress(IndexError):  # of the second time
-                given(self._awaited.pop(), source.given())
+            with self._awaited_lock:  # who was late may call for an item that was taken before
+                if not self._awaited or source.is_empty:
+                    return
+                found = self._awaited.pop(), source.given()
+            given(*found)
 
         return source.ask(there)
 
@@ -261,10 +265,13 @@ class Worker:
 
         For whoever generates, between two steps: so it waits for nothing.
         """
-        if type(item) is Shown and type(held.stream) is PoolStream and self._line.is_free:
-            self._answer_item(held, target, number, item)
-        else:
-            self._threads.submit(self._answer_item, held, target, number, item)
+        try:
+            if type(item) is Shown and type(held.stream) is PoolStream and self._line.is_free:
+                self._answer_item(held, target, number, item)
+            else:
+                self._threads.submit(self._answer_item, held, target, number, item)
+        except BaseException:  # noqa: BLE001  (such as no thread: as in `_answer_or_end`)
+            os._exit(1)
 
     def _answer_item(self, held: _Held, target: int, number: int, item: Shown | Item) -> None:
         """Answer with a stream's next item; the session is held since that was asked for."""

@@ -157,6 +157,11 @@ class PoolStream:
             given()
         return True
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no item is there."""
+        return self._job is None or self._job.items.empty()
+
     def given(self) -> Shown | Item:
         """Return the item that was asked for and is there."""
         items: SimpleQueue[Shown | Item] = self._job.items  # type: ignore[union-attr]
