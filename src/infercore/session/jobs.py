@@ -158,10 +158,14 @@ class Looking(Job):
         self._each = each
 
     def look(self, row: Callable[[int], FloatArray], first: int, n: int) -> None:
-        """Take the rows of the next ``n`` tokens, the first of which is row ``first``."""
+        """Take the rows of the last ``n`` tokens held, the first of which is row ``first``.
+
+        Some may have been taken before: of tokens that were lost since, and evaluated again.
+        """
         self.sequence.is_cut = False
-        for i in range(first, first + n):
-            self._each(self.n_looked, row(i))
+        n_before = self.sequence.n_held - n
+        for i in range(self.n_looked - n_before, n):
+            self._each(self.n_looked, row(first + i))
             self.n_looked += 1
 
 

@@ -260,6 +260,8 @@ class Scheduler:
             self._restart(error)
         sequence.keep(job.n_keep)
         if self.multiple is not None:
+            if job.n_looked is not None:
+                sequence.ends = []  # all of it is evaluated anew, in other calls
             sequence.hold_whole_calls()
         if sequence in self.stepping.lone:
             self.roster.alone.append(job)

@@ -276,7 +276,7 @@ class Stepping:
             first = row
             if isinstance(job, Looking) and row is not None:
                 job.look(self._engine.context.logits, row, n)
-                whole = job.n_looked == len(job.sequence.tokens)
+                whole = job.sequence.n_held == len(job.sequence.tokens)
                 first = row + n - 1 if whole else None
             if alone and job in alone and (first is not None or job.sequence not in self.lone):
                 alone.remove(job)
