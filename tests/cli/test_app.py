@@ -40,6 +40,19 @@ def test_wrong_usage(run, arguments) -> None:
     assert run(*arguments).exit_code == 2
 
 
+@pytest.mark.parametrize(
+    ("arguments", "guess"),
+    [(("--helpp",), "--help"), (("generate", "--max-token", "3"), "--max-tokens")],
+)
+def test_a_wrong_option_is_one_line_with_close_guesses_alone(run, arguments, guess) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    assert f"'{guess}'" in result.stderr
+    assert "--backend" not in result.stderr
+
+
 def test_typed_error_is_one_line(run, machine, model_pack) -> None:
     def fail(path, *, backend):
         raise infercore.ModelFormatError("torn\n  in two", path=str(path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import os
 import sys
 import traceback
@@ -24,6 +25,7 @@ from infercore.cli.terminal import of_the_system, speak_utf8, tell_error
 
 EXIT_ERROR = 1
 EXIT_PIPE = 141  # as a shell reports a program that SIGPIPE ended
+_CLOSE = 0.75  # how alike an option must be to be suggested; click suggests from 0.6 on
 
 _DEBUG = "infercore.cli.debug"
 
@@ -53,6 +55,15 @@ class Group(WholeSummaries):
         """Add a command, with ``--debug`` among its options."""
         cmd.params.append(_debug_option())
         super().add_command(cmd, name)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the options before the command; a wrong one ends like a command's."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.exceptions.NoArgsIsHelpError:
+            raise
+        except click.UsageError as error:
+            _fail(ctx, error, _usage(error), code=error.exit_code)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command.
@@ -91,7 +102,10 @@ def _fail(ctx: click.Context, error: Exception, text: str, *, code: int = EXIT_E
 
 
 def _usage(error: click.UsageError) -> str:
-    """Return what is wrong with the command line, and where its options are told."""
+    """Return what is wrong with the command line, and where its options are described."""
+    if isinstance(error, click.NoSuchOption) and error.possibilities:
+        close = difflib.get_close_matches(error.option_name, error.possibilities, cutoff=_CLOSE)
+        error = click.NoSuchOption(error.option_name, possibilities=close, ctx=error.ctx)
     told = as_options(error.format_message())
     if isinstance(error, click.BadParameter) and error.param is None:  # raised by a command
         flag, message = str(error.param_hint).strip("'"), as_options(error.message)
