@@ -211,6 +211,38 @@ def test_what_is_wrong_is_refused_by_name(client: Any, name: str) -> None:
             assert body["param"] == param
 
 
+def test_a_full_window_is_refused_with_what_a_client_can_do(client: Any) -> None:
+    talk = [{**ASK, "content": "tick tock " * 60}, {"role": "assistant", "content": "Yes."}] * 4
+    for route, name in ((client.chat.completions, "messages"), (client.responses, "input")):
+        for extra, advice in (
+            ({}, 'send truncation="auto", which leaves out the oldest turns'),
+            ({"truncation": "auto"}, "shorten these"),
+        ):
+            last = {**ASK, "content": "tick tock " * 900} if extra else ASK
+            with pytest.raises(openai.BadRequestError) as caught:
+                route.create(model="tale", **{name: [*talk, last]}, extra_body=extra)
+            assert advice in caught.value.message
+            assert "larger n_ctx" in caught.value.message
+            assert "open" not in caught.value.message
+    with pytest.raises(openai.BadRequestError, match="or serve the model with a larger n_ctx"):
+        client.completions.create(model="tale", prompt="tick tock " * 900)
+
+
+def test_a_response_names_the_items_of_its_input_that_were_left_out(client: Any) -> None:
+    long = {**ASK, "content": "tick tock " * 60}
+    thought = {"type": "reasoning", "id": "r", "summary": []}
+    talk = [long, thought, {"role": "assistant", "content": "Yes."}] * 4
+    fields = {"model": "tale", "input": [*talk, ASK], "instructions": "Be brief."}
+    fields |= {"truncation": "auto", "max_output_tokens": 4, "temperature": 0}
+    answer = client.responses.create(**fields)
+    left_out = answer.dropped_messages
+    assert left_out == list(range(len(left_out)))
+    assert len(left_out) in (3, 6, 9, 12), "whole turns, from the first item on"
+    events = client.responses.create(**fields, stream=True)
+    told = [e.response.dropped_messages for e in events if hasattr(e, "response")]
+    assert told == [left_out] * 3, "from the first event on"
+
+
 def test_values_that_mean_what_is_done_anyway(client: Any) -> None:
     fine = {
         "store": False, "parallel_tool_calls": True, "service_tier": "auto", "user": "me",

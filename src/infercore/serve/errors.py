@@ -49,6 +49,12 @@ _OURS: tuple[tuple[type[BaseException], int, str, str | None], ...] = (
     (errors.SessionClosedError, 503, "server_error", "unavailable"),
     (errors.TransientEngineError, 503, "server_error", "unavailable"),
 )
+_ADVICE = {
+    "open the session with overflow='truncate'": 'send truncation="auto"',
+    "or open it with a larger n_ctx": "or serve the model with a larger n_ctx",
+    "or open with a larger n_ctx": "or serve the model with a larger n_ctx",
+}
+"""What a client, who opens no session, can do in place of what an error of sessions advises."""
 _PARAMS = {
     errors.ContextOverflowError: "messages",
     errors.GrammarError: "response_format",
@@ -69,6 +75,9 @@ def api_error(error: BaseException, names: Mapping[str, str] | None = None) -> A
         return ApiError(499, "the client disconnected before its request was complete")
     for kind, status, name, code in _OURS:
         if isinstance(error, kind):
+            if kind is errors.ContextOverflowError:
+                for ours, theirs in _ADVICE.items():
+                    message = message.replace(ours, theirs)
             param = getattr(error, "field", None) or getattr(error, "feature", None)
             if param is not None and param.startswith("reasoning="):
                 param = "reasoning_effort"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -17,7 +17,7 @@ from infercore.serve.responding import event, log
 from infercore.serve.wire import SETTLED, ChatMessage, check_known, check_settled
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping
+    from collections.abc import AsyncGenerator, Mapping, Sequence
 
     from infercore.serve.config import ServeConfig
     from infercore.serve.metrics import Metrics
@@ -128,6 +128,17 @@ def _messages(request: ResponsesRequest) -> list[dict[str, Any]]:
     return messages
 
 
+def _places(request: ResponsesRequest, dropped: Sequence[int]) -> list[int]:
+    """Return the places in ``input`` of what the messages at ``dropped`` were made of."""
+    messages = _messages(msgspec.structs.replace(request, input=[]))
+    places = []
+    for place, item in enumerate(request.input):
+        _add_item(messages, cast("dict[str, Any]", item))
+        if len(messages) - 1 in dropped:
+            places.append(place)
+    return places
+
+
 def _add_item(messages: list[dict[str, Any]], item: dict[str, Any]) -> None:
     kind = item.get("type", "message")
     if kind in _ITEMS:
@@ -167,6 +178,7 @@ class _Output:
     """The items of a response as they grow, and the events that report it."""
 
     def __init__(self, request: ResponsesRequest) -> None:
+        self._request = request
         self.items: list[dict[str, Any]] = []
         self._n_events = 0
         self._n_thought = 0
@@ -199,6 +211,11 @@ class _Output:
         number, self._n_events = self._n_events, self._n_events + 1
         return event({"type": kind, "sequence_number": number, **fields}, kind)
 
+    def leave_out(self, dropped: Sequence[int]) -> None:
+        """Say which items of the request's input were left out, an extension of ours."""
+        if dropped:
+            self._response["dropped_messages"] = _places(self._request, dropped)
+
     def begun(self) -> list[bytes]:
         return [
             self.event(f"response.{kind}", response=self._response)
@@ -208,8 +225,6 @@ class _Output:
     def add(self, chunk: StreamChunk) -> list[bytes]:
         events = []
         self._n_thought += thought_tokens(chunk)
-        if chunk.dropped_messages:
-            self._response["dropped_messages"] = list(chunk.dropped_messages)
         if chunk.reasoning:
             events += self._thought(chunk.reasoning)
         if chunk.text:
@@ -353,6 +368,7 @@ async def streamed(
             async for _, chunk in chunks:
                 if not begun:
                     begun = True
+                    output.leave_out(chunk.dropped_messages)
                     for told in output.begun():
                         yield told
                 for told in output.add(chunk):
@@ -372,6 +388,7 @@ async def whole(request: ResponsesRequest, asked: Asked, metrics: Metrics) -> di
     output = _Output(request)
     async with aclosing(answers([asked], metrics)) as chunks:
         async for _, chunk in chunks:
+            output.leave_out(chunk.dropped_messages)
             output.add(chunk)
             if chunk.finish_reason is not None and chunk.usage is not None:
                 output.end(chunk.finish_reason, chunk.usage)
