@@ -107,6 +107,18 @@ def test_a_piece_keeps_the_step_near_the_step_without(n_running: int, token_ms: 
     assert mixed(OPENVINO, n_running, larger, token_ms) > 2.0 * OPENVINO[n_running]
 
 
+def test_steps_beside_several_are_kept_shorter_than_beside_one() -> None:
+    pieces = []
+    for n_running in (1, 2):
+        model = CostModel(batching="always")
+        for _ in range(40):
+            model.record(n_running, 0, 50.0)
+            n = model.prompt_tokens(n_running)
+            model.record(n_running, n, 50.0 + 0.9 * (n_running + n))
+        pieces.append(n_running + n)
+    assert pieces[1] < pieces[0]
+
+
 def test_a_piece_has_a_token_at_least_and_a_quarter_of_a_second_at_most() -> None:
     slow = CostModel(batching="always")
     for _ in range(N_FIRST):

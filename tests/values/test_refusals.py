@@ -156,3 +156,11 @@ def test_what_was_allowed_stays_allowed():
 )
 def test_a_name_is_guessed_where_one_is_close_or_begins_so(name, hint):
     assert checks.nearest(name, ["openvino", "llamacpp"]) == hint
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"), [("num_s", "num_streams"), ("inf", "inference_precision")]
+)
+def test_an_option_is_guessed_by_its_beginning(key, hint):
+    with pytest.raises(ic.InvalidInputError, match=f"did you mean '{hint}'"):
+        checks.check_options("backend_options", {key: 1}, ["inference_precision", "num_streams"])

@@ -221,8 +221,9 @@ class GuardedModel:
         self._check_options(config)
         self._check_adapters(config)
         self._check_kv_types(config)
-        if self._try_context is not None:
-            self._try_context()
+        try_context = self._try_context  # once: other threads may open contexts too
+        if try_context is not None:
+            try_context()
             self._try_context = None
         self._try_adapters(config.adapters)
         asked = self._resolved(config)

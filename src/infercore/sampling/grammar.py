@@ -161,7 +161,7 @@ def _from_typed(value: Mapping[str, Any]) -> Grammar:
     if not isinstance(kind, str) or kind not in _REQUIRED:
         raise InvalidInputError(
             f"{_FIELD} has the unknown type {checks.shown(kind)}; "
-            f"{checks.nearest(checks.shown(kind), _REQUIRED)}",
+            f"{checks.nearest(kind, _REQUIRED)}",
             field=_FIELD,
             value=kind,
             allowed=_forms(),

@@ -26,7 +26,9 @@ REFRESH = 16
 STALE = 1024
 """What was not tried for so many calls is tried once again."""
 STEP_FACTOR = 2.25
-"""A step with a piece of prompt takes so many times the step without (at worst below 2.5)."""
+"""A step with a piece of prompt takes so many times the step without (at worst below 2.5),"""
+STEP_FACTOR_OF_MANY = 2.1
+"""or, beside more than one sequence, so many times: there 2.25 had gaps beyond 2.5."""
 STEP_MS = 250.0
 """And at most so long, or"""
 SLOW_FACTOR = 1.5
@@ -178,8 +180,8 @@ class CostModel:
     def prompt_tokens(self, n_running: int, depth: int = 0) -> int:
         """Return how many prompt tokens a call takes beside ``n_running`` sequences; at least 1.
 
-        As many as keep it near `STEP_FACTOR` times the call without them, and below `STEP_MS`,
-        where ``depth`` tokens of the prompt are held.
+        As many as keep it near `STEP_FACTOR` (or `STEP_FACTOR_OF_MANY`) times the call without
+        them, and below `STEP_MS`, where ``depth`` tokens of the prompt are held.
         """
         if self._step_tokens is not None:
             return max(1, self._step_tokens - n_running)
@@ -199,7 +201,8 @@ class CostModel:
         step = self.step_ms(n_running)
         if step is None or not (n_running or self._mixed):
             return FIRST_PIECE
-        most = min(STEP_FACTOR * step, max(STEP_MS, SLOW_FACTOR * step)) if n_running else STEP_MS
+        factor = STEP_FACTOR_OF_MANY if n_running > 1 else STEP_FACTOR
+        most = min(factor * step, max(STEP_MS, SLOW_FACTOR * step)) if n_running else STEP_MS
         fitting, below, below_ms = n_running + 1, max(n_running, 1), step
         for n in LENGTHS:
             if n <= n_running:

@@ -245,9 +245,9 @@ _CLOSE = 0.6
 """From this share of common letters on, a name is a slip of another: "vllm" is none of llamacpp."""
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(given: object, known: Iterable[str]) -> str:
     """Return a hint that names the closest of ``known``, or all of them where none is close."""
-    names = sorted(known)
+    names, name = sorted(known), given if isinstance(given, str) else shown(given)
     close = difflib.get_close_matches(name, names, n=1, cutoff=_CLOSE)
     close += [longer for longer in names if len(name) > 1 and longer.startswith(name)]
     if close:
@@ -261,8 +261,7 @@ def check_options(field: str, options: Mapping[str, object], known: Iterable[str
     for key in options:
         if key not in names:
             raise InvalidInputError(
-                f"unknown option {shown(key)} in {field}; "
-                f"{_home(key) or nearest(shown(key), names)}",
+                f"unknown option {shown(key)} in {field}; {_home(key) or nearest(key, names)}",
                 field=field,
                 value=key,
                 allowed=names,
