@@ -423,6 +423,11 @@ def plan_memory(
             if pool is not None:
                 pool = pool.with_window(plan(where, of_model, built).n_ctx)
                 built = pool.context
+                pool = pool.with_cells(
+                    lambda most: window.fitted_cells(
+                        built, most, lambda tried: plan(where, of_model, tried), is_loaded=False
+                    )
+                )
         result: MemoryPlan = plan(where, of_model, built)
         if pool is not None:  # now its window is known
             pool.check_window(result.n_ctx)

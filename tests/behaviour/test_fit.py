@@ -42,6 +42,24 @@ def test_less_where_memory_is_short(
         model.new_context(n_ctx="fit", **exact)
 
 
+def test_a_pool_has_as_many_cells_as_memory_has_room_for(
+    model: Any, exact: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def needs(n_ctx: int) -> int:
+        plan = model.plan_memory(n_ctx=n_ctx, **exact)
+        return int(plan.kv_bytes + plan.compute_bytes)
+
+    trained = model.info.n_ctx_train
+    for n_tokens in (trained // 2, 3 * trained):
+        room = needs(n_tokens)
+        monkeypatch.setattr(window, "free_bytes", lambda room=room: room * 10 // 9 + 10)
+        for fields in ({}, {"cache_bytes": 2**20}):
+            with model.new_pool(n_ctx="fit", n_parallel=8, **fields, **exact) as pool:
+                n_ctx, n_cells = pool.open_session().explain_context().n_ctx, pool.stats().n_cells
+                assert n_ctx <= n_cells <= n_tokens + 256
+                assert n_ctx == trained or n_tokens < trained
+
+
 def test_before_loading(pack_path: Path, backend_name: str) -> None:
     plan = ic.plan_memory(pack_path, n_ctx="fit", backend=backend_name)
     assert plan.n_ctx == ic.plan_memory(pack_path, n_ctx=0, backend=backend_name).n_ctx

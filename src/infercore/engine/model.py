@@ -281,7 +281,14 @@ class GuardedModel:
         pool = pool_config(config, fields)
         if not window.is_fit(pool.context):
             return pool
-        return pool.with_window(window.resolve_n_ctx(self._fitted(pool.context), self.info))
+        pool = pool.with_window(window.resolve_n_ctx(self._fitted(pool.context), self.info))
+        plan = self._planner("n_ctx='fit'")
+        with calls.typed(self.backend, "planning memory"):
+            return pool.with_cells(
+                lambda most: window.fitted_cells(
+                    pool.context, most, lambda tried: plan(self._resolved(tried)), is_loaded=True
+                )
+            )
 
     def _check_options(self, config: ContextConfig) -> None:
         known = self._descriptor.context_options

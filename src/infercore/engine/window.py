@@ -61,13 +61,7 @@ def fitted(
     A tenth of what is free stays so. With ``is_loaded`` the weights are held already. Raises
     `OutOfMemoryError` where not even ``n_ctx_min`` tokens fit.
     """
-    free = free_bytes() // 10 * 9
-
-    def needs(n_ctx: int) -> int:
-        found = plan(attrs.evolve(config, n_ctx=n_ctx))
-        held = found.kv_bytes + found.compute_bytes
-        return held if is_loaded else max(found.peak_bytes, found.total_bytes)
-
+    free, needs = _free(), _needs(config, plan, is_loaded=is_loaded)
     trained = plan(attrs.evolve(config, n_ctx=0)).n_ctx
     lowest = min(trained, max(config.n_ctx_min, config.n_seq_max or 1))
     if needs(trained) <= free:
@@ -77,11 +71,46 @@ def fitted(
             f"not even a window of {lowest} tokens fits: it takes {needs(lowest):,} bytes and "
             f"{free:,} are free, less a reserve; give a smaller n_ctx_min, or free memory"
         )
-    low, high = lowest, trained  # low fits, high does not
+    return attrs.evolve(config, n_ctx=_largest(lowest, trained, lambda n: needs(n) <= free))
+
+
+def fitted_cells(
+    config: ContextConfig,
+    most: int,
+    plan: Callable[[ContextConfig], MemoryPlan],
+    *,
+    is_loaded: bool,
+) -> int:
+    """Return how many cells, up to ``most``, memory has room for: at least a window's."""
+    free, needs = _free(), _needs(config, plan, is_loaded=is_loaded)
+    lowest = config.n_ctx or 1
+    if most <= lowest or needs(most) <= free:
+        return most
+    return _largest(lowest, most, lambda n: needs(n) <= free)
+
+
+def _free() -> int:
+    return free_bytes() // 10 * 9
+
+
+def _needs(
+    config: ContextConfig, plan: Callable[[ContextConfig], MemoryPlan], *, is_loaded: bool
+) -> Callable[[int], int]:
+    def needs(n_ctx: int) -> int:
+        found = plan(attrs.evolve(config, n_ctx=n_ctx))
+        held = found.kv_bytes + found.compute_bytes
+        return held if is_loaded else max(found.peak_bytes, found.total_bytes)
+
+    return needs
+
+
+def _largest(low: int, high: int, fits: Callable[[int], bool]) -> int:
+    """Return about the largest number that fits; ``low`` does, ``high`` does not."""
+    lowest = low
     while high - low > _STEP:
         middle = (low + high) // 2
-        low, high = (middle, high) if needs(middle) <= free else (low, middle)
-    return attrs.evolve(config, n_ctx=max(lowest, low - low % _STEP))
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return max(lowest, low - low % _STEP)
 
 
 def check_parts(n_ctx: int, n_seq_max: int | None, *, unified: bool | None) -> None:

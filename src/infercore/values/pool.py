@@ -14,7 +14,7 @@ from infercore.values.field_texts import lists_fields
 from infercore.values.shown import one_line, table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 GIB = 2**30
 NOT_IN_A_POOL = {
@@ -114,6 +114,15 @@ class PoolConfig:
         """Return this pool with the window that memory has room for, as far as its cells go."""
         n_ctx = n_ctx if self.n_cells is None else min(n_ctx, self.n_cells)
         return attrs.evolve(self, context=attrs.evolve(self.context, n_ctx=n_ctx))
+
+    def with_cells(self, fitting: Callable[[int], int]) -> PoolConfig:
+        """Return this pool with as many cells as memory has room for, where it names no number.
+
+        ``fitting`` returns how many of so many have room.
+        """
+        most = self.n_parallel * (self.context.n_ctx or 0)
+        n_cells = fitting(most) if self.n_cells is None else most
+        return self if n_cells == most else attrs.evolve(self, n_cells=n_cells)
 
     def check_window(self, n_ctx: int | None) -> None:
         """Raise `InvalidInputError` if a session's window ``n_ctx`` is larger than ``n_cells``.
