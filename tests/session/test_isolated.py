@@ -639,4 +639,10 @@ def test_who_calls_late_for_an_item_takes_none_from_the_next_request(plain: Any)
             n, item = given.get(timeout=SECONDS)
             assert (n, given.empty()) == (number, True)
             assert held.next(item)[0].tokens
+        job = held.stream._job
         held.end()
+        held.open("decode", [], {"max_tokens": 4}, None)
+        assert not held.ask(20, lambda n, item: given.put((n, item))), "it has not begun"
+        job.items.put("an end that is announced late, beside the next stream")
+        job.on_item()
+        assert given.empty()

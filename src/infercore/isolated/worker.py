@@ -74,8 +74,7 @@ class _Held:
         self.sampler: NotedSampler | None = None
         self.n_told = 0
         self.number = self.cancelled_to = 0
-        self._awaited: list[int] = []
-        self._awaited_lock = threading.Lock()
+        self._asking = threading.Lock()
         session.was_cancelled = lambda: self.number < self.cancelled_to
         session.sample_through(self._new_sampler)
 
@@ -149,13 +148,13 @@ class _Held:
         source = self.stream.source if isinstance(self.stream, ChatStream) else self.stream
         if not isinstance(source, PoolStream):
             return False
-        self._awaited[:] = [number]
+        awaited = [number]  # of this request alone: an earlier one may be called late
 
         def there() -> None:
-            with self._awaited_lock:  # who was late may call for an item that was taken before
-                if not self._awaited or source.is_empty:
+            with self._asking:  # who was late may call for an item that was taken before
+                if not awaited or source.is_empty:
                     return
-                found = self._awaited.pop(), source.given()
+                found = awaited.pop(), source.given()
             given(*found)
 
         return source.ask(there)
