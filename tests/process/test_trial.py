@@ -132,6 +132,16 @@ def test_another_content_or_other_options_are_tried_again(brittle):
     assert len(processes(path)) == 6
 
 
+def test_a_file_that_was_written_into_and_given_its_old_time_is_tried_again(brittle):
+    path = brittle("fine")
+    before = path.stat()
+    ic.load_model(path).close()
+    path.write_text("die ")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(ic.ModelFormatError, match="SIGABRT"):
+        ic.load_model(path)
+
+
 def test_a_large_file_that_is_compiled_late_is_tried_in_two_parts(brittle, monkeypatch):
     monkeypatch.setattr(trial, "_AT_ONCE_UP_TO_BYTES", 3)
     for word, lives in (("fine", True), ("die-late", False)):

@@ -268,8 +268,8 @@ def _keys(
     except OSError:
         return []
     place = [
-        [path, found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns]
-        for path, found in stats
+        [path, at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns]
+        for path, at in stats
     ]
     keys = [_hash(f"{how}|{json.dumps(place)}")]
     if keys[0] not in _known() and sum(found.st_size for _, found in stats) <= _HASH_UP_TO_BYTES:
