@@ -10,6 +10,7 @@ import pytest
 
 import infercore as ic
 from infercore import api
+from infercore.engine import plugin_checks
 from infercore.errors import (
     PluginError,
     PluginLoadError,
@@ -280,3 +281,11 @@ def test_a_sequence_that_a_restore_emptied_takes_tokens(reference_model):
         assert context.tokens() == []
         context.decode_one(7)
         assert (context.tokens(), context.n_past(), context.seq_pos_min(0)) == ([7], 1, 0)
+
+
+def test_what_has_no_text_is_named_by_its_type() -> None:
+    class Silent:
+        def __repr__(self) -> str:
+            raise ValueError("no text")
+
+    assert plugin_checks.shown(Silent()) == "Silent <Silent object>"

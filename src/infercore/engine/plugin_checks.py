@@ -27,7 +27,7 @@ def wrong(backend: str, call: str, what: str) -> PluginError:
 
 def shown(value: object) -> str:
     """Return ``value`` with its type, shortened."""
-    text = repr(value)
+    text = checks.shown(value)
     return f"{type(value).__name__} {text if len(text) <= _SHOWN else text[:_SHOWN] + '...'}"
 
 
