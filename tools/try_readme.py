@@ -46,7 +46,8 @@ def main() -> None:
             environment = {**kept, **places, "HF_ENDPOINT": hub.url}
             steps = newcomer.follow(clone, environment, install=True)
     for step in steps:
-        print(f"{'ok    ' if step.worked else 'FAILED'} {step.line}")
+        state = "FAILED" if not step.worked else "absent" if step.kind == newcomer.SKIPPED else "ok"
+        print(f"{state:<6} {step.line}")
         if not step.worked:
             print(step.said)
     missed = newcomer.left_out(steps)

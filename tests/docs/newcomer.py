@@ -27,6 +27,8 @@ SECONDS = 900  # for one command; the first one installs
 TYPED = "Where does Nadia live?\n"
 """What is typed where a command asks."""
 PROGRAM = "first.py"
+SKIPPED = "skipped"
+"""The kind of a step whose program is not here."""
 ACTIVATE = ". .venv/bin/activate"
 OTHER_MODEL = ('"pack:storyteller"', '"hf:ORG/REPO"')
 """What README says to replace in its program, and with what."""
@@ -107,7 +109,7 @@ def _command(shell: _Shell, line: str, *, install: bool) -> Iterator[Step]:
     if line.startswith("infercore serve"):
         yield shell.serve(line)
     elif line.startswith("curl") and shutil.which("curl") is None:
-        yield Step("command", line, worked=True, said="there is no curl here: not run")
+        yield Step(SKIPPED, line, worked=True, said="there is no curl here: not run")
     else:
         yield shell.run("command", line, said=f"{ACTIVATE} && {shell.at_our_port(line)}")
 

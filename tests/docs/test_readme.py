@@ -47,5 +47,9 @@ def test_every_line_works_as_written(engine: str, tmp_path: Path) -> None:
         done = newcomer.follow(folder, environment)
         assert hub.bodies(next(iter(hub.repos["ORG/REPO"])))
     assert [step.said for step in done if not step.worked] == []
-    assert {step.kind for step in done} == {"demo", "program", "command", "server"}
+    skipped = [step.said for step in done if step.kind == newcomer.SKIPPED]
+    kinds = {step.kind for step in done} - {newcomer.SKIPPED}
+    assert kinds == {"demo", "program", "command", "server"}
     assert newcomer.left_out(done) == []
+    if skipped:
+        pytest.skip("; ".join(skipped))

@@ -92,7 +92,7 @@ BROKEN = {
 @pytest.mark.parametrize("name", BROKEN)
 def test_what_is_none_is_refused(path: Path, name: str) -> None:
     path.write_bytes(BROKEN[name])
-    with pytest.raises(ic.ModelFormatError, match="is no control vector") as caught:
+    with pytest.raises(ic.ModelFormatError, match="is not a control vector") as caught:
         read(path)
     assert caught.value.path == str(path)
 

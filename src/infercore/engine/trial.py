@@ -236,8 +236,8 @@ def _last_line(text: str) -> str:
 def _death(path: str, code: int, err: str) -> MemoryError | ModelFormatError:
     if code == -getattr(signal, "SIGKILL", 0):
         return OutOfMemoryError(
-            f"the system ended the child process in which {path} was tried: there is no memory "
-            "for it"
+            f"the system killed the child process that tried {path}, because memory ran out; close "
+            "other programs, or use a smaller model"
         )
     name = signal.Signals(-code).name if code < 0 else f"code {code}"
     return ModelFormatError(

@@ -99,5 +99,5 @@ def _member(members: Sequence[Any], values: Sequence[Any], value: Any) -> Any:
 
 def _checked(value: Any, *, holds: bool, kind: Any) -> Any:
     if not holds:
-        raise MismatchError(f"{value!r} is no {getattr(kind, '__name__', kind)}")
+        raise MismatchError(f"{value!r} is not of type {getattr(kind, '__name__', kind)}")
     return value

@@ -52,7 +52,7 @@ def _of_file(path: str, n_layer: int, n_embd: int) -> FloatArray:
     try:
         with open_regular(path) as file:
             if file.read(len(gguf.MAGIC)) != gguf.MAGIC:
-                raise _wrong(path, "it is no GGUF file")
+                raise _wrong(path, "it is not a GGUF file")
             return _directions(file, gguf.read(path), path, (n_layer, n_embd))
     except (gguf.MalformedError, gguf.ImplausibleError) as error:
         raise _wrong(path, str(error)) from error
@@ -74,7 +74,9 @@ def _directions(
     for tensor in header.tensors.values():
         name = _TENSOR.fullmatch(tensor.name)
         if name is None:
-            raise _wrong(path, f"its tensor {tensor.name!r} is no direction of a layer from 1 on")
+            raise _wrong(
+                path, f"its tensor {tensor.name!r} is not a direction of a layer, from 1 on"
+            )
         if int(name[1]) >= n_layer:
             raise _wrong(
                 path, f"it has {tensor.name!r}, and the model's last layer is {n_layer - 1}"
@@ -101,4 +103,4 @@ def _numbers(file: BinaryIO, tensor: gguf.Tensor, n: int, path: str) -> FloatArr
 
 
 def _wrong(path: str, why: str) -> ModelFormatError:
-    return ModelFormatError(f"{path} is no control vector for this model: {why}", path=path)
+    return ModelFormatError(f"{path} is not a control vector for this model: {why}", path=path)
