@@ -288,4 +288,4 @@ def test_what_has_no_text_is_named_by_its_type() -> None:
         def __repr__(self) -> str:
             raise ValueError("no text")
 
-    assert plugin_checks.shown(Silent()) == "Silent <Silent object>"
+    assert plugin_checks.shown(Silent()).startswith("Silent <Silent ")
