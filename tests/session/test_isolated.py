@@ -646,3 +646,26 @@ def test_who_calls_late_for_an_item_takes_none_from_the_next_request(plain: Any)
         job.items.put("an end that is announced late, beside the next stream")
         job.on_item()
         assert given.empty()
+
+
+def test_a_task_that_is_cancelled_while_the_engine_starts_anew_leaves_its_session_free(
+    pool: Any,
+) -> None:
+    async def read(stream: Any) -> list[Any]:
+        return [chunk async for chunk in stream]
+
+    async def main() -> None:
+        async with await pool.aopen_session() as session:
+            await session.ensure_prefix(TEXTS[0])
+            stream = session.decode(max_tokens=20, ignore_eos=True)
+            await stream.__anext__()
+            kill(pool)
+            reading = asyncio.create_task(read(stream))
+            await asyncio.sleep(0.05)
+            reading.cancel()
+            with contextlib.suppress(asyncio.CancelledError):  # where it has not ended before
+                await reading
+            await stream.aclose()
+            assert await read(session.decode(max_tokens=2, ignore_eos=True))
+
+    asyncio.run(main())

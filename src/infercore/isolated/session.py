@@ -6,6 +6,7 @@ import asyncio
 import time
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import wait
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -31,7 +32,7 @@ from infercore.values.config import DecodeConfig
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Mapping, Sequence
-    from concurrent.futures import ThreadPoolExecutor
+    from concurrent.futures import Future, ThreadPoolExecutor
 
     from typing_extensions import Self
 
@@ -588,6 +589,7 @@ class IsolatedStream:
         self._opened = opened
         self._begun = False
         self._asked: Any = None
+        self._begun_anew: Future[StreamChunk | None] | None = None
         self.finished = False
 
     def __iter__(self) -> Self:
@@ -643,7 +645,8 @@ class IsolatedStream:
             await answered  # a task that is cancelled here closes the stream, which waits for it
         self._asked = None
         if asked is None or isinstance(asked.error, DeathError):
-            chunk = await loop.run_in_executor(self._session.waiters(), self._take, None)
+            self._begun_anew = self._session.waiters().submit(self._take, None)
+            chunk = await asyncio.wrap_future(self._begun_anew, loop=loop)
         else:
             chunk = self._take(asked)
         if chunk is None:
@@ -674,6 +677,10 @@ class IsolatedStream:
         if asked is not None:  # by a task that was cancelled
             self.cancel()
             asked.done.wait()
+        begun_anew = self._begun_anew
+        if begun_anew is not None and not begun_anew.done():  # it has the session
+            self.cancel()
+            wait([begun_anew])
         if not self.finished:
             self._session.end_alone(self._opened)
             self.finished = True
