@@ -313,14 +313,17 @@ def test_a_process_that_is_asked_whether_it_works_says_so_and_goes_on(
 
 def test_a_cancel_right_behind_its_call_is_heard(pool: Any, session: Any) -> None:
     process, target = pool.process, session._target
-    n_lost = 0
+    asked = {"max_tokens": 120, "temperature": 0, "ignore_eos": True}
+    session.ensure_prefix(TEXTS[0])
+    whole = session.generate(" b", **asked)
+    n_whole = 0
     for _ in range(8):
         session.ensure_prefix(TEXTS[0])
-        call = process.send(process.epoch, target, "generate", [" b"], {"max_tokens": 120})
+        call = process.send(process.epoch, target, "generate", [" b"], asked)
         process.send(process.epoch, target, "cancel")
         call.done.wait()
-        n_lost += call.error is None and len(call.result) >= 40
-    assert n_lost == 0
+        n_whole += call.error is None and call.result == whole
+    assert n_whole <= 1  # this thread may wait between its two lines; without the mark: 7 of 8
 
 
 @pytest.mark.parametrize(

@@ -278,6 +278,7 @@ def _cancel_alone(self: Any) -> None:
 def who_is_not_read_keeps_his_place(m: Any) -> None:
     m.setattr(pooling, "PATIENCE_S", 2.0)
     nothing(m, Scheduler, "_rest")
+    nothing(m, stepping.Stepping, "_steady")
     m.setattr(Scheduler, "_look_after", _cancel_alone)
 
     def compose(sequences: Any, budget: Any, costs: Any) -> Any:
