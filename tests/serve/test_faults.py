@@ -179,7 +179,8 @@ def test_a_backlog_of_one_key_shuts_out_no_other(pack_path: Path) -> None:
         ThreadPoolExecutor(24) as threads,
     ):
         of_a = [threads.submit(ask_as, served.url, "a", number) for number in range(24)]
-        eventually(lambda: sum(served.app._guard._n_active.values()) == 24)
+        # The first may be answered before the last is asked.
+        eventually(lambda: sum(served.app._guard._n_active.values()) >= 16)
         assert ask_as(served.url, "b", 0) == 200
         n_left = sum(not each.done() for each in of_a)
         assert {each.result() for each in of_a} == {200}
