@@ -512,6 +512,9 @@ def _guarded(
 ) -> GuardedModel:
     """Return the guard around a plugin's model; weights without one are freed."""
     try:
+        # Now: a Ctrl-C in an import that several threads wait for leaves them waiting.
+        import infercore.sampling.factory  # noqa: F401, PLC0415
+
         return GuardedModel(
             inner,
             descriptor=descriptor,

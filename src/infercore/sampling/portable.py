@@ -10,6 +10,7 @@ import secrets
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
+from numpy.random import PCG64, Generator
 
 from infercore.errors import (
     InvalidStateError,
@@ -100,7 +101,7 @@ class PortableSampler:
         self._rewind()
 
     def _rewind(self) -> None:
-        self._random = np.random.Generator(np.random.PCG64(self._seed))
+        self._random = Generator(PCG64(self._seed))
         self._history = TokenHistory(self._n_vocab, self._rules.counted_window)
         self._mu = chain.first_mu(self._config)
         self._last: _Step | None = None
