@@ -10,7 +10,16 @@ import infercore as ic
 from infercore.engine import window
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+
+def needs_of(model: Any, exact: dict[str, Any]) -> Callable[[int], int]:
+    def needs(n_ctx: int) -> int:
+        plan = model.plan_memory(n_ctx=n_ctx, **exact)
+        return int(plan.kv_bytes + plan.compute_bytes)
+
+    return needs
 
 
 def test_the_trained_window_where_it_fits(model: Any, exact: dict[str, Any]) -> None:
@@ -23,11 +32,7 @@ def test_the_trained_window_where_it_fits(model: Any, exact: dict[str, Any]) -> 
 def test_less_where_memory_is_short(
     model: Any, exact: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def needs(n_ctx: int) -> int:
-        plan = model.plan_memory(n_ctx=n_ctx, **exact)
-        return int(plan.kv_bytes + plan.compute_bytes)
-
-    trained = model.info.n_ctx_train
+    needs, trained = needs_of(model, exact), model.info.n_ctx_train
     assert needs(300) < needs(trained)
     free = (needs(300) + needs(trained)) // 2
     monkeypatch.setattr(window, "free_bytes", lambda: free * 10 // 9 + 10)
@@ -45,11 +50,7 @@ def test_less_where_memory_is_short(
 def test_a_pool_has_as_many_cells_as_memory_has_room_for(
     model: Any, exact: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def needs(n_ctx: int) -> int:
-        plan = model.plan_memory(n_ctx=n_ctx, **exact)
-        return int(plan.kv_bytes + plan.compute_bytes)
-
-    trained = model.info.n_ctx_train
+    needs, trained = needs_of(model, exact), model.info.n_ctx_train
     for n_tokens in (trained // 2, 3 * trained):
         room = needs(n_tokens)
         monkeypatch.setattr(window, "free_bytes", lambda room=room: room * 10 // 9 + 10)

@@ -161,7 +161,7 @@ class _Shell:
         return Step("server", line, answers, said)
 
     def end(self) -> None:
-        """Stop the server as Ctrl-C does."""
+        """Stop the server, which ends its answers first."""
         if self._server is not None and self._server.poll() is None:
             os.kill(self._server.pid, signal.SIGTERM)
             self._server.wait(SECONDS)

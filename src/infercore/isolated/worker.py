@@ -467,7 +467,7 @@ class Worker:
     def _die_of(self, suspects: Sequence[Any]) -> None:
         """End: an engine that failed for good may be wrong from then on in all of its process.
 
-        OpenVINO gives wrong logits in new contexts once an allocation of an older one has failed.
+        Seen with OpenVINO: wrong logits in new contexts once an allocation of an older one failed.
         """
         found = (self._ids.get(id(sequence)) for sequence in suspects)
         self._board.begin([number for number in found if number is not None], self._expected())
