@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -23,16 +22,12 @@ class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.index: PrefixIndex[int] = PrefixIndex()
-        self.held: OrderedDict[int, tuple[object, list[int]]] = OrderedDict()
-        self.pins: dict[int, int] = {}
+        self.held: dict[int, tuple[object, list[int]]] = {}
 
     @rule(holder=HOLDERS, key=KEYS, tokens=TOKENS)
     def put(self, holder: int, key: object, tokens: list[int]) -> None:
-        if self.held.get(holder, (key,))[0] != key:
-            self.pins.pop(holder, None)
         self.index.put(holder, key, tokens)
         self.held[holder] = (key, tokens)
-        self.held.move_to_end(holder)
 
     @precondition(lambda self: self.held)
     @rule(data=st.data(), tokens=TOKENS)
@@ -54,24 +49,6 @@ class Machine(RuleBasedStateMachine):
     def drop(self, holder: int) -> None:
         self.index.drop(holder)
         self.held.pop(holder, None)
-        self.pins.pop(holder, None)
-
-    @precondition(lambda self: self.held)
-    @rule(data=st.data())
-    def pin(self, data: st.DataObject) -> None:
-        holder = data.draw(st.sampled_from(list(self.held)))
-        self.index.pin(holder)
-        self.pins[holder] = self.pins.get(holder, 0) + 1
-
-    @precondition(lambda self: self.pins)
-    @rule(data=st.data())
-    def unpin(self, data: st.DataObject) -> None:
-        holder = data.draw(st.sampled_from(list(self.pins)))
-        self.index.unpin(holder)
-        self.pins[holder] -= 1
-        if not self.pins[holder]:
-            del self.pins[holder]
-        self.held.move_to_end(holder)
 
     @rule(key=KEYS, tokens=TOKENS, but=HOLDERS)
     def find(self, key: object, tokens: list[int], but: int) -> None:
@@ -106,20 +83,6 @@ class Machine(RuleBasedStateMachine):
             assert self.index.n_held(holder) == len(held)
 
     @invariant()
-    def counts_what_one_has_alone(self) -> None:
-        for holder, (key, held) in self.held.items():
-            others = [
-                common_prefix(held, tokens)
-                for other, (of, tokens) in self.held.items()
-                if other != holder and of == key
-            ]
-            assert self.index.n_alone(holder) == len(held) - max(others, default=0)
-
-    @invariant()
-    def coldest_first_and_never_a_pinned_one(self) -> None:
-        assert list(self.index.coldest()) == [h for h in self.held if h not in self.pins]
-
-    @invariant()
     def nodes_are_few(self) -> None:
         """A tree of n holders has at most 2n nodes, but for labels that lie in two buffers."""
         assert _n_nodes(self.index) <= 2 * sum(1 + len(t) for _, t in self.held.values())
@@ -149,7 +112,6 @@ def test_two_that_grow_in_step_stay_one_path() -> None:
         index.extend("a", [token + 50])
     assert index.find("", list(range(5000)), but="a") == Match("b", 4000)
     assert _n_nodes(index) == 3
-    assert index.n_alone("a") == 50
 
 
 def test_a_key_is_never_found_from_another() -> None:

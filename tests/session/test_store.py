@@ -121,7 +121,6 @@ def test_without_a_folder_the_least_recently_used_are_gone() -> None:
     assert load(store, [0]) is None
     assert load(store, [2]) is not None
     assert not store.put("", ID, [9], bytes(5000))
-    assert Store().is_off
 
 
 def test_the_folder_is_bounded_and_the_least_recently_used_go(tmp_path: Path) -> None:

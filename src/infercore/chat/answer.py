@@ -69,11 +69,6 @@ class AnswerReader:
         )
         self.n_calls = 0
 
-    @property
-    def in_thought(self) -> bool:
-        """Whether a thought is open."""
-        return self._thoughts is not None and self._thoughts.inside
-
     def push(self, text: str | RawText) -> Piece:
         """Return what ``text`` completes."""
         text = RawText.of(text)

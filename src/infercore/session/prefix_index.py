@@ -8,7 +8,6 @@ that grows token by token appends in place. Pure: it knows no engine and no lock
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import attrs
@@ -16,7 +15,7 @@ import attrs
 from infercore.session.tape import common_prefix
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator, KeysView, Sequence
+    from collections.abc import Hashable, KeysView, Sequence
 
 H = TypeVar("H", bound="Hashable")
 
@@ -57,7 +56,7 @@ class _Node(Generic[H]):
 
 
 class PrefixIndex(Generic[H]):
-    """The longest prefix that any sequence holds, by key; and who was used last.
+    """The longest prefix that any sequence holds, by key.
 
     ``find``, ``put``, ``extend`` and ``cut`` take time in proportion to the tokens concerned,
     whoever else holds what. Holders are what callers take for sequences: anything hashable.
@@ -67,8 +66,6 @@ class PrefixIndex(Generic[H]):
         self._roots: dict[Hashable, _Node[H]] = {}
         self._ends: dict[H, _Node[H]] = {}
         self._keys: dict[H, Hashable] = {}
-        self._pins: dict[H, int] = {}
-        self._used: OrderedDict[H, None] = OrderedDict()
 
     def __contains__(self, holder: H) -> bool:
         return holder in self._ends
@@ -95,10 +92,6 @@ class PrefixIndex(Generic[H]):
         for node in reversed(self._path(holder)):
             tokens += node.buffer[node.low : node.high]
         return tokens
-
-    def n_alone(self, holder: H) -> int:
-        """Return how many of its tokens no other holder has: about what dropping it would free."""
-        return sum(len(node) for node in self._path(holder) if len(node.holders) == 1)
 
     def _path(self, holder: H) -> list[_Node[H]]:
         """Return the nodes of ``holder`` from its end to below the root."""
@@ -159,7 +152,6 @@ class PrefixIndex(Generic[H]):
                 break
         self.cut(holder, n)
         self.extend(holder, wanted[n:])
-        self.touch(holder)
 
     def _enter(self, holder: H, key: Hashable) -> None:
         if holder in self._ends:
@@ -270,37 +262,3 @@ class PrefixIndex(Generic[H]):
         del root.holders[holder]
         if not root.holders:
             del self._roots[key]
-        self._pins.pop(holder, None)
-        self._used.pop(holder, None)
-
-    def pin(self, holder: H) -> None:
-        """Keep ``holder`` out of `coldest` until it is unpinned as often as it was pinned."""
-        self._pins[holder] = self._pins.get(holder, 0) + 1
-
-    def unpin(self, holder: H) -> None:
-        """Take one pin of ``holder`` back; it counts as used now."""
-        n = self._pins[holder] - 1
-        if n:
-            self._pins[holder] = n
-        else:
-            del self._pins[holder]
-        self.touch(holder)
-
-    def is_pinned(self, holder: H) -> bool:
-        """Return whether ``holder`` is pinned."""
-        return holder in self._pins
-
-    def touch(self, holder: H) -> None:
-        """Say that ``holder`` was used now."""
-        if holder in self._ends:
-            self._used[holder] = None
-            self._used.move_to_end(holder)
-
-    def coldest(self) -> Iterator[H]:
-        """Yield the holders that are not pinned, least recently used first.
-
-        What was found may change what is held: each is looked up anew.
-        """
-        for holder in list(self._used):
-            if holder in self._used and holder not in self._pins:
-                yield holder

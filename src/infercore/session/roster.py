@@ -27,11 +27,6 @@ class Roster:
         self.alone: deque[Job] = deque()
         self._age = 0
 
-    @property
-    def has_work(self) -> bool:
-        """Whether a step could do something."""
-        return bool(self.running or self.waiting)
-
     def every(self) -> list[Job]:
         """Return all of them."""
         return [*self.running, *self.waiting, *self.resting]

@@ -71,11 +71,6 @@ class Store:
         self.n_bytes = 0
         """Bytes of host memory that are used."""
 
-    @property
-    def is_off(self) -> bool:
-        """Whether there is no place at all to move a sequence to."""
-        return not self._most_bytes and self._folder is None
-
     def put(self, namespace: str, identity: str, tokens: Sequence[int], data: bytes) -> bool:
         """Store ``data``, which holds ``tokens``; return whether it is stored now."""
         entry = _Entry(Key.of(namespace, identity), tuple(tokens), bytes(data))

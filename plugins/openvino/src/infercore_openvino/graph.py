@@ -139,11 +139,6 @@ def count_params(model: Any) -> int:
 # -- the paged form ----------------------------------------------------------------------------
 
 
-def has_paged_transformation() -> bool:
-    """Return whether this engine can make the paged form (a module of its own that may go)."""
-    return _transformation() is not None
-
-
 def _transformation() -> Any:
     try:
         from openvino._offline_transformations import paged_attention_transformation  # noqa: PLC0415  (no public name)
