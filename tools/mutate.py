@@ -87,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--goal", type=float, default=0.0, help="the least adjusted score")
     parser.add_argument("--minutes", type=float, default=None, help="stop after so long")
     parser.add_argument(
-        "--budget", type=float, default=None, help="seconds of others' laws a mutant: a lower bound"
+        "--budget", type=float, default=None, help="seconds of laws a mutant: a lower bound"
     )
     parser.add_argument("--baseline", help="keep what the unchanged subject does in this file")
     parser.add_argument("--again", help="only what survived, and is in this file of --json")

@@ -157,6 +157,7 @@ def test_the_toy_that_mutants_are_made_from_keeps_every_law(tmp_path: Path) -> N
         "TOK-18",
         "ENC-8",
         "LORA-2",
+        "LORA-29",
         "STATE-23",
         "THREAD-6",
         "THREAD-7",

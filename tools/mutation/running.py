@@ -36,6 +36,7 @@ KILLED, CRASHED, TIMED_OUT, SURVIVED, LEFT_OUT = (
 NEVER_RUN = "no law runs this line"
 MAX_BYTES = 12 * 2**30
 _MARK = "#subject"
+_OTHERS = 4  # times later than a law of the mutant's own groups another comes
 
 
 @attrs.frozen
@@ -367,13 +368,13 @@ def judged(
     *,
     budget_s: float | None = None,
 ) -> Verdict:
-    """Return what becomes of a mutant: laws of its own groups are tried first.
+    """Return what becomes of a mutant: laws of its own groups are tried sooner than others.
 
     ``budget_s`` bounds the time that its laws take on the unchanged code, so that a survivor may
     be one that a law not tried would see.
     """
     own = set(runner.subject.files[mutant.file])
-    steps = _within(_ordered(runner, mutant, baseline, popular), own, baseline, budget_s)
+    steps = _within(_ordered(runner, mutant, baseline, popular), baseline, budget_s)
     if not steps:
         return Verdict(mutant=mutant, outcome=SURVIVED, reason=NEVER_RUN)
     seconds = {step.label: baseline.seconds[step] for step in steps}
@@ -402,22 +403,14 @@ def judged(
     return Verdict(outcome=outcome, reason=reason, own=group in own, **told)
 
 
-def _within(
-    steps: list[Step], own: set[str], baseline: Baseline, budget_s: float | None
-) -> list[Step]:
-    """Those of the mutant's own groups, and the first of the others that take ``budget_s``.
-
-    A law of its own group that runs on the first rig too counts as another on later ones.
-    """
+def _within(steps: list[Step], baseline: Baseline, budget_s: float | None) -> list[Step]:
+    """Return the first steps that take ``budget_s`` together, all of them for None."""
     if budget_s is None:
         return steps
-    first = {step.law for step in steps if not step.rig}
     kept: list[Step] = []
     for step in steps:
-        is_free = step.group in own and not (step.rig and step.law in first)
-        if not is_free:
-            budget_s -= baseline.seconds[step]
-        if is_free or budget_s >= 0:
+        budget_s -= baseline.seconds[step]
+        if budget_s >= 0:
             kept.append(step)
     return kept
 
@@ -425,7 +418,7 @@ def _within(
 def _ordered(
     runner: Runner, mutant: Mutant, baseline: Baseline, popular: Mapping[str, int]
 ) -> list[Step]:
-    """The steps that can show the mutant: its own groups first, then what kills cheaply."""
+    """The steps that can show the mutant: what has killed others at a small cost comes first."""
     if mutant.at_import:
         steps = [step for step in baseline.seconds if baseline.outcomes[step] != "n/a"]
     else:
@@ -443,7 +436,7 @@ def _ordered(
 
     def worth(step: Step) -> tuple[Any, ...]:
         cost = (0.02 + baseline.seconds[step]) / (1 + popular.get(step.label, 0))
-        return step.group not in own, step.rig, cost
+        return step.rig, cost if step.group in own else _OTHERS * cost
 
     return sorted(steps, key=worth)
 

@@ -100,6 +100,7 @@ class Way:
     rope_base: float | None = None
     rope_scale: float = 1.0
     yarn: Yarn | None = None
+    attn_factor: float = 1.0
     causal: bool = True
     added: Mapping[int, Any] = attrs.field(factory=dict)
 
@@ -213,7 +214,7 @@ class Oracle:
         scales = way.rope_scale * (1 - plain) + plain
         turns = np.outer(positions, scales * base ** (-np.arange(half) / half))
         longer = 1.0 if way.yarn is None else 1 - 0.1 * math.log(way.rope_scale)
-        turn = longer * np.exp(1j * turns)[:, None, :]
+        turn = way.attn_factor * longer * np.exp(1j * turns)[:, None, :]
         turned = (x[..., :half] + 1j * x[..., half:]) * turn
         return np.concatenate([turned.real, turned.imag], axis=-1)
 

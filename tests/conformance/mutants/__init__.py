@@ -87,6 +87,7 @@ def load_all() -> dict[str, Mutant]:
         of_attention,
         of_children,
         of_contexts,
+        of_corners,
         of_decoding,
         of_encoders,
         of_files,

@@ -29,7 +29,15 @@ _OF_INFO = {
     "n_head": "attention.head_count",
     "sliding_window": "attention.sliding_window",
 }
-_IDS = {"bos": "bos_token_id", "eos": "eos_token_id"}
+_IDS = {
+    "bos": "bos_token_id",
+    "eos": "eos_token_id",
+    "sep": "seperator_token_id",
+    "pad": "padding_token_id",
+}
+_KINDS = {1: "normal", 2: "unknown", 3: "control", 4: "user_defined", 5: "unused", 6: "byte"}
+_SCORED = ("llama", "t5")
+_SOME = 2000
 _BYTES_OF_32 = {0: 128, 1: 64, 2: 18, 8: 34, 30: 64}
 """Bytes of 32 numbers by ggml's type: f32, f16, q4_0, q8_0, bf16."""
 _F16, _I32, _NO_TYPE = 1, 26, 99
@@ -87,6 +95,23 @@ def _as_header(model: Any, header: gguf.Header) -> None:
             equal(getattr(model.tokenizer, name), asked, name)
     template = metadata.get("tokenizer.chat_template")
     equal(model.tokenizer.chat_template, template, "the chat template")
+    _compare_kinds(model.tokenizer, metadata)
+
+
+def _compare_kinds(tokenizer: Any, metadata: Any) -> None:
+    """Compare kinds and scores; an engine may know more tokens for control tokens than the file."""
+    kinds = metadata.get("tokenizer.ggml.token_type") or ()
+    scores = metadata.get("tokenizer.ggml.scores") or ()
+    is_scored = metadata.get("tokenizer.ggml.model") in _SCORED
+    for token, kind in enumerate(kinds[:_SOME]):
+        found = tokenizer.token_kind(token)
+        if kind in _KINDS and found != "control":
+            equal(found, _KINDS[kind], f"the kind of token {token}")
+        that(kind != 6 or found == "byte", f"token {token}, a byte, is of kind {found!r}")  # noqa: PLR2004
+    for token, score in enumerate(scores[:_SOME] if is_scored else ()):
+        equal(tokenizer.token_score(token), score, f"the score of token {token}")
+    if not is_scored:
+        equal(tokenizer.token_score(0), None, "the score of a token, where files have none")
 
 
 def _compare(info: Any, said: dict[str, Any]) -> None:
@@ -128,12 +153,24 @@ def _as_folder(model: Any, folder: Path) -> None:
     _compare(info, said)
     if isinstance(config.get("model_type"), str):
         equal(info.architecture, config["model_type"], "architecture")
+    _compare_named(model.tokenizer, folder / "tokenizer_config.json")
     weights = folder / "model.safetensors"
     if weights.is_file():
         shapes, n_bytes = _of_safetensors(weights)
         equal(info.n_params, sum(shapes), "n_params")
         fits = n_bytes <= info.size_bytes <= weights.stat().st_size
         that(fits, f"size_bytes is {info.size_bytes}, of weights there are {n_bytes}")
+
+
+def _compare_named(tokenizer: Any, file: Path) -> None:
+    """Compare what a tokenizer's config names with what the ids stand for."""
+    named = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    for name in _IDS:
+        text = named.get(f"{name}_token")
+        text = text.get("content") if isinstance(text, dict) else text
+        token = getattr(tokenizer, name)
+        if isinstance(text, str) and token is not None:
+            equal(tokenizer.token_bytes(token), text.encode(), f"the token that {name} names")
 
 
 def _slides(config: dict[str, Any]) -> bool:

@@ -84,6 +84,7 @@ def check_native_penalties(rig: Rig) -> None:
     context, row = sampling._row(rig)  # noqa: SLF001  (the same row as in other laws)
     a, b, c, d, e = sampling._best(row, 5)  # noqa: SLF001
     other = rig.tokens(9)
+    _check_long_ago(rig, context, row)
     said = [*other, a, b, c, d, *other[:4], a, b, c, e, b, a, *other, a, b, c, a, a, b]
     for fields in _PENALTIES:
         for before in (*(said[:n] for n in LENGTHS), [a, b, c, a, b], [a], []):
@@ -99,6 +100,35 @@ def check_native_penalties(rig: Rig) -> None:
                 chosen, found = portable.sample(context), native.sample(context)
                 equal(found, chosen, f"token {i} after {before} with {fields}")
     _check_bias(rig, context, row)
+
+
+_BEFORE_CUTS: tuple[dict[str, Any], ...] = (
+    {"repeat_penalty": 10.0},
+    {"presence_penalty": 30.0, "frequency_penalty": 2.0},
+    {"dry_multiplier": 30.0, "dry_allowed_length": 1, "dry_sequence_breakers": ()},
+)
+
+
+def _check_long_ago(rig: Rig, context: Any, row: Any) -> None:
+    """A window reaches as far as it says, and penalties come before what cuts to one token."""
+    best = sampling._best(row, 3)  # noqa: SLF001
+    others = [token for token in rig.tokens(150) if token not in best]
+    asked: list[tuple[dict[str, Any], list[int]]] = [
+        ({"temperature": 0, "repeat_penalty": 10.0, "penalty_last_n": n}, [*best, *others])
+        for n in (-1, len(others), len(others) + 1, len(others) + 3)
+    ]
+    to_one: dict[str, Any] = {"temperature": 1.0, "top_k": 1}
+    asked += [({**to_one, **fields}, [*best, best[0], *best]) for fields in _BEFORE_CUTS]
+    for fields, said in asked:
+        try:
+            native = rig.sampler(**{**sampling.PLAIN, **fields}, implementation="native")
+        except UnsupportedFeatureError:
+            continue
+        portable = rig.sampler(**{**sampling.PLAIN, **fields})
+        for sampler in (portable, native):
+            sampler.observe(said)
+        chosen = [portable.sample(context) for _ in range(3)]
+        equal([native.sample(context) for _ in range(3)], chosen, f"tokens with {fields}")
 
 
 def _check_bias(rig: Rig, context: Any, row: Any) -> None:

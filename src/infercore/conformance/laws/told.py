@@ -79,6 +79,11 @@ def _size(path: str) -> int:
     )
 
 
+_BETAS = {"beta_fast": 1.5, "beta_slow": 0.05}
+_RAMP = {"yarn_orig_ctx": 64, **{f"yarn_{name}": value for name, value in _BETAS.items()}}
+"""Of these the ramp lies within the frequencies of heads of 16 numbers and more."""
+
+
 @law("CAP-23", since="1.2")
 def check_rope_options_are_used(rig: Rig) -> None:
     """Another RoPE base or scale, and YaRN, give the oracle's logits or are refused."""
@@ -95,6 +100,15 @@ def check_rope_options_are_used(rig: Rig) -> None:
         ({**linear, "rope_freq_base": 20_000.0}, Way(rope_base=20_000.0, rope_scale=0.5)),
         (yarn, Way(rope_scale=0.25, yarn=Yarn(orig_ctx=trained))),
         (longer, Way(rope_scale=0.25, yarn=mixed)),
+        ({**yarn, **_RAMP}, Way(rope_scale=0.25, yarn=Yarn(orig_ctx=64, **_BETAS))),
+        (
+            {**yarn, **_RAMP, "yarn_ext_factor": 0.5},
+            Way(rope_scale=0.25, yarn=Yarn(orig_ctx=64, ext_factor=0.5, **_BETAS)),
+        ),
+        (
+            {**yarn, "yarn_ext_factor": 0.0, "yarn_attn_factor": 1.5},
+            Way(rope_scale=0.25, attn_factor=1.5),
+        ),
         ({"rope_scaling_type": "none"}, Way()),
     ):
         row = _row(rig, tokens, **fields)

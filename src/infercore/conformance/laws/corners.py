@@ -1,0 +1,220 @@
+"""Where two features meet: embeddings and rows, shifts and aborts, two files of one name."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from infercore.conformance.expect import equal, that
+from infercore.conformance.law import law
+from infercore.conformance.laws.memory import need_proc, own_mib
+from infercore.errors import (
+    DecodeAbortedError,
+    InvalidInputError,
+    UnsupportedFeatureError,
+)
+from infercore.values.config import AdapterSpec
+
+if TYPE_CHECKING:
+    from infercore.conformance.rig import Rig
+
+REFUSED = (UnsupportedFeatureError, InvalidInputError)
+
+
+# -- rows ------------------------------------------------------------------------------------------
+
+
+@law("DEC-47", needs="embeddings", since="1.2")
+def check_rows_while_embeddings_are_made(rig: Rig) -> None:
+    """While embeddings are made, row i is still that of the i-th token that was to have one."""
+    tokens = rig.tokens(14)
+    wanted = (2, 3, 9, 13)
+    expected = [rig.cold(tokens[: i + 1]) for i in wanted]
+    try:
+        context = rig.context(embeddings=True)
+    except REFUSED:
+        rig.leave("embeddings and logits are not made together")
+    if context.capabilities.multi_sequence:
+        context.decode_batch([(token, (0,), i in wanted) for i, token in enumerate(tokens)])
+        _compare_rows(rig, context, expected, "a batch with embeddings")
+        equal(len(context.embeddings()), len(tokens), "vectors of the batch")
+        context.clear()
+    context.decode(tokens[:4])
+    rig.near(context.logits(), expected[1], "the last row with embeddings")
+    context.set_embeddings(False)
+    context.clear()
+    if context.capabilities.logits_all:
+        context.decode(tokens, logits="all")
+        equal(context.n_outputs, len(tokens), "rows, embeddings switched off")
+        rig.near(context.logits(9), expected[2], "a row, embeddings switched off")
+
+
+def _compare_rows(rig: Rig, context: Any, expected: list[Any], what: str) -> None:
+    equal(context.n_outputs, len(expected), f"rows of {what}")
+    for i, row in enumerate(expected):
+        rig.near(context.logits(i), row, f"row {i} of {what}")
+
+
+# -- moving ----------------------------------------------------------------------------------------
+
+
+@law("KV-47", needs="shift", since="1.2")
+def check_an_abort_after_a_shift(rig: Rig) -> None:
+    """Wherever the first step after a shift is aborted, it is as if it had not been tried."""
+    tokens, more = rig.tokens(60), rig.tokens(5)
+
+    def shifted() -> Any:
+        context = rig.context()
+        context.decode(tokens)
+        context.seq_remove(0, 7, 19)
+        context.seq_shift(0, 19, -1, -12)
+        return context
+
+    def rows_of(context: Any) -> list[Any]:
+        context.decode(more)
+        first = np.array(context.logits())
+        context.decode_one(more[0])
+        return [first, np.array(context.logits())]
+
+    expected = rows_of(shifted())
+    for n_asked in (1, 2, 3, 5, 9, 17):
+        context = shifted()
+        asked: list[int] = []
+
+        def stop(asked: list[int] = asked, most: int = n_asked) -> bool:
+            asked.append(1)
+            return len(asked) >= most
+
+        context.set_abort_callback(stop)
+        with contextlib.suppress(DecodeAbortedError):
+            context.decode(more)
+            context.seq_remove(0, 48, -1)  # nobody was asked so often
+        context.set_abort_callback(None)
+        equal(context.n_past(), 48, f"what is held after question {n_asked}")
+        for row, wanted in zip(rows_of(context), expected, strict=True):
+            rig.near(row, wanted, f"after an abort at question {n_asked}")
+
+
+# -- threads ---------------------------------------------------------------------------------------
+
+
+@law("THREAD-30", since="1.2")
+def check_threads_given_at_opening(rig: Rig) -> None:
+    """Threads asked for when a context is opened are those in force, or they are refused."""
+    for n in (1, 2):
+        try:
+            context = rig.context(n_ctx=64, n_threads=n, n_threads_batch=n)
+        except UnsupportedFeatureError:
+            continue
+        found = tuple(context.effective[name] for name in ("n_threads", "n_threads_batch"))
+        equal(found, (n, n), f"effective threads, {n} asked for")
+        threads = rig.observe(context, 0).threads if rig.observe is not None else None
+        if threads is not None:
+            equal(threads, (n, n), f"the engine's own threads, {n} asked for")
+        context.decode(rig.tokens(4))
+
+
+# -- texts -----------------------------------------------------------------------------------------
+
+
+@law("TOK-39", since="1.2")
+def check_a_text_of_many_thousand_tokens(rig: Rig) -> None:
+    """A text far beyond the window is encoded whole, and comes back whole."""
+    n = max(1, _MANY // max(1, len(rig.story)))
+    text = "\n".join([rig.story] * n)
+    ids = rig.tokenizer.encode(text, add_special=False)
+    data = b"".join(map(rig.tokenizer.token_bytes, ids[-200:]))
+    that(text.encode().endswith(data.lstrip()), f"the last of {len(ids)} tokens are not the end")
+    equal(len(rig.tokenizer.decode(ids)), len(text), f"characters of {len(ids)} tokens")
+
+
+_MANY = 60_000
+"""Characters."""
+
+
+# -- adapters --------------------------------------------------------------------------------------
+
+
+@law("LORA-29", needs="lora", since="1.2")
+def check_two_adapters_of_one_name(rig: Rig) -> None:
+    """An adapter is known by its file, not by its name: another one in its place is another one."""
+    if rig.adapter is None:
+        rig.leave("the rig has no adapter")
+    tokens, context = rig.tokens(7), rig.context()
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for part in ("one", "two"):
+            source, target = Path(rig.adapter), Path(folder) / part / Path(rig.adapter).name
+            target.parent.mkdir()
+            shutil.copytree(source, target) if source.is_dir() else shutil.copy(source, target)
+            if part == "two" and not _weaken(target):
+                rig.leave("where the adapter's file has its weights is not known here")
+            context.set_adapters([AdapterSpec(path=str(target))])
+            context.clear()
+            context.decode(tokens)
+            rows.append(np.array(context.logits()))
+        gap = float(np.abs(rows[0] - rows[1]).max())
+        that(gap > 0, "of two files of the same name the second gives the bits of the first")
+        # And one that is written anew where it lies, as after another training.
+        changed = Path(folder) / "one" / Path(rig.adapter).name
+        _weaken(changed)
+        again = rig.context(adapters=[AdapterSpec(path=str(changed))])
+        again.decode(tokens)
+        rig.near(again.logits(), rows[1], "an adapter whose file was written anew")
+
+
+_WEIGHTS = (".gguf", ".safetensors")
+
+
+def _weaken(where: Path) -> bool:
+    """Zero the numbers in the last eighth of the file with the weights; False without one."""
+    files = [f for f in where.rglob("*") if f.is_file()] if where.is_dir() else [where]
+    file = max(files, key=lambda each: each.stat().st_size)
+    if file.suffix not in _WEIGHTS:
+        return False
+    file.chmod(0o600)
+    data = bytearray(file.read_bytes())
+    n = len(data) // 8 // 64 * 64
+    data[-n:] = bytes(n)
+    file.write_bytes(data)
+    return True
+
+
+# -- samplers --------------------------------------------------------------------------------------
+
+N_SAMPLERS, SAMPLER_MIB = 24, 24
+_WINDOW = 2**20
+
+
+@law("MEM-30", tier="process", since="1.2")
+def check_samplers_are_given_back(rig: Rig) -> None:
+    """Samplers that were closed, and their clones, leave no memory behind."""
+    need_proc(rig)
+
+    def use(kind: str, window: int) -> None:
+        fields = {"repeat_penalty": 1.1, "penalty_last_n": window, "implementation": kind}
+        with contextlib.closing(rig.model.new_sampler(**fields)) as sampler:
+            sampler.observe(rig.tokens(3))
+            sampler.clone().close()
+
+    kinds = ["portable"]
+    if rig.model.capabilities.native_sampler:
+        kinds.append("native")
+    for kind in kinds:
+        window = _WINDOW
+        try:
+            use(kind, window)
+        except UnsupportedFeatureError:
+            window = 64
+        for _ in range(3):
+            use(kind, window)
+        before = own_mib()
+        for _ in range(N_SAMPLERS):
+            use(kind, window)
+        left = own_mib() - before
+        that(left < SAMPLER_MIB, f"{N_SAMPLERS} closed {kind} samplers left {left:.0f} MiB")
