@@ -176,6 +176,36 @@ def test_a_first_token_waits_for_no_step_behind_it(
             assert list(stream)
 
 
+def test_a_call_has_its_sequences_in_their_order(
+    reference: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine with cells apart evaluates neighbours together, and cuts a call elsewhere."""
+    calls: list[list[int]] = []
+    with reference.new_pool(n_parallel=4, n_ctx=128, batching="always", n_step_tokens=64) as pool:
+        kind = type(pool.owner.scheduler.context)
+        each, spans = kind.decode_each, kind.decode_spans
+
+        def seen_each(self: Any, tokens: Any, seq_ids: Any) -> Any:
+            calls.append(list(seq_ids))
+            return each(self, tokens, seq_ids)
+
+        def seen_spans(self: Any, found: Any) -> Any:
+            calls.append([seq_id for seq_id, *_ in found])
+            return spans(self, found)
+
+        monkeypatch.setattr(kind, "decode_each", seen_each)
+        monkeypatch.setattr(kind, "decode_spans", seen_spans)
+        sessions = [pool.open_session() for _ in range(4)]
+        for session, text in zip(sessions, TEXTS, strict=False):
+            session.ensure_prefix(text)
+        streams = [s.decode(max_tokens=12, ignore_eos=True) for s in reversed(sessions)]
+        late = pool.open_session()
+        assert all(next(stream).tokens for stream in streams)
+        in_threads(*(lambda s=s: list(s) for s in streams), lambda: late.ensure_prefix("tick tock"))
+    assert any(len(ids) > 1 for ids in calls)
+    assert all(ids == sorted(ids) for ids in calls), calls
+
+
 def test_too_many_calls_are_refused_before_any_change(reference: Any) -> None:
     with reference.new_pool(n_parallel=1, max_waiting=1, n_ctx=256, n_step_tokens=1) as pool:
         first, second, third = (pool.open_session() for _ in range(3))

@@ -106,7 +106,7 @@ class Stepping:
         n = min(n, self._costs.per_call(len(running)))
         if n < 2:  # noqa: PLR2004
             return None
-        jobs: list[Any] = [*longest_waiting(running, n)]
+        jobs: list[Any] = sorted(longest_waiting(running, n), key=_place)
         if engine.is_shared:
             return jobs if engine.n_free(jobs[0].sequence) >= n else None
         return jobs if all(engine.n_free(job.sequence) for job in jobs) else None
@@ -185,6 +185,7 @@ class Stepping:
 
     def _run(self, parts: Parts) -> None:
         """Make one engine call of ``parts``, and let those that have caught up choose."""
+        parts.sort(key=lambda part: _place(part[0]))
         self._tally.n_steps += 1
         started = time.perf_counter()
         for job, n in parts:
@@ -283,6 +284,15 @@ class Stepping:
                 self.lone.discard(job.sequence)
             if first is not None:
                 self._choosing.caught_up(job, first)
+
+
+def _place(job: Job) -> int:
+    """Return where ``job`` stands in a call: in the order of the engine's sequences.
+
+    An engine with cells for each sequence evaluates neighbours at once: llama.cpp cuts a call
+    wherever an id does not follow the one before it, and each part reads all weights anew.
+    """
+    return job.sequence.own_id
 
 
 def _leave_out_guesses(job: Job, n: int) -> None:
