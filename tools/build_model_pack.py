@@ -1,4 +1,4 @@
-"""Builds the storyteller and the agent of the model pack anew: training, formats, golden outputs.
+"""Builds the storyteller, its draft and the agent anew: training, formats, golden outputs.
 
     python tools/build_model_pack.py --work DIR
 
@@ -14,14 +14,14 @@ import shutil
 from pathlib import Path
 
 import build_agent
+import build_draft
 import torch
 from model_pack import corpus, export, golden, tokenizer, train
+from model_pack.corpus import CORPUS_SEED, HELD_OUT_SEED, N_DOCUMENTS, N_HELD_OUT
 from tokenizers import Tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE_DATA = ROOT / "models" / "src" / "infercore_models" / "data"
-N_DOCUMENTS, N_HELD_OUT = 20_000, 400
-CORPUS_SEED, HELD_OUT_SEED = 1, 2
 N_TOKENS = 5_500_000
 
 
@@ -110,6 +110,7 @@ def main() -> None:
     build_golden(work, hf)
     install(work)
     torch.set_num_threads(1)
+    build_draft.build(work / "draft")
     build_agent.build(work / "agent")
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import infercore_models
 
-MAX_SIZE_BYTES = 26_000_000
+MAX_SIZE_BYTES = 26_500_000
 EVERY_FORMAT = [(name, form) for name, forms in infercore_models.names().items() for form in forms]
 NAMES = ["storyteller", "agent"]
 
@@ -39,6 +39,21 @@ def test_the_agent_has_a_template_for_tools(form: str) -> None:
     template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
     for word in ("tools", "tool_calls", "reasoning_content", "enable_thinking"):
         assert word in template
+
+
+def test_the_draft_is_an_eighth_of_the_storyteller_with_its_vocabulary() -> None:
+    forms = infercore_models.names()["storyteller-draft"]
+    assert forms == ("gguf-f32", "openvino")
+    sizes = [
+        infercore_models.path(name, "openvino").joinpath("openvino_model.bin").stat().st_size
+        for name in ("storyteller-draft", "storyteller")
+    ]
+    assert sizes[0] < sizes[1] / 7
+    told = [
+        json.loads((infercore_models.path(name, "openvino") / "tokenizer.json").read_text("utf-8"))
+        for name in ("storyteller-draft", "storyteller")
+    ]
+    assert told[0]["model"] == told[1]["model"]
 
 
 def test_encoder_is_there_in_three_formats() -> None:
@@ -78,7 +93,7 @@ def test_names_gives_a_fresh_mapping() -> None:
     assert infercore_models.names()
 
 
-@pytest.mark.parametrize("name", ["storyteller-lora", "recurrent"])
+@pytest.mark.parametrize("name", ["storyteller-lora", "storyteller-draft", "recurrent"])
 def test_what_has_no_golden_outputs(name: str) -> None:
     with pytest.raises(infercore_models.UnknownModelError):
         infercore_models.golden(name)

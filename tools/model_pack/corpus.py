@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from model_pack.noise import noise
 from model_pack.world import HEROES, ORDINALS, PLACES, Hero, Place, place_after
 
+N_DOCUMENTS, CORPUS_SEED = 20_000, 1
+N_HELD_OUT, HELD_OUT_SEED = 400, 2
 FAVOURITE_SHARE = 0.85
 FIRST_SHARE = 0.4
 N_DAYS = 3

@@ -23,6 +23,23 @@ SEED = 20
 
 
 @dataclass(frozen=True)
+class Shape:
+    """The sizes of a llama whose heads have 32 numbers, two query heads to a key head."""
+
+    width: int
+    n_layers: int
+    n_ff: int
+
+    @property
+    def n_heads(self) -> int:
+        return self.width // 32
+
+
+STORYTELLER = Shape(width=128, n_layers=4, n_ff=320)
+DRAFT = Shape(width=64, n_layers=1, n_ff=160)
+
+
+@dataclass(frozen=True)
 class Stage:
     """Some optimiser steps with one sequence length; ``share`` is its part of all tokens seen."""
 
@@ -56,17 +73,17 @@ def ids_of(tokenizer: Tokenizer, *tokens: str) -> list[int]:
     return [vocabulary[token] for token in tokens]
 
 
-def new_model(tokenizer: Tokenizer) -> LlamaForCausalLM:
-    """A llama of 0.8 million parameters with two query heads per key head."""
+def new_model(tokenizer: Tokenizer, shape: Shape = STORYTELLER) -> LlamaForCausalLM:
+    """A llama of that shape: the storyteller's has 0.8 million parameters, the draft's 0.1."""
     torch.manual_seed(SEED)
     bos, eos, eot = ids_of(tokenizer, BOS, EOS, TURN_END)
     config = LlamaConfig(
         vocab_size=tokenizer.get_vocab_size(),
-        hidden_size=128,
-        intermediate_size=320,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+        hidden_size=shape.width,
+        intermediate_size=shape.n_ff,
+        num_hidden_layers=shape.n_layers,
+        num_attention_heads=shape.n_heads,
+        num_key_value_heads=shape.n_heads // 2,
         max_position_embeddings=N_CTX,
         rms_norm_eps=1e-5,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},

@@ -29,6 +29,9 @@ FILES: Mapping[str, Mapping[str, str]] = MappingProxyType(
                 "openvino": "openvino",
             }
         ),
+        "storyteller-draft": MappingProxyType(
+            {"gguf-f32": "storyteller-draft-f32.gguf", "openvino": "openvino"}
+        ),
         "storyteller-lora": MappingProxyType({"hf": "hf", "gguf-f32": "storyteller-lora-f32.gguf"}),
         "encoder": MappingProxyType(
             {"hf": "hf", "gguf-f32": "encoder-f32.gguf", "openvino": "openvino"}

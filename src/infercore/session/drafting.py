@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
 from infercore.errors import InvalidInputError, UnsupportedFeatureError
 from infercore.session.guess_cost import guess_cost
 from infercore.session.resident import Resident
@@ -28,6 +30,7 @@ _MARGIN = 1.2
 _FIRST_CREDIT = 1.0
 _MOST_CREDIT = 8.0
 _CREDIT_A_TOKEN = 0.01
+_LEAST_CHANCE = 0.3  # of all guesses of a step: a draft stops before the one that is unlikelier
 _REST, _MOST_REST = 3, 15  # tokens without a look, after one that found nothing worth guessing
 
 
@@ -163,7 +166,11 @@ class AutoLookup:
 
 
 class DraftModel:
-    """Guesses with a smaller model of the same vocabulary, greedily, in a context of its own."""
+    """Guesses with a smaller model of the same vocabulary, greedily, in a context of its own.
+
+    It stops where it is not sure enough of all its guesses together: a guess costs a step of the
+    draft model, and of the model a row.
+    """
 
     def __init__(self, model: Any, n_ctx: int, n_draft: int, **threads: int | None) -> None:
         self.n_draft = n_draft
@@ -175,13 +182,20 @@ class DraftModel:
         return False
 
     def propose(self, tokens: Sequence[int], n: int) -> list[int]:
-        """Return the ``n`` tokens that the draft model finds likeliest, one after the other."""
+        """Return up to ``n`` tokens that the draft model finds likeliest, one after the other."""
         room = self._context.n_ctx_seq - len(tokens)
         self._resident.hold(tokens, need_logits=True)
         guesses: list[int] = []
+        chance = 1.0
         for _ in range(min(n, room)):
-            guesses.append(int(self._context.logits(-1).argmax()))
-            self._resident.append_one(guesses[-1])
+            if guesses:
+                self._resident.append_one(guesses[-1])
+            logits = self._context.logits(-1)
+            best = int(logits.argmax())
+            chance /= float(np.exp(logits - logits[best]).sum())
+            if chance < _LEAST_CHANCE:
+                break
+            guesses.append(best)
         return guesses
 
     def close(self) -> None:
