@@ -483,7 +483,23 @@ def _loaded(model: Any, backend: str | None) -> Model:
 def _load(descriptor: BackendDescriptor, path: str, config: ModelConfig) -> GuardedModel:
     checks.check_options("backend_options", config.backend_options, descriptor.model_options)
     check_score(descriptor, path)
-    trial.check(descriptor, path, config)
+    first_context = trial.FirstContext(descriptor, path, config)
+    try:
+        first_context.start_child()
+        trial.check(descriptor, path, config)
+        first_context.begin()
+        return _load_tried(descriptor, path, config, first_context)
+    except BaseException:
+        first_context.close()
+        raise
+
+
+def _load_tried(
+    descriptor: BackendDescriptor,
+    path: str,
+    config: ModelConfig,
+    first_context: trial.FirstContext,
+) -> GuardedModel:
     started = time.perf_counter()
     progress = _Progress(config.progress, path)
     if config.progress is not None:
@@ -498,7 +514,7 @@ def _load(descriptor: BackendDescriptor, path: str, config: ModelConfig) -> Guar
             raise
         raise _load_failure(descriptor.name, path, error) from error
     load_ms = (time.perf_counter() - started) * 1e3
-    model = _guarded(inner, descriptor, path, load_ms, config)
+    model = _guarded(inner, descriptor, path, load_ms, config, first_context)
     try:
         progress.tell(1.0)
     except BaseException:
@@ -508,7 +524,12 @@ def _load(descriptor: BackendDescriptor, path: str, config: ModelConfig) -> Guar
 
 
 def _guarded(
-    inner: Any, descriptor: BackendDescriptor, path: str, load_ms: float, config: ModelConfig
+    inner: Any,
+    descriptor: BackendDescriptor,
+    path: str,
+    load_ms: float,
+    config: ModelConfig,
+    first_context: trial.FirstContext,
 ) -> GuardedModel:
     """Return the guard around a plugin's model; weights without one are freed."""
     try:
@@ -523,7 +544,7 @@ def _guarded(
             options=config.backend_options,
             name=title(path),
             try_adapter=lambda adapter: _try_adapter(descriptor, path, config, adapter),
-            try_context=lambda: trial.check(descriptor, path, config, of_context=True),
+            first_context=first_context,
         )
     except BaseException as error:
         if callable(close := getattr(inner, "close", None)):

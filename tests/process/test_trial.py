@@ -142,21 +142,45 @@ def test_a_file_that_was_written_into_and_given_its_old_time_is_tried_again(brit
         ic.load_model(path)
 
 
-def test_a_large_file_that_is_compiled_late_is_tried_in_two_parts(brittle, monkeypatch):
+@pytest.mark.parametrize("beside", [True, False])
+def test_a_large_file_that_is_compiled_late_is_tried_in_two_parts(brittle, monkeypatch, beside):
     monkeypatch.setattr(trial, "_AT_ONCE_UP_TO_BYTES", 3)
+    monkeypatch.setattr(trial, "_has_processors", lambda: beside)
     for word, lives in (("fine", True), ("die-late", False)):
         path = brittle(word, name=word)
         for n_loads in (2, 4):
             trial.forget()  # as another process
             with ic.load_model(path) as model:
-                assert len(processes(path)) == n_loads
+                assert beside or len(processes(path)) == n_loads
                 if lives:
                     model.new_context(n_ctx=16).close()
                     continue
                 with pytest.raises(ic.ModelFormatError, match="SIGABRT"):
                     model.new_context(n_ctx=16)
         assert len(processes(path)) == (4 if lives else 5)  # what lived is remembered
+        assert processes(path)[0] != os.getpid()
         assert processes(path).count(os.getpid()) == 2
+
+
+def test_a_child_that_tries_a_context_beside_the_load_ends_with_the_model(brittle, monkeypatch):
+    monkeypatch.setattr(trial, "_AT_ONCE_UP_TO_BYTES", 3)
+    monkeypatch.setattr(trial, "_has_processors", lambda: True)
+    begun = []
+    start = trial._start
+    monkeypatch.setattr(trial, "_start", lambda name: begun.append(start(name)) or begun[-1])
+    ic.load_model(brittle("fine")).close()
+    with pytest.raises(ic.ModelFormatError, match="no model at all"):
+        ic.load_model(brittle("raise"))
+    with pytest.raises(ic.ModelFormatError, match="SIGABRT"):
+        ic.load_model(brittle("die now"))
+    assert len(begun) == 6
+    assert all(child.returncode is not None for child in begun)
+    path = brittle("fine", name="changed")
+    with ic.load_model(path) as model:
+        path.write_text("die-late")  # what began was another file's trial
+        with pytest.raises(ic.ModelFormatError, match="SIGABRT"):
+            model.new_context(n_ctx=16)
+    assert all(child.returncode is not None for child in begun)
 
 
 def test_files_that_are_gone_by_the_first_context_are_no_hindrance(brittle, monkeypatch):

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self, Unpack
 
+    from infercore.engine.trial import FirstContext
     from infercore.protocols.public import Sampler
     from infercore.protocols.session import Session
     from infercore.protocols.spi import EngineModel
@@ -133,7 +134,7 @@ class GuardedModel:
         load_ms: float = 0.0,
         options: Mapping[str, Any] | None = None,
         try_adapter: Callable[[str], None] | None = None,
-        try_context: Callable[[], None] | None = None,
+        first_context: FirstContext | None = None,
         name: str = "",
     ) -> None:
         plugin_checks.check_model(inner, descriptor.name)
@@ -144,7 +145,7 @@ class GuardedModel:
         self._services = services
         self._load_ms = load_ms
         self._try_adapter = try_adapter
-        self._try_context = try_context
+        self._first_context = first_context
         self._born = fork_count()
         self.backend = descriptor.name
         self.backend_version = _version(descriptor)
@@ -221,10 +222,10 @@ class GuardedModel:
         self._check_options(config)
         self._check_adapters(config)
         self._check_kv_types(config)
-        try_context = self._try_context  # once: other threads may open contexts too
-        if try_context is not None:
-            try_context()
-            self._try_context = None
+        first = self._first_context  # once: other threads may open contexts too
+        if first is not None:
+            first.check()
+            self._first_context = None
         self._try_adapters(config.adapters)
         asked = self._resolved(config)
         started = time.perf_counter()
@@ -446,6 +447,8 @@ class GuardedModel:
     def close(self) -> None:
         """Release the weights once the last context is closed; idempotent."""
         self._closed.set()
+        if self._first_context is not None:
+            self._first_context.close()
         self._finalizer()
         self._tokenizer_finalizer()
 

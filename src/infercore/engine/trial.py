@@ -17,9 +17,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 
@@ -57,40 +58,131 @@ def check(
     *,
     only_plan: bool = False,
     adapters: Sequence[str] = (),
-    of_context: bool = False,
 ) -> None:
     """Load the file in a child, where ``config.check_in_child`` wants it; the child has ended then.
 
     ``only_plan`` lets it plan the memory and nothing more, which is not remembered. ``adapters``
     are tried on the model. Large files that the engine compiles late (`BackendDescriptor`) are only
-    loaded, and compiled in a second trial right before the first context: ``of_context``.
+    loaded: `FirstContext` tries the rest.
     Raises `ModelFormatError` where the child died or hung, `OutOfMemoryError` where the system
     ended it, and, only if it was asked for, `ModelLoadError` where no child can be had.
     """
-    if not _is_wanted(descriptor, config) or (of_context and not os.path.exists(path)):
+    subject = _Subject(descriptor, path, config, tuple(adapters))
+    if (files := subject.files()) is None:
         return
-    files = [*_files(descriptor, path), *adapters]
-    try:
-        n_bytes = sum(map(os.path.getsize, files))
-    except OSError:
-        return  # the backend itself says what is wrong
-    in_two = descriptor.compiles_late and not adapters and n_bytes > _AT_ONCE_UP_TO_BYTES
-    if of_context and not in_two:
-        return
-    until = "plan" if only_plan else "load" if in_two and not of_context else "use"
-    asked = _request(descriptor, path, config, until=until, adapters=adapters)
-    if asked is None:
-        _no_child(path, config, "its options cannot be handed over")
-        return
-    keys = _keys(descriptor, asked, files, only_load=in_two and not of_context)
-    if not keys or (config.check_in_child is None and _is_known(keys)):
-        return
-    reason = _try(descriptor, path, adapters, asked, _seconds(n_bytes))
-    if reason is not None:
-        _no_child(path, config, reason)
-        return
-    if not only_plan:
-        _keep(keys)
+    until = "plan" if only_plan else "load" if subject.is_tried_in_two(files) else "use"
+    found = subject.trial(files, until)
+    if found is not None and _try(subject, found) and not only_plan:
+        _keep(found.keys)
+
+
+class FirstContext:
+    """The trial of the first context of a large file, of whose load less was tried.
+
+    Its child works beside the parent's load, if there is a processor for it, and has ended before
+    the parent opens a context. It ends with this object too, and with the process.
+    """
+
+    def __init__(self, descriptor: BackendDescriptor, path: str, config: ModelConfig) -> None:
+        self._subject = _Subject(descriptor, path, config)
+        self._begun: weakref.finalize[Any, Any] | None = None
+
+    def start_child(self) -> None:
+        """Start the child, where it is needed; it imports the engine, and waits."""
+        due = self._due()
+        if due is not None and sys.executable and _has_processors():
+            with contextlib.suppress(OSError):  # the trial says what is wrong
+                child = _start(self._subject.descriptor.name)
+                self._begun = weakref.finalize(self, _end, child, due, os.getpid())
+
+    def begin(self) -> None:
+        """Let the child begin, now that the load was tried."""
+        if self._begun is not None and (held := self._begun.peek()) is not None:
+            child, due, _ = held[2]
+            _ask(child, due.asked)
+
+    @scarcity_typed()
+    def check(self) -> None:
+        """Open a context in the child, and evaluate some tokens. Raises as `check` does."""
+        due = self._due()
+        if due is not None and _try(self._subject, due, self._child_of(due)):
+            _keep(due.keys)
+        self.close()
+
+    def close(self) -> None:
+        """End a child that nobody waits for."""
+        if self._begun is not None:
+            self._begun()
+
+    def _due(self) -> _Trial | None:
+        if not os.path.exists(self._subject.path) or (files := self._subject.files()) is None:
+            return None
+        return self._subject.trial(files, "use") if self._subject.is_tried_in_two(files) else None
+
+    def _child_of(self, due: _Trial) -> subprocess.Popen[str] | None:
+        """Return the child that began; none where the files are others now, nor in a fork."""
+        if self._begun is None or (held := self._begun.peek()) is None:
+            return None
+        child, begun, parent = held[2]
+        if begun != due or parent != os.getpid() or self._begun.detach() is None:
+            return None
+        return cast("subprocess.Popen[str]", child)
+
+
+def _end(child: subprocess.Popen[str], _: _Trial, parent: int) -> None:
+    if parent == os.getpid():
+        with child:
+            child.kill()
+
+
+def _has_processors() -> bool:
+    affinity = getattr(os, "sched_getaffinity", None)
+    return ((os.cpu_count() or 1) if affinity is None else len(affinity(0))) > 1
+
+
+@attrs.frozen
+class _Trial:
+    """What a child is asked, how long it may take, and what it is known by afterwards."""
+
+    asked: str
+    seconds: float
+    keys: Sequence[str]
+
+
+@attrs.frozen
+class _Subject:
+    """What is tried."""
+
+    descriptor: BackendDescriptor
+    path: str
+    config: ModelConfig
+    adapters: tuple[str, ...] = ()
+
+    def files(self) -> dict[str, int] | None:
+        """Return the size of each file; None if nobody wants a trial, or there are none to read."""
+        if not _is_wanted(self.descriptor, self.config):
+            return None
+        try:
+            found = [*_files(self.descriptor, self.path), *self.adapters]
+            return {file: os.path.getsize(file) for file in found}
+        except OSError:
+            return None  # the backend itself says what is wrong
+
+    def is_tried_in_two(self, files: Mapping[str, int]) -> bool:
+        late = self.descriptor.compiles_late and not self.adapters
+        return late and sum(files.values()) > _AT_ONCE_UP_TO_BYTES
+
+    def trial(self, files: Mapping[str, int], until: str) -> _Trial | None:
+        """Return the trial that is due; None where it is known how it ended."""
+        asked = _request(self.descriptor, self.path, self.config, until, self.adapters)
+        if asked is None:
+            _no_child(self.path, self.config, "its options cannot be handed over")
+            return None
+        keys = _keys(self.descriptor, asked, list(files), only_load=until == "load")
+        if not keys or (self.config.check_in_child is None and _is_known(keys)):
+            return None
+        n_bytes = sum(files.values())
+        return _Trial(asked, _LEAST_SECONDS + n_bytes / _BYTES_PER_SECOND, keys)
 
 
 def _is_wanted(descriptor: BackendDescriptor, config: ModelConfig) -> bool:
@@ -106,7 +198,6 @@ def _request(
     descriptor: BackendDescriptor,
     path: str,
     config: ModelConfig,
-    *,
     until: str,
     adapters: Sequence[str],
 ) -> str | None:
@@ -133,7 +224,7 @@ def _plain(value: object) -> object:
     )
 
 
-def _no_child(path: str, config: ModelConfig, reason: str) -> None:
+def _no_child(path: str, config: ModelConfig, reason: str) -> bool:
     if config.check_in_child:
         raise ModelLoadError(
             f"{path} could not be tried in a child process: {reason}; load it without "
@@ -141,6 +232,7 @@ def _no_child(path: str, config: ModelConfig, reason: str) -> None:
             path=path,
         )
     logger.warning("%s was not tried in a child process: %s", path, reason)
+    return False
 
 
 def _files(descriptor: BackendDescriptor, path: str) -> Sequence[str]:
@@ -149,51 +241,47 @@ def _files(descriptor: BackendDescriptor, path: str) -> Sequence[str]:
     return digest.files_at(path)
 
 
-def _seconds(n_bytes: int) -> float:
-    return _LEAST_SECONDS + n_bytes / _BYTES_PER_SECOND
-
-
 # -- the child ---------------------------------------------------------------------------------
 
 
-def _try(
-    descriptor: BackendDescriptor,
-    path: str,
-    adapters: Sequence[str],
-    asked: str,
-    seconds: float,
-) -> str | None:
-    """Run the child; return why there was none. Raises for one that did not live."""
-    if not sys.executable:
-        return "this Python is embedded in a program and has no executable"
+def _try(subject: _Subject, due: _Trial, begun: subprocess.Popen[str] | None = None) -> bool:
+    """Run the child, or that which has begun, to its end; return whether there was one.
+
+    Raises for one that did not live.
+    """
+    path, adapters, descriptor = subject.path, subject.adapters, subject.descriptor
+    if begun is None and not sys.executable:
+        reason = "this Python is embedded in a program and has no executable"
+        return _no_child(path, subject.config, reason)
     try:
-        child = _start(descriptor.name)
+        child = _start(descriptor.name) if begun is None else begun
     except OSError as error:
-        return str(error)
+        return _no_child(path, subject.config, str(error))
     check_file = None if adapters or descriptor.check_file is None else descriptor.check_file
     tried = adapters[0] if adapters else path
     try:
         with child:
             try:
-                if check_file is not None:
-                    check_file(path)
-                _ask(child, asked)
+                if begun is None:
+                    if check_file is not None:
+                        check_file(path)
+                    _ask(child, due.asked)
                 _import_engine(descriptor)
-                out, err = child.communicate(timeout=seconds)
+                out, err = child.communicate(timeout=due.seconds)
             except BaseException:
                 child.kill()
                 raise
     except subprocess.TimeoutExpired as error:
         raise ModelFormatError(
             f"{tried} failed its trial in a child process: it did not end within "
-            f"{seconds:.0f} seconds",
+            f"{due.seconds:.0f} seconds",
             path=tried,
         ) from error
     if trial.BEGUN not in out:
-        return _last_line(err)
+        return _no_child(path, subject.config, _last_line(err))
     if trial.ENDED not in out:
         raise _death(tried, child.returncode, err)
-    return None
+    return True
 
 
 def _start(backend: str) -> subprocess.Popen[str]:
