@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import enum
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -150,3 +152,23 @@ def test_what_a_class_refuses_goes_to_the_model() -> None:
     came = tool_loop.run(chat, [{"role": "user", "content": "?"}], [halve], max_rounds=2)
     assert [m.content for m in came] == ["", '{"error": "ValueError: odd"}', "2", "ok"]
     assert seen == [Even(4)]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_an_iterator_without_an_end_is_refused_by_the_name_of_its_function(nested) -> None:
+    def chat(messages: Any, **_: Any) -> list[StreamChunk]:
+        calls = (ToolCall(id="1", name="ones", arguments={}),)
+        return [StreamChunk(text="", tokens=(), finish_reason="tool_calls", tool_calls=calls)]
+
+    def ones() -> Any:
+        return {"ones": itertools.repeat(1)} if nested else itertools.repeat(1)
+
+    async def achat(messages: Any, **_: Any) -> Any:
+        for chunk in chat(messages):
+            yield chunk
+
+    question = [{"role": "user", "content": "?"}]
+    with pytest.raises(InvalidInputError, match="iterators end"):
+        tool_loop.run(chat, question, [ones], max_rounds=2)
+    with pytest.raises(InvalidInputError, match="iterators end"):
+        asyncio.run(tool_loop.arun(achat, question, [ones], max_rounds=2))

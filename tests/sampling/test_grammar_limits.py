@@ -60,6 +60,28 @@ def test_a_bomb_is_typed(tokenizer, short, name):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300 << 10
 
 
+@pytest.fixture(autouse=True)
+def nothing_refused(monkeypatch):
+    monkeypatch.setattr(grammar, "_too_large", {})
+
+
+def test_what_was_too_large_is_refused_at_once_for_a_while(tokenizer, short, monkeypatch):
+    tried = []
+    for _ in range(2):
+        with pytest.raises(GrammarError, match="too large to compile"):
+            compile_constraint(PATTERNS, tokenizer)
+        monkeypatch.setattr(grammar.limited, "run", lambda *_, **__: tried.append(1))
+    assert not tried
+    monkeypatch.setattr(grammar, "_REFUSED_FOR_S", 0.0)
+    grammar._too_large.clear()
+    refused = lambda *_, **__: tried.append(1) or (wire.STOPPED, "it takes too long")  # noqa: E731
+    monkeypatch.setattr(grammar.limited, "run", refused)
+    for _ in range(2):
+        with pytest.raises(GrammarError, match="takes too long"):
+            compile_constraint(PATTERNS, tokenizer)
+    assert len(tried) == 2
+
+
 def test_the_time_is_named(tokenizer, monkeypatch):
     monkeypatch.setattr(grammar, "MAX_SECONDS", 0.25)  # before its memory is too much
     with pytest.raises(GrammarError, match=r"more than 0\.25 seconds"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -26,8 +27,10 @@ if TYPE_CHECKING:
 MAX_CHARACTERS = 1_000_000  # of a grammar or schema
 MAX_SECONDS = 5.0  # that compiling may take
 _MAX_TRIED = 4096
+_REFUSED_FOR_S = 60.0  # then it is tried again: a crowded machine may have been the reason
 _MAX_LINES, _MAX_LINE = 12, 300  # of an error of llguidance
 _tried: set[int] = set()
+_too_large: dict[int, tuple[str, float]] = {}  # why, and until when it is not tried again
 _FIELD = "response_format"
 _REQUIRED = {
     "json_schema": "schema",
@@ -83,16 +86,25 @@ class Grammar:
         """Let a process with limits compile it first, as nothing stops llguidance on its way."""
         if hash(text) in _tried:
             return
+        why, until = _too_large.get(hash(text), ("", 0.0))
+        if time.monotonic() < until:
+            self._refuse_size(why)
         kind, why = limited.run("infercore.limited.grammars:verdict", text, seconds=MAX_SECONDS)
         if kind == wire.STOPPED:
-            raise GrammarError(
-                f"the grammar is too large to compile: {why}; simplify it", source=self.source
-            )
+            if len(_too_large) >= _MAX_TRIED:
+                _too_large.clear()
+            _too_large[hash(text)] = why, time.monotonic() + _REFUSED_FOR_S
+            self._refuse_size(why)
         if kind != wire.TEXT:
             self._refuse(why)
         if len(_tried) >= _MAX_TRIED:
             _tried.clear()
         _tried.add(hash(text))
+
+    def _refuse_size(self, why: str) -> NoReturn:
+        raise GrammarError(
+            f"the grammar is too large to compile: {why}; simplify it", source=self.source
+        )
 
     def _refuse(self, error: str) -> NoReturn:
         raise GrammarError(self._explained(error), source=self.source)

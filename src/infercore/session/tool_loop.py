@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import enum
 import inspect
+import itertools
 import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 
     from infercore.values.session import StreamChunk, ToolCall
+
+_MAX_ITEMS = 100_000  # of an iterator that a function gives; no model reads so many
 
 
 def run(
@@ -46,6 +49,8 @@ def run(
             try:
                 value = function(**arguments_of(function, call.arguments))
                 result = _result(call, value)
+            except _EndlessError:
+                raise _endless(function) from None
             except Exception as error:  # noqa: BLE001  (the model is told, and may do better)
                 result = _failure(call, error)
             _check_came(function, value)
@@ -79,6 +84,8 @@ async def arun(
         for call in loop.answered(chunks):
             try:
                 result = _result(call, await _called(call, loop.by_name[call.name]))
+            except _EndlessError:
+                raise _endless(loop.by_name[call.name]) from None
             except Exception as error:  # noqa: BLE001  (the model is told, and may do better)
                 result = _failure(call, error)
             loop.came.append(result)
@@ -190,7 +197,23 @@ def _of_json(value: Any) -> Any:
         return value
     if isinstance(value, (bytes, bytearray)):
         return value.decode("utf-8", errors="replace")
-    return list(value) if isinstance(value, (set, frozenset, Iterator)) else str(value)
+    return _drawn(value) if isinstance(value, (set, frozenset, Iterator)) else str(value)
+
+
+class _EndlessError(Exception):
+    """An iterator went on and on."""
+
+
+def _drawn(items: Iterable[Any]) -> list[Any]:
+    found = list(itertools.islice(items, _MAX_ITEMS + 1))
+    if len(found) > _MAX_ITEMS:
+        raise _EndlessError
+    return found
+
+
+def _endless(function: Callable[..., Any]) -> Exception:
+    allowed = f"functions whose iterators end, after {_MAX_ITEMS:,} items at most"
+    return checks.refuse("functions", function, allowed)
 
 
 def _failure(call: ToolCall, error: Exception) -> Message:
