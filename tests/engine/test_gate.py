@@ -225,3 +225,32 @@ def test_what_is_called_on_the_way_in_may_fail():
         enter(gate)
     gate.on_enter = None
     assert in_thread(lambda: enter(gate)) == "inside"
+
+
+def test_who_comes_beside_a_close_is_told_of_it():
+    """Also while the closing thread has the lock and has not barred the way yet."""
+    told = []
+
+    class Watched(Gate):
+        def acquire(self, *args, **fields):
+            taken = super().acquire(*args, **fields)
+            if taken and not args and not told:
+                told.append(None)
+                told[0] = in_thread(lambda: enter(self))
+            return taken
+
+    gate = Watched("thing")
+    gate.shut()
+    assert isinstance(told[0], SessionClosedError)
+
+
+def test_who_comes_while_a_close_waits_for_the_call_inside_is_told_of_it():
+    gate = Gate("thing")
+    with gate:
+        closer = threading.Thread(target=gate.shut)
+        closer.start()
+        while not gate._is_shutting:
+            closer.join(0.001)
+        assert isinstance(in_thread(lambda: enter(gate)), SessionClosedError)
+    closer.join(10)
+    assert gate.closed

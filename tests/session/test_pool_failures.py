@@ -350,3 +350,29 @@ def test_limits_that_nothing_would_keep_are_refused(reference: Any, field: str) 
     with pytest.raises(ic.UnsupportedFeatureError) as caught:
         reference.new_pool(n_ctx=64, **{field: 5.0})
     assert caught.value.feature == field
+
+
+def test_closing_an_idle_session_waits_for_no_step(reference: Any) -> None:
+    in_step, ends = threading.Event(), threading.Event()
+
+    def hold(sequences: Any) -> None:
+        if sequences:
+            in_step.set()
+            assert ends.wait(SECONDS)
+
+    with reference.new_pool(n_parallel=2, n_ctx=256) as pool:
+        idle, busy = pool.open_session(), pool.open_session()
+        tokens_of(idle, TEXTS[0], 2)
+        pool.owner.scheduler.stepping.on_call = hold
+        reader = threading.Thread(target=tokens_of, args=(busy, TEXTS[1], 2), daemon=True)
+        reader.start()
+        assert in_step.wait(SECONDS)
+        closer = threading.Thread(target=idle.close, daemon=True)
+        closer.start()
+        closer.join(SECONDS)
+        assert (idle.closed, closer.is_alive(), reader.is_alive()) == (True, False, True)
+        ends.set()
+        reader.join(SECONDS)
+        busy.close()
+        pool.flush_cache()
+        assert (pool.stats().n_open, pool.stats().n_cells_used) == (0, 0)

@@ -57,7 +57,7 @@ class Gate(RLock):  # type: ignore[misc]  # it may be inherited from, whatever t
     function where it is not known whether it was got.
     """
 
-    __slots__ = ("_born", "_name", "backend", "bar", "fatal", "on_enter")
+    __slots__ = ("_born", "_is_shutting", "_name", "backend", "bar", "fatal", "on_enter")
 
     # `threading.Condition` asks this too; any other way to know would take the lock for a moment.
     entered_here = RLock._is_owned  # type: ignore[attr-defined]  # noqa: SLF001
@@ -70,6 +70,7 @@ class Gate(RLock):  # type: ignore[misc]  # it may be inherited from, whatever t
     def __init__(self, name: str, on_enter: Callable[[], object] | None = None) -> None:
         self._name = name
         self._born = _forks
+        self._is_shutting = False
         self.bar: str | None = None
         self.fatal: SessionFatalError | None = None
         self.on_enter = on_enter
@@ -109,11 +110,11 @@ class Gate(RLock):  # type: ignore[misc]  # it may be inherited from, whatever t
                 operation="use",
                 state="forked",
             )
-        if self.bar is None:
+        if self.bar is None and not self._is_shutting:
             return SessionBusyError(
                 f"another call is using this {self._name}; one thread owns it at a time"
             )
-        if self.closed or self.fatal is None:
+        if self.bar != _FATAL or self.fatal is None:
             return SessionClosedError(f"this {self._name} is closed; open a new one")
         error = SessionFatalError(str(self.fatal), cause=self.fatal.cause)
         error.__cause__ = self.fatal.cause
@@ -169,9 +170,11 @@ class Gate(RLock):  # type: ignore[misc]  # it may be inherited from, whatever t
         if self.entered_here():
             raise SessionBusyError(f"close this {self._name} after its call has returned")
         try:
+            self._is_shutting = True  # who finds the lock held is told so
             self.acquire()
             self.bar = _CLOSED
         finally:
+            self._is_shutting = False
             try:  # noqa: SIM105  (see __enter__)
                 self.release()
             except RuntimeError:  # the interruption came before the call inside had ended

@@ -150,7 +150,7 @@ class Share:
         if owner.scheduler.ended or owner.scheduler.stopping or owner.is_here:
             owner.scheduler.release(sequence)
         else:
-            owner.ask(lambda: owner.scheduler.forget(sequence))
+            owner.let_go(sequence)
         self.group.count_open(-1)
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from infercore.session.jobs import Job
     from infercore.session.scheduler import Scheduler
+    from infercore.session.sequence import Sequence
 
     T = TypeVar("T")
 
@@ -109,6 +110,22 @@ class Owner:
                     target=_work, args=(self.scheduler,), name="infercore-pool", daemon=True
                 )
                 self._thread.start()
+
+    def let_go(self, sequence: Sequence) -> None:
+        """Let the owner forget ``sequence``; where it works for others that is after its step."""
+        done = threading.Event()
+
+        def forgetting() -> None:
+            try:
+                self.scheduler.forget(sequence)
+            finally:
+                done.set()
+
+        self._start()
+        self.scheduler.post(forgetting)
+        self._see_to_it()
+        if not self.scheduler.n_running:
+            done.wait()
 
     def ask(self, work: Callable[[], T]) -> T:
         """Let the owner do ``work`` between two steps; return what it returns."""

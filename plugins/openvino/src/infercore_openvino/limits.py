@@ -50,8 +50,8 @@ def _look(all_pages: int, data: int) -> None:
         needed = most + _ROOM if most <= limit else mapped + _REST
         if limit != resource.RLIM_INFINITY and needed > limit:
             _lost.append(
-                f"this process has mapped {mapped} bytes of {limit} (ulimit -v or -d): OpenVINO may "
-                "have computed wrong values without an error, so none is given any more; raise the "
-                "limit and start the program again"
+                f"this process has mapped {mapped} bytes of {limit} (ulimit -v or -d): "
+                "OpenVINO may have computed wrong values without an error, so none is given any "
+                "more; raise the limit and start the program again"
             )
             return
