@@ -24,6 +24,7 @@ class Seq:
 class Costs:
     together: int = 99
     piece: int = 8
+    learns: bool = True
 
     def per_call(self, n_running: int) -> int:
         return min(self.together, n_running)
@@ -206,6 +207,13 @@ def test_mixed_calls_have_few_lengths() -> None:
             mix.append(Seq(n_missing=n_missing, is_prompt=True, age=99))
             lengths.add(compose(mix, Budget(64, 16), Costs(piece=64)).n_tokens)
     assert lengths <= {*LENGTHS}
+
+
+def test_a_prompt_that_fits_leaves_nothing_for_another_call() -> None:
+    mix = [Seq(), Seq(n_missing=61, is_prompt=True, age=1)]
+    fixed = Costs(piece=500, learns=False)
+    assert compose(mix, Budget(512, 8), fixed).n_prompt == 61
+    assert compose(mix, Budget(40, 8), fixed).n_prompt == 31  # it goes on in another call
 
 
 @pytest.mark.parametrize("n", [1, 2, 16, 17, 23, 24, 100, 2048, 5000])

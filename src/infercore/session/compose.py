@@ -40,6 +40,11 @@ S = TypeVar("S", bound=Wanting)
 class Costs(Protocol):
     """**Protocol:** what `compose` asks of a cost model."""
 
+    @property
+    def learns(self) -> bool:
+        """Whether the times of calls decide what later calls take."""
+        ...
+
     def per_call(self, n_running: int) -> int:
         """Return how many of ``n_running`` sequences a call should take: 1 = take turns."""
         ...
@@ -202,7 +207,9 @@ def _mixed(running: list[S], prompts: list[S], budget: Budget, costs: Costs) -> 
     n_fitting = costs.prompt_tokens(n_running, min(prompts, key=_age).n_held)
     room = min(budget.n_tokens - n_running, max(1, n_fitting))
     wanted = sum(map(_missing, prompts))
-    n_prompt = max(1, round_down(n_running + min(room, wanted)) - n_running)
+    n_prompt = min(room, wanted)
+    if costs.learns or n_prompt < wanted:  # else a few left over would take a call of their own
+        n_prompt = max(1, round_down(n_running + n_prompt) - n_running)
     parts = [(sequence, 1) for sequence in running]
     return StepPlan(*_pieces(parts, prompts, n_prompt, budget.n_sequences))
 

@@ -106,6 +106,11 @@ class CostModel:
         self.takes_turns = batching == "never"
         """Whether the last choice was one sequence a call."""
 
+    @property
+    def learns(self) -> bool:
+        """Whether what calls took decides how many prompt tokens later ones take."""
+        return self._step_tokens is None
+
     def record(self, n_running: int, n_prompt: int, elapsed_ms: float, depth: float = 0.0) -> None:
         """Take in what a call with a token of each of ``n_running``, and of prompts, took.
 
