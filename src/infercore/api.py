@@ -428,6 +428,8 @@ def plan_memory(
                         built, most, lambda tried: plan(where, of_model, tried), is_loaded=False
                     )
                 )
+        if isinstance(built.n_ctx, int) and built.n_ctx:
+            window.check_parts(built.n_ctx, built.n_seq_max, unified=built.kv_unified)
         result: MemoryPlan = plan(where, of_model, built)
         if pool is not None:  # now its window is known
             pool.check_window(result.n_ctx)

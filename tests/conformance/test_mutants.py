@@ -153,6 +153,8 @@ def test_the_toy_that_mutants_are_made_from_keeps_every_law(tmp_path: Path) -> N
         "DEC-27",
         "EMB-11",
         "MEM-7",
+        "MEM-31",
+        "LORA-30",
         "TOK-16",
         "TOK-18",
         "ENC-8",

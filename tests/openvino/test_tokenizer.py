@@ -206,6 +206,20 @@ def of_unigram(copied, **model):
     return JsonTokenizer(find(str(copied)), 7, str(copied))
 
 
+def test_a_space_behind_an_unknown_character_that_is_named_is_kept(copied) -> None:
+    texts = ["<unk>", "<s>", "\u2581", "a", "b"]
+    of_unigram(copied)
+    path = copied / "tokenizer.json"
+    model = {"type": "BPE", "unk_token": "<unk>", "byte_fallback": False, "merges": [],
+             "vocab": {text: i for i, text in enumerate(texts)}}  # fmt: skip
+    path.write_text(json.dumps({**json.loads(path.read_text()), "model": model}))
+    tokenizer = JsonTokenizer(find(str(copied)), 5, str(copied))
+    ids = encode(tokenizer, "a\u2603 b")
+    assert ids == [2, 3, 0, 2, 4]
+    assert tokenizer.decode(ids, skip_special=False) == "a<unk> b"
+    assert tokenizer.token_kind(0) == "unknown"
+
+
 def test_a_space_behind_an_unknown_character_is_kept(copied) -> None:
     tokenizer = of_unigram(copied)
     ids = encode(tokenizer, "a\u2603 b")

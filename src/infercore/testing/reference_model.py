@@ -83,11 +83,15 @@ class Loaded:
         )
 
     def _planned(self, effective: Mapping[str, Any], kv: int, compute: int) -> MemoryPlan:
+        target = adapter_target(self.matrices)
+        read = [lora.read(adapter, target) for adapter in effective["adapters"]]
+        pairs = [pair for adapter in read for pair in adapter.values()]
+        weights = self._weights_bytes + sum(pair.a.nbytes + pair.b.nbytes for pair in pairs)
         return MemoryPlan(
-            weights_bytes=self._weights_bytes,
+            weights_bytes=weights,
             kv_bytes=kv,
             compute_bytes=compute,
-            peak_bytes=self._weights_bytes + kv + compute,
+            peak_bytes=weights + kv + compute,
             n_ctx=effective["n_ctx"],
             kv_bytes_by_kind={"full": kv} if kv else {},
         )

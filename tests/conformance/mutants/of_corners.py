@@ -118,3 +118,125 @@ def the_token_for_padding_is_the_end(m: Any) -> None:
         self.pad = self.bos
 
     around(m, ReferenceTokenizer, "__init__", init)
+
+
+# -- edges of blocks and steps ---------------------------------------------------------------------
+
+
+@breaks("STATE-47", **real)
+def a_whole_block_is_saved_without_its_last_key(m: Any) -> None:
+    def save(old: Any, self: Any, seq_id: int) -> bytes:
+        whole = self.sequences[seq_id]
+        if len(whole.tokens) and not len(whole.tokens) % 32:
+            keys = whole.k.copy()
+            keys[:, -1] = 0
+            self.sequences[seq_id] = attrs.evolve(whole, k=keys)
+        data: bytes = old(self, seq_id)
+        self.sequences[seq_id] = whole
+        return data
+
+    around(m, ReferenceContext, "save_sequence", save)
+
+
+@breaks("STATE-48", **real)
+def four_sequences_are_saved(m: Any) -> None:
+    def save(old: Any, self: Any) -> bytes:
+        whole = self.sequences
+        self.sequences = [s if i < 4 else self._empty for i, s in enumerate(whole)]
+        data: bytes = old(self)
+        self.sequences = whole
+        return data
+
+    around(m, ReferenceContext, "save_state", save)
+
+
+@breaks("KV-48", **real)
+def a_copy_is_taken_for_what_was_there(m: Any) -> None:
+    def copy(old: Any, self: Any, src: int, dst: int, p0: int, p1: int) -> None:
+        old(self, src, dst, p0, p1)
+        self.stale = dst, getattr(self, "seen", {}).get(dst)
+
+    def one(old: Any, self: Any, token: int, *, seq_id: int) -> None:
+        dst, before = getattr(self, "stale", (None, None))
+        now = self.sequences[seq_id]
+        if dst == seq_id and before is not None and len(before.tokens) == len(now.tokens):
+            self.sequences[seq_id] = attrs.evolve(now, k=before.k, v=before.v)
+        old(self, token, seq_id=seq_id)
+        self.seen = {**getattr(self, "seen", {}), seq_id: self.sequences[seq_id]}
+
+    around(m, ReferenceContext, "seq_copy", copy)
+    around(m, ReferenceContext, "decode_one", one)
+
+
+@breaks("KV-49", **real)
+def a_copy_and_its_source_move_together(m: Any) -> None:
+    def shift(old: Any, self: Any, seq_id: int, *args: int) -> None:
+        held = self.sequences
+        old(self, seq_id, *args)
+        for other in range(len(held)):
+            if other != seq_id and np.array_equal(held[other].tokens, held[seq_id].tokens):
+                old(self, other, *args)
+
+    around(m, ReferenceContext, "seq_shift", shift)
+
+
+@breaks("CANCEL-33", **real)
+def batches_of_sequences_do_not_ask(m: Any) -> None:
+    def batch(old: Any, self: Any, *args: Any) -> None:
+        ask, self._ask = self._ask, None
+        try:
+            old(self, *args)
+        finally:
+            self._ask = ask
+
+    around(m, ReferenceContext, "decode_batch", batch)
+
+
+@breaks("EMB-32", **real)
+def a_shared_token_counts_in_the_first_sequence(m: Any) -> None:
+    def embedding(old: Any, self: Any, seq_id: int) -> Any:
+        ids, self._hidden_ids = self._hidden_ids, [each[:1] for each in self._hidden_ids]
+        try:
+            return old(self, seq_id)
+        finally:
+            self._hidden_ids = ids
+
+    around(m, Base, "embedding", embedding)
+
+
+@breaks("CAP-57", **real)
+def five_sequences_are_told_as_four(m: Any) -> None:
+    def init(old: Any, self: Any, llama: Any, effective: Any) -> None:
+        old(self, llama, effective)
+        effective["n_seq_max"] = min(effective["n_seq_max"], 4)
+
+    around(m, ReferenceContext, "__init__", init)
+
+
+@breaks("LORA-30", **real)
+def adapters_take_the_control_vector_away(m: Any) -> None:
+    def set_adapters(old: Any, self: Any, adapters: Any) -> None:
+        old(self, adapters)
+        self._added = None
+
+    around(m, ReferenceContext, "set_adapters", set_adapters)
+
+
+@breaks("MEM-31", **real)
+def plans_forget_adapters(m: Any) -> None:
+    from infercore.testing.reference_model import ReferenceModel
+
+    def plan(old: Any, self: Any, config: Any) -> Any:
+        return old(self, attrs.evolve(config, adapters=()))
+
+    around(m, ReferenceModel, "plan_memory", plan)
+
+
+@breaks("DEC-48", **real)
+def a_whole_step_gives_the_row_before(m: Any) -> None:
+    def decode(old: Any, self: Any, tokens: Any, positions: Any, seq_ids: Any, wanted: Any) -> None:
+        if len(tokens) == self.n_ubatch > 64 and np.count_nonzero(wanted) == 1:
+            wanted = np.roll(wanted, -1)
+        old(self, tokens, positions, seq_ids, wanted)
+
+    around(m, ReferenceContext, "_decode", decode)

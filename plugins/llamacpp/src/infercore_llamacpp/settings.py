@@ -131,18 +131,9 @@ def _sizes(config: ContextConfig, traits: Traits, chosen: dict[str, Any]) -> dic
 
 
 def _n_ctx(config: ContextConfig, traits: Traits) -> int:
-    """Return the window, as the core resolves it; the sequences must find a token each in it."""
-    trained, n_seq_max = traits.info.n_ctx_train, config.n_seq_max or 1
-    n_ctx = min(DEFAULT_N_CTX, trained) if config.n_ctx is None else config.n_ctx or trained
-    if n_ctx < n_seq_max and config.kv_unified is False:
-        raise InvalidInputError(
-            f"n_ctx={n_ctx} gives {n_seq_max} sequences no tokens; give n_ctx={n_seq_max} or "
-            "more, or kv_unified=True to share the window",
-            field="n_ctx",
-            value=n_ctx,
-            allowed=f"at least n_seq_max={n_seq_max}",
-        )
-    return n_ctx
+    """Return the window, as the core resolves it."""
+    trained = traits.info.n_ctx_train
+    return min(DEFAULT_N_CTX, trained) if config.n_ctx is None else config.n_ctx or trained
 
 
 def _even(n_ubatch: int, n_seq_max: int, config: ContextConfig, chosen: dict[str, Any]) -> int:

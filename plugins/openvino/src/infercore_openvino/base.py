@@ -1,16 +1,15 @@
-"""What both forms of a context share: facts, cancelling, outputs, embeddings, times."""
+"""What both forms of a context share: facts, cancelling, outputs, embeddings."""
 
 from __future__ import annotations
 
 import hashlib
 import threading
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from infercore import DecodeAbortedError, PerfCounters, UnsupportedFeatureError
+from infercore import DecodeAbortedError, UnsupportedFeatureError
 from infercore_openvino import cpu
 from infercore_openvino.adapters import read as read_adapters
 from infercore_openvino.additions import give_rows
@@ -63,8 +62,8 @@ class BaseContext:
         self._hidden: dict[int, Floats] = {}
         self._hidden_all = Rows()
         self._embeddings = settings.embeddings
-        self._timed = settings.timed
-        self.reset_perf()
+        self.n_evaluated = 0
+        """Tokens that went into the request, for who looks past the API."""
         self.effective = self._effective()
 
     def _effective(self) -> dict[str, Any]:
@@ -170,7 +169,6 @@ class BaseContext:
 
     def decode(self, tokens: Tokens, *, seq_id: int, logits: str) -> None:
         """Append ``tokens`` in compute steps of n_ubatch."""
-        started = time.perf_counter()
         self._begin_outputs()
         n_tokens = len(tokens)
         for start in range(0, n_tokens, self.n_ubatch):
@@ -181,7 +179,7 @@ class BaseContext:
             self._take_outputs(last=last)
         if self._embeddings:
             self._hidden[seq_id] = self._hidden_all.all()
-        self._count(started, n_tokens)
+        self.n_evaluated += n_tokens
 
     def decode_vectors(
         self,
@@ -206,7 +204,6 @@ class BaseContext:
         self, tokens: Tokens, positions: Any, seq_ids: Any, wanted: Any, rows: Floats | None = None
     ) -> None:
         """Append entries of one sequence each, in compute steps of n_ubatch."""
-        started = time.perf_counter()
         self._begin_outputs()
         for start in range(0, len(tokens), self.n_ubatch):
             self._check_abort(int(seq_ids[start]))
@@ -225,7 +222,7 @@ class BaseContext:
             vectors = self._hidden_all.all()
             for s in np.unique(seq_ids).tolist():
                 self._hidden[s] = vectors[seq_ids == s]
-        self._count(started, len(tokens))
+        self.n_evaluated += len(tokens)
 
     def _column_step(self, tokens: Tokens, positions: Any, seq_ids: Any, wanted: Any) -> None:  # noqa: ARG002
         """Append what one step takes; on failure nothing is appended."""
@@ -285,33 +282,6 @@ class BaseContext:
         if self._aborted.is_set() or (callback is not None and callback()):
             n_past = self.n_past(seq_id)
             raise DecodeAbortedError("cancelled between two steps", resident_tokens=n_past)
-
-    # -- times ---------------------------------------------------------------------------------
-
-    def perf(self) -> PerfCounters:
-        """Return times and counts since the start or `reset_perf`."""
-        return PerfCounters(
-            prefill_ms=self._prefill_s * 1e3,
-            decode_ms=self._decode_s * 1e3,
-            prefill_tokens=self._prefill_tokens,
-            decode_tokens=self._decode_tokens,
-        )
-
-    def reset_perf(self) -> None:
-        """Set all counters to zero."""
-        self._prefill_s = self._decode_s = 0.0
-        self._prefill_tokens = self._decode_tokens = 0
-
-    def _count(self, started: float, n_tokens: int) -> None:
-        if not self._timed:
-            return
-        elapsed = time.perf_counter() - started
-        if n_tokens == 1:
-            self._decode_s += elapsed
-            self._decode_tokens += 1
-        else:
-            self._prefill_s += elapsed
-            self._prefill_tokens += n_tokens
 
     # -- the end -------------------------------------------------------------------------------
 

@@ -92,15 +92,13 @@ def pack_path(name: str, form: str = FORMAT) -> str:
 def observe(context: Any, seq_id: int) -> Observation:
     """Return what the block tables hold, and how many tokens went into the infer request."""
     inner = engine_of(context)
-    counts = inner.perf()
     return Observation(
         resident=len(inner._tables.positions(seq_id)),  # noqa: SLF001
-        evaluated=counts.prefill_tokens + counts.decode_tokens,
+        evaluated=inner.n_evaluated,
     )
 
 
 def observe_stateful(context: Any, seq_id: int) -> Observation:
     """Return how many tokens went into the infer request."""
     del seq_id
-    counts = engine_of(context).perf()
-    return Observation(evaluated=counts.prefill_tokens + counts.decode_tokens)
+    return Observation(evaluated=engine_of(context).n_evaluated)

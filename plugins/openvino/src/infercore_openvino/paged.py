@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -158,7 +157,6 @@ class PagedContext(BaseContext):
     def decode_one(self, token: int, *, seq_id: int) -> None:
         """Append one token and make its logits."""
         self._check_abort(seq_id)
-        started = time.perf_counter()
         table = self._sequences[seq_id]
         past, position = table.n, table.next
         try:
@@ -170,7 +168,7 @@ class PagedContext(BaseContext):
         self._begin_outputs()
         rows = self._request.get_output_tensor(0).data
         self._logits.add(rows.reshape(1, -1), last=True)
-        self._count(started, 1)
+        self.n_evaluated += 1
 
     def decode_batch(
         self,
@@ -180,7 +178,6 @@ class PagedContext(BaseContext):
         wanted: npt.NDArray[np.bool_],
     ) -> None:
         """Append tokens of several sequences, in compute steps of n_ubatch entries."""
-        started = time.perf_counter()
         self._begin_outputs()
         for start in range(0, len(tokens), self.n_ubatch):
             self._check_abort(seq_ids[start][0])
@@ -189,7 +186,7 @@ class PagedContext(BaseContext):
             self._take_outputs(last=start + self.n_ubatch >= len(tokens))
         if self._embeddings:
             self._share_out(seq_ids)
-        self._count(started, len(tokens))
+        self.n_evaluated += len(tokens)
 
     def _batch_step(
         self, tokens: Tokens, positions: Any, seq_ids: Sequence[Sequence[int]], wanted: Any

@@ -6,7 +6,6 @@ request of its own, whose variables are its state; they are saved, copied and re
 
 from __future__ import annotations
 
-import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -159,7 +158,6 @@ class RecurrentContext(BaseContext):
     def _decode_each(
         self, tokens: Tokens, seq_ids: Sequence[Sequence[int]], wanted: Any, given: Any = None
     ) -> None:
-        started = time.perf_counter()
         self._begin_outputs()
         rows: dict[int, Floats] = {}
         hidden: dict[int, Floats] = {}
@@ -176,7 +174,7 @@ class RecurrentContext(BaseContext):
         self._logits.add(_in_order(rows), last=True)
         if self._embeddings:
             self._hidden_all.add(_in_order(hidden), last=True)
-        self._count(started, len(tokens))
+        self.n_evaluated += len(tokens)
 
     @contextmanager
     def _given(self, seq_id: int, rows: Floats | None) -> Iterator[None]:

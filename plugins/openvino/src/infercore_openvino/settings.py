@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from infercore import InvalidInputError, UnsupportedFeatureError
+from infercore import UnsupportedFeatureError
 from infercore_openvino import arithmetic, cpu, options, rope
 from infercore_openvino.engine import BACKEND
 from infercore_openvino.facts import asked_window, trained_window
@@ -114,7 +114,7 @@ def settings(
     # what is pooled must fit one step
     usual_step = n_batch if pools and embeddings else DEFAULT_N_UBATCH
     return Settings(
-        n_ctx=_n_ctx(config, files),
+        n_ctx=asked_window(config, files),
         n_batch=n_batch,
         n_ubatch=min(n_batch, config.n_ubatch or usual_step),
         n_seq_max=config.n_seq_max or 1,
@@ -134,20 +134,6 @@ def settings(
         causal=causal,
         fixed=fixed,
     )
-
-
-def _n_ctx(config: ContextConfig, files: ModelFiles) -> int:
-    """Return the window; the sequences must find a token each in it, where they do not share."""
-    n_ctx = asked_window(config, files)
-    n_seq_max = config.n_seq_max or 1
-    if n_ctx < n_seq_max and not _kv_unified(config):
-        raise InvalidInputError(
-            f"n_ctx={n_ctx} gives {n_seq_max} sequences no tokens; give n_ctx={n_seq_max} or more",
-            field="n_ctx",
-            value=n_ctx,
-            allowed=f"at least n_seq_max={n_seq_max}",
-        )
-    return n_ctx
 
 
 _FIXED = {"offload_kqv": False, "op_offload": False, "swa_full": True}

@@ -52,7 +52,9 @@ class JsonTokenizer:
         self._read_piece = piece_reader(description)
         vocabulary = description["model"].get("vocab")
         self._scores = vocabulary if description["model"].get("type") == "Unigram" else ()
-        self._unknown = description["model"].get("unk_token", description["model"].get("unk_id"))
+        self._named_unknown = description["model"].get(
+            "unk_token", description["model"].get("unk_id")
+        )
         self._set_special_ids(files)
         self._prefix, self._suffix = self._frame(files.tokenizer)
         self.pair_middle = self._between()
@@ -137,11 +139,11 @@ class JsonTokenizer:
     def token_kind(self, token: int) -> str:
         """Return the kind of a token."""
         added, piece = self._added.get(token), self._parsing.id_to_token(token)
-        if added is not None and piece != self._unknown:
+        if added is not None and piece != self._named_unknown:
             return "control" if added["special"] else "user_defined"
         if piece is None:
             return "unused"
-        if self._unknown in (piece, token):
+        if self._named_unknown in (piece, token):
             return "unknown"
         is_byte = len(piece) == len("<0x00>") and piece.startswith("<0x") and piece.endswith(">")
         return "byte" if is_byte else "normal"

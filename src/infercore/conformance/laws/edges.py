@@ -1,0 +1,278 @@
+"""Sequences at the edges of blocks and steps, tokens of two sequences, options told as asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from infercore.conformance.expect import equal, raises, that
+from infercore.conformance.law import law
+from infercore.conformance.laws.cancel import AfterCalls
+from infercore.conformance.oracle import Way
+from infercore.errors import (
+    DecodeAbortedError,
+    InvalidInputError,
+    UnsupportedFeatureError,
+)
+
+if TYPE_CHECKING:
+    from infercore.conformance.rig import Rig
+
+REFUSED = (UnsupportedFeatureError, InvalidInputError)
+LENGTHS = (1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 96, 128, 129)
+"""Around the sizes that blocks of a cache have."""
+
+
+# -- state and copies ------------------------------------------------------------------------------
+
+
+@law("STATE-47", needs="sequence_state", since="1.2")
+def check_state_of_every_length(rig: Rig) -> None:
+    """A sequence saved at any length, just before, at and after a whole block, continues as it."""
+    tokens, source, target = rig.tokens(140), rig.context(), rig.context()
+    for n in LENGTHS:
+        source.clear()
+        source.decode(tokens[:n])
+        target.load_sequence(0, source.save_sequence(0))
+        for token in tokens[n : n + 2]:
+            for context in (source, target):
+                context.decode_one(token)
+        rig.near(target.logits(), np.array(source.logits()), f"a sequence of {n} tokens, restored")
+
+
+@law("STATE-48", needs="state", since="1.2")
+def check_state_of_many_sequences(rig: Rig) -> None:
+    """Saved state holds every sequence, however many there are, each as long as it was."""
+    n_seq = 6
+    if not rig.context().capabilities.multi_sequence:
+        rig.leave("there is one sequence only")
+    lengths = [3, 0, 33, 7, 1, 18]
+    texts = [rig.tokens(max(1, n)) for n in lengths]
+    fields = {"n_seq_max": n_seq, "n_ctx": n_seq * 64}
+    source, target = rig.context(**fields), rig.context(**fields)
+    for seq_id, n in enumerate(lengths):
+        if n:
+            source.decode(texts[seq_id][:n], seq_id=seq_id)
+    target.decode(rig.tokens(5), seq_id=1)
+    target.load_state(source.save_state())
+    found = [target.n_past(seq_id) for seq_id in range(n_seq)]
+    equal(found, lengths, "n_past of the sequences")
+    more = rig.tokens(2)
+    for seq_id, n in enumerate(lengths):
+        rows = []
+        for context in (source, target):
+            context.decode(more, seq_id=seq_id)
+            rows.append(np.array(context.logits()))
+        rig.near(rows[1], rows[0], f"sequence {seq_id} of {n} tokens, restored")
+
+
+@law("KV-48", needs="kv_copy", since="1.2")
+def check_single_tokens_behind_copies(rig: Rig) -> None:
+    """A sequence that is removed and becomes a copy goes on as its source, token by token."""
+    if not rig.context().capabilities.multi_sequence:
+        rig.leave("there is one sequence only")
+    context = rig.two()
+    for n in (3, 17, 33):
+        texts = [rig.tokens(n + 3), rig.tokens(n + 3)]
+        context.clear()
+        for seq_id, text in enumerate(texts):
+            context.decode(text[:n], seq_id=seq_id)
+        for seq_id, text in enumerate(texts):
+            context.decode_one(text[n], seq_id=seq_id)
+        context.seq_remove(1)
+        context.seq_copy(0, 1)
+        expected = [rig.cold(texts[0][: n + i]) for i in (2, 3)]
+        for i, row in enumerate(expected):
+            for seq_id in (1, 0):
+                context.decode_one(texts[0][n + 1 + i], seq_id=seq_id)
+                rig.near(context.logits(), row, f"token {i} of sequence {seq_id} behind a copy")
+
+
+@law("KV-49", needs="kv_shift", since="1.2")
+def check_a_moved_copy_leaves_its_source(rig: Rig) -> None:
+    """Moving a copy leaves the sequence that it was copied from where it was, or is refused."""
+    kinds = rig.context().capabilities
+    if not kinds.multi_sequence or kinds.kv_copy == "none":
+        rig.leave("sequences are not copied")
+    tokens, more = rig.tokens(40), rig.tokens(2)
+    expected = rig.cold([*tokens, more[0]])
+    n_moved = 0
+    for p0, unified in ((0, None), (20, None), (0, False), (20, False)):
+        try:
+            context = rig.two(kv_unified=unified)
+            context.decode(tokens)
+            context.seq_copy(0, 1)
+            context.seq_shift(1, p0, -1, 9)
+        except REFUSED:
+            continue
+        n_moved += 1
+        alone = rig.context()
+        alone.decode(tokens)
+        alone.seq_shift(0, p0, -1, 9)
+        context.decode_one(more[0], seq_id=0)
+        rig.near(context.logits(), expected, "the source of a copy that was moved")
+        for each, seq_id in ((context, 1), (alone, 0)):
+            each.decode_one(more[0], seq_id=seq_id)
+        rig.near(context.logits(), np.array(alone.logits()), f"a copy moved from {p0} on")
+    if not n_moved:
+        rig.leave("copies are the same cells, which are not moved")
+
+
+# -- cancelling ------------------------------------------------------------------------------------
+
+
+@law("CANCEL-33", since="1.2")
+def check_a_callback_is_asked_at_each_step(rig: Rig) -> None:
+    """A callback is asked in the midst of a call of several steps, and in batches of sequences."""
+    if not rig.context().capabilities.abort:
+        rig.leave("the engine is not asked to stop")
+    tokens = rig.tokens(48)
+    context = rig.context(n_batch=64, n_ubatch=8)
+    entries = [(token, (0,), i == len(tokens) - 1) for i, token in enumerate(tokens)]
+    calls = {"decode": lambda: context.decode(tokens)}
+    if context.capabilities.multi_sequence:
+        calls["decode_batch"] = lambda: context.decode_batch(entries)
+    for name, call in calls.items():
+        for n_asked in (0, 1, 2):
+            context.set_abort_callback(AfterCalls(n_asked))
+            error = raises(DecodeAbortedError, call, f"{name}, told to stop at question {n_asked}")
+            equal(error.resident_tokens, context.n_past(), f"resident after {name}")
+            that(context.n_past() < len(tokens), f"{name} was evaluated all the same")
+            context.set_abort_callback(None)
+            context.decode(tokens[context.n_past() :])
+            rig.near(context.logits(), rig.cold(tokens), f"after {name} was stopped")
+            context.clear()
+
+
+# -- embeddings ------------------------------------------------------------------------------------
+
+
+@law("EMB-32", needs="embeddings", since="1.2")
+def check_a_token_of_two_sequences(rig: Rig) -> None:
+    """A token that belongs to two sequences counts in the vectors of both."""
+    if not rig.context().capabilities.multi_sequence:
+        rig.leave("there is one sequence only")
+    shared, own = rig.tokens(4), [rig.tokens(2), rig.tokens(3)]
+    try:
+        context = rig.two(embeddings=True, pooling_type="mean", kv_unified=True)
+        context.decode_batch(
+            [(token, (0, 1), False) for token in shared]
+            + [(token, (i,), False) for i, text in enumerate(own) for token in text]
+        )
+    except REFUSED:
+        rig.leave("such tokens have no vectors here")
+    for i, text in enumerate(own):
+        alone = rig.context(embeddings=True, pooling_type="mean")
+        alone.decode([*shared, *text])
+        gap = float(np.abs(context.embedding(i) - alone.embedding(0)).max())
+        size = float(np.abs(alone.embedding(0)).max())
+        that(gap <= 1e-2 * size, f"the vector of sequence {i} is {gap / size:.3g} of its size off")
+
+
+# -- options ---------------------------------------------------------------------------------------
+
+_ASKED: tuple[dict[str, Any], ...] = (
+    {"kv_unified": True, "n_seq_max": 2},
+    {"kv_unified": False, "n_seq_max": 2},
+    {"n_seq_max": 5, "n_ctx": 320},
+    {"embeddings": True},
+    {"embeddings": False},
+    {"swa_full": True},
+    {"swa_full": False},
+    {"no_perf": True},
+    {"offload_kqv": False},
+    {"op_offload": False},
+    {"attention_type": "causal"},
+    {"pooling_type": "last", "embeddings": True},
+    {"n_batch": 16, "n_ubatch": 16},
+    {"n_batch": 48, "n_ubatch": 7},
+    {"yarn_orig_ctx": 100, "rope_scaling_type": "yarn", "rope_freq_scale": 0.5},
+)
+
+
+@law("CAP-57", since="1.2")
+def check_what_is_asked_is_told(rig: Rig) -> None:
+    """Each option given at opening is what effective tells, or it is refused by its name."""
+    tokens = rig.tokens(9)
+    for fields in _ASKED:
+        try:
+            context = rig.context(**fields)
+        except UnsupportedFeatureError as error:
+            that(any(name in error.feature for name in fields), f"{fields}: {error.feature!r}")
+            continue
+        except InvalidInputError as error:
+            that(error.field in fields, f"{fields} refused as {error.field!r}")
+            continue
+        for name, value in fields.items():
+            told = context.effective.get(name)
+            if name != "n_ctx" and told is not None:
+                equal(told, value, f"effective[{name!r}] with {fields}")
+        context.decode(tokens)
+        equal(context.n_past(), len(tokens), f"n_past with {fields}")
+
+
+@law("LORA-30", needs="lora", since="1.2")
+def check_adapters_beside_a_control_vector(rig: Rig) -> None:
+    """Adapters and a control vector count together, in whichever order they are set."""
+    oracle, tokens = rig.need_oracle(), rig.tokens(8)
+    n_layer, n_embd = rig.model.info.n_layer, rig.model.info.n_embd
+    vector = np.asarray([rig.random.gauss(0, 0.5) for _ in range(n_embd)], np.float32)
+    added, adapters = {n_layer - 1: vector}, rig.adapters_at(1.0)
+    both = rig.adapted(oracle, 1.0).rows(tokens, Way(added=added))[-1]
+    one = oracle.rows(tokens, Way(added=added))[-1]
+    for first in ("adapters", "vector"):
+        context = rig.context()
+        try:
+            if first == "vector":
+                context.set_control_vector(added)
+            context.set_adapters(adapters)
+            if first == "adapters":
+                context.set_control_vector(added)
+        except UnsupportedFeatureError:
+            rig.leave("control vectors are not supported")
+        context.decode(tokens)
+        rig.near(context.logits(), both, f"both, the {first} first")
+        context.clear()
+        context.set_adapters([])
+        context.decode(tokens)
+        rig.near(context.logits(), one, f"the vector alone, the {first} first")
+
+
+_SMALL = 1024
+
+
+@law("MEM-31", needs="plan_memory", since="1.2")
+def check_plans_count_adapters(rig: Rig) -> None:
+    """The plan of a context with adapters has room for them."""
+    if rig.adapter is None:
+        rig.leave("the rig has no adapter")
+    plain, with_one = (
+        rig.model.plan_memory(**rig.fields(adapters=rig.adapters_at(scale))) for scale in (0.0, 1.0)
+    )
+    where = Path(rig.adapter)
+    files = where.rglob("*") if where.is_dir() else [where]
+    size = max(file.stat().st_size for file in files)
+    if size < _SMALL:
+        rig.leave(f"the adapter has {size} bytes")
+    more = with_one.peak_bytes - plain.peak_bytes
+    that(2 * more >= size, f"{more} bytes more are planned for an adapter of {size}")
+
+
+@law("DEC-48", since="1.2")
+def check_prompts_of_whole_steps(rig: Rig) -> None:
+    """A prompt that fills a compute step or a batch to the last token gives the same row."""
+    fields = {name: rig.exact[name] for name in rig.exact if name not in ("n_batch", "n_ubatch")}
+    n_ctx = min(rig.model.info.n_ctx_train or 1024, 1024)
+    context = rig.opened(rig.model.new_context(**{**fields, "n_ctx": n_ctx}))
+    sizes = {context.n_ubatch, context.n_batch}
+    for n in sorted(n for size in sizes for n in (size, size + 1) if 1 < n < n_ctx):
+        tokens = rig.story_at(rig.random.randrange(99), n)
+        context.clear()
+        context.decode(tokens)
+        row = np.array(context.logits())
+        context.clear()
+        context.decode(tokens[: n - n // 3])
+        context.decode(tokens[n - n // 3 :])
+        rig.near(context.logits(), row, f"{n} tokens, a step is {context.n_ubatch}")
