@@ -78,6 +78,25 @@ def test_a_report_adds_what_others_have_done_there() -> None:
     assert router._routing.load("a") == 1 + 2 + 1
 
 
+def test_what_a_replica_says_as_it_takes_a_call_tells_what_others_have_it_do() -> None:
+    router = router_of("a")
+    router._use_replica_queue_len_cache = False
+    replica: Any = SimpleNamespace(unique_id="a")
+    for name in ("one", "two"):
+        router.on_send_request(replica)
+        router.on_new_queue_len_info(replica, 5)
+        sent(router, Route(works=True), name)
+    assert router._routing.load("a") == 3 + 2
+    router.on_request_completed(replica, "one")
+    assert router._routing.load("a") == 3 + 1
+    router.on_send_request(replica)
+    router.on_new_queue_len_info(replica, 2)
+    assert router._routing.load("a") == 1  # none of others; the new call is not said to be routed
+    for name in ("two", "three", "four"):
+        router.on_request_completed(replica, name)
+    assert router._n_calls["a"] == 0
+
+
 def test_the_holder_is_tried_twice_and_an_unknown_request_goes_anywhere() -> None:
     router = router_of("a", "b")
     blocks = (b"1", b"2")

@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from ray import serve
 import infercore
 import infercore_ray
 from conftest import ON_A_NODE, POOL, start_node
+from infercore.values.pool import served_fields
 
 PROMPT = "Once upon a time"
 N_REQUESTS = int(os.environ.get("INFERCORE_RAY_REQUESTS", "0"))
@@ -56,35 +56,38 @@ def wait_for_two(tale: Any) -> dict[str, tuple[int, str]]:
     return found
 
 
-NAMES = ["Mira", "Tom", "Anna", "Otto", "Ida", "Emil"]
+NAMES = ["Mira", "Tom", "Anna", "Otto", "Ida", "Emil", "Lily", "Ben", "Sam", "Max"]
 
 
-def converse(complete: Any) -> list[tuple[int, int, bool]]:
-    """Return of each turn of six conversations its tokens, those found, and whether it follows."""
-    texts = [f"Once upon a time {name} went out. " * 10 for name in NAMES]
+def converse(complete: Any, n_conversations: int, n_turns: int) -> list[tuple[int, int, bool]]:
+    """Return of each turn of conversations its tokens, those found, and whether it follows."""
+    names = [
+        f"{NAMES[n % len(NAMES)]} and {NAMES[(7 * n + 3 + n // 10) % len(NAMES)]}"
+        for n in range(n_conversations)
+    ]
+    texts = [f"{name} went out. " * 8 for name in names]
     found = []
-    for turn in range(4):
-        for number, name in enumerate(NAMES):
+    for turn in range(n_turns):
+        for number, name in enumerate(names):
             answer, n_tokens, n_cached = complete(texts[number], turn % 2 == 1)
             found.append((n_tokens, n_cached, turn > 0))
             texts[number] += f"{answer} And then {name} said so. "
     return found
 
 
-@long
 def test_the_turns_of_a_conversation_go_where_it_is_held(
     client: openai.OpenAI, tale: Any, model_path: str
 ) -> None:
-    with ExitStack() as opened:
-        alone = opened.enter_context(infercore.open_pool(model_path, **POOL))
+    size = (20, 7) if N_REQUESTS else (6, 4)
+    with infercore.open_pool(model_path, **served_fields(POOL)) as alone:
 
         def here(text: str, _: bool) -> tuple[str, int, int]:
-            session = opened.enter_context(alone.open_session())  # the front keeps them open too
-            status = session.ensure_prefix(text)
-            answer = "".join(c.text for c in session.decode(max_tokens=12, temperature=0.0))
+            with alone.open_session() as session:
+                status = session.ensure_prefix(text)
+                answer = "".join(c.text for c in session.decode(max_tokens=12, temperature=0.0))
             return answer, status.prefix_tokens, status.reused_tokens
 
-        ideal = converse(here)
+        ideal = converse(here, *size)
 
     def on_ray(text: str, is_stream: bool) -> tuple[str, int, int]:
         asked: Any = {"model": "tale", "prompt": text, "max_tokens": 12, "temperature": 0}
@@ -97,7 +100,7 @@ def test_the_turns_of_a_conversation_go_where_it_is_held(
         return answer, usage.prompt_tokens, usage.prompt_tokens_details.cached_tokens
 
     wait_for_two(tale)
-    found = converse(on_ray)
+    found = converse(on_ray, *size)
     assert [n for n, *_ in found] == [n for n, *_ in ideal]  # the texts are equal
     turns = [
         (own, best) for (_, own, follows), (_, best, _) in zip(found, ideal, strict=True) if follows

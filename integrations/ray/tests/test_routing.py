@@ -44,6 +44,19 @@ def test_who_holds_most_is_chosen() -> None:
     assert made.choose(blocks)[1] == "a"
 
 
+def test_few_blocks_are_evaluated_elsewhere_rather_than_beside_many_calls() -> None:
+    made = routing("a", "b", "c", "d")
+    blocks = blocks_of("", range(640))
+    made.report("a", blocks[:2], 0)
+    for name in "abcd":
+        made.heard(name, 4)
+    assert made.choose(blocks)[0] == "a"
+    made.heard("b", 1)
+    assert made.choose(blocks)[0] == "b"  # two blocks more, three calls fewer
+    made.report("a", blocks, 4)
+    assert made.choose(blocks)[0] == "a"
+
+
 def test_a_gap_ends_what_is_held() -> None:
     made = routing("a", "b")
     blocks = blocks_of("", range(400))

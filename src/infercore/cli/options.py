@@ -25,7 +25,7 @@ from infercore.values.config import (
     ModelConfig,
     SamplingConfig,
 )
-from infercore.values.pool import PoolConfig
+from infercore.values.pool import SERVED, PoolConfig
 from infercore.values.recommended import RECOMMENDED
 
 if TYPE_CHECKING:
@@ -152,11 +152,14 @@ POOL: Mapping[str, Row] = MappingProxyType({
         "Number of tokens that all sessions can hold together, at least --n-ctx; by default "
         "--n-parallel times that, or as many as fit in memory.", metavar="N",
     ),
-    "n_step_tokens": Row("Maximum number of tokens in one engine call.", metavar="N", default=512),
+    "n_step_tokens": Row(
+        "Maximum number of tokens in one engine call.", metavar="N",
+        default=SERVED["n_step_tokens"],
+    ),
     "max_waiting": Row("Requests that may wait for a place; one more gets 429.", metavar="N"),
-    "batching": Row(choices=("auto", "always", "never"), default="always"),
+    "batching": Row(choices=("auto", "always", "never"), default=SERVED["batching"]),
     "batch_invariant": Row(),
-    "cache_bytes": Row(metavar="N", default=2**30),
+    "cache_bytes": Row(metavar="N", default=SERVED["cache_bytes"]),
     "cache_dir": Row("A folder for sessions that no longer fit in RAM.", metavar="DIR"),
     "cache_dir_bytes": Row(metavar="N"),
     "step_timeout": Row(metavar="S"),

@@ -14,7 +14,6 @@ import click
 from infercore.cli.loading import plan_fields
 from infercore.cli.options import (
     CONTEXT,
-    POOL,
     SectionCommand,
     checked,
     context_options,
@@ -29,7 +28,7 @@ from infercore.locating import hub, locate, settings
 from infercore.locating.locate import HUB, PACK, is_name
 from infercore.values import install
 from infercore.values.keys import keys_in
-from infercore.values.pool import PoolConfig
+from infercore.values.pool import PoolConfig, served_fields
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -205,14 +204,7 @@ def _pool_fields(path: str, options: Mapping[str, Any]) -> dict[str, Any]:
             flag = "--" + name.replace("_", "-")
             raise click.UsageError(f"{flag} is of a process of its own: leave out --no-isolate")
     fields = {"backend": options["backend"], **plan_fields(path, options), **of_pool}
-    defaults = {name: row.default for name, row in POOL.items() if row.default is not None}
-    if fields.get("batch_invariant"):  # how calls are cut decides the bits
-        defaults = {"cache_bytes": defaults["cache_bytes"]}
-    elif fields.get("precision") != "accurate":
-        defaults["flash_attn"] = "auto"
-    if "n_batch" in fields and "n_step_tokens" in defaults:
-        defaults["n_step_tokens"] = min(defaults["n_step_tokens"], fields["n_batch"])
-    return {**defaults, **fields}
+    return served_fields(fields)
 
 
 class _JsonLines(logging.Formatter):

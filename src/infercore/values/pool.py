@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os  # noqa: TC003  (attrs resolves annotations)
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
@@ -22,6 +23,10 @@ NOT_IN_A_POOL = {
     "pooling_type": "name the pooling in pool.embed(texts, pooling=...)",
 }
 """Fields of a context that a pool decides itself, and what to do instead."""
+SERVED: Mapping[str, Any] = MappingProxyType(
+    {"n_step_tokens": 512, "batching": "always", "cache_bytes": GIB}
+)
+"""Fields of a pool behind a server, where the caller leaves them open."""
 
 
 def _folder(value: str | os.PathLike[str] | None) -> str | None:
@@ -164,6 +169,18 @@ def pool_config(config: PoolConfig | None, fields: Mapping[str, Any]) -> PoolCon
         base = of_pool.get("context", config.context if isinstance(config, PoolConfig) else None)
         of_pool["context"] = checks.build(ContextConfig, base, of_context)
     return checks.build(PoolConfig, config, of_pool)
+
+
+def served_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``fields`` of a pool with those of `SERVED` that they leave open."""
+    defaults = dict(SERVED)
+    if fields.get("batch_invariant"):  # how calls are cut decides the bits
+        defaults = {"cache_bytes": SERVED["cache_bytes"]}
+    elif fields.get("precision") != "accurate":
+        defaults["flash_attn"] = "auto"
+    if "n_step_tokens" in defaults and fields.get("n_batch") is not None:
+        defaults["n_step_tokens"] = min(defaults["n_step_tokens"], fields["n_batch"])
+    return {**defaults, **fields}
 
 
 def is_for_a_pool(config: object, fields: Mapping[str, Any]) -> bool:

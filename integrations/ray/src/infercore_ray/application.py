@@ -15,7 +15,7 @@ from infercore.serve.models import Models
 from infercore.values import checks
 from infercore.values.config import ModelConfig
 from infercore.values.keys import keys_in
-from infercore.values.pool import pool_config
+from infercore.values.pool import pool_config, served_fields
 from infercore_ray.engines import PREFIX, Opening
 from infercore_ray.replica import Replica
 from infercore_ray.router import PrefixRouter
@@ -121,7 +121,8 @@ def build_app(
     if not checks.is_integer(num_fronts) or num_fronts < 1:
         raise checks.refuse("num_fronts", num_fronts, "an integer of at least 1")
     deployed = [
-        _deployed(name, model).bind(model.path, model.fields) for name, model in models.items()
+        _deployed(name, model).bind(model.path, served_fields(model.fields))
+        for name, model in models.items()
     ]
     front = serve.deployment(
         name="front",

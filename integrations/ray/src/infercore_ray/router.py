@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -48,6 +48,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
         self._origins: set[str] = set()  # whose requests come through here
         self._running: dict[str, bool] = {}  # by Serve's names of requests: whether they are work
         self._early: OrderedDict[str, None] = OrderedDict()  # ended before Serve said where it went
+        self._n_calls: Counter[str] = Counter()  # calls from here, by replica
 
     def _look(self, candidates: Sequence[RunningReplica]) -> dict[str, RunningReplica]:
         """Take in what the replicas reported; return them by name."""
@@ -55,6 +56,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
         self._routing.keep(by_name)
         if len(self._reports) > len(by_name):
             self._reports = {name: n for name, n in self._reports.items() if name in by_name}
+            self._n_calls = Counter({k: n for k, n in self._n_calls.items() if k in by_name})
         for name, replica in by_name.items():
             told = replica.routing_stats
             if told and self._reports.get(name) != told["number"]:
@@ -82,6 +84,20 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
         ranked = self._routing.choose(route.blocks, at=route.at)
         return [[by_name[name]] for name in ranked[:1] + ranked]
 
+    def on_send_request(self, replica_id: ReplicaID) -> None:
+        """Count a call from here."""
+        super().on_send_request(replica_id)
+        self._n_calls[replica_id.unique_id] += 1
+
+    def on_new_queue_len_info(self, replica_id: ReplicaID, num_ongoing_requests: int) -> None:
+        """Take in what a replica says as it takes a call: others' calls are what is not from here.
+
+        A stream is a call a chunk, so this comes as often as chunks do.
+        """
+        super().on_new_queue_len_info(replica_id, num_ongoing_requests)
+        name = replica_id.unique_id
+        self._routing.heard(name, max(0, num_ongoing_requests - self._n_calls[name]))
+
     def on_request_routed(
         self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any
     ) -> None:
@@ -104,9 +120,11 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         """Note what has ended; a short call may have done so before it is said to be routed."""
+        name = replica_id.unique_id
+        self._n_calls[name] = max(0, self._n_calls[name] - 1)
         works = self._running.pop(internal_request_id, None)
         if works:
-            self._routing.ended(replica_id.unique_id)
+            self._routing.ended(name)
         elif works is None:
             self._early[internal_request_id] = None
             if len(self._early) > _MOST_EARLY:  # refused ones are never said to be routed

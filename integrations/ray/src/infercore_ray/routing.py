@@ -1,4 +1,4 @@
-"""Which replica a request goes to: the one that holds most of its prefix, within a bound on load.
+"""Which replica a request goes to: by what it holds of the prefix, and within a bound on load.
 
 Pure: it knows blocks, replicas' names and what these have reported, and nothing of Ray.
 """
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
 BOUND = 1.25
+_BLOCKS_OF_A_CALL = 1.0
+"""Blocks that it pays to evaluate elsewhere rather than run beside one call more."""
 
 
 @attrs.define
@@ -61,6 +63,13 @@ class PrefixRouting:
         known.held, known.load = frozenset(held), load
         known.before, known.sent = known.sent, set()
 
+    def heard(self, replica: str, load: int) -> None:
+        """Note what others have ``replica`` do, as it said between two reports."""
+        known = self._known.get(replica)
+        if known is not None:
+            self._total += load - known.load
+            known.load = load
+
     def sent(self, replica: str, blocks: Iterable[bytes] = ()) -> None:
         """Note that work with these blocks was sent to ``replica``."""
         known = self._known.get(replica)
@@ -104,9 +113,10 @@ class PrefixRouting:
     def choose(self, blocks: Sequence[bytes], *, at: str | None = None) -> list[str]:
         """Return the replicas within the bound, the best first.
 
-        Who holds most of ``blocks`` is best, then who has least to do; ``at`` is where the
-        conversation is already, which is best of all. Requests for one new prefix agree on a
-        replica, also where several routers choose.
+        Best is who would have the least to do: the blocks that it does not hold, and
+        `_BLOCKS_OF_A_CALL` for each call that it has. ``at`` is where the conversation is already,
+        which is better than all. Requests for one new prefix agree on a replica, also where several
+        routers choose.
         """
         known = self._known
         n = len(known)
@@ -117,6 +127,7 @@ class PrefixRouting:
             busy = each.load + each.n_sent
             if busy < most:
                 held = self.n_held(name, blocks)
-                ranked.append((name != at, -held, busy, (number - turn) % n, name))
+                cost = _BLOCKS_OF_A_CALL * busy - held
+                ranked.append((name != at, cost, -held, (number - turn) % n, name))
         ranked.sort()
         return [rank[-1] for rank in ranked]
