@@ -79,6 +79,7 @@ GOALS = (
     ),
     Goal("decode", "throughput-bench", DECODE, "infercore / Llama.generate", 0.99, True),
     Goal("decode", "throughput-bench", DECODE, "infercore / llama-bench", 0.99, True),
+    Goal("decode", "throughput-bench", DECODE, "infercore bench / llama-bench", 0.99, True),
     Goal("decode, 1B", "throughput-1b", DECODE, "infercore / ctypes loop", 0.97, True),
     Goal("decode, 1B", "throughput-1b", DECODE, "infercore / Llama.generate", 1.0, True),
     Goal("a token's time over the ctypes loop's", "layer", MORE, "infercore", 15.0),

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import subprocess
+import sys
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -110,6 +111,16 @@ def llama_bench_s(programs: str, path: str, n: int, *, depth: int, n_threads: in
     env = {**os.environ, "LD_LIBRARY_PATH": programs}
     done = subprocess.run(told, env=env, check=True, capture_output=True, text=True)  # noqa: S603
     return n / float(json.loads(done.stdout)[0]["avg_ts"])
+
+
+def infercore_bench_s(path: str, n: int, *, n_threads: int) -> float:
+    """Return the seconds that ``infercore bench`` tells of ``n`` tokens: it decodes behind 64."""
+    told = [sys.executable, "-m", "infercore", "bench", path, "--only", "decode", "--json"]
+    told += ["--decode-tokens", str(n), "--n-ctx", str(n + 128), "--repeats", "1"]
+    told += ["--threads", str(n_threads)]
+    done = subprocess.run(told, check=True, capture_output=True, text=True)  # noqa: S603
+    figures = json.loads(done.stdout)["figures"]
+    return n / next(f["value"]["median"] for f in figures if f["name"] == "one token a call")
 
 
 def llama_first_token_ms(model: Any, ids: Sequence[int]) -> float:

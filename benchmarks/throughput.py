@@ -2,7 +2,7 @@
 
 A GGUF file: infercore's context and session, a hand-written ctypes loop, `Llama.eval`,
 `Llama.generate` and `Llama.create_completion`, with --bin llama.cpp's own ``llama-bench`` behind as
-many tokens (a process of its own in each turn). An OpenVINO folder: infercore's context
+many tokens, and ``infercore bench`` (each a process of its own in each turn). An OpenVINO folder: infercore's context
 and session as they come, and told to compute accurately; `openvino_genai.LLMPipeline` likewise.
 """
 
@@ -94,6 +94,10 @@ def gguf(path: str, options: argparse.Namespace) -> list[pairs.Row]:
             decode["llama-bench"] = lambda _: (
                 [],
                 rivals.llama_bench_s(options.bin, path, n, depth=N_BEFORE, n_threads=threads),
+            )
+            decode["infercore bench"] = lambda _: (
+                [],
+                rivals.infercore_bench_s(path, n, n_threads=threads),
             )
         found = measured(path, prefill, decode, check, options)
     rival.close()

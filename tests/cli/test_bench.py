@@ -193,3 +193,11 @@ def test_other_settings_are_tried_beside_the_defaults(run, backend_name, pack_pa
     assert all(each["prefill"]["median"] > 0 < each["decode"]["median"] for each in told["tried"])
     assert "--precision fast" in told["refused"]
     assert not any("n_threads" in fields for fields in tried)  # given, so not tried
+
+
+def test_other_settings_are_tried_in_the_window_that_is_given(run, backend_name, pack_path) -> None:
+    options = (str(pack_path), "--backend", backend_name, "--tune", "--n-ctx")
+    told = told_by(run, *options, "80")
+    assert told["tried"]
+    assert not [why for why in told["refused"].values() if "exceed" in why]
+    assert "too small to measure in" in run("bench", *options, "64", "--threads", "1").output

@@ -224,7 +224,9 @@ def _show(tried: Sequence[tuning.Tried], refused: Mapping[str, str]) -> None:
     for name, reason in refused.items():
         write(f"refused: {name}: {reason}\n")
     worth = [t.name for t in order if t.is_worth_it]
-    if worth:
+    if not tried:
+        write("Nothing could be tried here.\n")
+    elif worth:
         write("Worth changing here (1.05 times the default or more): " + "; ".join(worth) + "\n")
     else:
         write("Nothing worth changing: the defaults are the fastest settings here.\n")

@@ -79,11 +79,21 @@ def tune(
 ) -> tuple[list[Tried], dict[str, str]]:
     """Try each candidate beside ``given``, in turns; return what was tried, and what was refused.
 
-    Refusals are returned with their reason, by the setting's name.
+    Refusals are returned with their reason, by the setting's name. What does not fit the window is
+    measured with fewer tokens; `InvalidInputError` where it holds too few to measure anything.
     """
     fields = {"n_ctx": min(n_prefill + n_decode + N_CTX_SPARE, model.info.n_ctx_train), **given}
     with model.new_context(**fields) as default:
         kinds = default.capabilities.kv_types
+        n_prefill = min(n_prefill, default.n_ctx_seq)
+        n_decode = min(n_decode, default.n_ctx_seq - N_START)
+        if n_decode < 1:
+            raise infercore.InvalidInputError(
+                f"a window of {default.n_ctx_seq} tokens is too small to measure in",
+                field="n_ctx",
+                value=default.n_ctx_seq,
+                allowed=f"more than {N_START}",
+            )
         settings = [
             c
             for c in candidates(default.effective, kinds, n_prefill)
