@@ -2,8 +2,9 @@
 
 A GGUF file: infercore's context and session, a hand-written ctypes loop, `Llama.eval`,
 `Llama.generate` and `Llama.create_completion`, with --bin llama.cpp's own ``llama-bench`` behind as
-many tokens, and ``infercore bench`` (each a process of its own in each turn). An OpenVINO folder: infercore's context
-and session as they come, and told to compute accurately; `openvino_genai.LLMPipeline` likewise.
+many tokens, and ``infercore bench`` (each a process of its own in each turn). An OpenVINO folder:
+infercore's context and session as they come, and told to compute accurately;
+`openvino_genai.LLMPipeline` likewise.
 """
 
 from __future__ import annotations
