@@ -88,3 +88,24 @@ def test_no_room_is_said_before(new_context: Callable[..., Any]) -> None:
     with pytest.raises(ic.ContextOverflowError):
         context.decode_each([5, 6], [0, 1])
     assert [context.n_resident(s) for s in range(2)] == [62, 2]
+
+
+def test_rows_of_one_array_are_those_of_the_last_call(three: Any) -> None:
+    for token in (7, 9):
+        rows = three.decode_each([token, token + 1, token], [2, 0, 1])
+        assert isinstance(rows, np.ndarray)
+        assert not rows.flags.writeable
+        assert all(np.array_equal(rows[i], three.logits(i)) for i in range(3))
+    three.seq_remove(0, 4, -1)  # the position that was counted on is so no more
+    three.decode_each([8, 10, 11], [2, 0, 1])
+    assert [three.n_past(s) for s in range(3)] == [5, 8, 8]
+    assert three.tokens(0) == [*IDS[:4], 10]
+
+
+@pytest.mark.parametrize("wrong", ["rows", np.zeros((3, 7), np.float32), np.zeros((2, 7))])
+def test_rows_that_are_none_are_the_plugins_fault(
+    three: Any, monkeypatch: pytest.MonkeyPatch, wrong: Any
+) -> None:
+    monkeypatch.setattr(three._outputs, "_engine_rows", lambda _: wrong)
+    with pytest.raises(ic.PluginError, match=r"logits_rows\(2\)"):
+        three.decode_each([7, 8], [2, 0])

@@ -70,6 +70,10 @@ class Appending:
         # Without logits there is nothing to append to: an encoder takes whole texts.
         self.only_encodes = kinds.encoder and not kinds.logits_all
         self._decode_columns = None if kinds.encoder else native.optional.decode_spans
+        # Columns of the last `append_each`, whose they are, and what the outputs were behind it.
+        self._each = np.zeros((3, 0), dtype=np.int32)
+        self._each_ids: list[int] = []
+        self._each_serial = -1
         self._keeps_nothing = kinds.encoder and not (kinds.logits_all or kinds.state)
 
     # -- checks --------------------------------------------------------------------------------
@@ -217,7 +221,9 @@ class Appending:
         self._outputs.set_rows(owners, ends, all_rows=all_rows, gathered=pieces.rows)
         self._embeddings.note(spans.seq_ids, n_tokens, pieces.vectors)
 
-    def append_each(self, tokens: list[int], seq_ids: list[int]) -> list[FloatArray] | None:
+    def append_each(
+        self, tokens: list[int], seq_ids: list[int]
+    ) -> FloatArray | list[FloatArray] | None:
         """Append a token to each of several sequences, in one engine call; return their rows.
 
         None, and nothing is done, where that takes more than one call of columns.
@@ -226,7 +232,7 @@ class Appending:
         own, n, abort = self._decode_columns, len(tokens), self._abort
         if own is None or n > self.n_batch or self._embeddings.on or abort.asks_before_step:
             return None
-        cells, starts = self._cells, list[int]()
+        cells, outputs, columns = self._cells, self._outputs, self._each
         if self._embeddings.n_tokens:
             self._embeddings.forget()
         started = time.perf_counter()
@@ -234,15 +240,22 @@ class Appending:
             abort.forget_late()
         abort.running = True
         try:
-            starts += map(self._inner.n_past, seq_ids)
-            columns = np.array((tokens, starts, seq_ids), dtype=np.int32)
+            if outputs.serial == self._each_serial and seq_ids == self._each_ids:
+                columns = columns.copy()  # nothing changed since: each is one position further
+                columns[0] = tokens
+                columns[1] += 1
+            else:
+                starts = [*map(self._inner.n_past, seq_ids)]
+                columns = np.array((tokens, starts, seq_ids), dtype=np.int32)
+                self._each_ids = seq_ids
             own(columns[0], columns[1], columns[2], _all_wanted(n))
             cells.append_each(seq_ids, tokens)
         except BaseException as error:  # noqa: BLE001  (raised anew, typed)
             self._results.forget()
             cells.recount()
-            for seq_id, token, start in zip(seq_ids, tokens, starts, strict=False):
-                self._enter_kept(seq_id, [token], start, error)
+            if columns is not self._each:  # else the engine was not called yet
+                for seq_id, token, start in zip(seq_ids, tokens, columns[1].tolist(), strict=True):
+                    self._enter_kept(seq_id, [token], start, error)
             self._native.judge(error)
             self._fail(error, lambda: cells.n_cells)
         finally:  # no lock: an abort in between is forgotten before the next step
@@ -250,7 +263,13 @@ class Appending:
             if abort.asked:
                 abort.end()
         self._counters.count(started, n)
-        return self._native.judged(self._outputs.set_each, seq_ids)
+        rows = self._native.judged(outputs.set_each, seq_ids)
+        self._each, self._each_serial = columns, outputs.serial
+        return rows
+
+    def is_each(self, seq_ids: list[int]) -> bool:
+        """Whether these were the sequences of the last `append_each`."""
+        return seq_ids == self._each_ids
 
     def _enter_spans(self, spans: Spans, starts: list[int], start: int, stop: int) -> None:
         if len(spans) == len(spans.seq_ids) == stop - start:  # a token each, as in most steps

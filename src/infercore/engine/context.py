@@ -16,7 +16,7 @@ from infercore.engine.counters import Counters
 from infercore.engine.embeddings import Embeddings
 from infercore.engine.gate import Gate, fork_count
 from infercore.engine.native import Native
-from infercore.engine.outputs import Outputs, read_only, rows_of
+from infercore.engine.outputs import Outputs, all_of, read_only, rows_of
 from infercore.engine.results import Results
 from infercore.engine.room import Room
 from infercore.engine.saving import Saving
@@ -71,7 +71,7 @@ class GuardedContext:
         self._cells = CellMap(window.n_seq_max)
         self._gate.backend = backend
         self._row_shape = (n_vocab,)
-        self._outputs = Outputs(rows_of(inner, n_vocab, backend), n_vocab, backend)
+        self._outputs = Outputs(rows_of(inner, n_vocab, backend), n_vocab, backend, all_of(inner))
         self._native = native = Native(inner, self._gate, backend)
         self._shares_window = window.shared
         self.n_ctx_seq = window.n_ctx_seq
@@ -291,17 +291,20 @@ class GuardedContext:
         hint = "the engine looks up the rows of tokens by itself"
         self._native.need("rows of numbers in place of tokens", declared=there, hint=hint)
 
-    def decode_each(self, tokens: Sequence[int], seq_ids: Sequence[int]) -> Sequence[FloatArray]:
+    def decode_each(
+        self, tokens: Sequence[int], seq_ids: Sequence[int]
+    ) -> FloatArray | Sequence[FloatArray]:
         """Append a token to each of several sequences, in one call; return their rows.
 
-        A row is a view that the next call overwrites. Raises as `decode_spans`.
+        As one array where the engine has them so. A row is a view that the next call overwrites.
+        Raises as `decode_spans`.
         """
         with self._gate:
             ids, sequences = list(tokens), list(seq_ids)
             if (
                 _are_in(ids, self._n_vocab)
-                and _are_in(sequences, self.n_seq_max)
-                and len(set(sequences)) == len(sequences) == len(ids)
+                and (self._appending.is_each(sequences) or self._are_apart(sequences))
+                and len(sequences) == len(ids)
             ):
                 if not self._shares_window or self._cells.n_cells + len(ids) > self.n_ctx:
                     self._room.check_each(dict.fromkeys(sequences, 1), len(ids))
@@ -310,6 +313,9 @@ class GuardedContext:
                     return rows
         self.decode_spans([(s, [token], "last") for s, token in zip(sequences, ids, strict=True)])
         return [self.logits(i) for i in range(len(ids))]
+
+    def _are_apart(self, sequences: list[Any]) -> bool:
+        return _are_in(sequences, self.n_seq_max) and len(set(sequences)) == len(sequences)
 
     def encode(self, tokens: Sequence[int]) -> None:
         """Run an encoder over ``tokens``; see `Context.encode`."""

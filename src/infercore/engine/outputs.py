@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
-from infercore.engine.plugin_checks import wrong, wrong_row
+from infercore.engine.plugin_checks import shown, wrong, wrong_row
 from infercore.errors import OutputNotAvailableError, UnsupportedFeatureError
 from infercore.values import checks
 
@@ -43,6 +43,12 @@ def rows_of(inner: EngineContext, n_vocab: int, backend: str) -> Callable[[int],
     return likeliest
 
 
+def all_of(inner: EngineContext) -> Callable[[int], FloatArray] | None:
+    """Return what reads so many of the engine's first rows as one array, where it has them so."""
+    read: Callable[[int], FloatArray] | None = getattr(inner, "logits_rows", None)
+    return read if inner.capabilities.logits == "full" else None
+
+
 class Outputs:
     """The output rows of the last call, counted over all its chunks.
 
@@ -57,6 +63,7 @@ class Outputs:
         "_all_rows",
         "_backend",
         "_ends",
+        "_engine_rows",
         "_from_engine",
         "_gathered",
         "_owners",
@@ -70,8 +77,13 @@ class Outputs:
     )
 
     def __init__(
-        self, engine_logits: Callable[[int], FloatArray] | None, n_vocab: int, backend: str = ""
+        self,
+        engine_logits: Callable[[int], FloatArray] | None,
+        n_vocab: int,
+        backend: str = "",
+        engine_rows: Callable[[int], FloatArray] | None = None,
     ) -> None:
+        self._engine_rows = engine_rows
         self._backend = backend
         self.are_shown = engine_logits is not None
         self.engine_logits = engine_logits or self._refuse
@@ -123,19 +135,21 @@ class Outputs:
             self._gathered = gathered
             self._from_engine = False
 
-    def set_each(self, seq_ids: Sequence[int]) -> list[FloatArray]:
+    def set_each(self, seq_ids: Sequence[int]) -> FloatArray | list[FloatArray]:
         """Say that the engine's last call made a row for each of ``seq_ids``; return them."""
         n = len(seq_ids)
         self._set([(seq_id,) for seq_id in seq_ids], dict(zip(seq_ids, range(n), strict=True)))
         self._all_rows = True
         self.n_plain = n
-        rows, shape = [], (self.n_vocab,)
-        for i in range(n):
-            row = self.engine_logits(i)
-            if type(row) is not np.ndarray or row.dtype is not _FLOAT or row.shape != shape:
-                row = self.from_engine(i)
-            rows.append(read_only(row) if row.flags.writeable else row)
-        return rows
+        if self._engine_rows is None:
+            rows = [self.from_engine(i) for i in range(n)]
+            return [read_only(row) if row.flags.writeable else row for row in rows]
+        block = self._engine_rows(n)
+        shape = n, self.n_vocab
+        if type(block) is not np.ndarray or block.dtype is not _FLOAT or block.shape != shape:
+            told = f"gave {shown(block)}, not float32 {list(shape)}"
+            raise wrong(self._backend, f"logits_rows({n})", told)
+        return read_only(block) if block.flags.writeable else block
 
     def restore(self, row: FloatArray, owners: Iterable[int]) -> None:
         """Add a row that was saved, behind the last token of its owners; other rows stay."""

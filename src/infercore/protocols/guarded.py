@@ -44,7 +44,9 @@ class SessionContext(Context, Protocol):
     def row_of(self, seq_id: int = 0) -> int | None:
         """Return the output row behind the sequence's last token, None where there is none."""
 
-    def decode_each(self, tokens: Sequence[int], seq_ids: Sequence[int]) -> Sequence[FloatArray]:
+    def decode_each(
+        self, tokens: Sequence[int], seq_ids: Sequence[int]
+    ) -> FloatArray | Sequence[FloatArray]:
         """Append a token to each of several sequences, in one call; return their rows."""
 
     def look_free(self, seq_id: int, keep: int | None = None) -> int:

@@ -48,7 +48,9 @@ worker threads that the engine keeps for it may end; called from any thread, alo
 others). Times and counts (``perf``) are kept by the guard.
 ``decode_spans(tokens, positions, seq_ids, wanted)`` is ``decode_batch`` in columns (int32, int32,
 int32 and bool, each [n_tokens], at most ``n_batch``): each entry belongs to one sequence, and those
-of a sequence follow each other at its next positions. Saved state may be bytes or any other
+of a sequence follow each other at its next positions. ``logits_rows(n)`` gives the first ``n`` rows
+of the last call as one float32 [n, n_vocab], where they lie so: the same as ``logits(0)`` to
+``logits(n - 1)``. Saved state may be bytes or any other
 contiguous buffer; it comes back as bytes, or as a memoryview where the context has
 ``takes_views = True``, which saves a copy.
 """

@@ -95,7 +95,7 @@ class PortableSampler:
         # Most greedy decodes take the largest logit of the row as it came, but for these tokens.
         self._n_held_back, self._held_back = _held_back(held_back, n_vocab)
         greedy = config.temperature == 0 and constraint is None and not self._n_held_back
-        self._not_best = self._rules.only_lowered if greedy else None
+        self.not_best = self._rules.only_lowered if greedy else None
         self._seed = secrets.randbelow(MAX_SEED + 1) if config.seed is None else int(config.seed)
         self._closed = False
         self._rewind()
@@ -165,7 +165,7 @@ class PortableSampler:
             if hasattr(context, "logits"):
                 raise
             raise checks.refuse("context", context, "a context") from error
-        if self._not_best is None:
+        if self.not_best is None:
             return self._draw(logits)
         # In place, not in a method: this runs once a token.
         if (
@@ -178,7 +178,7 @@ class PortableSampler:
         peak = logits.item(token)
         if not -math.inf < peak < math.inf:  # NaN counts as the largest
             self._rules.check_values(logits)
-        if token in self._not_best:
+        if token in self.not_best:
             return self._draw(logits)
         self._best = token, peak, logits.copy() if self._keeps_rows else None
         return token

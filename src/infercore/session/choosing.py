@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -56,39 +57,56 @@ class Choosing:
         except BaseException as error:  # noqa: BLE001  (it is the caller's to see)
             self._endings.end(job, error)
 
-    def choose_each(self, jobs: Sequence[Generating], rows: Rows) -> None:
-        """Let each of ``jobs``, which want a token each, choose from its row of ``rows``."""
+    def choose_each(
+        self,
+        jobs: Sequence[Generating],
+        rows: FloatArray | Sequence[FloatArray],
+        now: float,
+        *,
+        is_greedy: bool,
+    ) -> list[int] | None:
+        """Let each of ``jobs``, which want a token each, choose from its row of ``rows``.
+
+        ``is_greedy``: all have a `Generation.not_best`. Returns the token that each wants next;
+        None where one wants anything else.
+        """
         # What most steps of a pool are: in one function, as each more costs behind an engine that
         # has emptied the processor's caches.
-        n_chosen, show = 0, self._outbox.show
+        best = _largest(rows) if is_greedy else None
+        source, goes_on = Rows(rows), True
+        n_chosen, show, tokens = 0, self._outbox.show, list[int]()
         for i, job in enumerate(jobs):
             generation = job.generation
             if generation.looks_ahead or generation.is_native:
-                self.caught_up(job, i, rows)
+                goes_on = False
+                self.caught_up(job, i, source)
                 continue
             try:
-                shown = generation.step(rows, i)
-                pending = generation.pending
+                token = generation.choose(source, i, None if best is None else best[i], now)
+                if token is not None:
+                    n_chosen += 1
+                    show(job, token)
                 if generation.reason is not None:
-                    n_chosen += pending is not None
+                    goes_on = False
                     self._endings.finish(job, generation.reason)
                     continue
-                n_chosen += 1
-                if shown is not None:
-                    show(job, shown)
                 sequence = job.sequence
                 n_after = len(sequence.tokens) + 1
-                if pending is None or generation.at_limit or n_after >= job.window:
+                if token is None or generation.at_limit or n_after >= job.window:
+                    goes_on = False
                     self._want_pending(job)
                 else:
                     generation.pending = None
-                    sequence.push(pending[0])
+                    sequence.push(token)
+                    tokens.append(token)
                     job.n_sure = n_after
             except SessionFatalError:
                 raise
             except BaseException as error:  # noqa: BLE001  (it is the caller's to see)
+                goes_on = False
                 self._endings.end(job, error)
         self._tally.generated_tokens += n_chosen
+        return tokens if goes_on else None
 
     def _generate(self, job: Generating, row: int | None, source: Any) -> None:
         """Choose tokens until some must be evaluated, the reader is behind, or an end is there."""
@@ -115,15 +133,12 @@ class Choosing:
 
     def _choose(self, job: Generating, source: Any, row: int) -> None:
         generation = job.generation
-        shown = generation.step(source, row)
-        if generation.reason is None:
+        token = generation.choose(source, row)
+        if token is not None:
             self._tally.generated_tokens += 1
-            if shown is not None:
-                self._outbox.show(job, shown)
-            return
-        if generation.pending is not None:
-            self._tally.generated_tokens += 1
-        self._endings.finish(job, generation.reason)
+            self._outbox.show(job, token)
+        if generation.reason is not None:
+            self._endings.finish(job, generation.reason)
 
     # -- guesses -------------------------------------------------------------------------------
 
@@ -195,5 +210,14 @@ class Rows:
 
     __slots__ = ("logits",)
 
-    def __init__(self, rows: Sequence[FloatArray]) -> None:
+    def __init__(self, rows: FloatArray | Sequence[FloatArray]) -> None:
         self.logits = rows.__getitem__
+
+
+def _largest(rows: FloatArray | Sequence[FloatArray]) -> list[int] | None:
+    """Return the token of the largest logit of each row; None unless all are known at once."""
+    if not isinstance(rows, np.ndarray):
+        return None
+    best: list[int] = rows.argmax(axis=1).tolist()
+    peaks = map(rows.item, range(len(best)), best)
+    return best if all(map(isfinite, peaks)) else None  # NaN counts as the largest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from infercore.errors import DecodeAbortedError, SessionClosedError, SessionFatalError
@@ -76,19 +77,16 @@ class Endings:
         if pending is not None and not pending.held:
             sequence.extend([pending.token])
             job.n_sure += 1
-        try:
-            chunk = generation.finish(
-                reason,
-                waited_ms=job.waited_s * 1e3,
-                mean_batch=job.n_batched / job.n_steps if job.n_steps else 1.0,
-                reevaluated_tokens=sequence.n_again,
-                **job.usage,
-            )
-        except BaseException as error:  # noqa: BLE001  (it is the caller's to see)
-            self.end(job, error)
-            return
+        make = partial(
+            generation.finish,
+            reason,
+            waited_ms=job.waited_s * 1e3,
+            mean_batch=job.n_batched / job.n_steps if job.n_steps else 1.0,
+            reevaluated_tokens=sequence.n_again,
+            **job.usage,
+        )
         sequence.n_again = 0
-        self._outbox.give(job, Item(chunk, final=True))
+        self._outbox.give(job, Item(make=make, final=True))
         self.end(job)
 
     def cancel(self, job: Job) -> None:

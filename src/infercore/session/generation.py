@@ -89,36 +89,46 @@ class Generation:
     def __init__(
         self, sampler: Any, config: DecodeConfig, *, drafter: Drafter | None, pieces: Pieces
     ) -> None:
-        self.config = config
-        self._sampler = sampler
-        self._drafter = drafter
+        # What a pool reads once a token stands first, side by side.
         self._pieces = pieces
         self._stops = frozenset(config.stop_tokens)
-        self._text = TextAssembler(config.stop, include=config.include_stop)
-        self._special_text = config.special_text
-        self._min_tokens = config.min_tokens
-        self._n_logprobs = config.logprobs
-        self._previous: int | None = None
-        self._queue: deque[Chosen] = deque()
-        self._is_constrained = getattr(sampler, "constraint", None) is not None
-        self.looks_ahead = drafter is not None or self._is_constrained
-        self._sampling = sampling_of(config)
-        self.is_native = bool(getattr(sampler, "is_native", False))
+        self.n_completion = 0
         self.most = sys.maxsize if config.max_tokens is None else config.max_tokens
         self.pending: Chosen | None = None
         self.reason: str | None = None
+        self._first_at: float | None = None
+        self._last_at = 0.0
+        self._is_constrained = getattr(sampler, "constraint", None) is not None
+        self.looks_ahead = drafter is not None or self._is_constrained
+        self.is_native = bool(getattr(sampler, "is_native", False))
+        simple = config.logprobs is None and not self.looks_ahead
+        self.not_best: frozenset[int] | None = (
+            getattr(sampler, "not_best", None) if simple else None
+        )
+        """All but these tokens may be chosen for being the largest of a row; None: not just so."""
+        self.shows_later = simple and not config.stop
+        """Whether its end never depends on its text, which somebody else may make: `show`."""
+        self._queue: deque[Chosen] = deque()
+        self._sampler = sampler
+        self._n_logprobs = config.logprobs
+        self._sample_s = 0.0
         self.ended_by: int | None = None
+        self.config = config
+        self._drafter = drafter
+        self._sampling = sampling_of(config)
+        self.n_drafted = 0
+        self.n_accepted = 0
+        # What shows.
+        self._text = TextAssembler(config.stop, include=config.include_stop)
+        self._special_text = config.special_text
+        self._min_tokens = config.min_tokens
+        self._n_shown = 0
+        self._previous: int | None = None
         self._rest = ""
         self._shown: list[int] = []
         self._logprobs: list[TokenLogprob] = []
         self.shifted: list[int] = []
         self.prompt_logprobs: tuple[TokenLogprob, ...] | None = None
-        self.n_completion = 0
-        self.n_drafted = 0
-        self.n_accepted = 0
-        self._first_at: float | None = None
-        self._sample_s = 0.0
-        self._last_at = 0.0
 
     def __repr__(self) -> str:
         most = "" if self.config.max_tokens is None else f"/{self.config.max_tokens}"
@@ -140,14 +150,27 @@ class Generation:
         return token in self._stops or self._pieces[token].is_eog
 
     def step(self, context: Any, row: int = -1) -> Shown | None:
-        """Choose the next token, from output row ``row`` of ``context`` unless it is known.
+        """Choose the next token and return what to show, None where there is no text for it yet.
 
-        Returns what to show, None where there is no text for it yet. Where this was the end,
+        From output row ``row`` of ``context``, unless the token is known. Where this was the end,
         ``reason`` is set, and ``finish`` makes the last chunk.
+        """
+        token = self.choose(context, row)
+        return None if token is None else self.show(token)
+
+    def choose(
+        self, context: Any, row: int, best: int | None = None, now: float = 0.0
+    ) -> int | None:
+        """Choose the next token, to be given to `show`; None where it ends the decode.
+
+        Where there is a `not_best`, ``best`` may be the token with the largest logit of the row,
+        which was found at ``now``.
         """
         # This runs once a token, behind an engine that has emptied the processor's caches: so what
         # few decodes need is asked first, and in one place.
-        if self._queue:
+        if best is not None and best not in self.not_best:  # type: ignore[operator]
+            chosen, self._last_at = _new(Chosen, (best, False, None)), now
+        elif self._queue:
             chosen = self._queue.popleft()
             self._last_at = time.perf_counter()
         else:
@@ -155,23 +178,32 @@ class Generation:
         token = chosen[0]
         if self._first_at is None:
             self._first_at = self._last_at
-        pieces = self._pieces
-        data, is_control, is_eog = pieces[token]
+        is_eog = self._pieces[token][2]
         if is_eog or token in self._stops:
             self.ended_by = token
             self.reason = "eos" if is_eog else "stop"
             return None
         self.pending = chosen
         self.n_completion += 1
+        if self._n_logprobs is not None and chosen[2] is not None:
+            self._logprobs.append(chosen[2])
+        return token
+
+    def show(self, token: int) -> Shown | None:
+        """Return the text that ``token``, which was chosen, completes; None where that is none.
+
+        Where it completes a stop string, ``reason`` is set.
+        """
+        pieces = self._pieces
+        data, is_control, _ = pieces[token]
+        self._n_shown += 1
         self._shown.append(token)
         if is_control and not self._special_text:
             data = b""
         elif data[:1] == b" ":
             data = pieces.shown(token, self._previous)
         self._previous = token
-        text = self._text.push(data, looks=self.n_completion > self._min_tokens)
-        if self._n_logprobs is not None and chosen.logprob is not None:
-            self._logprobs.append(chosen.logprob)
+        text = self._text.push(data, looks=self._n_shown > self._min_tokens)
         if self._text.stopped:  # the text before a stop string is kept for the last chunk
             self.reason, self._rest = "stop", text
             return None

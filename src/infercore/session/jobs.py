@@ -72,7 +72,7 @@ class Job:
     generation: Generation | None = None
     ahead: Ahead | None = None
     primed = False
-    n_given = n_asked = 0
+    n_given = n_asked = n_unshown = 0
     n_ahead = sys.maxsize
     n_looked: int | None = None
 
@@ -100,7 +100,7 @@ class Job:
         self.cancelled = False
         self.counts_as_call = False
         self.n_before = self.n_base = 0
-        self.n_evaluated = self.n_shared = self.n_restored = 0
+        self.n_shared = self.n_restored = 0
         self.placed_once = False
         self.failures = 0
         now = time.perf_counter()
@@ -175,7 +175,7 @@ class Item:
     Most of what a reader gets is just `Shown`.
     """
 
-    __slots__ = ("chunk", "cut", "error", "final")
+    __slots__ = ("chunk", "cut", "error", "final", "make")
 
     def __init__(
         self,
@@ -184,8 +184,11 @@ class Item:
         error: BaseException | None = None,
         final: bool = False,
         cut: tuple[int, int] | None = None,
+        make: Callable[[], StreamChunk] | None = None,
     ) -> None:
         self.chunk = chunk
+        self.make = make
+        """Makes the chunk, behind those of the items before."""
         self.error = error
         self.final = final
         self.cut = cut
@@ -195,8 +198,9 @@ class Generating(Job):
     """Generates behind a sequence's tokens until an end is reached, or the reader goes away.
 
     ``n_asked`` counts the items that the reader asked for (the reader alone writes it), ``n_given``
-    those it was given. No more than ``n_ahead`` are given beyond those asked for: a generation
-    that is further on rests, and gives its place away.
+    those it was given; of these ``n_unshown`` were tokens without text of their own, which reach no
+    reader (who shows them writes it). No more than ``n_ahead`` are given beyond those asked for: a
+    generation that is further on rests, and gives its place away.
     """
 
     def __init__(  # noqa: PLR0913  (each is its own fact)
@@ -223,7 +227,7 @@ class Generating(Job):
         self.reader_timeout = reader_timeout
         self.items: SimpleQueue[Shown | Item] = SimpleQueue()
         self.on_item: Callable[[], object] | None = None
-        self.n_asked = self.n_given = 0
+        self.n_asked = self.n_given = self.n_unshown = 0
         self.rests = False
         self.rested_since = 0.0
         self.dropped = False
@@ -235,7 +239,7 @@ class Generating(Job):
     @property
     def is_ahead(self) -> bool:
         """Whether it has given as much as it may before its reader asks again."""
-        return self.n_given - self.n_asked >= self.n_ahead
+        return self.n_given - self.n_unshown - self.n_asked >= self.n_ahead
 
     def take_cut(self) -> tuple[int, int] | None:
         """Return what was cut out since the item before."""

@@ -7,16 +7,16 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
+from infercore.session.generation import Shown
 from infercore.session.jobs import Item
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-    from infercore.session.generation import Shown
     from infercore.session.jobs import Generating
 
-    Given = list[tuple[Generating, Shown | Item]]
+    Given = list[tuple[Generating, int | Shown | Item]]
 
 
 class Outbox:
@@ -35,8 +35,19 @@ class Outbox:
         self._n_delivered = 0
         self._ended = False
 
-    def show(self, job: Generating, shown: Shown) -> None:
-        """Give the reader of ``job`` what was made, at the end of the step."""
+    def show(self, job: Generating, token: int) -> None:
+        """Give the reader of ``job`` the text of ``token``, at the end of the step.
+
+        Where nothing depends on the text, it is made by who wakes the reader.
+        """
+        generation = job.generation
+        if generation.shows_later and job.shift_from is None:
+            job.n_given += 1
+            self._given.append((job, token))
+            return
+        shown = generation.show(token)
+        if shown is None:
+            return
         if job.cut is not None:
             self.give(job, Item(shown.chunk()))
             return
@@ -93,18 +104,39 @@ class Outbox:
                 self._n_delivered += 1
 
     def _deliver(self, given: Given) -> None:
-        for job, item in given:
+        for job, made in given:
             try:
+                item = made if type(made) is Shown else _made(job, made)
+                if item is None:
+                    continue
                 job.items.put(item)
                 if job.on_item is not None:
                     job.on_item()
-            except Exception:  # noqa: BLE001, PERF203  (the others' readers still wait)
+            except Exception:  # noqa: BLE001  (the others' readers still wait)
                 job.cancelled = True
         if self._notices:
             notices, self._notices = self._notices, {}
             for loop, callbacks in notices.items():
                 with suppress(Exception):  # such as of a loop that is closed: nobody is left there
                     loop.call_soon_threadsafe(_call_all, callbacks)
+
+
+def _made(job: Generating, made: int | Shown | Item) -> Shown | Item | None:
+    """Return what the reader of ``job`` gets for a token or an item; None where it has no text."""
+    try:
+        if isinstance(made, Item):
+            if made.make is not None:
+                made.chunk = made.make()
+            return made
+        shown = job.generation.show(made) if isinstance(made, int) else made
+    except Exception as error:  # noqa: BLE001  (it is the reader's to see)
+        job.cancelled = True
+        return Item(error=error, final=True)
+    if shown is None:
+        job.n_unshown += 1
+        if job.rests:  # it looked as if it were ahead of its reader
+            job.on_change()
+    return shown
 
 
 def _call_all(callbacks: list[Callable[[], object]]) -> None:

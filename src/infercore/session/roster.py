@@ -17,7 +17,8 @@ class Roster:
     """The jobs that have not ended.
 
     ``running`` have places. ``resting`` are ahead of their readers, and want none. ``alone`` are
-    those that share no engine call with others, in the order in which they have one.
+    those that share no engine call with others, in the order in which they have one. ``n_changes``
+    counts how often another one ran.
     """
 
     def __init__(self) -> None:
@@ -25,6 +26,7 @@ class Roster:
         self.running: list[Job] = []
         self.resting: set[Generating] = set()
         self.alone: deque[Job] = deque()
+        self.n_changes = 0
         self._age = 0
 
     def every(self) -> list[Job]:
@@ -40,6 +42,7 @@ class Roster:
     def give_place(self, job: Job) -> None:
         """Let ``job``, which was taken out of those waiting, run."""
         self.running.append(job)
+        self.n_changes += 1
         if job.waiting_since is not None:
             job.waited_s += time.perf_counter() - job.waiting_since
             job.waiting_since = None
@@ -67,6 +70,7 @@ class Roster:
 
     def leave(self, job: Job) -> None:
         """Let ``job`` stand nowhere."""
+        self.n_changes += 1
         if job in self.running:
             self.running.remove(job)
         elif job in self.waiting:
@@ -83,6 +87,7 @@ class Roster:
     def lose_all_places(self) -> None:
         """Let all that run wait again, the oldest first."""
         now = time.perf_counter()
+        self.n_changes += 1
         for job in sorted(self.running, key=_age, reverse=True):
             self.running.remove(job)
             job.waiting_since = now

@@ -194,6 +194,7 @@ class Scheduler:
         """Do what was posted; for the owner."""
         if work is None:
             return
+        self.stepping.look_anew()
         if self.on_work is not None:
             self.on_work(begins=True)
         try:
@@ -306,7 +307,9 @@ class Scheduler:
         found = [
             job
             for job in roster.running
-            if job.cancelled or job.deadline is not None or job.n_given - job.n_asked >= job.n_ahead
+            if job.cancelled
+            or job.deadline is not None
+            or job.n_given - job.n_unshown - job.n_asked >= job.n_ahead
         ]
         if not (found or roster.waiting or roster.resting):
             return

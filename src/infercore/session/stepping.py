@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from infercore.errors import ContextOverflowError
-from infercore.session.choosing import Rows
-from infercore.session.compose import Budget, compose, longest_waiting
+from infercore.session.compose import Budget, compose
 from infercore.session.jobs import Generating, Looking
 from infercore.session.observer import Step, is_observed, tell
+from infercore.session.steady import Steady, place
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,6 +58,14 @@ class Stepping:
         self._tally = tally
         self._costs = costs
         self._n_step_tokens = n_step_tokens
+        self._steady = Steady(
+            engine=engine,
+            roster=roster,
+            choosing=choosing,
+            recovery=recovery,
+            per_call=costs.per_call,
+            on_step=self._took_one_each,
+        )
         self.lone: set[TokenSequence] = set()
         self.on_call: Callable[[list[TokenSequence]], object] | None = None
 
@@ -66,10 +74,11 @@ class Stepping:
 
         Where there is no room, the youngest lose their places.
         """
-        steady = self._steady()
-        if steady is not None:
-            self._go_on(steady)
+        if self._steady.find(self._n_tokens()):
+            self._tally.n_steps += 1
+            self._steady.take(self._tally.n_steps, self.on_call)
             return True
+        self._steady.forget()
         parts = self._compose()
         while parts and not self._places.have_room(parts):
             youngest = self._roster.youngest()
@@ -83,33 +92,9 @@ class Stepping:
         self._run(parts)
         return True
 
-    def _steady(self) -> list[Generating] | None:
-        """Return those of the next call where all that run want a token: what most steps are.
-
-        None where somebody wants more, or has no room: then it takes more to know what to do.
-        """
-        # One look at each: what `_compose`, `Places.have_room` and `_run` look at one by one.
-        engine, running = self._engine, self._roster.running
-        n = min(len(running), engine.n_sequences, self._n_tokens())
-        if n < 2 or self._roster.alone or engine.multiple is not None:  # noqa: PLR2004
-            return None
-        for job in running:
-            sequence = job.sequence
-            n_held = sequence.n_held
-            if (
-                len(sequence.tokens) != n_held + 1
-                or sequence.n_cells != n_held
-                or job.ahead is not None
-                or not job.primed
-            ):
-                return None
-        n = min(n, self._costs.per_call(len(running)))
-        if n < 2:  # noqa: PLR2004
-            return None
-        jobs: list[Any] = sorted(longest_waiting(running, n), key=_place)
-        if engine.is_shared:
-            return jobs if engine.n_free(jobs[0].sequence) >= n else None
-        return jobs if all(engine.n_free(job.sequence) for job in jobs) else None
+    def look_anew(self) -> None:
+        """Take nothing for granted in the next step: something was done beside the steps."""
+        self._steady.forget()
 
     def _compose(self) -> Parts:
         engine, running = self._engine, self._roster.running
@@ -152,40 +137,9 @@ class Stepping:
 
     # -- the call ------------------------------------------------------------------------------
 
-    def _go_on(self, jobs: list[Generating]) -> None:
-        """Make one engine call of the token that each of ``jobs`` wants, and let each choose."""
-        tally, n = self._tally, len(jobs)
-        tally.n_steps = n_steps = tally.n_steps + 1
-        sequences = [job.sequence for job in jobs]
-        tokens = [sequence.tokens[-1] for sequence in sequences]
-        seq_ids = [sequence.own_id for sequence in sequences]
-        started = time.perf_counter()
-        try:
-            if self.on_call is not None:
-                self.on_call(sequences)
-            rows = self._engine.context.decode_each(tokens, seq_ids)
-        except BaseException as error:  # noqa: BLE001  (each job is told)
-            self._recovery.after(error, jobs)
-            return
-        finally:
-            if self.on_call is not None:
-                self.on_call([])
-        elapsed_ms = (time.perf_counter() - started) * 1e3
-        for job in jobs:
-            sequence = job.sequence
-            sequence.hold(sequence.n_held + 1)
-            sequence.used = job.served = n_steps
-            job.n_evaluated += 1
-            job.failures = 0
-            job.n_steps += 1
-            job.n_batched += n
-        self._costs.record(n, 0, elapsed_ms)
-        self._count(n, 0, n, elapsed_ms)
-        self._choosing.choose_each(jobs, Rows(rows))
-
     def _run(self, parts: Parts) -> None:
         """Make one engine call of ``parts``, and let those that have caught up choose."""
-        parts.sort(key=lambda part: _place(part[0]))
+        parts.sort(key=lambda part: place(part[0]))
         self._tally.n_steps += 1
         started = time.perf_counter()
         for job, n in parts:
@@ -243,7 +197,6 @@ class Stepping:
             n_before += n * sequence.n_held if job.is_prompt else 0
             again = sequence.hold(sequence.n_held + n)
             sequence.used = job.served = n_steps
-            job.n_evaluated += n
             job.failures = 0
             if job.is_prompt:
                 n_prompt += n
@@ -257,6 +210,10 @@ class Stepping:
         depth = n_before / n_prompt if n_prompt else 0.0
         self._costs.record(n_running, n_prompt, elapsed_ms, depth)
         self._count(n_running, n_prompt, n_parts, elapsed_ms)
+
+    def _took_one_each(self, n: int, elapsed_ms: float) -> None:
+        self._costs.record(n, 0, elapsed_ms)
+        self._count(n, 0, n, elapsed_ms)
 
     def _count(self, n_running: int, n_prompt: int, n_sequences: int, elapsed_ms: float) -> None:
         self._tally.count_step(n_sequences, elapsed_ms)
@@ -284,15 +241,6 @@ class Stepping:
                 self.lone.discard(job.sequence)
             if first is not None:
                 self._choosing.caught_up(job, first)
-
-
-def _place(job: Job) -> int:
-    """Return where ``job`` stands in a call: in the order of the engine's sequences.
-
-    An engine with cells for each sequence evaluates neighbours at once: llama.cpp cuts a call
-    wherever an id does not follow the one before it, and each part reads all weights anew.
-    """
-    return job.sequence.own_id
 
 
 def _leave_out_guesses(job: Job, n: int) -> None:

@@ -35,6 +35,7 @@ from infercore.session.scheduler import Scheduler
 from infercore.session.sequence import Sequence
 from infercore.session.session import CoreSession
 from infercore.session.shared_engine import SharedEngine
+from infercore.session.steady import Steady
 from infercore.session.stepping import Stepping
 from infercore.session.store import Store
 from infercore.testing.reference_context import ReferenceContext
@@ -278,7 +279,7 @@ def _cancel_alone(self: Any) -> None:
 def who_is_not_read_keeps_his_place(m: Any) -> None:
     m.setattr(pooling, "PATIENCE_S", 2.0)
     nothing(m, Scheduler, "_rest")
-    nothing(m, stepping.Stepping, "_steady")
+    m.setattr(Steady, "find", lambda *_: False)
     m.setattr(Scheduler, "_look_after", _cancel_alone)
 
     def compose(sequences: Any, budget: Any, costs: Any) -> Any:

@@ -18,7 +18,7 @@ from infercore import (
 from infercore_llamacpp import capabilities, log
 from infercore_llamacpp.abort import AbortSwitch
 from infercore_llamacpp.batch import Batch, OneToken
-from infercore_llamacpp.library import api, bind
+from infercore_llamacpp.library import api, bind, bind_quick
 from infercore_llamacpp.log import thread
 from infercore_llamacpp.memory import SHIFTS, Memory
 from infercore_llamacpp.settings import refuse
@@ -40,6 +40,8 @@ _NEEDS_IDS = ("graniteswitch",)  # without ids the engine ends the process
 
 # These give addresses as numbers: a view over one costs half of what ctypes pointers take.
 _logits_row = bind("llama_get_logits_ith", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)
+# Without a GPU there is nothing to wait for: to give up the interpreter for it takes far longer.
+_quick_row = bind_quick("llama_get_logits_ith", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)
 _token_row = bind("llama_get_embeddings_ith", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)
 _pooled_row = bind("llama_get_embeddings_seq", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)
 
@@ -80,6 +82,7 @@ class Decoding:
         self._kept: Sequence[int] | None = None  # the rows, if they were copied out of the engine
         self._switch = AbortSwitch(handle)
         self._decode = api.llama_decode
+        self._row_at = _logits_row if traits.has_gpu else _quick_row
         self.seq_pos_max = self.memory.pos_max
         self.seq_pos_min = self.memory.pos_min
 
@@ -265,13 +268,21 @@ class Decoding:
         row: Floats = self._view[rows[i] if every else i]
         return row
 
+    def logits_rows(self, n: int) -> Floats:
+        """Return the first ``n`` output rows as one array, a view that the next call overwrites."""
+        if self._embeddings or not 0 < n <= len(self._rows):
+            return np.array([self.logits(i) for i in range(n)])
+        if not self._is_read:
+            self._read_rows()
+        return self._view[:n]
+
     def _read_rows(self) -> None:
         """Let the view be over the rows of the last call, which lie one behind the other.
 
         Where they lie changes seldom, so the view before mostly serves.
         """
         first, n = (0, self._n_tokens) if self._embeddings else (self._rows[0], len(self._rows))
-        address = _logits_row(self.handle, first)
+        address = self._row_at(self.handle, first)
         if not address:
             raise self._unavailable("logits")
         if address != self._view_at or n > len(self._view):

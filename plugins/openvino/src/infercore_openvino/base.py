@@ -248,6 +248,10 @@ class BaseContext:
         row: Floats = self._logits.all()[i]
         return row
 
+    def logits_rows(self, n: int) -> Floats:
+        """Return the first ``n`` rows of the last call, a view."""
+        return self._logits.all()[:n]
+
     # -- embeddings ----------------------------------------------------------------------------
 
     def set_embeddings(self, on: bool) -> None:  # noqa: FBT001  (the contract's signature)
