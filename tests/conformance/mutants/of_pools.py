@@ -47,10 +47,10 @@ def wrong(*kills: str) -> Any:
 
 @wrong("POOL-1", "POOL-9")
 def a_row_of_another_is_sampled(m: Any) -> None:
-    def generate(old: Any, self: Any, job: Any, row: Any) -> None:
-        old(self, job, None if row is None else 0)
+    def choose(old: Any, self: Any, source: Any, row: int, *_: Any) -> Any:
+        return old(self, source, min(row, 0))
 
-    around(m, Choosing, "_generate", generate)
+    around(m, Generation, "choose", choose)
 
 
 @wrong("POOL-2", "POOL-14")
