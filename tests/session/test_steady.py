@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import infercore as ic
+from infercore.session.cost_model import CostModel
 from infercore.session.generation import Generation
 from infercore.session.jobs import Generating
 from infercore.session.steady import Steady
@@ -151,3 +152,17 @@ def test_a_job_counts_what_reached_its_reader() -> None:
     assert ahead(job)
     job.n_unshown = 2
     assert not ahead(job)
+
+
+def test_what_looking_at_a_prompt_costs_is_not_what_reading_one_does(
+    pool: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    record = CostModel.record
+    monkeypatch.setattr(CostModel, "record", lambda *a: seen.append(a[2]) or record(*a))
+    with pool.open_session() as session:
+        session.ensure_prefix("Once upon a time there was a baker")
+        assert sum(seen) > 4
+        seen.clear()
+        list(session.decode(max_tokens=2, temperature=0, prompt_logprobs=0))
+    assert sum(seen) == 0

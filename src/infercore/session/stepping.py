@@ -207,8 +207,9 @@ class Stepping:
                 job.n_batched += n_parts
             else:
                 tally.evaluated_tokens += n - again
-        depth = n_before / n_prompt if n_prompt else 0.0
-        self._costs.record(n_running, n_prompt, elapsed_ms, depth)
+        if all(job.n_looked is None for job, _ in parts):  # a row of each token costs more
+            depth = n_before / n_prompt if n_prompt else 0.0
+            self._costs.record(n_running, n_prompt, elapsed_ms, depth)
         self._count(n_running, n_prompt, n_parts, elapsed_ms)
 
     def _took_one_each(self, n: int, elapsed_ms: float) -> None:
