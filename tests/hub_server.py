@@ -21,7 +21,9 @@ class Hub:
 
     ``cuts[file]`` lists after how many bytes each of the next answers breaks off; ``stalls[file]``
     is after how many bytes the next answer stops coming, until `stop`; ``served[file]`` is what
-    comes in the file's place; ``requests`` are the method, path and range of each request.
+    comes in the file's place; ``says`` and ``says_of_files`` are fields of what it says about each
+    repository and each file that are not as they should be; ``requests`` are the method, path and
+    range of each request.
     """
 
     repos: dict[str, dict[str, bytes]] = attrs.field(factory=dict)
@@ -29,6 +31,8 @@ class Hub:
     cuts: dict[str, list[int]] = attrs.field(factory=dict)
     stalls: dict[str, int] = attrs.field(factory=dict)
     served: dict[str, bytes] = attrs.field(factory=dict)
+    says: dict[str, Any] = attrs.field(factory=dict)
+    says_of_files: dict[str, Any] = attrs.field(factory=dict)
     status: int | None = None
     requests: list[tuple[str, str, str | None]] = attrs.field(factory=list)
     url: str = ""
@@ -114,10 +118,10 @@ class Handler(BaseHTTPRequestHandler):
             if is_large(file):
                 sha = hashlib.sha256(data).hexdigest()
                 one["lfs"] = {"sha256": sha, "size": len(data), "pointerSize": 130}
-            siblings.append(one)
+            siblings.append({**one, **self.hub.says_of_files})
         return {"id": repo, "modelId": repo, "sha": self.hub.commit(repo), "private": False,
                 "gated": False, "tags": [], "downloads": 0, "likes": 0,
-                "siblings": siblings}  # fmt: skip
+                "siblings": siblings, **self.hub.says}  # fmt: skip
 
     def _file(self, repo: str, file: str) -> None:
         data = self.hub.repos[repo].get(file)

@@ -168,6 +168,72 @@ def test_a_file_of_another_size_is_refused(hub, repo) -> None:
         locate(f"hf:{REPO}")
 
 
+SOUND = {"sha256": "a" * 64, "size": 5, "pointerSize": 130}
+
+
+@pytest.mark.parametrize(
+    ("says", "says_of_files"),
+    [
+        ({"sha": "../../../evil"}, {}),
+        ({"sha": None}, {}),
+        ({"sha": 5}, {}),
+        ({"siblings": None}, {}),
+        ({"siblings": 5}, {}),
+        ({"siblings": [[1]]}, {}),
+        ({"siblings": [{}]}, {}),
+        ({"lastModified": "yesterday"}, {}),
+        ({}, {"lfs": [1]}),
+        ({}, {"lfs": "x"}),
+        ({}, {"lfs": {**SOUND, "size": "large"}}),
+        ({}, {"lfs": {**SOUND, "size": None}}),
+        ({}, {"lfs": {**SOUND, "size": -1}}),
+        ({}, {"lfs": {**SOUND, "size": 2**63}}),
+        ({}, {"lfs": {**SOUND, "sha256": "../../../evil"}}),
+        ({}, {"lfs": {**SOUND, "sha256": 5}}),
+        ({}, {"blobId": [1]}),
+    ],
+)
+def test_an_answer_that_is_none_of_a_hub_is_refused(hub, repo, tmp_path, says, says_of_files):
+    hub.says, hub.says_of_files = says, says_of_files
+    with pytest.raises(ic.ModelLoadError, match="what the hub says about"):
+        locate(f"hf:{REPO}")
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize(
+    "file",
+    ["../../evil-Q4_K_M.gguf", "/evil-Q4_K_M.gguf", "a\0b.gguf", "..\\evil.gguf", 5, None, "",
+     "\n.gguf", "\ud800.gguf", "x" * 5000 + ".gguf", "a//b.gguf"],
+)  # fmt: skip
+def test_a_file_that_has_no_name_of_a_file_is_left_out(hub, repo, tmp_path, file) -> None:
+    hub.says_of_files = {"rfilename": file}
+    with pytest.raises(ic.ModelLoadError):
+        locate(f"hf:{REPO}")
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_many_folders_of_a_repository_are_no_work(hub, repo) -> None:
+    names = ("openvino_model.xml", "openvino_model.bin")
+    files = [{"rfilename": f"{i}/{name}"} for i in range(4000) for name in names]
+    hub.says = {"siblings": files}
+    with pytest.raises(ic.ModelNotFoundError, match="may be one of several"):
+        locate(f"hf:{REPO}")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="a system with named pipes")
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+def test_what_is_no_part_of_a_download_is_not_written_into(hub, repo, tmp_path, kind) -> None:
+    mine = tmp_path / "mine"
+    mine.write_bytes(b"mine")
+    path = Path(locate(f"hf:{REPO}:Q4_K_M")).resolve()
+    path.unlink()
+    part = path.with_name(path.name + ".incomplete")
+    os.mkfifo(part) if kind == "pipe" else part.symlink_to(mine)
+    with pytest.raises(ic.ModelLoadError, match="failed"):
+        locate(f"hf:{REPO}:Q4_K_M")
+    assert mine.read_bytes() == b"mine"
+
+
 def test_a_mistake_of_the_program_is_not_the_hub_s(hub, repo, monkeypatch) -> None:
     monkeypatch.setattr(fetching, "variants", lambda _: 1 + "")
     with pytest.raises(TypeError):

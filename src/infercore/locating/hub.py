@@ -9,6 +9,7 @@ import hashlib
 import importlib
 import inspect
 import os
+import re
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -23,12 +24,15 @@ from infercore.errors import (
 )
 from infercore.locating import partial
 from infercore.locating.variants import Variant, chosen, variants
-from infercore.values import install
+from infercore.values import checks, install
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 _CHUNK_BYTES = 1 << 22
+_REVISION = re.compile("[0-9a-f]{40}([0-9a-f]{24})?")  # it becomes a part of a path
+_SHA256 = re.compile("[0-9a-f]{64}")
+_MAX_FILES, _MAX_NAME, _MAX_BYTES = 100_000, 1000, 1 << 50
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".onnx")
 
 
@@ -81,10 +85,9 @@ def fetch(text: str, *, kinds: Sequence[str], update: bool = False) -> str:
     if not update and (path := _cached(library, name, kinds)) is not None:
         return path
     with _typed(library, name):
-        info = library.HfApi().repo_info(name.repo, files_metadata=True)
-        siblings = {each.rfilename: each for each in info.siblings}
+        revision, siblings = _listed(library, name)
         variant = _one(name, variants(siblings), kinds, siblings)
-        paths = {file: _download(library, name, siblings[file], info.sha) for file in variant.files}
+        paths = {file: _download(library, name, siblings[file], revision) for file in variant.files}
         _mark_as_main(library, name, variant)
     main = paths[variant.main]
     return os.path.dirname(main) if variant.kind == "openvino" else main
@@ -167,6 +170,75 @@ def _files(snapshot: str) -> Iterator[tuple[str, int]]:
 
 
 # -- what comes from the hub -----------------------------------------------------------------------
+
+
+def _listed(library: Any, name: HubName) -> tuple[str, dict[str, _Sibling]]:
+    """Return the newest revision and its files: what becomes a path here is looked at first.
+
+    Raises `ModelLoadError` for an answer that is none of a hub; files with names that no model has
+    are left out.
+    """
+    try:
+        info = library.HfApi().repo_info(name.repo, files_metadata=True)
+        revision, files = info.sha, {}
+        for each in info.siblings[:_MAX_FILES]:
+            if _is_a_name(each.rfilename):
+                files[each.rfilename] = _Sibling.of(each)
+        if not isinstance(revision, str) or not _REVISION.fullmatch(revision):
+            raise ValueError("it names no revision")
+    except (
+        ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError,
+    ) as error:  # fmt: skip
+        if isinstance(error, library.errors.HFValidationError):
+            raise
+        why = str(error) or type(error).__name__
+        raise ModelLoadError(
+            f"what the hub says about {name.repo} cannot be read: {checks.shown(why)}; try again "
+            "later, or check HF_ENDPOINT",
+            path=str(name),
+        ) from error
+    return revision, files
+
+
+def _is_a_name(file: Any) -> bool:
+    """Return whether ``file`` is the name of a file within a folder, on any system."""
+    return (
+        isinstance(file, str)
+        and file.isprintable()
+        and len(file) <= _MAX_NAME
+        and not set(file) & set('\\:*?"<>|')
+        and not {"", ".", ".."} & set(file.split("/"))
+    )
+
+
+@attrs.frozen
+class _Checksum:
+    """Of a large file: what `partial` compares and names its parts by."""
+
+    sha256: str
+    size: int
+
+
+@attrs.frozen
+class _Sibling:
+    """A file of a repository, as the hub lists it."""
+
+    rfilename: str
+    blob_id: str | None
+    lfs: _Checksum | None
+
+    @classmethod
+    def of(cls, listed: Any) -> _Sibling:
+        lfs, blob_id = getattr(listed, "lfs", None), getattr(listed, "blob_id", None)
+        if lfs is not None:
+            lfs = _Checksum(lfs.sha256, lfs.size)
+            if not (isinstance(lfs.sha256, str) and _SHA256.fullmatch(lfs.sha256)):
+                raise ValueError("a checksum is none")
+            if not checks.is_integer(lfs.size) or not 0 <= lfs.size <= _MAX_BYTES:
+                raise ValueError("a size is none")
+        if not isinstance(blob_id, (str, type(None))):
+            raise ValueError("a checksum is none")  # noqa: TRY004  (of what the hub says)
+        return cls(listed.rfilename, blob_id, lfs)
 
 
 def _one(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
+import stat
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -68,13 +69,21 @@ def _complete(
     http_get: Callable[..., Any], url: str, path: str, size: int, fields: Mapping[str, Any]
 ) -> bool:
     """Append what is missing to ``path``; return whether something was there."""
-    with open(path, "ab") as file:
+    with open(path, "ab", opener=_without_waiting) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(f"{path} is not a regular file; delete it")
         if file.tell() > size:
             file.truncate(0)
         start = file.tell()
         if start < size:
             http_get(url, file, resume_size=start, **_accepted(http_get, fields))
     return start > 0
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Open for writing what is no pipe that nobody reads, nor a link to somewhere else."""
+    never = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
+    return os.open(path, flags | never, 0o666)
 
 
 def _accepted(call: Callable[..., Any], fields: Mapping[str, Any]) -> dict[str, Any]:

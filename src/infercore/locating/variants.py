@@ -72,19 +72,17 @@ def _ggufs(names: Sequence[str]) -> Iterable[Variant]:
 
 
 def _irs(names: Sequence[str]) -> Iterable[Variant]:
+    folders: dict[str, list[str]] = {}
     for name in names:
         folder, base = posixpath.split(name)
-        if base != IR_NAME or posixpath.join(folder, IR_WEIGHTS) not in names:
+        folders.setdefault(folder, []).append(base)
+    for folder, bases in folders.items():
+        if not {IR_NAME, IR_WEIGHTS} <= set(bases):
             continue
-        beside = [
-            other
-            for other in names
-            if posixpath.dirname(other) == folder
-            and other != name
-            and _BESIDE_AN_IR.fullmatch(posixpath.basename(other))
-        ]
+        beside = [base for base in bases if base != IR_NAME and _BESIDE_AN_IR.fullmatch(base)]
+        files = [posixpath.join(folder, base) for base in (*beside, IR_NAME)]
         label = posixpath.basename(folder) or "openvino"
-        yield Variant(kind="openvino", label=label, main=name, files=(*beside, name))
+        yield Variant(kind="openvino", label=label, main=files[-1], files=tuple(files))
 
 
 def chosen(found: Sequence[Variant], wanted: str | None, kinds: Sequence[str]) -> list[Variant]:
