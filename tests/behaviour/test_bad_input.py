@@ -245,3 +245,8 @@ def test_arrays_whose_truth_is_none(model: Any, odd: Any) -> None:
             with pytest.raises(ic.InferCoreError):
                 call()
         assert list(session.decode(max_tokens=2))
+
+
+def test_a_timeout_may_be_a_number_of_numpys(session: Any) -> None:
+    session.ensure_prefix("Once upon a time", timeout=np.float32(100))  # a thread would complain
+    assert list(session.decode(max_tokens=2, timeout=np.float32(100)))

@@ -364,3 +364,13 @@ def run(context, kind, args):
         context.eval(args[1], args[0])
     else:
         context.clear()
+
+
+@pytest.mark.parametrize(
+    "delta", [10**5000, -(10**5000), 2**70, -(2**31)], ids=["huge", "low", "wide", "int"]
+)
+def test_a_shift_beyond_all_positions_is_refused(reference, delta):
+    reference.decode(IDS)
+    with pytest.raises(InvalidPositionError, match="delta="):
+        reference.seq_shift(0, 0, -1, delta)
+    assert reference.tokens() == IDS

@@ -168,6 +168,13 @@ def test_a_file_of_another_size_is_refused(hub, repo) -> None:
         locate(f"hf:{REPO}")
 
 
+def test_a_file_that_goes_on_and_on_fills_no_disk(hub, repo, tmp_path) -> None:
+    hub.served[Q4] = b"x" * 8_000_000
+    with pytest.raises(ic.ModelLoadError, match="more came than"):
+        locate(f"hf:{REPO}")
+    assert sum(part.stat().st_size for part in tmp_path.rglob("*.incomplete")) <= len(repo[Q4])
+
+
 SOUND = {"sha256": "a" * 64, "size": 5, "pointerSize": 130}
 
 

@@ -85,3 +85,27 @@ def test_a_kv_type_of_a_plugin_is_named_on_purpose() -> None:
         ic.ContextConfig(type_k="fp8_e4m3")
     with pytest.raises(ic.InvalidInputError):
         ic.KVType("")
+
+
+def test_numbers_of_numpy_are_compared_as_numbers():
+    numpy = pytest.importorskip("numpy")
+    config = ic.ContextConfig(n_threads=numpy.int64(2), rope_freq_scale=numpy.float32(0.5))
+    ic.refuse_unhonoured(config, {"n_threads": None, "rope_freq_scale": None}, backend="mine")
+    with pytest.raises(ic.UnsupportedFeatureError, match="n_threads"):
+        ic.refuse_unhonoured(config, {"rope_freq_scale": None}, backend="mine")
+
+
+@pytest.mark.parametrize(
+    ("config", "honoured", "backend"),
+    [
+        (5, (), "mine"),
+        (None, (), "mine"),
+        (ic.ContextConfig(), None, "mine"),
+        (ic.ContextConfig(), [{}], "mine"),
+        (ic.ContextConfig(), {"n_batch": 5}, "mine"),
+        (ic.ContextConfig(), (), 5),
+    ],
+)
+def test_wrong_types_are_refused(config, honoured, backend):
+    with pytest.raises(ic.InvalidInputError):
+        ic.refuse_unhonoured(config, honoured, backend=backend)

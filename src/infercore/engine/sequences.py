@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 from infercore.engine import calls
 from infercore.engine.arguments import MAX_POSITION
 from infercore.errors import InferCoreError, InvalidPositionError, UnsupportedFeatureError
+from infercore.values import checks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -201,10 +202,10 @@ class Sequences:
             what = (
                 f"position {clash} would fall on {clash + delta}, which is held"
                 if clash is not None
-                else f"positions would become {lowest}..{highest}"
+                else f"positions would become {checks.shown(lowest)}..{checks.shown(highest)}"
             )
             raise InvalidPositionError(
-                f"delta={delta} is not allowed: {what}",
+                f"delta={checks.shown(delta)} is not allowed: {what}",
                 field="delta",
                 value=delta,
                 allowed="a shift to free positions of at least 0",

@@ -11,7 +11,7 @@ import inspect
 import os
 import re
 import stat
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -76,8 +76,25 @@ def _complete(
             file.truncate(0)
         start = file.tell()
         if start < size:
-            http_get(url, file, resume_size=start, **_accepted(http_get, fields))
+            bounded = _UpTo(file, size)
+            http_get(url, bounded, resume_size=start, **_accepted(http_get, fields))
     return start > 0
+
+
+class _UpTo:
+    """A file that takes no more than ``size`` bytes: what comes may have no end."""
+
+    def __init__(self, file: BinaryIO, size: int) -> None:
+        self._file = file
+        self._size = size
+
+    def write(self, data: bytes) -> int:
+        if self._file.tell() + len(data) > self._size:
+            raise OSError(f"more came than the {self._size:,} bytes that the hub stated")
+        return self._file.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
 
 
 def _without_waiting(path: str, flags: int) -> int:

@@ -330,4 +330,4 @@ class PagedContext:
 
 def until(timeout: float | None) -> float | None:
     """Return when (`time.perf_counter`) a call with ``timeout`` seconds is late."""
-    return None if timeout is None else time.perf_counter() + timeout
+    return None if timeout is None else time.perf_counter() + float(timeout)

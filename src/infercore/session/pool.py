@@ -351,7 +351,7 @@ class SessionPool:
         Calls still running after ``timeout`` seconds are cancelled, and False is returned.
         """
         self._draining = True
-        until = None if timeout is None else time.perf_counter() + timeout
+        until = None if timeout is None else time.perf_counter() + float(timeout)
         while self._n_busy():
             if until is not None and time.perf_counter() > until:
                 self.owner.ask(self.owner.scheduler.endings.cancel_all)

@@ -69,6 +69,7 @@ class TrueTape:
         if timeout is None:
             yield
             return
+        timeout = float(timeout)  # locks take no number of NumPy's
         started = time.perf_counter()
         page = self.page
         if page is not None:

@@ -293,12 +293,15 @@ def refuse_unhonoured(
     >>> config = ContextConfig(n_batch=64, n_seq_max=1)
     >>> refuse_unhonoured(config, {"n_batch": None, "n_seq_max": (1,)}, backend="mine")
     """
-    takes = honoured if isinstance(honoured, Mapping) else dict.fromkeys(honoured)
+    if type(config) not in _OF_THE_CORE:
+        raise checks.refuse("config", config, "a ModelConfig or a ContextConfig")
+    checks.check_text("backend", backend)
+    takes = _honoured(honoured)
     known = attrs.fields_dict(type(config))
     checks.check_options("honoured", takes, known)
     for name, field in known.items():
         value = getattr(config, name)
-        unset = value is None or value in ((), field.default)
+        unset = value is None or value == field.default or (isinstance(value, tuple) and not value)
         if unset or name in _OF_THE_CORE[type(config)]:
             continue
         allowed = takes.get(name, ())
@@ -306,6 +309,19 @@ def refuse_unhonoured(
             hint = f"it takes {', '.join(map(repr, allowed))}" if allowed else "leave it out"
             shown = name if callable(value) else f"{name}={value!r}"
             raise UnsupportedFeatureError(feature=shown, backend=backend, hint=hint)
+
+
+def _honoured(given: Any) -> Mapping[str, Collection[object] | None]:
+    try:
+        takes = dict(given) if isinstance(given, Mapping) else dict.fromkeys(given)
+    except TypeError as error:
+        raise checks.refuse("honoured", given, "names of fields, or a mapping of them") from error
+    for values in takes.values():
+        if not isinstance(values, (Collection, type(None))):
+            raise checks.refuse(
+                "honoured", values, "a collection of values for each field, or None"
+            )
+    return takes
 
 
 @lists_fields("SamplingConfig")
