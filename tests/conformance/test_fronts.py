@@ -8,14 +8,14 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from click.testing import CliRunner
 
 import pack
 from infercore.cli.app import main
-from infercore.conformance import check_backend, find_rig, rig_names, select
+from infercore.conformance import check_backend, find_rig, plugin, rig_names, select
 from infercore.errors import BackendNotFoundError, PluginLoadError
 from infercore.registry import default_registry
 
@@ -125,6 +125,45 @@ def test_pytest_that_tries_nothing_fails(
     done = run_pytest(site, *arguments)
     assert done.returncode == code, done.stdout + done.stderr
     assert text in done.stdout + done.stderr
+
+
+MARKED = """
+import pytest
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        item.add_marker(pytest.mark.{mark}(reason="somebody's conftest"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("mark", "text"),
+    [("xfail", "toy: failed ("), ("skip", "no law was run"), ("skipif", "is required")],
+)
+def test_marks_of_a_conftest_turn_nothing_green(
+    site: Path, monkeypatch: pytest.MonkeyPatch, mark: str, text: str
+) -> None:
+    announced(site, monkeypatch, known={"DEC-2": "engine: it is said to fail"})
+    written = MARKED.format(mark=mark)
+    if mark == "skipif":  # some are left out, and all of them are required
+        written = written.replace("item in items", "item in items[1:]")
+        written = written.replace("skipif(", "skipif(True, ")
+    (site / "conftest.py").write_text(written, encoding="utf-8")
+    selected = "DEC-2- or DEC-3-" if mark != "skipif" else "DEC-3- or DEC-4-"
+    arguments = ("--infercore-require", "suite") if mark == "skipif" else ()
+    done = run_pytest(
+        site, "-p", "conftest", "--infercore-backend", "toy", "-k", selected, *arguments
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert text in done.stdout
+
+
+def test_workers_of_xdist_are_refused() -> None:
+    class Config:
+        workerinput: ClassVar[dict[str, str]] = {}
+
+    with pytest.raises(pytest.fail.Exception, match="one process"):
+        plugin._find(Config())
 
 
 def test_the_pytest_plugin_is_light() -> None:

@@ -57,6 +57,8 @@ def _find(config: pytest.Config) -> Rig:
     from infercore.conformance.rigs import find_rig  # noqa: PLC0415
     from infercore.errors import InferCoreError  # noqa: PLC0415
 
+    if hasattr(config, "workerinput"):  # of pytest-xdist: nobody would see the whole run
+        pytest.fail("the laws run in one process; leave pytest-xdist out (-n0)", pytrace=False)
     name = config.getoption("--infercore-backend")
     if not name:
         pytest.fail("the laws need a backend; give --infercore-backend NAME", pytrace=False)
@@ -138,14 +140,24 @@ def _report(config: pytest.Config) -> Any:
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """End with a failure where nothing was tried."""
     report = _report(session.config)
-    if report is not None and exitstatus == pytest.ExitCode.OK and not report.passed:
+    nothing = _none_ran(session) if report is None else not report.passed
+    _collected(session.config)["nothing"] = report is None and nothing
+    if nothing and exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _none_ran(session: pytest.Session) -> bool:
+    """Whether laws were selected, and none of them was run: somebody's mark has skipped them."""
+    chosen = any(_LAW in getattr(item, "fixturenames", ()) for item in session.items)
+    return chosen and not session.config.option.collectonly
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """Show the matrix of laws, and the reasons."""
     report = _report(config)
     if report is None:
+        if _collected(config).get("nothing"):
+            terminalreporter.write_line("infercore conformance: failed; no law was run")
         return
     from infercore.conformance.render import matrix, notes, summary, to_mend  # noqa: PLC0415
 

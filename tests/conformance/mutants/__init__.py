@@ -97,6 +97,7 @@ def load_all() -> dict[str, Mutant]:
         of_sampling,
         of_sequences,
         of_sessions,
+        of_settings,
         of_streams,
         of_tokenizers,
         of_told,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from infercore.conformance.expect import equal, raises, that
 from infercore.conformance.holding import Held, while_held
 from infercore.conformance.law import law
 from infercore.conformance.rig import generated, greedy
 from infercore.errors import DecodeAbortedError, InvalidInputError, OutputNotAvailableError
+from infercore.testing import engine_of
 
 if TYPE_CHECKING:
     from infercore.conformance.rig import Rig
@@ -195,3 +196,71 @@ def check_cancel_within_a_step(rig: Rig) -> None:
             session.cancel()
     equal(chunks[-1].finish_reason, "cancelled", "finish_reason")
     that(len(generated(chunks)) < 20, f"{len(generated(chunks))} tokens came after the cancel")  # noqa: PLR2004
+
+
+@law("CANCEL-14", since="1.2")
+def check_the_engine_hears_an_abort(rig: Rig) -> None:
+    """The engine's own abort, given past the API, ends each kind of call until it is cleared."""
+    tokens = rig.tokens(24)
+    context = rig.context()
+    if not context.capabilities.abort:
+        rig.leave("the engine cannot be stopped within a call")
+    engine = engine_of(context)
+    context.decode(tokens[:12])
+    calls = {
+        "a prompt": lambda: context.decode(tokens[12:]),
+        "a single token": lambda: context.decode_one(tokens[12]),
+        "a batch": lambda: context.decode_batch([(tokens[12], (0,), True)]),
+    }
+    if not context.capabilities.multi_sequence:
+        del calls["a batch"]
+    for what, call in calls.items():
+        engine.abort()
+        raises(DecodeAbortedError, call, f"{what}, where the engine was told to abort")
+        engine.clear_abort()
+        equal((context.n_past(), context.tokens()), (12, tokens[:12]), f"held after {what}")
+    context.decode(tokens[12:])
+    rig.near(context.logits(), rig.cold(tokens), "after going on")
+
+
+@law("CANCEL-15", since="1.2")
+def check_a_callback_is_asked_in_each_step(rig: Rig) -> None:
+    """A callback is asked in each compute step of a call, and may end it at any of them."""
+    tokens = rig.tokens(40)
+    context = rig.context(n_batch=32, n_ubatch=8)
+    if getattr(engine_of(context), "set_abort_callback", None) is None:
+        rig.leave("the engine cannot ask within a call: the core asks between calls")
+    asked: list[int] = []
+
+    def note() -> bool:
+        asked.append(1)
+        return False
+
+    def stopped(callback: Any) -> int:
+        context.clear()
+        context.decode(tokens[:8])
+        context.set_abort_callback(callback)
+        for _ in range(2):  # it stays where it was set
+            raises(DecodeAbortedError, lambda: context.decode(tokens[8:]), "an aborted decode")
+        context.set_abort_callback(None)
+        return int(context.n_past())
+
+    context.set_abort_callback(note)
+    context.decode(tokens[:8])
+    once = len(asked)
+    context.decode(tokens[8:])
+    more, n_steps = len(asked) - once, 32 // context.n_ubatch
+    least = max(n_steps, 2 * once) if n_steps > 1 else 1
+    that(more >= least, f"asked {more} times in {n_steps} steps, {once} times in one")
+    context.set_abort_callback(None)
+    kept = stopped(AfterCalls(more - 1))
+    that(8 <= kept < len(tokens), f"{kept} tokens are held after the last answer")  # noqa: PLR2004
+    equal(context.tokens(), tokens[:kept], "the tokens held")
+    equal(stopped(lambda: True), 8, "tokens held after the first answer")
+    context.decode(tokens[8:])
+    rig.near(context.logits(), rig.cold(tokens), "after going on")
+    if context.capabilities.multi_sequence:
+        both = rig.two()
+        both.set_abort_callback(lambda: True)
+        batch = [(token, (i % 2,), False) for i, token in enumerate(tokens[:8])]
+        raises(DecodeAbortedError, lambda: both.decode_batch(batch), "a batch of two sequences")

@@ -8,7 +8,11 @@ import numpy as np
 
 from infercore.conformance.expect import equal, raises, that
 from infercore.conformance.law import law
-from infercore.errors import InvalidPositionError, OutputNotAvailableError
+from infercore.errors import (
+    InvalidPositionError,
+    OutputNotAvailableError,
+    UnsupportedFeatureError,
+)
 
 if TYPE_CHECKING:
     from infercore.conformance.rig import Rig
@@ -166,14 +170,25 @@ def check_batch_rows_are_those_wanted(rig: Rig) -> None:
 
 @law("DEC-13", needs="multi_sequence")
 def check_batch_token_in_two_sequences(rig: Rig) -> None:
-    """A token of several sequences is in each of them."""
+    """A token of several sequences is in each of them, also where a call takes several steps.
+
+    In several steps it may be refused.
+    """
     tokens = rig.tokens(6)
-    context = rig.two()
-    context.decode_batch([(t, (0, 1), False) for t in tokens[:5]])
-    context.decode_batch([(tokens[5], (1,), True)])
-    equal((context.n_past(0), context.n_past(1)), (5, 6), "n_past of the two sequences")
-    equal(context.tokens(1), tokens, "tokens of the second sequence")
-    rig.near(context.logits(), rig.cold(tokens), "logits of the second sequence")
+    for fields in ({}, {"n_batch": 8, "n_ubatch": 2}):
+        context = rig.two(**fields)
+        shared = [(t, (0, 1), False) for t in tokens[:5]]
+        try:
+            context.decode_batch(shared)
+        except UnsupportedFeatureError:
+            equal(bool(fields), True, "whether only several steps are refused")
+            return
+        context.decode_batch([(tokens[5], (1,), True)])
+        equal((context.n_past(0), context.n_past(1)), (5, 6), "n_past of the two sequences")
+        equal(context.tokens(1), tokens, "tokens of the second sequence")
+        rig.near(context.logits(), rig.cold(tokens), "logits of the second sequence")
+        context.decode_one(tokens[0], seq_id=0)
+        rig.near(context.logits(), rig.cold([*tokens[:5], tokens[0]]), "logits of the first")
 
 
 @law("DEC-14", needs="multi_sequence")

@@ -12,6 +12,7 @@ from infercore.conformance.law import law
 from infercore.errors import InvalidInputError, OutputNotAvailableError
 
 if TYPE_CHECKING:
+    from infercore.conformance.oracle import Oracle
     from infercore.conformance.rig import Rig
 
 
@@ -158,18 +159,31 @@ def check_vectors_beside_the_oracle(rig: Rig) -> None:
     """
     oracle = rig.need_oracle()
     kinds = rig.context().capabilities.pooling
-    for n in (1, 2, 15, 16, 17, 33, 60):
+    for n in (1, 2, 15, 16, 17, 33, 60, 131):
         tokens = rig.tokens(n)
         hidden = oracle.append(oracle.nothing(), tokens)[1]
         _close(_rows(rig, tokens, n_batch=16, n_ubatch=16), hidden, f"rows of {n} tokens")
         pooled = {"mean": hidden.mean(axis=0), "cls": hidden[0], "last": hidden[-1]}
         for kind in set(pooled) & set(kinds):
             _close(_pooled(rig, tokens, kind), pooled[kind], f"{n} tokens, pooling {kind}")
-    if not rig.context().capabilities.multi_sequence or "mean" not in kinds:
+    _check_single_token(rig, oracle)
+    if not rig.context().capabilities.multi_sequence:
         return
     texts = [rig.tokens(n) for n in (9, 4)]
-    both = rig.two(embeddings=True, pooling_type="mean")
-    both.decode_batch([(t, (i,), False) for i, text in enumerate(texts) for t in text])
-    for i, text in enumerate(texts):
-        expected = oracle.append(oracle.nothing(), text)[1].mean(axis=0)
-        _close(np.array(both.embedding(i)), expected, f"text {i} of two in one call")
+    for kind in sorted({"mean", "cls", "last"} & set(kinds)):
+        both = rig.two(embeddings=True, pooling_type=kind)
+        both.decode_batch([(t, (i,), False) for i, text in enumerate(texts) for t in text])
+        for i, text in enumerate(texts):
+            hidden = oracle.append(oracle.nothing(), text)[1]
+            pooled = {"mean": hidden.mean(axis=0), "cls": hidden[0], "last": hidden[-1]}[kind]
+            _close(np.array(both.embedding(i)), pooled, f"text {i} of two, pooling {kind}")
+
+
+def _check_single_token(rig: Rig, oracle: Oracle) -> None:
+    """A single token has the one row of its own call, not those of the call before."""
+    tokens = rig.tokens(6)
+    context = rig.context(embeddings=True, pooling_type="none")
+    context.decode(tokens[:5])
+    context.decode_one(tokens[5])
+    hidden = oracle.append(oracle.nothing(), tokens)[1]
+    _close(np.array(context.embeddings()), hidden[-1:], "the row of a single token")

@@ -48,7 +48,7 @@ def _vector(rig: Rig, ids: list[int], kind: str = "mean") -> Any:
     return np.array(context.embedding())
 
 
-def _alike(found: Any, expected: Any, what: str) -> None:
+def alike(found: Any, expected: Any, what: str) -> None:
     equal(found.shape, expected.shape, f"{what}, shape")
     lengths = np.linalg.norm(found), np.linalg.norm(expected)
     cosine = float(found @ expected / (lengths[0] * lengths[1]))
@@ -116,7 +116,7 @@ def check_rows_and_pooling(rig: Rig) -> None:
     equal(rows.shape, (len(ids), rig.encoder_model.info.n_embd), "shape")
     expected = {"mean": rows.mean(axis=0), "cls": rows[0], "last": rows[-1]}
     for kind in set(expected) & set(rig.encoder_context().capabilities.pooling):
-        _alike(_vector(rig, ids, kind), expected[kind], f"pooling {kind}")
+        alike(_vector(rig, ids, kind), expected[kind], f"pooling {kind}")
 
 
 @law("ENC-4", **encoder_law)
@@ -125,12 +125,13 @@ def check_texts_side_by_side(rig: Rig) -> None:
     if not rig.encoder_model.capabilities.multi_sequence:
         rig.leave("this encoder takes one text at a time")
     texts = [_ids(rig, i, n) for i, n in enumerate((4, 9, 6))]
-    context = rig.encoder_context(pooling_type="mean", n_seq_max=3, n_ctx=96, kv_unified=True)
-    context.decode_batch([(t, (i,), False) for i, ids in enumerate(texts) for t in ids])
-    found = [np.array(context.embedding(i)) for i in range(3)]
-    equal([context.n_resident(i) for i in range(3)], [0, 0, 0], "tokens that are kept")
-    for i, ids in enumerate(texts):
-        _alike(found[i], _vector(rig, ids), f"text {i} of three")
+    for kind in sorted({"mean", "cls", "last"} & set(rig.encoder_model.capabilities.pooling)):
+        context = rig.encoder_context(pooling_type=kind, n_seq_max=3, n_ctx=96, kv_unified=True)
+        context.decode_batch([(t, (i,), False) for i, ids in enumerate(texts) for t in ids])
+        found = [np.array(context.embedding(i)) for i in range(3)]
+        equal([context.n_resident(i) for i in range(3)], [0, 0, 0], "tokens that are kept")
+        for i, ids in enumerate(texts):
+            alike(found[i], _vector(rig, ids, kind), f"text {i} of three, pooling {kind}")
 
 
 @law("ENC-5", **encoder_law)
@@ -184,7 +185,7 @@ def check_golden_vectors(rig: Rig) -> None:
     for golden in infercore_models.golden_texts(rig.encoder_name):
         ids = rig.encoder_model.tokenizer.encode(golden.text)
         equal(ids, list(golden.tokens), f"ids of {golden.text!r}")
-        _alike(_vector(rig, ids), golden.rows.mean(axis=0), f"the vector of {golden.text!r}")
+        alike(_vector(rig, ids), golden.rows.mean(axis=0), f"the vector of {golden.text!r}")
 
 
 @law("ENC-9", tier="session", **encoder_law)
@@ -196,7 +197,7 @@ def check_embed_with_an_encoder(rig: Rig) -> None:
     that(np.allclose(np.linalg.norm(rows, axis=1), 1.0, atol=1e-3), "lengths other than 1")
     for i, text in enumerate(texts):
         alone = infercore.embed(rig.encoder_model, [text], pooling="mean")[0]
-        _alike(rows[i], alone, f"text {i} among others")
+        alike(rows[i], alone, f"text {i} among others")
     limit = rig.encoder_model.info.n_ctx_train
     beyond = [texts[0], "word " * limit]
     raises(InvalidInputError, lambda: infercore.embed(rig.encoder_model, beyond), "a long text")

@@ -21,19 +21,29 @@ COARSE = 0.3
 """For types of less than 8 bits, and those that are not known here."""
 
 
-def _contexts(rig: Rig) -> Iterator[tuple[str, dict[str, Any], Any]]:
-    """Yield each declared type for K alone, for V alone and for both, where it is accepted."""
+def accepted_types(rig: Rig) -> list[dict[str, Any]]:
+    """Return the fields for each declared type of K alone, of V alone and of both, if accepted."""
+    return [fields for _, fields in _accepted(rig)]
+
+
+def _accepted(rig: Rig) -> Iterator[tuple[str, dict[str, Any]]]:
     plain = {"type_k": "f32", "type_v": "f32"}
     for kind in rig.context().capabilities.kv_types:
         for names in (("type_k",), ("type_v",), ("type_k", "type_v")):
             for flash in ({}, {"flash_attn": "on"}):
                 fields = {**plain, **dict.fromkeys(names, kind), **flash}
                 try:
-                    context = rig.context(**fields, n_batch=24, n_ubatch=11)
+                    rig.model.new_context(**rig.fields(**fields)).close()
                 except (InvalidInputError, UnsupportedFeatureError):
                     continue
-                yield kind, fields, context
+                yield kind, fields
                 break
+
+
+def _contexts(rig: Rig) -> Iterator[tuple[str, dict[str, Any], Any]]:
+    """Yield each of these types, the fields for it, and a context with them."""
+    for kind, fields in _accepted(rig):
+        yield kind, fields, rig.context(**fields, n_batch=24, n_ubatch=11)
 
 
 MOST_SAID = 0.1

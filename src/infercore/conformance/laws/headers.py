@@ -55,7 +55,7 @@ def _models(rig: Rig) -> list[tuple[Path, Any]]:
     return found or rig.leave("the rig names no path")
 
 
-def _is_gguf(path: Path) -> bool:
+def is_gguf(path: Path) -> bool:
     if not path.is_file():
         return False
     with path.open("rb") as opened:
@@ -66,7 +66,7 @@ def _is_gguf(path: Path) -> bool:
 def check_what_the_files_say(rig: Rig) -> None:
     """Shape, sizes, metadata, ids and template are those of the model's own files."""
     for path, model in _models(rig):
-        if _is_gguf(path):
+        if is_gguf(path):
             _as_header(model, gguf.read(str(path)))
         elif (path / "config.json").is_file():
             _as_folder(model, path)
@@ -274,16 +274,19 @@ def _lies_of_sizes(data: bytes, header: gguf.Header) -> Iterator[tuple[str, byte
         for n in (2**20, 2**62):
             yield f"with {n} {what}", data[:place] + _TEXT.pack(n) + data[place + 8 :]
     for n in (0, 513, 2**31):
-        yield f"with {n} layers", _set(data, f"{header.architecture}.block_count", _U32.pack(n))
+        yield (
+            f"with {n} layers",
+            set_number(data, f"{header.architecture}.block_count", _U32.pack(n)),
+        )
 
 
 def _lies_of_numbers(data: bytes, header: gguf.Header) -> Iterator[tuple[str, bytes]]:
     for key, value in header.metadata.items():
         if key.endswith("_epsilon") and isinstance(value, float):
             for number in (-1.0, math.nan, math.inf):
-                yield f"{key} of {number}", _set(data, key, _F32.pack(number))
+                yield f"{key} of {number}", set_number(data, key, _F32.pack(number))
         if key.endswith("pooling_type"):
-            yield f"{key} of 17", _set(data, key, _U32.pack(17))
+            yield f"{key} of 17", set_number(data, key, _U32.pack(17))
     tokens: tuple[bytes, ...] = header.metadata["tokenizer.ggml.tokens"]
     twin = next((i for i in range(1, len(tokens)) if len(tokens[-i]) == len(tokens[-i - 1])), None)
     if twin is not None:
@@ -301,7 +304,7 @@ def _lies_of_tensors(data: bytes, header: gguf.Header) -> Iterator[tuple[str, by
         yield f"with {tensor.name} of type {kind}", _retyped(data, tensor, kind)
 
 
-def _set(data: bytes, key: str, value: bytes) -> bytes:
+def set_number(data: bytes, key: str, value: bytes) -> bytes:
     """Return the file with a number in place of that of ``key``."""
     name = key.encode()
     at = data.index(_TEXT.pack(len(name)) + name) + 8 + len(name) + 4

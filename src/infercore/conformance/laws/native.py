@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -55,13 +56,18 @@ def check_native_keeps_the_portable_laws(rig: Rig) -> None:
 LENGTHS = (100, 37, 34, 12, 3)
 """Tokens of what was said before that penalties see."""
 
+LIFTED = (37, 12, 5)
+"""Of those, how many come before the choices with each of them lifted."""
+
 _PENALTIES: tuple[dict[str, Any], ...] = (
     {"repeat_penalty": 1.4},
     {"repeat_penalty": 1.3, "penalty_last_n": 3},
     {"repeat_penalty": 1.3, "penalty_last_n": -1},
     {"repeat_penalty": 1.3, "penalty_last_n": 0},
     {"frequency_penalty": 1.1},
+    {"presence_penalty": 2.3},
     {"presence_penalty": 2.3, "frequency_penalty": 0.4, "penalty_last_n": 6},
+    {"frequency_penalty": -0.7},
     {"dry_multiplier": 2.0, "dry_sequence_breakers": ()},
     {"dry_multiplier": 1.5, "dry_base": 1.3, "dry_allowed_length": 1, "dry_sequence_breakers": ()},
     {"dry_multiplier": 2.5, "dry_allowed_length": 3, "dry_sequence_breakers": ("\n",)},
@@ -79,26 +85,24 @@ _PENALTIES: tuple[dict[str, Any], ...] = (
 def check_native_penalties(rig: Rig) -> None:
     """Without chance, penalties and dry choose the portable sampler's tokens, one after another.
 
-    What was said before repeats itself in runs of several lengths, so that each penalty counts.
+    What was said before repeats itself in runs of several lengths, so that each penalty counts; and
+    each of its tokens is lifted above all others, so that it is chosen unless it is penalised.
     """
     context, row = sampling._row(rig)  # noqa: SLF001  (the same row as in other laws)
     a, b, c, d, e = sampling._best(row, 5)  # noqa: SLF001
     other = rig.tokens(9)
     _check_long_ago(rig, context, row)
     said = [*other, a, b, c, d, *other[:4], a, b, c, e, b, a, *other, a, b, c, a, a, b]
+    lifted = {
+        token: float(row.max() - row[token]) + 5.0 + 0.61 * i
+        for i, token in enumerate(dict.fromkeys(said))
+    }
     for fields in _PENALTIES:
         for before in (*(said[:n] for n in LENGTHS), [a, b, c, a, b], [a], []):
-            portable = rig.sampler(temperature=0, **fields)
-            try:
-                native = rig.sampler(temperature=0, implementation="native", **fields)
-            except UnsupportedFeatureError:
-                break
-            for sampler in (portable, native):
-                sampler.observe(before)
-            for i in range(8):
-                # A distribution of two near ones cannot tell which is right: another draw can.
-                chosen, found = portable.sample(context), native.sample(context)
-                equal(found, chosen, f"token {i} after {before} with {fields}")
+            also = [{**fields, "logit_bias": lifted}] if len(before) in LIFTED else []
+            for asked in (fields, *also):
+                with contextlib.suppress(UnsupportedFeatureError):
+                    _check_same_choices(rig, context, before, {"temperature": 0, **asked})
     _check_bias(rig, context, row)
 
 
@@ -129,6 +133,17 @@ def _check_long_ago(rig: Rig, context: Any, row: Any) -> None:
             sampler.observe(said)
         chosen = [portable.sample(context) for _ in range(3)]
         equal([native.sample(context) for _ in range(3)], chosen, f"tokens with {fields}")
+
+
+def _check_same_choices(rig: Rig, context: Any, before: list[int], fields: dict[str, Any]) -> None:
+    native = rig.sampler(implementation="native", **fields)
+    portable = rig.sampler(**fields)
+    for sampler in (portable, native):
+        sampler.observe(before)
+    for i in range(8):
+        # A distribution of two near ones cannot tell which is right: another draw can.
+        chosen, found = portable.sample(context), native.sample(context)
+        equal(found, chosen, f"token {i} after {before} with {fields}")
 
 
 def _check_bias(rig: Rig, context: Any, row: Any) -> None:

@@ -44,7 +44,7 @@ def _expected(rig: Rig, tokens: list[int]) -> Any:
     return np.array(context.logits_all())
 
 
-def _window(rig: Rig) -> int:
+def window(rig: Rig) -> int:
     """Return a window past the blocks and tables of engines, as far as the model was trained."""
     trained: int = rig.model.info.n_ctx_train or LONG
     n_rows: int = MAX_LOGITS // rig.tokenizer.n_vocab
@@ -54,7 +54,7 @@ def _window(rig: Rig) -> int:
 @law("DEC-22", needs="logits_all", since="1.2")
 def check_the_whole_window(rig: Rig) -> None:
     """A text that nearly fills a long window, then single tokens, give the oracle's logits."""
-    n_ctx = _window(rig)
+    n_ctx = window(rig)
     tokens = rig.story_at(rig.random.randrange(1000), n_ctx)
     expected = _expected(rig, tokens)
     context = rig.context(n_ctx=n_ctx)

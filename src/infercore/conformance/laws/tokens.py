@@ -215,11 +215,20 @@ def check_the_vocabulary_is_the_files(rig: Rig) -> None:
 @law("TOK-17", since="1.2")
 def check_long_and_blank_texts(rig: Rig) -> None:
     """Runs of blanks, newlines at both ends, code, a byte-order mark and long texts survive."""
-    for text in (*TEXTS, " ".join([rig.story] * 8)):
+    units = (" ", "\n", "\t", "\r\n", "-", "\u00e9")
+    runs = [f"{unit * n}a{unit * n}b{unit * n}" for unit in units for n in (1, 2, 3, 4, 7)]
+    for text in (*TEXTS, *runs, _any_characters(rig), " ".join([rig.story] * 8)):
         ids = _plain(rig, text)
         equal(rig.tokenizer.decode(ids), text, f"text of {text[:60]!r}")
         data = b"".join(rig.tokenizer.token_bytes(token) for token in ids)
         equal(data, text.encode(), f"bytes of {text[:60]!r}")
+
+
+def _any_characters(rig: Rig) -> str:
+    """Return a text of characters from all over Unicode, each of which stands for itself."""
+    drawn = (rig.random.choice((0x7F, 0x7FF, 0xFFFF, 0x10FFFF)) for _ in range(200))
+    points = (rig.random.randint(1, most) for most in drawn)
+    return "".join(chr(at) for at in points if not 0xD800 <= at < 0xE000)  # noqa: PLR2004
 
 
 TEXTS = (

@@ -1,0 +1,107 @@
+"""What an encoder computes, beside another computation of the same weights; plans, aborts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from infercore.conformance.expect import equal, raises, that
+from infercore.conformance.law import law
+from infercore.conformance.laws.encoders import alike, encoder_law
+from infercore.errors import DecodeAbortedError, UnsupportedFeatureError
+from infercore.testing import load_reference_model
+from infercore.testing.reference import pack_path
+
+if TYPE_CHECKING:
+    from infercore.conformance.rig import Rig
+
+law_of_today: dict[str, Any] = {**encoder_law, "since": "1.2"}
+
+
+@law("ENC-12", **law_of_today)
+def check_vectors_of_every_length(rig: Rig) -> None:
+    """Rows and vectors of 1 to as many tokens as fit are those of the reference computation."""
+    if rig.encoder_name is None:
+        rig.leave("the encoder is none of the pack's")
+    model, n_vocab = rig.encoder_model, rig.encoder_model.info.n_vocab
+    most = min(250, model.info.n_ctx_train)
+    texts = [[rig.random.randrange(5, n_vocab) for _ in range(n)] for n in (1, 2, 31, 64, 65, most)]
+    with load_reference_model(pack_path(rig.encoder_name)) as oracle:
+        rows = rig.encoder_context(pooling_type="none")
+        with oracle.new_context(pooling_type="none") as expected:
+            for text in texts:
+                rows.encode(text)
+                expected.encode(text)
+                found, right = np.array(rows.embeddings()), np.array(expected.embeddings())
+                for i in {0, len(text) // 2, len(text) - 1}:
+                    alike(found[i], right[i], f"row {i} of {len(text)} tokens")
+        for kind in sorted({"mean", "cls", "last"} & set(model.capabilities.pooling)):
+            pooled = rig.encoder_context(pooling_type=kind)
+            with oracle.new_context(pooling_type=kind) as expected:
+                for text in texts:
+                    pooled.encode(text)
+                    expected.encode(text)
+                    right = np.array(expected.embedding())
+                    alike(np.array(pooled.embedding()), right, f"{len(text)} tokens, {kind}")
+
+
+@law("ENC-13", **law_of_today)
+def check_settings_of_an_encoder(rig: Rig) -> None:
+    """Flash attention and threads leave an encoder's vectors as they are, and are in force."""
+    text = [5 + i % 90 for i in range(min(150, rig.encoder_model.info.n_ctx_train))]
+    kinds = rig.encoder_model.capabilities
+    settings: list[dict[str, Any]] = [{"flash_attn": kind} for kind in kinds.flash_attention]
+    settings += [{"n_threads": 2, "n_threads_batch": 2}]
+    plain = None
+    told: dict[bytes, Any] = {}
+    for fields in settings:
+        try:
+            context = rig.encoder_context(pooling_type="mean", **fields)
+        except UnsupportedFeatureError:
+            continue
+        context.encode(text)
+        vector = np.array(context.embedding())
+        plain = vector if plain is None else plain
+        alike(vector, plain, f"with {fields}")
+        flash = context.effective.get("flash_attn")
+        if "flash_attn" in fields and flash is not None:
+            that(flash in {"on", "off", "auto"}, f"effective['flash_attn'] is {flash!r}")
+            if fields["flash_attn"] in {"on", "off"}:
+                equal(flash, fields["flash_attn"], "effective['flash_attn']")
+            told[vector.tobytes()] = flash
+        if "n_threads" in fields:
+            equal(context.effective.get("n_threads", 2), 2, "effective['n_threads']")
+
+
+@law("ENC-14", **law_of_today)
+def check_the_plan_of_an_encoder(rig: Rig) -> None:
+    """An encoder's memory plan has its weights and more for longer texts; or it is refused."""
+    model = rig.encoder_model
+    try:
+        plan = model.plan_memory(n_ctx=model.info.n_ctx_train)
+    except UnsupportedFeatureError:
+        return
+    size = model.info.size_bytes
+    fits = size // 2 <= plan.weights_bytes <= 4 * size
+    that(fits, f"{plan.weights_bytes} bytes of weights, {size} in the files")
+    total = plan.weights_bytes + plan.kv_bytes + plan.compute_bytes
+    equal(plan.total_bytes, total, "total_bytes")
+    that(plan.peak_bytes >= total, f"a peak of {plan.peak_bytes} below the total of {total}")
+    that(plan.n_ctx <= model.info.n_ctx_train, f"a window of {plan.n_ctx}")
+    most = 2**28 + 64 * model.info.n_embd * model.info.n_ctx_train * 4
+    that(0 <= plan.kv_bytes + plan.compute_bytes <= most, f"a plan of {plan}")
+
+
+@law("ENC-15", **law_of_today)
+def check_an_aborted_encoder(rig: Rig) -> None:
+    """An abort callback ends a text, or several in a call; the encoder goes on afterwards."""
+    text = [5 + i % 90 for i in range(20)]
+    context = rig.encoder_context(pooling_type="mean")
+    context.encode(text)
+    vector = np.array(context.embedding())
+    context.set_abort_callback(lambda: True)
+    raises(DecodeAbortedError, lambda: context.encode(text), "an aborted text")
+    context.set_abort_callback(None)
+    context.encode(text)
+    rig.same_bits(np.array(context.embedding()), vector, "the text after an abort")

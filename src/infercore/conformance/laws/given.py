@@ -1,0 +1,98 @@
+"""Programs written by hand: pairs of steps that seldom meet by chance, and long ones."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from infercore.conformance import programs
+from infercore.conformance.law import law
+from infercore.conformance.laws.oracle import window
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from infercore.conformance.rig import Rig
+    from infercore.values.info import Capabilities
+
+_CHANGES = (
+    "decode 0 30 5 last; shift 0 12 -1 9",
+    "decode 0 30 5 last; shift 0 0 -1 40; shift 0 0 -1 -40",
+    "decode 0 30 5 last; shift 0 14 -1 20; divide 0 34 -1 2",
+    "decode 0 30 5 last; remove 0 7 11; remove 0 15 17",
+    "decode 0 30 5 last; remove 0 0 8",
+    "decode 0 9 5 all; one 0 77; remove 0 3 5; shift 0 5 -1 -2",
+)
+_CHANGES_OF_THREE = (
+    "decode 0 9 5 last; decode 1 14 90 last; decode 2 4 33 last",
+    "decode 2 30 5 last; copy 2 1 0 -1; decode 1 3 60 last; shift 2 12 -1 9",
+    "decode 1 20 5 last; copy 1 2 4 15; remove 1 6 9; decode 0 3 8 none",
+)
+_NEEDS: dict[str, Callable[[Capabilities], object]] = {
+    "shift": lambda can: can.kv_shift,
+    "divide": lambda can: can.kv_divide,
+    "copy": lambda can: can.kv_copy != "none",
+}
+_ENDS = "one {0} 40; decode {0} 5 300 all"
+
+
+def _run(rig: Rig, texts: Sequence[str], *, n_ctx: int, n_seq_max: int = 1) -> None:
+    """Run each program in contexts with that window for each sequence."""
+    fields: dict[str, Any] = {"n_ctx": n_ctx * n_seq_max}
+    if n_seq_max > 1:
+        fields["n_seq_max"] = n_seq_max
+    can = rig.context().capabilities
+    for text in texts:
+        steps = programs.Program.read(f"; {text}").steps
+        if not any(str(step[0]) in _NEEDS and not _NEEDS[step[0]](can) for step in steps):
+            programs.check(rig, programs.Program(fields=fields, steps=steps))
+
+
+@law("STATE-28", needs="sequence_state", since="1.2")
+def check_state_saved_right_after_a_change(rig: Rig) -> None:
+    """A sequence saved right after it was moved, cut or copied is restored just as it was."""
+    ends = _ENDS.format(0)
+    texts = [f"{change}; save 0 0; remove 0 0 -1; load 0 0; {ends}" for change in _CHANGES]
+    if rig.context().capabilities.state:
+        texts += [f"{change}; save_all 0; clear; load_all 0; {ends}" for change in _CHANGES]
+    _run(rig, texts, n_ctx=rig.n_ctx)
+    if not rig.context().capabilities.multi_sequence:
+        return
+    every = "; ".join(_ENDS.format(seq_id) for seq_id in range(3))
+    texts = [f"{change}; save 0 1; load 0 0; load 0 2; {every}" for change in _CHANGES_OF_THREE]
+    if rig.context().capabilities.state:
+        texts += [
+            f"{change}; save_all 0; clear; load_all 0; {every}" for change in _CHANGES_OF_THREE
+        ]
+    _run(rig, texts, n_ctx=rig.n_ctx, n_seq_max=3)
+
+
+@law("KV-28", since="1.2")
+def check_whole_windows_are_changed(rig: Rig) -> None:
+    """A window's worth of tokens is cleared, cut, moved, copied and kept whole."""
+    n_ctx = window(rig)
+    n = n_ctx - 60
+    ends = _ENDS.format(0)
+    texts = [
+        f"decode 0 {n} 5 last; clear; decode 0 30 900 last; {ends}",
+        f"decode 0 {n} 5 last; remove 0 9 {n - 9}; decode 0 30 900 last; {ends}",
+        f"decode 0 {n} 5 last; remove 0 {n // 3} -1; {ends}",
+        f"decode 0 {n} 5 last; remove 0 0 40; shift 0 40 -1 -40; {ends}",
+    ]
+    _run(rig, texts, n_ctx=n_ctx)
+    if not rig.context().capabilities.multi_sequence:
+        return
+    both = f"{_ENDS.format(1)}; {ends}"
+    texts = [
+        f"decode 0 {n} 5 last; copy 0 1 0 -1; decode 1 40 900 last; {ends}; one 1 77",
+        f"decode 0 {n} 5 last; decode 1 {n} 77 last; clear; decode 0 9 3 last; {both}",
+        f"decode 0 {n} 5 last; decode 1 {n // 2} 77 last; keep 1; {both}",
+    ]
+    _run(rig, texts, n_ctx=n_ctx, n_seq_max=2)
+
+
+@law("DEC-28", needs="multi_sequence", since="1.2")
+def check_batches_of_one_token_each(rig: Rig) -> None:
+    """Sequences of unequal length that go on by one token each, in any order, in one batch."""
+    starts = "; ".join(f"decode {s} {n} {50 * s} last" for s, n in enumerate((9, 31, 2, 17)))
+    turns = "batch q0123 w1111 7; batch q3120 w1011 90; batch q213 w001 40; batch q02 w11 3"
+    _run(rig, [f"{starts}; {turns}; one 2 5; {turns}"], n_ctx=rig.n_ctx, n_seq_max=4)

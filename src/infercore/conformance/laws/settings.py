@@ -1,0 +1,274 @@
+"""What was set stays set, and what a model's config says is what is computed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import struct
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from infercore.conformance.expect import equal, raises, that
+from infercore.conformance.law import law
+from infercore.conformance.laws.headers import is_gguf, set_number
+from infercore.conformance.oracle import Way
+from infercore.errors import DecodeAbortedError, InferCoreError, UnsupportedFeatureError
+from infercore.weight_files import gguf
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from infercore.conformance.rig import Rig
+
+
+@law("CAP-38", since="1.2")
+def check_what_was_set_stays_set(rig: Rig) -> None:
+    """Adapters, a control vector and attention stay as set, whatever else a context is told.
+
+    Through a clear, removals, restored state, a warm-up, other threads and an aborted call.
+    """
+    oracle = rig.need_oracle()
+    tokens = rig.tokens(14)
+    for name, (give, way, scale) in _given(rig).items():
+        context = rig.context()
+        try:
+            give(context)
+        except UnsupportedFeatureError:
+            continue
+        expected = (oracle if not scale else rig.adapted(oracle, scale)).rows(tokens, way)[-1]
+        for what, disturb in _disturbances(context, tokens).items():
+            with contextlib.suppress(UnsupportedFeatureError):
+                disturb()
+            context.clear()
+            context.decode(tokens)
+            rig.near(context.logits(), expected, f"{name}, after {what}")
+            if way is None or way.causal:
+                context.eval(tokens, 0)
+                rig.near(context.logits(), expected, f"{name}, after {what}, evaluated again")
+
+
+def _given(rig: Rig) -> dict[str, tuple[Callable[[Any], object], Way | None, float]]:
+    """Return by name how to set each thing, the oracle's way of it, and the adapter's scale."""
+    vector = np.asarray([rig.random.gauss(0, 0.5) for _ in range(rig.model.info.n_embd)])
+    added = {rig.model.info.n_layer - 1: vector.astype(np.float32)}
+    found: dict[str, tuple[Callable[[Any], object], Way | None, float]] = {
+        "a control vector": (lambda c: c.set_control_vector(added), Way(added=added), 0.0),
+        "attention to all": (lambda c: c.set_causal_attention(False), Way(causal=False), 0.0),
+    }
+    if rig.adapter is not None and rig.adapter_name is not None:
+        found["an adapter"] = (lambda c: c.set_adapters(rig.adapters_at(0.5)), None, 0.5)
+    return found
+
+
+def _disturbances(context: Any, tokens: list[int]) -> dict[str, Callable[[], object]]:
+    """Return by name what a context is told, each of which leaves what was set as it was."""
+
+    def load_sequence() -> None:
+        context.load_sequence(0, context.save_sequence(0))
+
+    def load_state() -> None:
+        context.load_state(context.save_state())
+
+    def abort() -> None:
+        context.set_abort_callback(lambda: True)
+        with contextlib.suppress(DecodeAbortedError):
+            context.decode(tokens)
+        context.set_abort_callback(None)
+
+    def threads() -> None:
+        before = context.effective["n_threads"], context.effective["n_threads_batch"]
+        context.set_threads(*before)
+
+    return {
+        "nothing": lambda: None,
+        "a removal": lambda: context.seq_remove(0, 3, 5),
+        "a restored sequence": load_sequence,
+        "restored state": load_state,
+        "a warm-up": context.warmup,
+        "threads": threads,
+        "an aborted call": abort,
+        "embeddings": lambda: (context.set_embeddings(True), context.set_embeddings(False)),
+    }
+
+
+# -- config.json ---------------------------------------------------------------------------------
+
+_OTHER: dict[str, tuple[dict[str, Any], ...]] = {
+    "llama": (
+        {"rope_parameters": {"rope_theta": 500.0, "rope_type": "default"}},
+        {"rope_theta": 500.0, "rope_parameters": None},
+        {"rms_norm_eps": 0.5},
+        {"hidden_act": "gelu"},
+        {"attention_bias": True},
+        {"mlp_bias": True},
+        {"rope_parameters": {"rope_theta": 10000.0, "rope_type": "llama3", "factor": 8.0}},
+        {"rope_scaling": {"rope_type": "linear", "factor": 4.0}, "rope_parameters": None},
+        {"num_hidden_layers": 2},
+        {"num_key_value_heads": None},
+        {"tie_word_embeddings": False},
+        {"model_type": "no_such_model"},
+    ),
+    "bert": (
+        {"hidden_act": "relu"},
+        {"position_embedding_type": "relative_key"},
+        {"is_decoder": True},
+        {"add_cross_attention": True},
+        {"layer_norm_eps": 0.5},
+        {"num_attention_heads": 1},
+        {"num_hidden_layers": 1},
+        {"model_type": "no_such_model"},
+    ),
+}
+"""Another computation than that of the weights: of one text no vector stays the same."""
+_SAME: dict[str, tuple[str, ...]] = {
+    "llama": ("head_dim", "hidden_act", "attention_bias", "mlp_bias", "rope_parameters"),
+    "bert": ("position_embedding_type", "is_decoder", "add_cross_attention"),
+}
+"""Keys that may be left out, as what they say is what is meant without them."""
+_DEFAULTS: dict[str, Any] = {
+    "hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "is_decoder": False,
+    "position_embedding_type": "absolute", "add_cross_attention": False,
+}  # fmt: skip
+
+
+@law("CAP-39", model="any", since="1.2")
+def check_the_config_is_computed(rig: Rig) -> None:
+    """What config.json of a folder of weights, or a GGUF header, says is computed or refused.
+
+    It is never passed over; and keys that say what is meant without them may be left out.
+    """
+    paths = [Path(path) for path in (rig.path, rig.encoder) if path is not None]
+    tried = [_check_config(rig, path) for path in paths if _decides(path)]
+    tried += [_check_header(rig, path) for path in paths if is_gguf(path)]
+    if not sum(tried):
+        rig.leave("no model of the rig has a config or header that says what is computed")
+
+
+def _check_config(rig: Rig, path: Path) -> int:
+    """Try the other computations of this kind of model; return how many there are."""
+    with _copied(path) as folder:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        kind, plain = str(config.get("model_type")), _outputs(rig, folder)
+        others = _OTHER.get(kind, ()) if plain is not None else ()
+        for fields in others:
+            found = _with(rig, folder, {**config, **fields})
+            same = found is not None and np.array_equal(found, plain)
+            that(not same, f"{fields} in config.json is neither computed nor refused")
+        for name in _SAME.get(kind, ()) if others else ():
+            if _is_default(config, name):
+                found = _with(rig, folder, {k: v for k, v in config.items() if k != name})
+                that(found is not None, f"config.json without {name} is refused")
+                that(np.array_equal(found, plain), f"without {name}, something else is computed")
+        return len(others)
+
+
+_NUMBERS = {".rope.freq_base": 500.0, "_epsilon": 0.5}
+
+
+def _check_header(rig: Rig, path: Path) -> int:
+    with _copied(path) as copy:
+        plain, n = _outputs(rig, copy), 0
+        whole = copy.read_bytes()
+        for key, value in gguf.read(str(copy)).metadata.items():
+            other = next((x for end, x in _NUMBERS.items() if key.endswith(end)), None)
+            if other is None or plain is None or not isinstance(value, float):
+                continue
+            copy.write_bytes(set_number(whole, key, struct.pack("<f", other)))
+            found, n = _outputs(rig, copy), n + 1
+            same = found is not None and np.array_equal(found, plain)
+            that(not same, f"{key} of {other} in the header is neither computed nor refused")
+        return n
+
+
+def _decides(path: Path) -> bool:
+    return (path / "config.json").is_file() and any(path.glob("*.safetensors"))
+
+
+def _is_default(config: dict[str, Any], name: str) -> bool:
+    """Whether a config says of ``name`` what holds without it."""
+    if name == "head_dim":
+        return bool(config.get(name) == config["hidden_size"] // config["num_attention_heads"])
+    if name == "rope_parameters":
+        return config.get(name) == {"rope_theta": 10000.0, "rope_type": "default"}
+    return name in config and config[name] == _DEFAULTS[name]
+
+
+@contextlib.contextmanager
+def _copied(path: Path) -> Iterator[Path]:
+    """A copy of a file or folder, what is written in it included."""
+    with tempfile.TemporaryDirectory() as scratch:
+        copy = Path(scratch) / path.name
+        shutil.copytree(path, copy) if path.is_dir() else shutil.copy(path, copy)
+        for file in (copy, *copy.rglob("*.json")):
+            file.chmod(0o700)
+        yield copy
+
+
+def _with(rig: Rig, folder: Path, config: dict[str, Any]) -> Any:
+    told = {name: value for name, value in config.items() if value is not None}
+    _write(folder / "config.json", told)
+    return _outputs(rig, folder)
+
+
+def _outputs(rig: Rig, folder: Path) -> Any:
+    """Return logits or a vector of a few tokens, None where the model or its context is refused."""
+    try:
+        with rig.open_at(str(folder)) as model:
+            if model.info.has_encoder:
+                with model.new_context(pooling_type="mean") as context:
+                    context.encode(list(range(5, 25)))
+                    return np.array(context.embedding())
+            with model.new_context(**rig.fields(n_ctx=32)) as context:
+                context.decode(list(range(5, 25)))
+                return np.array(context.logits())
+    except InferCoreError:
+        return None
+
+
+@law("TOK-20", since="1.2")
+def check_the_tokens_that_the_files_name(rig: Rig) -> None:
+    """The tokens that begin and end a text are those that config.json or the header names."""
+    path = None if rig.path is None else Path(rig.path)
+    if path is None or not (_decides(path) or is_gguf(path)):
+        rig.leave("the model is neither a folder of weights nor a GGUF file")
+    with _copied(path) as copy:
+        if path.is_dir():
+            _check_ends_of_folder(rig, copy)
+            return
+        whole = copy.read_bytes()
+        for name, token in (("bos", 6), ("eos", 7)):
+            key = f"tokenizer.ggml.{name}_token_id"
+            if key in gguf.read(str(copy)).metadata:
+                copy.write_bytes(set_number(whole, key, struct.pack("<I", token)))
+                with rig.open_at(str(copy)) as model:
+                    equal(getattr(model.tokenizer, name), token, name)
+                    if name == "eos":
+                        that(model.tokenizer.is_eog(token), f"{token} does not end a text")
+
+
+def _check_ends_of_folder(rig: Rig, folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    generation = folder / "generation_config.json"
+    ids: tuple[Any, ...] = (7, [8, 9])
+    for eos in ids:
+        _write(generation, {"eos_token_id": eos})
+        _write(folder / "config.json", {**config, "bos_token_id": 6})
+        with rig.open_at(str(folder)) as model:
+            ends = eos if isinstance(eos, list) else [eos]
+            equal((model.tokenizer.bos, model.tokenizer.eos), (6, ends[0]), "bos and eos")
+            that(all(model.tokenizer.is_eog(token) for token in ends), f"{ends} end no text")
+    generation.unlink()
+    _write(folder / "config.json", {**config, "eos_token_id": 11})
+    with rig.open_at(str(folder)) as model:
+        equal(model.tokenizer.eos, 11, "eos of config.json alone")
+    for name in ("bos_token_id", "eos_token_id"):
+        _write(folder / "config.json", {**config, name: rig.tokenizer.n_vocab})
+        raises(InferCoreError, lambda: rig.open_at(str(folder)).close(), f"{name} beyond the ids")
+
+
+def _write(file: Path, fields: dict[str, Any]) -> None:
+    file.write_text(json.dumps(fields), encoding="utf-8")
