@@ -243,8 +243,9 @@ def _check_peak(rig: Rig) -> None:
     n_step = min(1024, n_ctx)
     tokens = rig.story_at(0, n_ctx)
     settings = {"off", "on"} & set(rig.context().capabilities.flash_attention)
-    for flash in sorted(settings) or [None]:
-        asked = {"n_ctx": n_ctx, "n_batch": n_step, "n_ubatch": n_step, "flash_attn": flash}
+    for flash in sorted(settings) or [""]:
+        asked: dict[str, Any] = {"n_ctx": n_ctx, "n_batch": n_step, "n_ubatch": n_step}
+        asked |= {"flash_attn": flash} if flash else {}
         fields = rig.fields(**asked)
 
         def fill(n: int, fields: dict[str, Any] = fields) -> None:
