@@ -306,8 +306,10 @@ class FullModel:
 
     def plan_memory(self, config: ContextConfig) -> MemoryPlan:
         kv, n_ctx = 16 * (config.n_ctx or 0), config.n_ctx or 0
-        return MemoryPlan(weights_bytes=1, kv_bytes=kv, compute_bytes=1, peak_bytes=kv + 2,
-                          n_ctx=n_ctx, kv_bytes_by_kind={"full": kv})  # fmt: skip
+        weights = self.info.size_bytes
+        return MemoryPlan(weights_bytes=weights, kv_bytes=kv, compute_bytes=1,
+                          peak_bytes=weights + kv + 1, n_ctx=n_ctx,
+                          kv_bytes_by_kind={"full": kv})  # fmt: skip
 
     def close(self) -> None:
         pass
@@ -335,7 +337,8 @@ class EncoderContext:
         self.n_batch, self.n_ubatch = n_batch, min(config.n_ubatch or n_batch, n_batch)
         self.effective = {
             "n_ctx": config.n_ctx, "n_batch": self.n_batch, "n_ubatch": self.n_ubatch,
-            "n_seq_max": config.n_seq_max or 1, "n_threads": 1, "n_threads_batch": 1,
+            "n_seq_max": config.n_seq_max or 1, "n_threads": config.n_threads or 1,
+            "n_threads_batch": config.n_threads_batch or 1,
             "pooling_type": config.pooling_type or "mean", "attention_type": "non-causal",
             "embeddings": True, "kv_unified": config.kv_unified is True,
         }  # fmt: skip
