@@ -7,7 +7,8 @@ import os
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,9 +19,6 @@ from infercore.serve.models import Models, Opening
 from served import Served, serving
 
 httpx = pytest.importorskip("httpx", reason="the client that the tests use is not installed")
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CHAT = "/v1/chat/completions"
 ASK = {
@@ -102,7 +100,7 @@ def test_what_is_not_to_be_isolated(pack_path: Path, backend_name: str) -> None:
     assert (row["isolated"], row["in_process"]) == (False, "the operator asked for it")
 
 
-def test_vectors_and_ranks_in_a_process_of_its_own(backend_name: str) -> None:
+def test_vectors_of_a_process_of_its_own(backend_name: str) -> None:
     import infercore_models
     import pack
 
@@ -117,6 +115,39 @@ def test_vectors_and_ranks_in_a_process_of_its_own(backend_name: str) -> None:
     with ic.open_pool(encoder_path, n_threads=1) as pool:
         for vector, expected in zip(found, pool.embed(["a baker", "a dog"]), strict=True):
             assert vector == pytest.approx(expected.tolist(), abs=1e-5)
+
+
+def test_ranks_of_a_process_of_its_own(
+    backend_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import infercore_models
+
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "tools"))
+    from rows import ranker
+
+    path = ranker.write(infercore_models.path("encoder", "gguf-f32"), tmp_path / "ranker.gguf")
+    if backend_name == "openvino":
+        source = infercore_models.path("encoder", "openvino")
+        path = ranker.write_ir(source, path, tmp_path / "ranker")
+    texts = ["an owl", "a baker and a fox went home", "the stone bridge"]
+    body = {"model": "best", "query": "a baker", "documents": texts}
+    fields = {"backend": backend_name, "n_threads": 1}
+    with ic.open_pool(path, isolate=True, **fields) as pool, serving({"best": pool}) as served:
+        whole = httpx.post(f"{served.url}/v1/rerank", json=body)
+        assert whole.status_code == 200, whole.text
+        two = {**body, "top_n": 2, "return_documents": True}
+        first = httpx.post(f"{served.url}/v1/rerank", json=two).json()["results"]
+        chat = {"model": "best", "messages": [{"role": "user", "content": "a"}]}
+        refused = httpx.post(f"{served.url}/v1/chat/completions", json=chat)
+    with ic.open_pool(path, **fields) as pool:
+        expected = pool.rerank("a baker", texts)
+    rows = [(row["index"], row["relevance_score"]) for row in whole.json()["results"]]
+    assert [place for place, _ in rows] == [place for place, _ in expected]
+    assert [score for _, score in rows] == pytest.approx([score for _, score in expected], abs=1e-4)
+    assert [(row["index"], row["document"]["text"]) for row in first] == [
+        (place, texts[place]) for place, _ in expected[:2]
+    ]
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "unsupported")
 
 
 def test_a_session_that_failed_is_not_kept_for_the_next_turn(
