@@ -196,6 +196,8 @@ def check_causal_attention(rig: Rig) -> None:
         context.set_causal_attention(False)
     except UnsupportedFeatureError:
         return
+    told = context.effective.get("attention_type", "non-causal")
+    equal(told, "non-causal", "effective attention_type once it was switched off")
     context.clear()
     context.decode(tokens)
     that(context.n_past() == len(tokens), "nothing was decoded without causal attention")
