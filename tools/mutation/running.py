@@ -35,6 +35,8 @@ KILLED, CRASHED, TIMED_OUT, SURVIVED, LEFT_OUT = (
 )  # fmt: skip
 NEVER_RUN = "no law runs this line"
 MAX_BYTES = 12 * 2**30
+_LOADING = ("headers", "kinds", "loading", "told")
+"""Modules of laws that load a model of the reference by its path, with options of a user."""
 _MARK = "#subject"
 _OTHERS = 4  # times later than a law of the mutant's own groups another comes
 
@@ -202,7 +204,16 @@ class Runner:
         module, function = self.subject.rigs[i].split(":")
         rig = getattr(importlib.import_module(module), function)()
         rig.child = (_rig_name(i), None)
+        if self.subject.name == "reference":
+            self._load_the_subject()
         return rig
+
+    def _load_the_subject(self) -> None:
+        """Let laws that load the reference by a path load the subject, not what it is judged by."""
+        loader = importlib.import_module(self.subject.package).load_reference_model
+        for name in _LOADING:
+            module: Any = importlib.import_module(f"infercore.conformance.laws.{name}")
+            module.load_reference_model = loader
 
     # -- a changed one ------------------------------------------------------------------------
 
