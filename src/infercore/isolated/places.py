@@ -145,8 +145,8 @@ class Engines(Protocol):
         """Forget what is kept of sequences that lost their cells."""
         ...
 
-    def drain(self, timeout: float | None) -> bool:
-        """Let the calls that have begun end; see `SessionPool.drain`."""
+    def drain(self, timeout: float | None) -> bool | None:
+        """Let the calls that have begun end; None where their process died meanwhile."""
         ...
 
     def close(self) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
+import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from infercore.values.info import Capabilities, ModelInfo
     from infercore.values.pool import PoolConfig
 
+_LOOK_SECONDS = 0.005
+
 
 class IsolatedPool:
     """The face of a `SessionPool` whose model and sessions live in other processes.
@@ -52,6 +56,7 @@ class IsolatedPool:
         self._targets = itertools.count(1)
         self._lock = threading.Lock()
         self._n_users = 0
+        self.sessions: weakref.WeakSet[IsolatedSession] = weakref.WeakSet()
         self._draining = False
         self._waiters: ThreadPoolExecutor | None = None
         self._stats = PoolStats()  # as the process told last
@@ -180,7 +185,15 @@ class IsolatedPool:
         """Let the calls that have begun end, and no new one begin; see `SessionPool.drain`."""
         self.check_open()
         self._draining = True
-        return self.process.drain(timeout)
+        until = None if timeout is None else time.monotonic() + timeout
+        ended: bool | None = None
+        while ended is None:
+            rest = None if until is None else max(0.0, until - time.monotonic())
+            if rest != 0 and any(session.is_interrupted for session in list(self.sessions)):
+                time.sleep(_LOOK_SECONDS)  # a process that drains would not let them in
+            else:
+                ended = self.process.drain(rest)
+        return ended
 
     def close(self) -> None:
         """End everything; idempotent. Running calls are cancelled."""

@@ -497,9 +497,14 @@ class EngineProcess:
         """Forget what is kept of sequences that lost their cells."""
         self.ask("of_pool", "flush_cache", [namespace], {})
 
-    def drain(self, timeout: float | None) -> bool:
-        """Let the calls that have begun end; see `SessionPool.drain`."""
-        return bool(self.ask("of_pool", "drain", [timeout], {}))
+    def drain(self, timeout: float | None) -> bool | None:
+        """Let the calls that have begun end; None where the process died meanwhile."""
+        call = self.send(self.here(), 0, "of_pool", ["drain", [timeout], {}])
+        call.done.wait()
+        if call.error is not None and not isinstance(call.error, DeathError):
+            raise call.error
+        has_ended: bool | None = call.result
+        return has_ended
 
     def ask(self, name: str, *args: Any, **fields: Any) -> Any:
         """Return what the pool answers, from another process where one died over it."""

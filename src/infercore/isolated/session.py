@@ -81,13 +81,14 @@ class IsolatedSession:
         self._gate = Gate("session")
         self._value: Any = None
         self._opened: _Opened | None = None
-        self._cancelled = False
+        self._cancelled = self._in_call = False
         self._epoch = 0
         if forked is None:
             self._arrive()
         else:
             self._epoch, self._report, self._value = forked
         pool.count_users(1)
+        pool.sessions.add(self)
         self._drop = weakref.finalize(self, _dropped, self._process, target)
 
     # -- facts ---------------------------------------------------------------------------------
@@ -101,6 +102,16 @@ class IsolatedSession:
     def closed(self) -> bool:
         """Whether `close` was called."""
         return self._gate.closed
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether a call or stream has begun whose process died, and has no other one yet."""
+        opened, living = self._opened, self._process.living
+        if self.closed:
+            return False
+        return (self._in_call and self._epoch != living) or (
+            opened is not None and opened.epoch != living
+        )
 
     def explain_context(self) -> ContextReport:
         """Report what is resident; see `Session.explain_context`."""
@@ -158,9 +169,14 @@ class IsolatedSession:
                 raise SessionBusyError(
                     f"{operation} must wait: a decode is open; read it to its end, or close it"
                 )
+            self._pool.check_open()
             self._cancelled = False
-            with observed(operation):
-                yield
+            self._in_call = True
+            try:
+                with observed(operation):
+                    yield
+            finally:
+                self._in_call = False
 
     def _leave_dropped(self) -> None:
         """End a stream that nobody has any more."""
