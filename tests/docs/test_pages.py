@@ -49,13 +49,16 @@ def places(engine: str) -> dict[str, str]:
     """Return what the names of models on the pages stand for.
 
     A program's ``pack:storyteller`` is for the engine of this run, where the page is run on each.
+    The pack's draft is not there as the reference reads it: the storyteller drafts for itself.
     """
     import infercore_models
 
     path = infercore_models.path
     engine, *more = engine.split()
     named = "pack:storyteller" if more else str(path("storyteller", FORMATS[engine]))
+    draft = {'"pack:storyteller-draft"': f'"{named}"'} if engine == REFERENCE else {}
     return {
+        **draft,
         '"pack:storyteller"': f'"{named}"',
         "model.gguf": str(path("storyteller", FORMATS[engine])),
         "model-ir": str(path("storyteller", "openvino")),
