@@ -19,7 +19,7 @@ from infercore.testing.reference_tokenizer import ReferenceTokenizer
 real = {"base": "reference"}
 
 
-@breaks("DEC-47", **real)
+@breaks("DEC-29", **real)
 def rows_are_counted_by_tokens_while_embeddings_are_made(m: Any) -> None:
     def decode(old: Any, self: Any, tokens: Any, positions: Any, seq_ids: Any, wanted: Any) -> None:
         n = int(np.count_nonzero(wanted))
@@ -30,7 +30,7 @@ def rows_are_counted_by_tokens_while_embeddings_are_made(m: Any) -> None:
     around(m, ReferenceContext, "_decode", decode)
 
 
-@breaks("KV-47", **real)
+@breaks("KV-29", **real)
 def an_abort_leaves_half_a_shift(m: Any) -> None:
     def shift(old: Any, self: Any, *args: Any) -> None:
         old(self, *args)
@@ -52,7 +52,7 @@ def an_abort_leaves_half_a_shift(m: Any) -> None:
     around(m, ReferenceContext, "_step", step)
 
 
-@breaks("THREAD-30", **real)
+@breaks("THREAD-11", **real)
 def threads_given_at_opening_are_not_used(m: Any) -> None:
     def init(old: Any, self: Any, matrices: Any, n_embd: int, effective: Any) -> None:
         effective["n_threads"] = effective["n_threads_batch"] = 1
@@ -61,7 +61,7 @@ def threads_given_at_opening_are_not_used(m: Any) -> None:
     around(m, Base, "__init__", init)
 
 
-@breaks("TOK-39", **real)
+@breaks("TOK-21", **real)
 def texts_end_after_8192_tokens(m: Any) -> None:
     def encode(old: Any, self: Any, text: str, **fields: Any) -> Any:
         return list(old(self, text, **fields))[:8192]
@@ -69,7 +69,7 @@ def texts_end_after_8192_tokens(m: Any) -> None:
     around(m, ReferenceTokenizer, "encode", encode)
 
 
-@breaks("LORA-29", **real)
+@breaks("LORA-10", **real)
 def adapters_are_known_by_their_name(m: Any) -> None:
     known: dict[str, Any] = {}
     read = reference_base.lora.read
@@ -81,7 +81,7 @@ def adapters_are_known_by_their_name(m: Any) -> None:
     m.setattr(reference_base.lora, "read", by_name)
 
 
-@breaks("MEM-30", **real)
+@breaks("MEM-12", **real)
 def closed_samplers_stay(m: Any) -> None:
     kept: list[Any] = []
 
@@ -123,7 +123,7 @@ def the_token_for_padding_is_the_end(m: Any) -> None:
 # -- edges of blocks and steps ---------------------------------------------------------------------
 
 
-@breaks("STATE-47", **real)
+@breaks("STATE-29", **real)
 def a_whole_block_is_saved_without_its_last_key(m: Any) -> None:
     def save(old: Any, self: Any, seq_id: int) -> bytes:
         whole = self.sequences[seq_id]
@@ -138,7 +138,7 @@ def a_whole_block_is_saved_without_its_last_key(m: Any) -> None:
     around(m, ReferenceContext, "save_sequence", save)
 
 
-@breaks("STATE-48", **real)
+@breaks("STATE-30", **real)
 def four_sequences_are_saved(m: Any) -> None:
     def save(old: Any, self: Any) -> bytes:
         whole = self.sequences
@@ -150,7 +150,7 @@ def four_sequences_are_saved(m: Any) -> None:
     around(m, ReferenceContext, "save_state", save)
 
 
-@breaks("KV-48", **real)
+@breaks("KV-30", **real)
 def a_copy_is_taken_for_what_was_there(m: Any) -> None:
     def copy(old: Any, self: Any, src: int, dst: int, p0: int, p1: int) -> None:
         old(self, src, dst, p0, p1)
@@ -168,7 +168,7 @@ def a_copy_is_taken_for_what_was_there(m: Any) -> None:
     around(m, ReferenceContext, "decode_one", one)
 
 
-@breaks("KV-49", **real)
+@breaks("KV-31", **real)
 def a_copy_and_its_source_move_together(m: Any) -> None:
     def shift(old: Any, self: Any, seq_id: int, *args: int) -> None:
         held = self.sequences
@@ -180,7 +180,7 @@ def a_copy_and_its_source_move_together(m: Any) -> None:
     around(m, ReferenceContext, "seq_shift", shift)
 
 
-@breaks("CANCEL-33", **real)
+@breaks("CANCEL-16", **real)
 def batches_of_sequences_do_not_ask(m: Any) -> None:
     def batch(old: Any, self: Any, *args: Any) -> None:
         ask, self._ask = self._ask, None
@@ -192,7 +192,7 @@ def batches_of_sequences_do_not_ask(m: Any) -> None:
     around(m, ReferenceContext, "decode_batch", batch)
 
 
-@breaks("EMB-32", **real)
+@breaks("EMB-13", **real)
 def a_shared_token_counts_in_the_first_sequence(m: Any) -> None:
     def embedding(old: Any, self: Any, seq_id: int) -> Any:
         ids, self._hidden_ids = self._hidden_ids, [each[:1] for each in self._hidden_ids]
@@ -204,7 +204,7 @@ def a_shared_token_counts_in_the_first_sequence(m: Any) -> None:
     around(m, Base, "embedding", embedding)
 
 
-@breaks("CAP-57", **real)
+@breaks("CAP-40", **real)
 def five_sequences_are_told_as_four(m: Any) -> None:
     def init(old: Any, self: Any, llama: Any, effective: Any) -> None:
         old(self, llama, effective)
@@ -213,7 +213,7 @@ def five_sequences_are_told_as_four(m: Any) -> None:
     around(m, ReferenceContext, "__init__", init)
 
 
-@breaks("LORA-30", **real)
+@breaks("LORA-11", **real)
 def adapters_take_the_control_vector_away(m: Any) -> None:
     def set_adapters(old: Any, self: Any, adapters: Any) -> None:
         old(self, adapters)
@@ -222,7 +222,7 @@ def adapters_take_the_control_vector_away(m: Any) -> None:
     around(m, ReferenceContext, "set_adapters", set_adapters)
 
 
-@breaks("MEM-31", **real)
+@breaks("MEM-13", **real)
 def plans_forget_adapters(m: Any) -> None:
     from infercore.testing.reference_model import ReferenceModel
 
@@ -232,7 +232,7 @@ def plans_forget_adapters(m: Any) -> None:
     around(m, ReferenceModel, "plan_memory", plan)
 
 
-@breaks("DEC-48", **real)
+@breaks("DEC-30", **real)
 def a_whole_step_gives_the_row_before(m: Any) -> None:
     def decode(old: Any, self: Any, tokens: Any, positions: Any, seq_ids: Any, wanted: Any) -> None:
         if len(tokens) == self.n_ubatch > 64 and np.count_nonzero(wanted) == 1:

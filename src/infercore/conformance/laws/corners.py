@@ -29,7 +29,7 @@ REFUSED = (UnsupportedFeatureError, InvalidInputError)
 # -- rows ------------------------------------------------------------------------------------------
 
 
-@law("DEC-47", needs="embeddings", since="1.2")
+@law("DEC-29", needs="embeddings", since="1.2")
 def check_rows_while_embeddings_are_made(rig: Rig) -> None:
     """While embeddings are made, row i is still that of the i-th token that was to have one."""
     tokens = rig.tokens(14)
@@ -63,7 +63,7 @@ def _compare_rows(rig: Rig, context: Any, expected: list[Any], what: str) -> Non
 # -- moving ----------------------------------------------------------------------------------------
 
 
-@law("KV-47", needs="shift", since="1.2")
+@law("KV-29", needs="shift", since="1.2")
 def check_an_abort_after_a_shift(rig: Rig) -> None:
     """Wherever the first step after a shift is aborted, it is as if it had not been tried."""
     tokens, more = rig.tokens(60), rig.tokens(5)
@@ -103,7 +103,7 @@ def check_an_abort_after_a_shift(rig: Rig) -> None:
 # -- threads ---------------------------------------------------------------------------------------
 
 
-@law("THREAD-30", since="1.2")
+@law("THREAD-11", since="1.2")
 def check_threads_given_at_opening(rig: Rig) -> None:
     """Threads asked for when a context is opened are those in force, or they are refused."""
     for n in (1, 2):
@@ -122,7 +122,7 @@ def check_threads_given_at_opening(rig: Rig) -> None:
 # -- texts -----------------------------------------------------------------------------------------
 
 
-@law("TOK-39", since="1.2")
+@law("TOK-21", since="1.2")
 def check_a_text_of_many_thousand_tokens(rig: Rig) -> None:
     """A text far beyond the window is encoded whole, and comes back whole."""
     n = max(1, _MANY // max(1, len(rig.story)))
@@ -140,7 +140,7 @@ _MANY = 60_000
 # -- adapters --------------------------------------------------------------------------------------
 
 
-@law("LORA-29", needs="lora", since="1.2")
+@law("LORA-10", needs="lora", since="1.2")
 def check_two_adapters_of_one_name(rig: Rig) -> None:
     """An adapter is known by its file, not by its name: another one in its place is another one."""
     if rig.adapter is None:
@@ -191,7 +191,7 @@ N_SAMPLERS, SAMPLER_MIB = 24, 24
 _WINDOW = 2**20
 
 
-@law("MEM-30", tier="process", since="1.2")
+@law("MEM-12", tier="process", since="1.2")
 def check_samplers_are_given_back(rig: Rig) -> None:
     """Samplers that were closed, and their clones, leave no memory behind."""
     need_proc(rig)

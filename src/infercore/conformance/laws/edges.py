@@ -28,7 +28,7 @@ LENGTHS = (1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 96, 128, 129)
 # -- state and copies ------------------------------------------------------------------------------
 
 
-@law("STATE-47", needs="sequence_state", since="1.2")
+@law("STATE-29", needs="sequence_state", since="1.2")
 def check_state_of_every_length(rig: Rig) -> None:
     """A sequence saved at any length, just before, at and after a whole block, continues as it."""
     tokens, source, target = rig.tokens(140), rig.context(), rig.context()
@@ -42,7 +42,7 @@ def check_state_of_every_length(rig: Rig) -> None:
         rig.near(target.logits(), np.array(source.logits()), f"a sequence of {n} tokens, restored")
 
 
-@law("STATE-48", needs="state", since="1.2")
+@law("STATE-30", needs="state", since="1.2")
 def check_state_of_many_sequences(rig: Rig) -> None:
     """Saved state holds every sequence, however many there are, each as long as it was."""
     n_seq = 6
@@ -68,7 +68,7 @@ def check_state_of_many_sequences(rig: Rig) -> None:
         rig.near(rows[1], rows[0], f"sequence {seq_id} of {n} tokens, restored")
 
 
-@law("KV-48", needs="kv_copy", since="1.2")
+@law("KV-30", needs="kv_copy", since="1.2")
 def check_single_tokens_behind_copies(rig: Rig) -> None:
     """A sequence that is removed and becomes a copy goes on as its source, token by token."""
     if not rig.context().capabilities.multi_sequence:
@@ -90,7 +90,7 @@ def check_single_tokens_behind_copies(rig: Rig) -> None:
                 rig.near(context.logits(), row, f"token {i} of sequence {seq_id} behind a copy")
 
 
-@law("KV-49", needs="kv_shift", since="1.2")
+@law("KV-31", needs="kv_shift", since="1.2")
 def check_a_moved_copy_leaves_its_source(rig: Rig) -> None:
     """Moving a copy leaves the sequence that it was copied from where it was, or is refused."""
     kinds = rig.context().capabilities
@@ -123,7 +123,7 @@ def check_a_moved_copy_leaves_its_source(rig: Rig) -> None:
 # -- cancelling ------------------------------------------------------------------------------------
 
 
-@law("CANCEL-33", since="1.2")
+@law("CANCEL-16", since="1.2")
 def check_a_callback_is_asked_at_each_step(rig: Rig) -> None:
     """A callback is asked in the midst of a call of several steps, and in batches of sequences."""
     if not rig.context().capabilities.abort:
@@ -149,7 +149,7 @@ def check_a_callback_is_asked_at_each_step(rig: Rig) -> None:
 # -- embeddings ------------------------------------------------------------------------------------
 
 
-@law("EMB-32", needs="embeddings", since="1.2")
+@law("EMB-13", needs="embeddings", since="1.2")
 def check_a_token_of_two_sequences(rig: Rig) -> None:
     """A token that belongs to two sequences counts in the vectors of both."""
     if not rig.context().capabilities.multi_sequence:
@@ -192,7 +192,7 @@ _ASKED: tuple[dict[str, Any], ...] = (
 )
 
 
-@law("CAP-57", since="1.2")
+@law("CAP-40", since="1.2")
 def check_what_is_asked_is_told(rig: Rig) -> None:
     """Each option given at opening is what effective tells, or it is refused by its name."""
     tokens = rig.tokens(9)
@@ -213,7 +213,7 @@ def check_what_is_asked_is_told(rig: Rig) -> None:
         equal(context.n_past(), len(tokens), f"n_past with {fields}")
 
 
-@law("LORA-30", needs="lora", since="1.2")
+@law("LORA-11", needs="lora", since="1.2")
 def check_adapters_beside_a_control_vector(rig: Rig) -> None:
     """Adapters and a control vector count together, in whichever order they are set."""
     oracle, tokens = rig.need_oracle(), rig.tokens(8)
@@ -243,11 +243,11 @@ def check_adapters_beside_a_control_vector(rig: Rig) -> None:
 _SMALL = 1024
 
 
-@law("MEM-31", needs="plan_memory", since="1.2")
+@law("MEM-13", needs="plan_memory", since="1.2")
 def check_plans_count_adapters(rig: Rig) -> None:
     """The plan of a context with adapters has room for them."""
-    if rig.adapter is None:
-        rig.leave("the rig has no adapter")
+    if rig.adapter is None or not rig.context().capabilities.lora:
+        rig.leave("there is no adapter that can be set")
     plain, with_one = (
         rig.model.plan_memory(**rig.fields(adapters=rig.adapters_at(scale))) for scale in (0.0, 1.0)
     )
@@ -260,7 +260,7 @@ def check_plans_count_adapters(rig: Rig) -> None:
     that(2 * more >= size, f"{more} bytes more are planned for an adapter of {size}")
 
 
-@law("DEC-48", since="1.2")
+@law("DEC-30", since="1.2")
 def check_prompts_of_whole_steps(rig: Rig) -> None:
     """A prompt that fills a compute step or a batch to the last token gives the same row."""
     fields = {name: rig.exact[name] for name in rig.exact if name not in ("n_batch", "n_ubatch")}

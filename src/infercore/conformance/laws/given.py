@@ -42,7 +42,8 @@ def _run(rig: Rig, texts: Sequence[str], *, n_ctx: int, n_seq_max: int = 1) -> N
         fields["n_seq_max"] = n_seq_max
     can = rig.context().capabilities
     for text in texts:
-        steps = programs.Program.read(f"; {text}").steps
+        told = text if can.logits_all else text.replace(" all", " last")
+        steps = programs.Program.read(f"; {told}").steps
         if not any(str(step[0]) in _NEEDS and not _NEEDS[step[0]](can) for step in steps):
             programs.check(rig, programs.Program(fields=fields, steps=steps))
 
