@@ -106,9 +106,9 @@ def test_a_death_over_an_adapter_is_a_typed_error(tmp_path, monkeypatch):
 
     tried = []
 
-    def died(_, path, adapters, *__):
-        tried.extend(adapters)
-        raise ic.ModelFormatError("it died", path=path)
+    def died(subject, *_):
+        tried.extend(subject.adapters)
+        raise ic.ModelFormatError("it died", path=subject.path)
 
     model_path = random_gguf.write(tmp_path / "model.gguf", "llama")
     adapter = random_gguf.write(tmp_path / "adapter.gguf", "adapter")
