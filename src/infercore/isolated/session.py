@@ -169,7 +169,7 @@ class IsolatedSession:
                 raise SessionBusyError(
                     f"{operation} must wait: a decode is open; read it to its end, or close it"
                 )
-            self._pool.check_open()
+            self._check_begins()
             self._cancelled = False
             self._in_call = True
             try:
@@ -177,6 +177,13 @@ class IsolatedSession:
                     yield
             finally:
                 self._in_call = False
+
+    def _check_begins(self) -> None:
+        """Raise where no call may begin; where a pool gave up, its sessions have ended."""
+        try:
+            self._pool.check_open()
+        except SessionFatalError as error:
+            raise self._gate.fail(error.cause) from error
 
     def _leave_dropped(self) -> None:
         """End a stream that nobody has any more."""
