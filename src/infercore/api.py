@@ -651,15 +651,20 @@ def _new_pool(model: GuardedModel, config: PoolConfig, *, owns_model: bool = Fal
         model,
         config,
         new_sampler=lambda decode: _decode_sampler(model, decode),
-        embed=_embed_for_pool,
+        embed=lambda *of: _embed_for_pool(config, *of),
         owns_model=owns_model,
     )
 
 
-def _embed_for_pool(model: Any, texts: Sequence[Any], pooling: str | None) -> FloatArray:
+def _embed_for_pool(
+    config: PoolConfig, model: Any, texts: Sequence[Any], pooling: str | None
+) -> FloatArray:
     from infercore.embedding import embed_texts  # noqa: PLC0415  (imports NumPy)
 
-    return embed_texts(model, texts, {}, pooling=pooling, normalize=False)
+    context = config.context
+    fields = {"n_threads": context.n_threads, "n_threads_batch": context.n_threads_batch}
+    given = {name: value for name, value in fields.items() if value is not None}
+    return embed_texts(model, texts, given, pooling=pooling, normalize=False)
 
 
 def _decode_sampler(model: GuardedModel, config: DecodeConfig) -> Sampler:
