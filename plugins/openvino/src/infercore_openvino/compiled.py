@@ -20,7 +20,6 @@ from infercore_openvino.engine import (
     memory_errors,
 )
 from infercore_openvino.graph import with_frequencies, without_causality
-from infercore_openvino.limits import check_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -179,7 +178,6 @@ class CompiledGraphs:
         try:
             with memory_errors("the compiled graph"):
                 engine = self._core.compile_model(graph.model, self._device, properties)
-                check_values()
         except RuntimeError as error:
             raise ModelLoadError(
                 f"{self._path} cannot be compiled for {self._device}: {first_lines(error)}",

@@ -18,7 +18,6 @@ from infercore_openvino.compiled import NOTHING
 from infercore_openvino.encoder_graph import HIDDEN, SCORES
 from infercore_openvino.engine import BACKEND, memory_errors
 from infercore_openvino.facts import trained_window
-from infercore_openvino.limits import check_values
 from infercore_openvino.settings import (
     DEFAULT_N_BATCH,
     FLASH_ATTENTION,
@@ -219,7 +218,6 @@ class EncoderContext(BaseContext):
         known = {n: np.ascontiguousarray(inputs[n], dtype=t) for n, t in self._dtypes.items()}
         with memory_errors("a compute step"):
             request.infer(known, share_inputs=True, share_outputs=True)
-            check_values()
         found: Floats = request.get_tensor(self._output).data
         return found
 

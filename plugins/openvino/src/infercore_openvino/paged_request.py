@@ -13,7 +13,6 @@ import numpy as np
 import openvino as ov
 
 from infercore_openvino.engine import Runner, raise_memory_error
-from infercore_openvino.limits import check_values
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -130,7 +129,6 @@ class PagedRequest:
     def _infer(self) -> None:
         try:  # not ``with memory_errors``: this runs once a token
             self._run()
-            check_values()
         except (MemoryError, RuntimeError) as error:
             raise_memory_error(error, "a compute step")
             raise

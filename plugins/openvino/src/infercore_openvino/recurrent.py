@@ -18,7 +18,6 @@ from infercore_openvino.additions import give_rows
 from infercore_openvino.base import BaseContext
 from infercore_openvino.compiled import NOTHING
 from infercore_openvino.engine import BACKEND, memory_errors
-from infercore_openvino.limits import check_values
 from infercore_openvino.settings import FLASH_ATTENTION, POOLING
 
 if TYPE_CHECKING:
@@ -131,7 +130,6 @@ class RecurrentContext(BaseContext):
         known = {name: array for name, array in inputs.items() if name in self._inputs}
         with memory_errors("a compute step"):
             request.infer(known, share_inputs=True, share_outputs=True)
-            check_values()
 
     def decode_batch(
         self,

@@ -19,7 +19,6 @@ from infercore_openvino.base import BaseContext
 from infercore_openvino.compiled import NOTHING
 from infercore_openvino.engine import BACKEND, memory_errors
 from infercore_openvino.graph import STATE_NAME
-from infercore_openvino.limits import check_values
 from infercore_openvino.settings import FLASH_ATTENTION, POOLING
 
 if TYPE_CHECKING:
@@ -131,7 +130,6 @@ class StatefulContext(BaseContext):
         known = {name: array for name, array in inputs.items() if name in self._inputs}
         with memory_errors("a compute step"):
             request.infer(known, share_inputs=True, share_outputs=True)
-            check_values()
 
     # -- removing ------------------------------------------------------------------------------
 
