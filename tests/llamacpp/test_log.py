@@ -102,10 +102,11 @@ def test_what_a_handler_raises_comes_out_as_itself(handler, calls, name):
 def test_a_handler_that_raises_at_the_end_of_a_call_leaves_no_listener(handler, plugin_model):
     from infercore_llamacpp import log
 
+    before = list(log.thread.listeners)  # a call that was interrupted elsewhere may have left its
     handler.at = 1
     with pytest.raises(Boom), log.listening():
         log.receive(2, b"half a line")
-    assert log.thread.listeners == []
+    assert log.thread.listeners == before
     handler.n_lines, typed = 0, ValueError("typed")
     log.receive(4, b"half a complaint")
     assert log.explain(typed) is typed
