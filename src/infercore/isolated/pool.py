@@ -56,7 +56,7 @@ class IsolatedPool:
         self._targets = itertools.count(1)
         self._lock = threading.Lock()
         self._n_users = 0
-        self.sessions: weakref.WeakSet[IsolatedSession] = weakref.WeakSet()
+        self._sessions: weakref.WeakSet[IsolatedSession] = weakref.WeakSet()
         self._draining = False
         self._waiters: ThreadPoolExecutor | None = None
         self._stats = PoolStats()  # as the process told last
@@ -85,10 +85,21 @@ class IsolatedPool:
         """Return a number for a session."""
         return next(self._targets)
 
-    def count_users(self, change: int) -> bool:
-        """Count open sessions; True where there is none any more."""
+    def take_in(self, session: IsolatedSession) -> None:
+        """Count a session that was opened, and know it."""
         with self._lock:
-            self._n_users += change
+            self._n_users += 1
+            self._sessions.add(session)
+
+    def _is_interrupted(self) -> bool:
+        with self._lock:
+            sessions = list(self._sessions)
+        return any(session.is_interrupted for session in sessions)
+
+    def leave(self) -> bool:
+        """Count a session that was closed; True where none is open any more."""
+        with self._lock:
+            self._n_users -= 1
             return self._n_users == 0
 
     def check_open(self) -> None:
@@ -189,7 +200,7 @@ class IsolatedPool:
         ended: bool | None = None
         while ended is None:
             rest = None if until is None else max(0.0, until - time.monotonic())
-            if rest != 0 and any(session.is_interrupted for session in list(self.sessions)):
+            if rest != 0 and self._is_interrupted():
                 time.sleep(_LOOK_SECONDS)  # a process that drains would not let them in
             else:
                 ended = self.process.drain(rest)

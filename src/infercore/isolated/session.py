@@ -87,8 +87,7 @@ class IsolatedSession:
             self._arrive()
         else:
             self._epoch, self._report, self._value = forked
-        pool.count_users(1)
-        pool.sessions.add(self)
+        pool.take_in(self)
         self._drop = weakref.finalize(self, _dropped, self._process, target)
 
     # -- facts ---------------------------------------------------------------------------------
@@ -519,7 +518,7 @@ class IsolatedSession:
             if call.error is None:
                 self._report = call.result
         self._process.forget_session(self._target)
-        last = self._pool.count_users(-1)
+        last = self._pool.leave()
         if last and self._owns_pool:
             self._pool.close()
 
