@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 import attrs
 from typing_extensions import Self
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 CHUNK = 1 << 16
 
@@ -22,8 +26,9 @@ class Hub:
     ``cuts[file]`` lists after how many bytes each of the next answers breaks off; ``stalls[file]``
     is after how many bytes the next answer stops coming, until `stop`; ``served[file]`` is what
     comes in the file's place; ``says`` and ``says_of_files`` are fields of what it says about each
-    repository and each file that are not as they should be; ``requests`` are the method, path and
-    range of each request.
+    repository and each file that are not as they should be; ``lies[file]`` answers in the place of
+    a file, ``lies[""]`` in that of the list of files; ``requests`` are the method, path and range
+    of each request, ``tokens`` what each sent to show who asks.
     """
 
     repos: dict[str, dict[str, bytes]] = attrs.field(factory=dict)
@@ -34,6 +39,8 @@ class Hub:
     says: dict[str, Any] = attrs.field(factory=dict)
     says_of_files: dict[str, Any] = attrs.field(factory=dict)
     status: int | None = None
+    lies: dict[str, Callable[[Handler], None]] = attrs.field(factory=dict)
+    tokens: list[str | None] = attrs.field(factory=list)
     requests: list[tuple[str, str, str | None]] = attrs.field(factory=list)
     url: str = ""
     _stopped: threading.Event = attrs.field(factory=threading.Event)
@@ -96,6 +103,7 @@ class Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         path = unquote(urlsplit(self.path).path)
         self.hub.requests.append((self.command, path, self.headers.get("Range")))
+        self.hub.tokens.append(self.headers.get("Authorization"))
         if self.hub.status is not None:
             self._send(self.hub.status, b"")
             return
@@ -106,6 +114,9 @@ class Handler(BaseHTTPRequestHandler):
             self._send(401, b"", {"X-Error-Code": "RepoNotFound"})
         elif repo in self.hub.gated and not self.headers.get("Authorization"):
             self._send(403, b"", {"X-Error-Code": "GatedRepo"})
+        elif (lie := self.hub.lies.get("/".join(parts[4:]))) is not None:
+            with contextlib.suppress(ConnectionError):
+                lie(self)
         elif is_api:
             self._send(200, json.dumps(self._about(repo)).encode())
         else:

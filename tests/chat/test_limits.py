@@ -108,6 +108,23 @@ def test_a_busy_machine_refuses_nothing(monkeypatch: pytest.MonkeyPatch) -> None
         assert text.result(20) == "hello"
 
 
+def test_a_machine_that_stands_still_refuses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the clock it takes longer than anything may, and it has hardly worked."""
+    monkeypatch.setattr(process, "MAX_SECONDS", 0.3)
+    worker = child()
+    loops = "{% for i in range(99999) %}{% endfor %}" * 8
+    with ThreadPoolExecutor(1) as pool:
+        worker.suspend()
+        text = pool.submit(rendered, loops + "{{ messages[0].content }}")
+        time.sleep(0.2)
+        worker.resume()
+        time.sleep(0.01)
+        worker.suspend()
+        time.sleep(1.7)
+        worker.resume()
+        assert text.result(20) == "hello"
+
+
 def test_text_up_to_its_limit() -> None:
     assert len(rendered("{{ 'x' * n }}", n=wire.MAX_TEXT_BYTES)) == wire.MAX_TEXT_BYTES
     for template in ("{{ 'x' * n }}y", "{% for i in range(9) %}{{ 'x' * n }}{% endfor %}"):

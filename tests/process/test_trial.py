@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 
 import numpy as np
@@ -14,7 +16,7 @@ import pytest
 
 import infercore as ic
 import pack
-from infercore.engine import trial
+from infercore.engine import patience, trial
 from infercore.registry import default_registry
 from llamacpp import random_gguf
 
@@ -30,6 +32,8 @@ PLUGIN = """
             if word == "die": os.abort()
             if word == "kill": os.kill(os.getpid(), 9)
             if word == "hang": time.sleep(600)
+            while word == "spin": pass
+            if word == "stop": os.kill(os.getpid(), 19)
             if word == "raise": raise ValueError("no model at all")
         model = load_story(os.environ["STORY"], config)
         if "die-late" in pathlib.Path(path).read_text():
@@ -96,10 +100,44 @@ def test_what_the_system_ends_has_no_memory(brittle):
         ic.load_model(brittle("kill"))
 
 
-def test_what_hangs_is_ended(brittle, monkeypatch):
-    monkeypatch.setattr(trial, "_LEAST_SECONDS", 6.0)
-    with pytest.raises(ic.ModelFormatError, match="did not end within"):
-        ic.load_model(brittle("hang"))
+@pytest.mark.parametrize("how", ["hang", "spin"])
+def test_what_hangs_is_ended(brittle, monkeypatch, how):
+    monkeypatch.setattr(trial, "_LEAST_SECONDS", 3.0)
+    with pytest.raises(ic.ModelFormatError, match="did not end within 3 seconds of work"):
+        ic.load_model(brittle(how))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="where the system tells what a process does")
+def test_a_machine_that_stands_still_refuses_no_file(brittle, monkeypatch):
+    """The child is stopped for longer than it may work, then goes on."""
+    monkeypatch.setattr(trial, "_LEAST_SECONDS", 2.0)
+    path, begun = brittle("stop"), []
+    start = trial._start
+    monkeypatch.setattr(trial, "_start", lambda name: begun.append(start(name)) or begun[-1])
+
+    def goes_on() -> None:
+        os.waitid(os.P_PID, begun[0].pid, os.WSTOPPED | os.WNOWAIT)
+        time.sleep(3.5)
+        begun[0].send_signal(signal.SIGCONT)
+
+    thread = threading.Thread(target=goes_on)
+    monkeypatch.setattr(trial, "_import_engine", lambda _: thread.start())
+    trial.check(default_registry().get("brittle"), str(path), ic.ModelConfig())
+    thread.join()
+    assert processes(path) == [begun[0].pid]
+
+
+def test_a_jump_of_the_clock_is_one_step(monkeypatch):
+    """As after the machine slept, or this process was stopped with its child."""
+    now = [0.0]
+    monkeypatch.setattr(patience.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(patience, "_looked", lambda _: ("", 0.0))
+    waited = patience.Patience(1, 3.0)
+    for seconds in (0.5, 86_400.0, 0.5):
+        now[0] += seconds
+        assert not waited.is_spent()
+    now[0] += 86_400.0
+    assert waited.is_spent()
 
 
 def test_what_raises_is_told_by_the_parents_own_load(brittle):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import time
 
@@ -21,7 +22,11 @@ def nested(depth):
     return schema
 
 
-PATTERNS = {"type": "string", "allOf": [{"pattern": f".*{chr(97 + i % 26)}.*"} for i in range(60)]}
+def patterns(n):
+    return {"type": "string", "allOf": [{"pattern": f".*{chr(97 + i % 26)}.*"} for i in range(n)]}
+
+
+PATTERNS = patterns(18)  # without limits it takes some seconds and 500 MB; each one more twice that
 BOMBS = {
     "patterns all at once": PATTERNS,
     "many choices": {"type": "choice", "choices": [f"choice number {i}" for i in range(200_000)]},
@@ -63,6 +68,24 @@ def test_a_bomb_is_typed(tokenizer, short, name):
 @pytest.fixture(autouse=True)
 def nothing_refused(monkeypatch):
     monkeypatch.setattr(grammar, "_too_large", {})
+
+
+def test_what_has_no_end_is_stopped_by_the_default(tmp_path):
+    """In a process that the kernel ends, as nothing in Python can end a compiler."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import resource\n"
+        "from infercore.errors import GrammarError\n"
+        "from infercore.sampling import compile_constraint\n"
+        "from infercore.testing import load_toy_model\n"
+        "tokenizer = load_toy_model().tokenizer\n"
+        "resource.setrlimit(resource.RLIMIT_CPU, (10, 10))\n"
+        f"try: compile_constraint({patterns(60)}, tokenizer)\n"
+        "except GrammarError as error: print(error)\n"
+    )
+    command = [sys.executable, str(program)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    assert "too large to compile: it takes more than" in done.stdout, (done.returncode, done.stderr)
 
 
 def test_what_was_too_large_is_refused_at_once_for_a_while(tokenizer, short, monkeypatch):

@@ -26,6 +26,7 @@ import attrs
 
 from infercore import trial
 from infercore.engine import digest
+from infercore.engine.patience import STEP_S, Patience
 from infercore.errors import ModelFormatError, ModelLoadError, OutOfMemoryError
 from infercore.registry import default_registry, environment
 from infercore.values.files import scarcity_typed
@@ -267,14 +268,15 @@ def _try(subject: _Subject, due: _Trial, begun: subprocess.Popen[str] | None = N
                         check_file(path)
                     _ask(child, due.asked)
                 _import_engine(descriptor)
-                out, err = child.communicate(timeout=due.seconds)
+                out, err = _told(child, due.seconds)
             except BaseException:
                 child.kill()
                 raise
     except subprocess.TimeoutExpired as error:
         raise ModelFormatError(
             f"{tried} failed its trial in a child process: it did not end within "
-            f"{due.seconds:.0f} seconds",
+            f"{due.seconds:.0f} seconds of work; the file is corrupt, or this machine too slow for "
+            "it (then load it with check_in_child=False)",
             path=tried,
         ) from error
     if trial.BEGUN not in out:
@@ -282,6 +284,17 @@ def _try(subject: _Subject, due: _Trial, begun: subprocess.Popen[str] | None = N
     if trial.ENDED not in out:
         raise _death(tried, child.returncode, err)
     return True
+
+
+def _told(child: subprocess.Popen[str], seconds: float) -> tuple[str, str]:
+    """Return what the child wrote until its end. Raises `subprocess.TimeoutExpired`."""
+    patience = Patience(child.pid, seconds)
+    while True:
+        try:
+            return child.communicate(timeout=STEP_S)
+        except subprocess.TimeoutExpired:  # noqa: PERF203  (twice a second)
+            if patience.is_spent():
+                raise
 
 
 def _start(backend: str) -> subprocess.Popen[str]:

@@ -28,9 +28,7 @@ _PROGRAM = (
 )
 _SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 _HAS_TIMER = hasattr(signal, "setitimer")
-_OUT_OF_TIME = (
-    (-getattr(signal, "SIGPROF", 0), -getattr(signal, "SIGALRM", 0)) if _HAS_TIMER else ()
-)
+_WORKED_TOO_LONG, _STOOD_STILL = (-signal.SIGPROF, -signal.SIGALRM) if _HAS_TIMER else (None, None)
 
 
 def can_start() -> bool:
@@ -68,7 +66,8 @@ class LimitedProcess:
 
             return worker.find(work)(*marshal.loads(data)[2:])  # noqa: S302  (written above)
         with self._lock:
-            for _ in range(2):  # it may have died of something else since the last request
+            # It may have died of something else since the last request, or stood still in this one.
+            for is_last in (False, True):
                 child, self._kept = self._kept or self._started(), None
                 try:
                     found = child.exchange(data, limit)
@@ -81,7 +80,8 @@ class LimitedProcess:
                 code = self._end(child)
                 if found is not None:
                     return found
-                if child.timed_out or code in _OUT_OF_TIME:
+                late = child.timed_out or code == _WORKED_TOO_LONG
+                if late or (is_last and code == _STOOD_STILL):
                     return STOPPED, f"it takes more than {limit:g} seconds"
                 if code == -getattr(signal, "SIGABRT", 0):  # how native code ends without memory
                     return STOPPED, TOO_MUCH_MEMORY

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
-import hashlib
 import importlib
-import inspect
 import os
-import re
-import sys
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -22,17 +17,14 @@ from infercore.errors import (
     ModelNotFoundError,
     UnsupportedFeatureError,
 )
-from infercore.locating import partial
+from infercore.locating import listing, transfer
 from infercore.locating.variants import Variant, chosen, variants
 from infercore.values import checks, install
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-_CHUNK_BYTES = 1 << 22
-_REVISION = re.compile("[0-9a-f]{40}([0-9a-f]{24})?")  # it becomes a part of a path
-_SHA256 = re.compile("[0-9a-f]{64}")
-_MAX_FILES, _MAX_NAME, _MAX_BYTES = 100_000, 1000, 1 << 50
+_NO_ROOM = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC), errno.EFBIG)
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".onnx")
 
 
@@ -87,8 +79,9 @@ def fetch(text: str, *, kinds: Sequence[str], update: bool = False) -> str:
     with _typed(library, name):
         revision, siblings = _listed(library, name)
         variant = _one(name, variants(siblings), kinds, siblings)
+        _refuse_alike(name, variant, siblings)
         paths = {file: _download(library, name, siblings[file], revision) for file in variant.files}
-        _mark_as_main(library, name, variant)
+        transfer.mark_as_main(library, name.repo, revision)
     main = paths[variant.main]
     return os.path.dirname(main) if variant.kind == "openvino" else main
 
@@ -172,20 +165,13 @@ def _files(snapshot: str) -> Iterator[tuple[str, int]]:
 # -- what comes from the hub -----------------------------------------------------------------------
 
 
-def _listed(library: Any, name: HubName) -> tuple[str, dict[str, _Sibling]]:
-    """Return the newest revision and its files: what becomes a path here is looked at first.
+def _listed(library: Any, name: HubName) -> tuple[str, dict[str, listing.Sibling]]:
+    """Return the newest revision and its files.
 
-    Raises `ModelLoadError` for an answer that is none of a hub; files with names that no model has
-    are left out.
+    Raises `ModelLoadError` for an answer that is none of a hub.
     """
     try:
-        info = library.HfApi().repo_info(name.repo, files_metadata=True)
-        revision, files = info.sha, {}
-        for each in info.siblings[:_MAX_FILES]:
-            if _is_a_name(each.rfilename):
-                files[each.rfilename] = _Sibling.of(each)
-        if not isinstance(revision, str) or not _REVISION.fullmatch(revision):
-            raise ValueError("it names no revision")
+        return listing.listed(library, name.repo)
     except (
         ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError,
     ) as error:  # fmt: skip
@@ -197,48 +183,6 @@ def _listed(library: Any, name: HubName) -> tuple[str, dict[str, _Sibling]]:
             "later, or check HF_ENDPOINT",
             path=str(name),
         ) from error
-    return revision, files
-
-
-def _is_a_name(file: Any) -> bool:
-    """Return whether ``file`` is the name of a file within a folder, on any system."""
-    return (
-        isinstance(file, str)
-        and file.isprintable()
-        and len(file) <= _MAX_NAME
-        and not set(file) & set('\\:*?"<>|')
-        and not {"", ".", ".."} & set(file.split("/"))
-    )
-
-
-@attrs.frozen
-class _Checksum:
-    """Of a large file: what `partial` compares and names its parts by."""
-
-    sha256: str
-    size: int
-
-
-@attrs.frozen
-class _Sibling:
-    """A file of a repository, as the hub lists it."""
-
-    rfilename: str
-    blob_id: str | None
-    lfs: _Checksum | None
-
-    @classmethod
-    def of(cls, listed: Any) -> _Sibling:
-        lfs, blob_id = getattr(listed, "lfs", None), getattr(listed, "blob_id", None)
-        if lfs is not None:
-            lfs = _Checksum(lfs.sha256, lfs.size)
-            if not (isinstance(lfs.sha256, str) and _SHA256.fullmatch(lfs.sha256)):
-                raise ValueError("a checksum is none")
-            if not checks.is_integer(lfs.size) or not 0 <= lfs.size <= _MAX_BYTES:
-                raise ValueError("a size is none")
-        if not isinstance(blob_id, (str, type(None))):
-            raise ValueError("a checksum is none")  # noqa: TRY004  (of what the hub says)
-        return cls(listed.rfilename, blob_id, lfs)
 
 
 def _one(
@@ -260,6 +204,16 @@ def _one(
                              path=str(name))  # fmt: skip
 
 
+def _refuse_alike(name: HubName, variant: Variant, files: Iterable[str]) -> None:
+    """Raise `ModelLoadError` where a disk may take a file of the model for another one."""
+    if found := listing.alike(files, variant.files):
+        raise ModelLoadError(
+            f"{name.repo} has files whose names differ by large and small letters alone "
+            f"({found[0]}); download the one that you want yourself, and give its path",
+            path=str(name),
+        )
+
+
 def _holds_none(files: Mapping[str, Any]) -> str:
     if any(file.lower().endswith(_WEIGHTS) for file in files):
         return (
@@ -269,67 +223,16 @@ def _holds_none(files: Mapping[str, Any]) -> str:
     return "contains no GGUF file and no openvino_model.xml with its weights"
 
 
-def _download(library: Any, name: HubName, sibling: Any, revision: str) -> str:
+def _download(library: Any, name: HubName, sibling: listing.Sibling, revision: str) -> str:
     """Return the path of a file in the cache, fetched and compared if it was not there."""
-    file = sibling.rfilename
-    here = library.try_to_load_from_cache(name.repo, file, revision=revision)
-    if isinstance(here, str):
-        return here
-    bars = _bars(library)
-    is_whole = functools.partial(_is_whole, sibling=sibling)
-    if partial.download(library, name.repo, sibling, revision, is_whole=is_whole, bars=bars):
-        path: str = library.hf_hub_download(name.repo, file, revision=revision, **bars)
-        if is_whole(path):
-            return path
-        for wrong in (os.path.realpath(path), path):
-            with contextlib.suppress(OSError):
-                os.unlink(wrong)
-    raise ModelLoadError(
-        f"{file} of {name.repo} was damaged on the way (its checksum is not the hub's) and was "
-        "deleted; fetch it again",
-        path=str(name),
-    )
-
-
-def _is_whole(path: str, sibling: Any) -> bool:
-    """Return whether the file has the checksum that the hub states for it."""
-    lfs, blob = getattr(sibling, "lfs", None), getattr(sibling, "blob_id", None)
-    if lfs is not None:
-        return _digest(path, hashlib.sha256()) == str(lfs.sha256)
-    if blob is not None:
-        head = f"blob {os.path.getsize(path)}\0".encode()
-        return _digest(path, hashlib.sha1(head, usedforsecurity=False)) == str(blob)
-    return True
-
-
-def _digest(path: str, digest: Any) -> str:
-    with open(path, "rb") as file:
-        for chunk in iter(functools.partial(file.read, _CHUNK_BYTES), b""):
-            digest.update(chunk)
-    return str(digest.hexdigest())
-
-
-def _mark_as_main(library: Any, name: HubName, variant: Variant) -> None:
-    """Let the cache know that these files are the branch ``main``, or tools that prune drop them.
-
-    Whatever goes wrong: the model is here.
-    """
-    with contextlib.suppress(Exception):
-        library.hf_hub_download(name.repo, variant.main, **_bars(library))
-
-
-def _bars(library: Any) -> dict[str, Any]:
-    """Return what makes the library show its bars on a terminal alone; its old versions cannot."""
-    if "tqdm_class" not in inspect.signature(library.hf_hub_download).parameters:
-        return {}
-
-    class Bar(library.utils.tqdm):  # type: ignore[misc]
-        def __init__(self, *args: Any, **fields: Any) -> None:
-            if sys.stderr is None or not sys.stderr.isatty():
-                fields["disable"] = True
-            super().__init__(*args, **fields)
-
-    return {"tqdm_class": Bar}
+    path = transfer.download(library, name.repo, sibling, revision)
+    if path is None:
+        raise ModelLoadError(
+            f"{sibling.name} of {name.repo} was damaged on the way (its checksum is not the hub's) "
+            "and was deleted; fetch it again",
+            path=str(name),
+        )
+    return path
 
 
 # -- errors ----------------------------------------------------------------------------------------
@@ -340,7 +243,8 @@ def _library() -> Any:
         library = importlib.import_module("huggingface_hub")
         for part in ("constants", "errors", "file_download", "utils"):
             importlib.import_module(f"huggingface_hub.{part}")
-    except ImportError as error:
+        importlib.import_module("huggingface_hub.file_download").http_get  # noqa: B018  (it is no public name)
+    except (AttributeError, ImportError) as error:
         raise UnsupportedFeatureError(
             feature="models by name (hf:)",
             hint=f"they need the package huggingface_hub; run: {install.of_extra('hub')}",
@@ -387,7 +291,7 @@ def _told(  # noqa: PLR0911  (a return for each answer of the hub)
         return ModelNotFoundError(
             f"{name} is not in the cache{cached}, and HF_HUB_OFFLINE forbids fetching it", path=path
         )
-    if getattr(error, "errno", None) == errno.ENOSPC:
+    if getattr(error, "errno", None) in _NO_ROOM:
         return ModelLoadError(f"there is no room for {name} on the disk", path=path)
     response = getattr(error, "response", None)
     if response is not None:
