@@ -16,6 +16,7 @@ import pytest
 import infercore as ic
 from hub_server import Hub
 from infercore.locating import locate
+from infercore.locating.hub import fetch
 
 REPO, Q4 = "someone/story-GGUF", "story-Q4_K_M.gguf"
 DATA = b"GGUF four" * 50_000
@@ -233,3 +234,24 @@ def test_a_disk_that_is_full_is_typed_and_leaves_no_model(hub, repo, env, tmp_pa
     )
     assert "there is no room" in done.stdout, done.stderr
     assert stored(tmp_path / "cache") <= 20_000
+
+
+@pytest.mark.parametrize("place", ["blobs", ".."])
+def test_what_the_library_must_fetch_is_compared_too(hub, repo, monkeypatch, place) -> None:
+    """A file too large for a plain request; what is damaged goes, a file elsewhere stays."""
+    import huggingface_hub
+
+    folder = Path(huggingface_hub.constants.HF_HUB_CACHE) / "models--someone--story-GGUF"
+    real, path = folder / place / "bytes", folder / "snapshots" / Q4
+    for each in (real, path):
+        each.parent.mkdir(parents=True, exist_ok=True)
+    path.symlink_to(real)
+    monkeypatch.setattr(huggingface_hub.constants, "MAX_HTTP_DOWNLOAD_SIZE", 10)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *_, **__: str(path))
+    real.write_bytes(DATA)
+    assert locate(f"hf:{REPO}") == str(path)
+    real.write_bytes(DATA[::-1])
+    with pytest.raises(ic.ModelLoadError, match="checksum"):
+        fetch(REPO, kinds=["gguf"], update=True)
+    assert not path.is_symlink()
+    assert real.exists() is (place == "..")
