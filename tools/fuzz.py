@@ -9,7 +9,8 @@ and followed by the next case. What counts as a finding:
 
 kill      the process ended
 hang      the case took longer than the target's limit
-untyped   an exception came out that is no `InferCoreError` and that the target did not ask for
+untyped   an exception came out that is no `InferCoreError` and that the target did not ask for, or
+          one that says that a plugin or an engine failed
 wrong     the case itself found something false (it raised ``Wrong``)
 
 Ends with status 1 where there was one.
@@ -104,12 +105,14 @@ def random_of(name: str, seed: int, number: int) -> Random:
 
 def outcome(target: fuzzing.Target, random: Random) -> tuple[str, str]:
     """Run one case; return what came of it, and how."""
-    from infercore import InferCoreError  # noqa: PLC0415  (the parent needs none of it)
+    from infercore import InferCoreError, PluginError, SessionFatalError  # noqa: PLC0415  (the parent needs none of it)
 
     try:
         return "ok", target.case(random) or ""
     except fuzzing.Wrong as error:
         return "wrong", str(error)
+    except (PluginError, SessionFatalError) as error:
+        return "untyped", f"{error!r}\n{traceback.format_exc(limit=-4)}"
     except InferCoreError as error:
         return "typed", type(error).__name__
     except Exception as error:  # noqa: BLE001  (this is what is looked for)

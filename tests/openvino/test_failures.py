@@ -89,13 +89,28 @@ def test_an_interruption_leaves_the_context_usable(open_context, story, referenc
     np.testing.assert_allclose(context.logits(), reference(story[:21]), atol=1e-3)
 
 
-def test_a_stateful_failure_is_never_taken_for_resident_tokens(open_context, story) -> None:
+def test_a_stateful_failure_is_never_taken_for_resident_tokens(
+    open_context, story, reference
+) -> None:
     context = open_context(form="stateful")
     context.decode(story[:20])
     break_next(context, MemoryError())
-    with pytest.raises(ic.InferCoreError):
+    with pytest.raises(ic.OutOfMemoryError):
         context.decode(story[20:30])
-    assert context._inner.n_past(0) == 0
+    assert context.n_past() == 20  # each layer says that it took none
+    context.decode(story[20:25])
+    np.testing.assert_allclose(context.logits(), reference(story[:25]), atol=1e-3)
+
+
+def test_layers_that_differ_after_a_failure_hold_nothing(open_context, story, monkeypatch) -> None:
+    context = open_context(form="stateful")
+    context.decode(story[:20])
+    inner, lengths = context._inner, iter([30, 20])
+    monkeypatch.setattr(inner, "_data", lambda: [np.empty((1, 1, n, 1)) for n in lengths])
+    break_next(context, MemoryError())
+    with pytest.raises(ic.SessionFatalError):
+        context.decode(story[20:30])
+    assert inner.n_past(0) == 0
 
 
 def test_without_the_transformation_the_stateful_form_serves(

@@ -123,6 +123,8 @@ def _run(steps: Sequence[Callable[[], None]], writer: int) -> None:
         say("ok", "")
     except Wrong as error:
         say("wrong", str(error))
+    except (ic.PluginError, ic.SessionFatalError) as error:
+        say("untyped", f"{error!r}\n{traceback.format_exc(limit=-4)}"[:4000])
     except ic.InferCoreError as error:
         say("typed", f"{type(error).__name__}: {error}"[:2000])
     except BaseException as error:  # noqa: BLE001  (this is what is looked for)

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 LIMIT_S = 20.0
 BATCH = 200
-N_STEPS = 6
+N_STEPS = 12
+_AGAIN = 0.5  # how often the same token is taken again: repetitions have ends
 RULES = ("root", "word", "ws", "item-2", "A")
 LITERALS = (
     "a", "b", "ab", "ba", " ", "\\n", "é", "🙂", "\\x41", "\\u00e9", "\\U0001F600", '\\"', "\\\\",
@@ -26,6 +27,11 @@ CLASSES = (
     "+*/-",
     "^", "^^", "", ".", "a-a", "^\\x00-\\x1F", "ぁ-ゟ",
 )  # fmt: skip
+REPEATS = (
+    *("",) * 5, "*", "+", "?", "{2}", "{0,2}", "{1,}", "{0}", "{0,3}", "{2,4}", "{3,}", "{ 1 , 2 }",
+)  # fmt: skip
+_REFUSED_SHARE = 0.01
+_DEPTH = 2
 SPACES = (" ", "  ", "\t", " ")
 BROKEN = '"[](){}<>|*+?!.:=\\#\n\r -,0a\0\ud800'
 
@@ -51,7 +57,7 @@ class _Maker:
 
     def _rule(self, name: str) -> str:
         end = self._random.choice(("\n", "\n", "\r\n", "\n\n", " # a comment\n", " \n"))
-        return f"{name} ::= {self._alternatives(2, nested=False)}{end}"
+        return f"{name} ::= {self._alternatives(_DEPTH, nested=False)}{end}"
 
     def _alternatives(self, depth: int, *, nested: bool) -> str:
         r = self._random
@@ -63,7 +69,7 @@ class _Maker:
 
     def _sequence(self, depth: int) -> str:
         r = self._random
-        if r.random() < 0.05:
+        if r.random() < (0.05 if depth < _DEPTH else _REFUSED_SHARE):
             return ""
         return r.choice(SPACES).join(self._item(depth) for _ in range(r.choice((1, 1, 2, 3))))
 
@@ -83,9 +89,11 @@ class _Maker:
             found = f"({r.choice(('', ' '))}{self._alternatives(depth - 1, nested=True)})"
         else:
             found = f'"{r.choice("abc")}" {r.choice(self._names)}' if depth else '"c"'
-        repeat = r.choice(
-            ("", "", "", "", "*", "+", "?", "{2}", "{0,2}", "{1,}", "{0}", "{,3}", "{ 1 , 2 }")
-        )
+        repeat = r.choice(REPEATS)
+        if r.random() < _REFUSED_SHARE:
+            repeat = r.choice(("{,3}", "{}", "**"))
+        elif found in ('""', "[]"):
+            repeat = ""  # nothing that could be repeated
         return found + r.choice(("", "", " ")) + repeat
 
 
@@ -142,7 +150,9 @@ class Grammars:
             ways = sorted(wanted & found & self._texts)
             if not ways:
                 break
-            token = random.choice(ways)
+            token = taken[-1] if taken and taken[-1] in ways and random.random() < _AGAIN else (
+                random.choice(ways)
+            )  # fmt: skip
             ours.accept(token)
             theirs.accept(token)
             taken.append(token)

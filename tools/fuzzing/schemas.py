@@ -18,6 +18,7 @@ LIMIT_S = 15.0
 BATCH = 200
 N_TEXTS = 5
 MAX_LENGTH = 160
+_HUGE_SHARE = 0.1
 NAMES = ("a", "b", "c d", "é", "x-1", "")
 PATTERNS = ("^[a-c]+$", "^x[0-9]{2}$", "b", "^$", "(ab|c)d?", "^[^a]*$", "[", "(?=a)", "\\d")
 FORMATS = ("date", "uuid", "email", "password", "binary", "ipv4", "no-such-format")
@@ -49,7 +50,8 @@ class _Maker:
 
     def _listed(self) -> dict[str, Any]:
         r = self._random
-        found: dict[str, Any] = {"enum": r.sample(VALUES, r.randrange(1, 5))}
+        values = (*VALUES, *[r.choice(HUGE)] * (r.random() < _HUGE_SHARE))
+        found: dict[str, Any] = {"enum": r.sample(values, r.randrange(1, 5))}
         if r.random() < 0.3:
             found["not"] = {"enum": r.sample(VALUES, r.randrange(1, 3))}
         return found

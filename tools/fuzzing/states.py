@@ -82,12 +82,23 @@ def changed(data: bytes, random: Random) -> bytes:
     kept = {k: v for k, v in header.items() if k not in {"payload_bytes", "logits_bytes"}}
     if random.random() < 0.4:
         kept = json.loads(json.dumps(kept))
-        put(kept, random)
+        note = kept.get("note")
+        if isinstance(note, dict) and random.random() < 0.6:  # a session's own: all of it alike
+            put(random.choice([note, *_parts(note)]), random)
+        else:
+            put(kept, random)
         return blob.pack(kept, payload, logits)
     if random.random() < 0.1:
         return blob.pack(kept, payload, damaged(bytes(logits) or b"\\0", random))
     end = None if random.random() < 0.5 else 400
     return blob.pack(kept, damaged(bytes(payload), random, 0, end), logits)
+
+
+def _parts(value: Any) -> list[Any]:
+    """Return the lists and mappings within ``value`` that hold something, at any depth."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [part for each in inner if isinstance(each, (dict, list)) and each
+            for part in (each, *_parts(each))]  # fmt: skip
 
 
 def put(value: Any, random: Random) -> None:

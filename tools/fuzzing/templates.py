@@ -1,12 +1,23 @@
-"""Chat templates as a hostile file may hold them: random Jinja that likes to grow."""
+"""Chat templates as a hostile file may hold them: random Jinja that likes to grow.
+
+Every other one is mild: it makes no more than plain Jinja may make here without limits, and the
+text is compared with that one's.
+"""
 
 from __future__ import annotations
 
+import re
 import resource
 import sys
 from typing import TYPE_CHECKING, Any
 
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+import infercore as ic
 from fuzzing import Wrong
+from infercore.chat import sandbox, worker
+from infercore.chat.template import render
 
 if TYPE_CHECKING:
     from random import Random
@@ -51,25 +62,32 @@ MESSAGES = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": "What is 2 + 2?"},
 ]
+_ADDRESS, _CLOCK = re.compile("0x[0-9a-f]+", re.IGNORECASE), re.compile("strftime_now")
+VARIABLES: dict[str, Any] = {"add_generation_prompt": True, "tools": None, "bos_token": "<s>"}
 
 
 class _Maker:
-    """Writes a template; ``depth`` bounds its nesting."""
+    """Writes a template; ``depth`` bounds its nesting, and ``mild`` the size of what it makes."""
 
-    def __init__(self, random: Random) -> None:
+    def __init__(self, random: Random, *, mild: bool = False) -> None:
         self._random = random
+        self._mild = mild
 
     def _pick(self, *choices: Any) -> Any:
         return self._random.choice(choices)
 
     def number(self) -> str:
         r = self._random
+        if self._mild:
+            return str(self._pick(0, 1, -1, 2, 3, 7, 12, 1.5))
         return str(self._pick(
             0, 1, -1, 2, 3, 7, r.randrange(100), r.randrange(10**6), 60_000_000, 10**7, 2**31,
             2**63, 10**30, -60_000_000, 1.5, "1e308", "0x7fffffff",
         ))  # fmt: skip
 
     def text(self) -> str:
+        if self._mild:
+            return str(self._pick("''", "'a'", "'%s'", "'{0}{1}'", "'\\n'", "'é🙂'", "'ab ' * 3"))
         return str(self._pick(
             "''", "'a'", "'x' * 1000", "'%s'", "'{0}{1}'", "'%100000000d'", "'{:>99999999}'",
             "'\\n'", "'é🙂'", "'ab ' * 100000", "'{% for %}'", "'<|im_end|>'", "'http://a.b '",
@@ -120,19 +138,24 @@ class _Maker:
         if kind == 2:
             return f"{{% set {self._pick('x', 'n.x', 'n.y')} = {e(3)} %}}"
         if kind == 3:
-            grown = self._pick(
-                "n.x + n.x", "[n.x, n.x]", "n.x ~ n.x", "n.y + [n.x * 2]", "{1: n.x}"
+            grown = (
+                "n.x + 'a'"
+                if self._mild
+                else self._pick(
+                    "n.x + n.x", "[n.x, n.x]", "n.x ~ n.x", "n.y + [n.x * 2]", "{1: n.x}"
+                )
             )
             return f"{{% set n.x = {grown} %}}"
         if kind in (4, 5, 6):
-            where = self._pick("range(40)", "range(99999)", "messages", e(2))
+            far = ("range(3)",) if self._mild else ("range(40)", "range(99999)")
+            where = self._pick(*far, "messages", e(2))
             return f"{{% for i in {where} %}}{s(deeper)}{s(deeper)}{{% endfor %}}"
         if kind == 7:
             return f"{{% if {e(2)} %}}{s(deeper)}{{% else %}}{s(deeper)}{{% endif %}}"
         if kind == 8:
             return f"{{% set x %}}{s(deeper)}{{% endset %}}"
         if kind == 9:
-            again = self._pick("", "{{ f(x) }}", "{{ f(x) }}{{ f(x) }}")
+            again = "" if self._mild else self._pick("", "{{ f(x) }}", "{{ f(x) }}{{ f(x) }}")
             return f"{{% macro f(x) %}}{s(deeper)}{again}{{% endmacro %}}{{{{ f({e(1)}) }}}}"
         return f"{{% filter {self.filled(self._pick(*FILTERS))} %}}{s(deeper)}{{% endfilter %}}"
 
@@ -148,6 +171,28 @@ def template_of(random: Random) -> str:
             text[:at] + random.choice("{}%|()[]'\"x0\0\n\ud800") + text[at + random.randrange(2) :]
         )
     return text
+
+
+def mild_template_of(random: Random) -> str:
+    """Return a template that ends soon, whoever renders it."""
+    maker = _Maker(random, mild=True)
+    body = "".join(maker.statement(2) for _ in range(random.randrange(1, 4)))
+    body = body.replace("| random)", "| first)")  # no two of them draw the same
+    return "{% set n = namespace(x='abcdefgh', y=[1]) %}" + body
+
+
+def _plain_text(template: str) -> str | None:
+    """Return what Jinja's own sandbox makes of it, None where it refuses."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, sandbox.GenerationTag]
+    )
+    environment.filters["tojson"] = worker._to_json  # noqa: SLF001  (what is added to Jinja)
+    environment.globals["raise_exception"] = worker._raise  # noqa: SLF001
+    clock = {"strftime_now": worker._clock(0.0, 0.0, "UTC")}  # noqa: SLF001
+    try:
+        return environment.from_string(template).render(**VARIABLES, messages=MESSAGES, **clock)
+    except Exception:  # noqa: BLE001  (whatever it refuses it for)
+        return None
 
 
 def _resident_bytes() -> int:
@@ -168,6 +213,25 @@ class Templates:
 
     def case(self, random: Random) -> str:
         """Render; the text comes out or a typed error, and this process stays small."""
+        return self._compared(random) if random.random() < 0.5 else self._rendered(random)
+
+    @staticmethod
+    def _compared(random: Random) -> str:
+        template = mild_template_of(random)
+        expected = _plain_text(template)
+        try:
+            text = render(template, MESSAGES, **VARIABLES)
+        except ic.InvalidInputError as error:
+            if expected is None:
+                raise
+            raise Wrong(f"refused, and Jinja renders it: {error} in {template!r}") from error
+        if _ADDRESS.sub("", text) != _ADDRESS.sub("", expected or "") and not _CLOCK.search(
+            template
+        ):
+            raise Wrong(f"{text!r}, and Jinja makes {expected!r} of {template!r}")
+        return f"{text!r}"
+
+    def _rendered(self, random: Random) -> str:
         template = template_of(random)
         variables = {"missing_tools": None} if random.random() < 0.1 else {}
         try:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
-from infercore.engine import arguments, plugin_checks
+from infercore.engine import arguments, calls, plugin_checks
 from infercore.engine.abort import aborted_with
 from infercore.errors import (
     ContextOverflowError,
@@ -422,8 +422,10 @@ class Appending:
         entered = self._cells.next_position(seq_id) - before
         kept = self._native.position_after(seq_id, error) - before
         if not 0 <= kept <= len(tokens):
-            raise self._native.lock.fail(error) from error
-        if kept > entered:
+            failure = self._native.lock.fail(error)
+            if calls.is_of_the_engine(error):
+                raise failure from error
+        elif kept > entered:
             self._cells.append((seq_id,), tokens[entered:kept], before + entered)
 
     def _fail(self, error: BaseException, resident: Callable[[], int]) -> NoReturn:

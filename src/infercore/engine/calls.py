@@ -53,13 +53,16 @@ def judged(gate: Gate, work: Callable[..., T], *args: Any) -> T:
 
 def judge(gate: Gate, error: BaseException) -> None:
     """Stop trusting an object that raised what nobody expects; lack of memory is typed."""
-    if isinstance(error, InferCoreError) or not isinstance(error, Exception):
-        return
-    if is_a_handlers(error):
+    if isinstance(error, InferCoreError) or not is_of_the_engine(error):
         return
     if isinstance(error, MemoryError):
         raise OutOfMemoryError(f"the engine ran out of memory: {error}") from error
     raise gate.fail(error) from error
+
+
+def is_of_the_engine(error: BaseException) -> bool:
+    """Whether the call itself raised ``error``: no Ctrl-C, and no handler of a signal."""
+    return isinstance(error, Exception) and not is_a_handlers(error)
 
 
 def is_a_handlers(error: BaseException) -> bool:

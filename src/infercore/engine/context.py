@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from infercore.engine import arguments
+from infercore.engine import arguments, live
 from infercore.engine.abort import Abort
 from infercore.engine.appending import Appending
 from infercore.engine.cells import CellMap
@@ -564,14 +564,16 @@ class GuardedContext:
             hint = "give n_threads when opening the context"
             self._native.need("live_threads", declared=self.capabilities.live_threads, hint=hint)
             both = int(n), int(n if n_batch is None else n_batch)
-            self._native.judged(self._native.inner.set_threads, *both)
+            before = self.n_threads, self.n_threads_batch
+            live.change(self._native, self._native.inner.set_threads, both, before)
 
     def set_embeddings(self, on: bool) -> None:  # noqa: FBT001  (the contract's signature)
         """Switch the output of embeddings on or off."""
         with self._gate:
             arguments.check_bool("on", on)
             self._native.need("embeddings", declared=self.capabilities.embeddings)
-            self._native.judged(self._native.inner.set_embeddings, on)
+            own = self._native.inner.set_embeddings
+            live.change(self._native, own, (on,), (self._embeddings.on,))
             self._embeddings.on = on
             self._results.forget()
 
@@ -586,7 +588,7 @@ class GuardedContext:
                 raise UnsupportedFeatureError(
                     feature="set_causal_attention", backend=self._native.backend
                 )
-            self._native.judged(own, on)
+            live.change(self._native, own, (on,), (self._appending.causal,))
             self._appending.causal = self.set_live["set_causal_attention"] = on
             self._results.forget()
 
@@ -596,7 +598,8 @@ class GuardedContext:
             self._native.need("lora", declared=self.capabilities.lora)
             chosen = arguments.check_adapters(adapters)
             self._try_adapters(chosen)
-            self._native.judged(self._native.inner.set_adapters, chosen)
+            before = tuple(self.effective.get("adapters") or ())
+            live.change(self._native, self._native.inner.set_adapters, (chosen,), (before,))
             self.set_live["set_adapters"] = chosen
             self._results.forget()
 
@@ -609,7 +612,9 @@ class GuardedContext:
                 hint = "the engine adds nothing between its layers"
                 self._native.need("set_control_vector", declared=given is None, hint=hint)
                 return
-            self._native.judged(own, given)
+            held = self.set_live.get("set_control_vector")
+            before = None if held is None else np.stack(list(held.values()))
+            live.change(self._native, own, (given,), (before,))
             self.set_live["set_control_vector"] = None if given is None else dict(enumerate(given))
             self._results.forget()
 

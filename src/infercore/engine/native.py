@@ -55,4 +55,5 @@ class Native:
         try:
             return int(self.inner.n_past(seq_id))
         except Exception as broken:
-            raise self.lock.fail(error) from broken
+            failure = self.lock.fail(error)
+            raise (failure if calls.is_of_the_engine(error) else error) from broken

@@ -106,7 +106,7 @@ class Sequences:
         except InferCoreError:
             raise
         except BaseException as error:
-            if isinstance(error, Exception) and not calls.is_a_handlers(error):
+            if calls.is_of_the_engine(error):
                 raise self._native.lock.fail(error) from error
             if is_decided is None or not is_decided():
                 self._native.lock.fail(error)

@@ -50,6 +50,7 @@ class BaseContext:
     ) -> None:
         self._compiled = compiled
         self._graphs = graphs
+        self._paged: Any = None
         self._added = added
         self._request = compiled.new_request(added)
         self._settings = settings
@@ -152,17 +153,22 @@ class BaseContext:
         compiled = self._graphs.take(self._compiled.graph.form, settings, added)
         try:
             request = compiled.new_request(added)
-            self._move_to(compiled, request, added)
+            paged = self._move_to(compiled, request, added)
+            self._begin_outputs()
         except BaseException:
             self._graphs.give_back(compiled)
             raise
-        self._graphs.give_back(self._compiled)
-        self._begin_outputs()
-        self._compiled, self._request = compiled, request
+        left = self._compiled
+        # At once: no Ctrl-C comes between.
+        self._compiled, self._request, self._paged = compiled, request, paged
         self._settings, self._added = settings, added
+        self._graphs.give_back(left)
 
-    def _move_to(self, compiled: Compiled, request: Any, added: Additions) -> None:
-        """Let ``request`` go on from what is held; on failure nothing is changed."""
+    def _move_to(self, compiled: Compiled, request: Any, added: Additions) -> Any:
+        """Let ``request`` go on from what is held; on failure nothing is changed.
+
+        Returns what the paged form runs its steps with.
+        """
         raise NotImplementedError
 
     # -- appending -----------------------------------------------------------------------------

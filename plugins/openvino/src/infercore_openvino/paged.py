@@ -118,11 +118,10 @@ class PagedContext(BaseContext):
     def _bind_cache(self) -> None:
         self._paged.bind_cache(self._cache.arrays)
 
-    def _move_to(self, compiled: Compiled, request: Any, added: Additions) -> None:  # noqa: ARG002
+    def _move_to(self, compiled: Compiled, request: Any, added: Additions) -> PagedRequest:  # noqa: ARG002
         paged = PagedRequest(compiled.engine, request, compiled.n_threads)
         paged.bind_cache(self._cache.arrays)
-        self._paged.drop()
-        self._paged = paged
+        return paged
 
     # -- queries -------------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from infercore_openvino.settings import Settings
 
 _SEQUENCE = 0
+_SLOTS = 2  # the axis of a layer's state that has a place for each token
 _STORED_AS: dict[str, Any] = {"f16": np.float16}
 
 
@@ -94,6 +95,7 @@ class StatefulContext(BaseContext):
     ) -> None:
         super().__init__(compiled, graphs, settings, added)
         self.capabilities = capabilities(settings)
+        self._is_cleared = True
         self._inputs = {name for port in compiled.engine.inputs for name in port.get_names()}
         self._positions: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
         self._held: npt.NDArray[np.bool_] = np.empty(0, dtype=np.bool_)
@@ -107,14 +109,27 @@ class StatefulContext(BaseContext):
         self._make_room()
         first = self.n_past(seq_id)
         positions = np.arange(first, first + len(tokens), dtype=np.int64)
-        held = np.append(self._held, np.ones(len(tokens), dtype=np.bool_))
+        after = (
+            np.append(self._positions, positions),
+            np.append(self._held, np.ones(len(tokens), dtype=np.bool_)),
+        )
         try:
-            self._infer(self._request, tokens, positions, held, out_rows, hidden_rows)
+            self._infer(self._request, tokens, positions, after[1], out_rows, hidden_rows)
+            self._positions, self._held = after
         except BaseException:
-            self.clear()  # some layers may have appended, others not
+            self._recover(*after)
             raise
-        self._positions = np.append(self._positions, positions)
-        self._held = held
+
+    def _recover(self, positions: Any, held: Any) -> None:
+        """After a failure: what all layers have is held, and nothing where they differ."""
+        try:
+            n_slots = {data.shape[_SLOTS] for data in self._data()}
+        except Exception:  # noqa: BLE001  (then nobody knows)
+            n_slots = set()
+        if n_slots == {len(held)}:
+            self._positions, self._held = positions, held
+        elif n_slots != {len(self._held)}:
+            self.clear()
 
     def _infer(
         self, request: Any, tokens: Any, positions: Any, held: Any, out_rows: Any, hidden_rows: Any
@@ -142,26 +157,39 @@ class StatefulContext(BaseContext):
         return True
 
     def clear(self) -> None:
-        """Remove everything."""
-        self._request.reset_state()
-        self._positions = self._positions[:0]
-        self._held = self._held[:0]
+        """Remove everything; where that is broken off, the next call does it."""
+        self._is_cleared = False
+        self._positions, self._held = self._positions[:0], self._held[:0]
+        self._finish_clear()
+
+    def _finish_clear(self) -> None:
+        if not self._is_cleared:
+            self._request.reset_state()
+            self._is_cleared = True
 
     def _make_room(self) -> None:
         """Rewrite the state without its holes, once they outnumber the window."""
+        self._finish_clear()
         if np.count_nonzero(~self._held) > self._settings.n_ctx:
-            self._put([np.ascontiguousarray(data[:, :, self._held]) for data in self._data()])
-            self._positions = self._positions[self._held]
-            self._held = np.ones(len(self._positions), dtype=np.bool_)
+            kept = self._positions[self._held]
+            arrays = [np.ascontiguousarray(data[:, :, self._held]) for data in self._data()]
+            self._put(arrays, kept)
 
     # -- state ---------------------------------------------------------------------------------
 
     def _data(self) -> list[Any]:
         return [variable.state.data for variable in _variables(self._request)]
 
-    def _put(self, arrays: list[Any]) -> None:
-        for variable, array in zip(_variables(self._request), arrays, strict=True):
-            variable.state = ov.Tensor(array)
+    def _put(self, arrays: list[Any], positions: Any) -> None:
+        """Hold ``arrays``, the slots of ``positions``, alone; nothing, where that is broken off."""
+        held = np.ones(len(positions), dtype=np.bool_)
+        try:
+            for variable, array in zip(_variables(self._request), arrays, strict=True):
+                variable.state = ov.Tensor(array)
+            self._positions, self._held = positions, held
+        except BaseException:
+            self.clear()
+            raise
 
     def _move_to(self, compiled: Compiled, request: Any, added: Additions) -> None:  # noqa: ARG002
         if len(self._held):
@@ -190,9 +218,8 @@ class StatefulContext(BaseContext):
         stored_as = _STORED_AS.get(self._settings.kv_type, np.float32)
         arrays = state.read_arrays(view, header["shapes"], stored_as)
         if arrays:
-            self._put([array.astype(np.float32) for array in arrays])
-        self._positions = positions[0]
-        self._held = np.ones(header["n"], dtype=np.bool_)
+            self._finish_clear()
+            self._put([array.astype(np.float32) for array in arrays], positions[0])
 
     def save_state(self) -> bytes:
         """Return everything as bytes."""
