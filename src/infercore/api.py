@@ -423,16 +423,18 @@ def plan_memory(
             if pool is not None:
                 pool = pool.with_window(plan(where, of_model, built).n_ctx)
                 built = pool.context
-                pool = pool.with_cells(
-                    lambda most: window.fitted_cells(
-                        built, most, lambda tried: plan(where, of_model, tried), is_loaded=False
-                    )
-                )
         if isinstance(built.n_ctx, int) and built.n_ctx:
             window.check_parts(built.n_ctx, built.n_seq_max, unified=built.kv_unified)
         result: MemoryPlan = plan(where, of_model, built)
         if pool is not None:  # now its window is known
             pool.check_window(result.n_ctx)
+            built = attrs.evolve(built, n_ctx=result.n_ctx)
+            pool = pool.with_cells(
+                result.n_ctx,
+                lambda most: window.fitted_cells(
+                    built, most, lambda tried: plan(where, of_model, tried), is_loaded=False
+                ),
+            )
             result = plan(where, of_model, shared_context(pool, result.n_ctx))
     return result
 

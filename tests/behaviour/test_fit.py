@@ -61,6 +61,26 @@ def test_a_pool_has_as_many_cells_as_memory_has_room_for(
                 assert n_ctx == trained or n_tokens < trained
 
 
+def test_a_pool_of_given_windows_has_no_more_cells_than_memory_has_room_for(
+    model: Any, exact: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n_ctx, most = 128, 4 * 128
+    room = needs_of(model, exact)(300)
+    assert room < needs_of(model, exact)(most)
+    for free, ends in ((room, (n_ctx, 300 + 64)), (2**60, (most, most)), (0, (n_ctx, n_ctx))):
+        monkeypatch.setattr(window, "free_bytes", lambda free=free: free * 10 // 9 + 10)
+        asked = {"n_ctx": n_ctx, "n_parallel": 4, **exact}
+        with model.new_pool(**asked) as pool:
+            assert ends[0] <= pool.stats().n_cells <= ends[1]
+            assert pool.effective["n_cells"] == pool.stats().n_cells
+            assert pool.effective["n_ctx"] == n_ctx
+            assert model.plan_memory(**asked).n_ctx == pool.stats().n_cells
+    monkeypatch.setattr(window, "free_bytes", lambda: 0)
+    for fixed in ({"n_cells": most}, {"batch_invariant": True}, {"kv_unified": False}):
+        with model.new_pool(**asked, **fixed) as pool:
+            assert pool.stats().n_cells == most
+
+
 def test_before_loading(pack_path: Path, backend_name: str) -> None:
     plan = ic.plan_memory(pack_path, n_ctx="fit", backend=backend_name)
     assert plan.n_ctx == ic.plan_memory(pack_path, n_ctx=0, backend=backend_name).n_ctx

@@ -84,7 +84,7 @@ def test_memory_that_a_container_may_take_back_is_free(monkeypatch, tmp_path) ->
     }
     for name, text in files.items():
         (tmp_path / name).write_text(text + "\n")
-    monkeypatch.setattr("infercore.cli.inspecting._CGROUP", tmp_path)
+    monkeypatch.setattr("infercore.values.memory._CGROUP", tmp_path)
     assert free_bytes() == 2500
     (tmp_path / "memory.max").write_text("max\n")
     assert free_bytes() > 2**20

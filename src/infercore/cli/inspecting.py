@@ -40,6 +40,7 @@ from infercore.cli.terminal import (
 from infercore.engine import atomic
 from infercore.locating import locate
 from infercore.registry.known import KNOWN
+from infercore.values import memory
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -247,7 +248,6 @@ def _short(value: str) -> str:
 
 
 EXIT_DOES_NOT_FIT = 1
-_CGROUP = Path("/sys/fs/cgroup")
 
 
 @click.command(
@@ -307,22 +307,7 @@ def free_bytes() -> int:
     """Return the memory that programs may still take here, a container's limit included."""
     import psutil  # noqa: PLC0415  (help needs none of it)
 
-    free = int(psutil.virtual_memory().available)
-    try:
-        limit = int((_CGROUP / "memory.max").read_text())
-        used = int((_CGROUP / "memory.current").read_text()) - _reclaimable_bytes()
-    except (OSError, ValueError):  # no control groups, or "max": no limit
-        return free
-    return max(0, min(free, limit - used))
-
-
-def _reclaimable_bytes() -> int:
-    """Pages of files that nobody used of late: the system drops them when memory is wanted."""
-    for line in (_CGROUP / "memory.stat").read_text().splitlines():
-        name, _, value = line.partition(" ")
-        if name == "inactive_file":
-            return int(value)
-    return 0
+    return min(int(psutil.virtual_memory().available), memory.free_bytes())
 
 
 @click.command(

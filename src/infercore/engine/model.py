@@ -219,9 +219,7 @@ class GuardedModel:
 
     def context_of(self, config: ContextConfig) -> GuardedContext:
         """Return a new context, even of a closed model that another context keeps alive."""
-        self._check_options(config)
-        self._check_adapters(config)
-        self._check_kv_types(config)
+        self._check_context(config)
         first = self._first_context  # once: other threads may open contexts too
         if first is not None:
             first.check()
@@ -277,19 +275,30 @@ class GuardedModel:
         with calls.typed(self.backend, "planning memory"):
             return window.fitted(config, lambda tried: plan(self._resolved(tried)), is_loaded=True)
 
-    def _pool_config(self, config: PoolConfig | None, fields: Mapping[str, Any]) -> PoolConfig:
-        """Return the config of a pool, with a number where the largest window is asked for."""
-        pool = pool_config(config, fields)
-        if not window.is_fit(pool.context):
+    def _pool_config(self, pool: PoolConfig) -> PoolConfig:
+        """Return ``pool`` with numbers where its window and its cells are left to memory."""
+        config = pool.context
+        if window.is_fit(config):
+            pool = pool.with_window(window.resolve_n_ctx(self._fitted(config), self.info))
+        plan = getattr(self._inner, "plan_memory", None)
+        if plan is None or not self._inner.capabilities.multi_sequence:
             return pool
-        pool = pool.with_window(window.resolve_n_ctx(self._fitted(pool.context), self.info))
-        plan = self._planner("n_ctx='fit'")
+        self._check_context(config)
+        n_ctx = window.resolve_n_ctx(pool.context, self.info)
+        config = attrs.evolve(pool.context, n_ctx=n_ctx)
         with calls.typed(self.backend, "planning memory"):
             return pool.with_cells(
+                n_ctx,
                 lambda most: window.fitted_cells(
-                    pool.context, most, lambda tried: plan(self._resolved(tried)), is_loaded=True
-                )
+                    config, most, lambda tried: plan(self._resolved(tried)), is_loaded=True
+                ),
             )
+
+    def _check_context(self, config: ContextConfig) -> None:
+        """Raise for fields that this model's contexts cannot honour."""
+        self._check_options(config)
+        self._check_adapters(config)
+        self._check_kv_types(config)
 
     def _check_options(self, config: ContextConfig) -> None:
         known = self._descriptor.context_options
@@ -399,7 +408,7 @@ class GuardedModel:
         self, config: PoolConfig | None = None, **fields: Unpack[PoolFields]
     ) -> SessionPool:
         """Return a pool of sessions that share one engine; see `Model.new_pool`."""
-        built = self._pool_config(config, fields)
+        built = pool_config(config, fields)
         if self._inner.capabilities.logits == "none":
             hint = "a pool chooses tokens from logits; open sessions of their own"
             raise UnsupportedFeatureError(feature="pool", backend=self.backend, hint=hint)
@@ -408,7 +417,7 @@ class GuardedModel:
                 "isolate", True, "a path to open_pool(path, isolate=True): this model is here"
             )
         self._check_open()
-        return self._services.new_pool(self, built)
+        return self._services.new_pool(self, self._pool_config(built))
 
     @lists_fields("ContextConfig", "PoolConfig")
     def plan_memory(
@@ -419,10 +428,8 @@ class GuardedModel:
         if is_for_a_pool(config, fields):
             config, fields = self._context_of_pool(config, fields), {}
         config = checks.build(ContextConfig, config, fields)
-        self._check_options(config)
         plan = self._planner("plan_memory")
-        self._check_adapters(config)
-        self._check_kv_types(config)
+        self._check_context(config)
         asked = self._resolved(config)
         with calls.typed(self.backend, "planning memory"):
             return plan(asked)
@@ -436,7 +443,7 @@ class GuardedModel:
     def _context_of_pool(self, config: Any, fields: Mapping[str, Any]) -> ContextConfig:
         if isinstance(config, ContextConfig):
             config = PoolConfig(context=config)
-        pool = self._pool_config(config, fields)
+        pool = self._pool_config(pool_config(config, fields))
         n_ctx = window.resolve_n_ctx(pool.context, self.info)
         pool.check_window(n_ctx)
         kinds = self._inner.capabilities

@@ -52,6 +52,16 @@ def _system_free() -> int:
 def _group_free() -> int:
     try:
         limit = int((_CGROUP / "memory.max").read_text())
-        return max(0, limit - int((_CGROUP / "memory.current").read_text()))
+        used = int((_CGROUP / "memory.current").read_text()) - _reclaimable_bytes()
     except (OSError, ValueError):  # no control groups, or "max": no limit
         return UNKNOWN
+    return max(0, limit - used)
+
+
+def _reclaimable_bytes() -> int:
+    """Pages of files that nobody used of late: the system drops them when memory is wanted."""
+    for line in (_CGROUP / "memory.stat").read_text().splitlines():
+        name, _, value = line.partition(" ")
+        if name == "inactive_file":
+            return int(value)
+    return 0

@@ -49,7 +49,7 @@ class PoolConfig:
 
     ``n_parallel`` sessions are decoded in one engine call; any number of sessions may be open.
     ``n_cells`` is the number of tokens that all of them can hold together (None = ``n_parallel``
-    times the window, or what memory has room for), while ``context.n_ctx`` is the window of each.
+    times the window, or, where the backend can plan its memory, what that has room for), while ``context.n_ctx`` is the window of each.
     ``n_step_tokens`` bounds the tokens of one call (None = chosen by measuring), ``max_waiting``
     the calls that wait for a place; beyond that, a namespace without any call still gets one in.
     ``batching`` is "always", "never" or "auto", which takes turns
@@ -120,14 +120,16 @@ class PoolConfig:
         n_ctx = n_ctx if self.n_cells is None else min(n_ctx, self.n_cells)
         return attrs.evolve(self, context=attrs.evolve(self.context, n_ctx=n_ctx))
 
-    def with_cells(self, fitting: Callable[[int], int]) -> PoolConfig:
-        """Return this pool with as many cells as memory has room for, where it names no number.
+    def with_cells(self, n_ctx: int, fitting: Callable[[int], int]) -> PoolConfig:
+        """Return this pool with as many cells as memory has room for, where it leaves them open.
 
-        ``fitting`` returns how many of so many have room.
+        ``n_ctx`` is the window of a session; ``fitting`` returns how many of so many have room.
         """
-        most = self.n_parallel * (self.context.n_ctx or 0)
-        n_cells = fitting(most) if self.n_cells is None else most
-        return self if n_cells == most else attrs.evolve(self, n_cells=n_cells)
+        if self.n_cells is not None or self.batch_invariant or self.context.kv_unified is False:
+            return self
+        most = self.n_parallel * n_ctx
+        n_cells = fitting(most)
+        return self if n_cells >= most else attrs.evolve(self, n_cells=n_cells)
 
     def check_window(self, n_ctx: int | None) -> None:
         """Raise `InvalidInputError` if a session's window ``n_ctx`` is larger than ``n_cells``.
