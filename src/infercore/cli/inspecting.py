@@ -8,7 +8,6 @@ from __future__ import annotations
 import fnmatch
 import io
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs

@@ -49,7 +49,8 @@ class PoolConfig:
 
     ``n_parallel`` sessions are decoded in one engine call; any number of sessions may be open.
     ``n_cells`` is the number of tokens that all of them can hold together (None = ``n_parallel``
-    times the window, or, where the backend can plan its memory, what that has room for), while ``context.n_ctx`` is the window of each.
+    times the window, or, where the backend can plan its memory, what that has room for), while
+    ``context.n_ctx`` is the window of each.
     ``n_step_tokens`` bounds the tokens of one call (None = chosen by measuring), ``max_waiting``
     the calls that wait for a place; beyond that, a namespace without any call still gets one in.
     ``batching`` is "always", "never" or "auto", which takes turns
