@@ -6,7 +6,7 @@ import os
 import time
 
 STEP_S = 0.5
-_AT_MOST = 10  # times as long by the clock, for a child that hardly works and never ends
+_AT_MOST = 10  # times as long by the clock: a child may hardly work, or be stopped for good
 
 
 class Patience:
@@ -28,12 +28,10 @@ class Patience:
         step_s = min(now - self._looked_at, 2 * STEP_S)
         used_s = worked_s - self._worked_s
         self._looked_at, self._worked_s = now, worked_s
-        if state == "T":
-            return False
         self._clock_left_s -= step_s
         if used_s > 0:
             self._left_s -= min(used_s, step_s)
-        elif state != "R":
+        elif state not in ("R", "T"):
             self._left_s -= step_s
         return min(self._left_s, self._clock_left_s) <= 0
 
