@@ -491,7 +491,6 @@ def _load(descriptor: BackendDescriptor, path: str, config: ModelConfig) -> Guar
     try:
         first_context.start_child()
         trial.check(descriptor, path, config)
-        first_context.begin()
         return _load_tried(descriptor, path, config, first_context)
     except BaseException:
         first_context.close()

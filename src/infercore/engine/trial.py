@@ -80,8 +80,9 @@ def check(
 class FirstContext:
     """The trial of the first context of a large file, of whose load less was tried.
 
-    Its child works beside the parent's load, if there is a processor for it, and has ended before
-    the parent opens a context. It ends with this object too, and with the process.
+    Its child works beside the trial of the load, and the parent's load, if there is a processor for
+    it, and has ended before the parent opens a context. It ends with this object too, and with the
+    process.
     """
 
     def __init__(self, descriptor: BackendDescriptor, path: str, config: ModelConfig) -> None:
@@ -89,18 +90,13 @@ class FirstContext:
         self._begun: weakref.finalize[Any, Any] | None = None
 
     def start_child(self) -> None:
-        """Start the child, where it is needed; it imports the engine, and waits."""
+        """Start the child, where it is needed and there is a processor for it."""
         due = self._due()
         if due is not None and sys.executable and _has_processors():
             with contextlib.suppress(OSError):  # the trial says what is wrong
                 child = _start(self._subject.descriptor.name)
                 self._begun = weakref.finalize(self, _end, child, due, os.getpid())
-
-    def begin(self) -> None:
-        """Let the child begin, now that the load was tried."""
-        if self._begun is not None and (held := self._begun.peek()) is not None:
-            child, due, _ = held[2]
-            _ask(child, due.asked)
+                _ask(child, due.asked)
 
     @scarcity_typed()
     def check(self) -> None:
