@@ -5,8 +5,9 @@
 Parts: ``added`` (what HTTP adds to the pool that the server opens: first token of a warm turn, and
 each later piece), ``server`` (llama.cpp's own server, in the folder ``--bin``, on the same file
 with as many slots: tokens a second of all clients, first token of a warm turn), ``python``
-(``llama_cpp.server``, run by ``--python``: tokens a second of all clients). Prompts and answers
-count in what clients get; the other server is stopped while one is measured.
+(``llama_cpp.server``, run by ``--python``: tokens a second of all clients). Tokens a second are
+those of answers over the time for prompts and answers; the other server is stopped while one is
+measured.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
-import math
 import os
 import signal
 import socket
@@ -172,7 +172,7 @@ class Clients:
 
     def __init__(self, path: str, options: argparse.Namespace) -> None:
         self._n_tokens = options.tokens
-        self._seconds = options.seconds
+        self._n_answers = options.answers
         self._n = options.clients
         with ic.load_model(path) as model:
             self._texts = iter(pooled.prompts(model.tokenizer, 4096))
@@ -180,43 +180,31 @@ class Clients:
             self._no_end = {str(token): -100 for token in ends}
 
     def rate(self, server: Server) -> float:
-        """Return tokens of answers a second, from when all have their first on.
+        """Return tokens of answers a second, from the first request to the end of the last answer.
 
-        An answer's tokens are spread over its pieces, since a piece may have more than one.
+        The work is fixed: clients that ask at the same time go on in step, so that what a window of
+        time counts depends on where in an answer it begins and ends.
         """
-        stops_at = math.inf
-        firsts: list[float] = []
-        counted: list[tuple[float, float]] = []
 
         def ask() -> None:
-            nonlocal stops_at
-            times: list[float] = []
-            is_first = True
-            while perf_counter() < stops_at:
+            for _ in range(self._n_answers):
                 connection = server.connection()
                 body = {"prompt": next(self._texts), "max_tokens": self._n_tokens}
-                events = server.events(
-                    "/v1/completions", {**body, "logit_bias": self._no_end}, connection
-                )
-                times = []
-                for event in events:
-                    if not event.get("choices") or not event["choices"][0]["text"]:
-                        continue
-                    times.append(perf_counter())
-                    if is_first:
-                        is_first = False
-                        firsts.append(times[0])
-                        if len(firsts) == self._n:
-                            stops_at = times[0] + self._seconds
+                body["logit_bias"] = self._no_end
+                reasons = [
+                    event["choices"][0]["finish_reason"]
+                    for event in server.events("/v1/completions", body, connection)
+                    if event.get("choices")
+                ]
                 connection.close()
-                counted.extend((at, self._n_tokens / len(times)) for at in times)
+                if "length" not in reasons:
+                    raise SystemExit(f"an answer ended with {reasons[-1:]}")
 
+        begun = perf_counter()
         with ThreadPoolExecutor(self._n) as threads:
             for asked in [threads.submit(ask) for _ in range(self._n)]:
                 asked.result()
-        begun = max(firsts)
-        n_tokens = sum(n for at, n in counted if begun < at <= stops_at)
-        return n_tokens / (stops_at - begun)
+        return self._n * self._n_answers * self._n_tokens / (perf_counter() - begun)
 
 
 def warm_turn(server: Server, n_tokens: int, number: int) -> float:
@@ -320,7 +308,8 @@ def beside(
             by: lambda by=by: alone(by, lambda server: warm_turn(server, 16, next(numbers)))
             for by in servers
         }
-        figure = f"{options.clients} clients, {pooled.N_BEFORE} + {options.tokens} tokens each time"
+        figure = f"{options.clients} clients, {options.answers} times "
+        figure += f"{pooled.N_BEFORE} + {options.tokens} tokens"
         rows = pairs.compare(
             rates, model=name, figure=figure, unit="tokens/s", rounds=options.rounds
         )
@@ -353,7 +342,7 @@ def main() -> None:
     parser.add_argument("--python", default=sys.executable, help="who runs llama_cpp.server")
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=48)
-    parser.add_argument("--seconds", type=float, default=10.0, help="that clients ask, a turn")
+    parser.add_argument("--answers", type=int, default=2, help="that each client asks for, a turn")
     parser.add_argument("--no-isolate", dest="isolate", action="store_false")
     options = parser.parse_args()
     rows = [row for path in options.models for row in PARTS[options.part](path, options)]

@@ -359,6 +359,32 @@ def test_names_that_somebody_points_here(pool: Any) -> None:
         assert httpx.get(f"{served.url}/v1/models", headers=headers).status_code == 200
 
 
+def said(served: Served, request: bytes, *, half_closes: bool = False) -> bytes:
+    """Return all that the server says to ``request`` until it closes the connection."""
+    address = ("127.0.0.1", int(served.url.rsplit(":", 1)[1]))
+    with socket.create_connection(address, timeout=60) as connection:
+        connection.sendall(request)
+        if half_closes:
+            connection.shutdown(socket.SHUT_WR)
+        return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+def test_an_old_client_that_names_no_host(served: Served) -> None:
+    assert said(served, b"GET /v1/models HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 200 ")
+    refused = said(served, b"GET /v1/models HTTP/1.0\r\nHost: evil.example\r\n\r\n")
+    assert refused.startswith(b"HTTP/1.1 403 ")
+
+
+def test_a_client_that_says_it_sends_no_more_is_gone(served: Served, pool: Any) -> None:
+    """The end of its half looks like that of a client that left, whose work has to end."""
+    body = json.dumps(LONG).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+    before = pool.stats().generated_tokens
+    assert said(served, head.encode() + body, half_closes=True) == b""
+    eventually(lambda: pool.stats().n_running == 0)
+    assert pool.stats().generated_tokens - before < 390
+
+
 def test_metrics_count(served: Served) -> None:
     before = metrics(served)
     usage = served.client().chat.completions.create(**ASK).usage

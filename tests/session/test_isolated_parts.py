@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import deque
 from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
@@ -106,7 +107,7 @@ def test_an_answer_that_cannot_cross_is_an_error() -> None:
     for _ in range(300):
         deep = [deep]
     line = worker._Line.__new__(worker._Line)
-    line._answers, line._lock = answers[1], threading.Lock()
+    line._answers, line._lock, line._posted = answers[1], threading.Lock(), deque()
     line.send([7, True, deep, None])
     with os.fdopen(answers[0], "rb") as file:
         number, is_well, error, _ = wire.read(file.read)

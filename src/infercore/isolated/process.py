@@ -31,6 +31,7 @@ from infercore.errors import (
 from infercore.isolated import wire
 from infercore.isolated.board import COUNTED, OF_POOL, PING, SIZE, STEP, Board
 from infercore.isolated.keeper import Keeper
+from infercore.session.handing import gathering, send_once
 from infercore.session.jobs import Latch
 from infercore.session.observer import Step, is_observed, tell
 from infercore.values.session import StreamChunk
@@ -88,6 +89,7 @@ class _Child:
         self._lock = threading.RLock()  # a signal's handler may post as well
         self._outbox: SimpleQueue[bytes | None] = SimpleQueue()
         self._n_behind = 0
+        self._asks: list[bytes] = []
         self._numbers = itertools.count(1)
         self.calls: dict[int, _Call] = {}
         self.death: BaseException | None = None
@@ -151,7 +153,10 @@ class _Child:
         if not self.calls:
             self.heard_at = time.monotonic()
         self.calls[number] = call
-        self._post(frame)
+        if name == "next":
+            self._ask(frame)
+        else:
+            self._post(frame)
         if self.death is not None and self.calls.pop(number, None) is not None:
             call.error = DeathError(self.death)
             call.done.open()
@@ -162,6 +167,16 @@ class _Child:
         if not self._n_behind:
             self._post(wire.pack([PING, 0, "ping", [], {}]))
 
+    def _ask(self, frame: bytes) -> None:
+        """Ask for a stream's next chunk; tasks of a loop ask with one write."""
+        with self._lock:
+            self._asks.append(frame)
+        send_once(self._send_asks)
+
+    def _send_asks(self) -> None:
+        if self._asks:
+            self._post(b"")
+
     def _post(self, frame: bytes) -> None:
         """Write a small frame whole and at once, or leave it to the thread that writes.
 
@@ -169,6 +184,9 @@ class _Child:
         most ``PIPE_BUF`` bytes to a pipe at once or not at all.
         """
         with self._lock, suppress(OSError):  # who reads sees its death too
+            if self._asks:  # which go first
+                asks, self._asks = self._asks, []
+                frame = b"".join((*asks, frame))
             if not self._n_behind and len(frame) <= PIPE_BUF:
                 with suppress(BlockingIOError):
                     os.write(self._to, frame)
@@ -202,19 +220,14 @@ class _Child:
 
     # -- answers -------------------------------------------------------------------------------
 
-    def _take(self, n: int) -> bytes:
-        data = self._input.read(n)
-        if len(data) < n:
-            raise EOFError
-        return data
-
     def _read(self) -> None:
         """Hand out answers until the process ends, or says what is no answer."""
         self._files.remove(self._from)
-        with os.fdopen(self._from, "rb") as self._input:
+        with os.fdopen(self._from, "rb") as file, gathering() as hand_over:
+            answers = wire.Input(file.fileno(), hand_over)
             try:
                 while True:
-                    self._answer(wire.read(self._take))
+                    self._answer(wire.read(answers.take))
             except (EOFError, OSError):
                 pass
             except Exception as error:  # noqa: BLE001  (it is corrupt)

@@ -22,9 +22,9 @@ from infercore.errors import (
 )
 from infercore.isolated.process import DeathError
 from infercore.session import snapshots, tool_loop
+from infercore.session.handing import in_turn, tell_loop
 from infercore.session.observer import observed, stream_begins, stream_ended
 from infercore.session.parts import CLOSED, DECODED, FATAL
-from infercore.session.pool_stream import tell_loop
 from infercore.session.session import check_begun, decode_config
 from infercore.values import checks
 from infercore.values.config import DecodeConfig
@@ -660,7 +660,7 @@ class IsolatedStream:
         """
         if self._asked is not None:
             raise SessionBusyError("another task reads this stream, which is one task's at a time")
-        asked = self._asked = self._session.ask_next(self._opened)
+        asked = self._asked = in_turn(loop, partial(self._session.ask_next, self._opened))
         if asked is not None:
             answered = loop.create_future()
             asked.done.when_open(partial(tell_loop, loop, answered))

@@ -37,6 +37,7 @@ _MOST_PARTS = 1 << 16
 _MOST_BYTES = 1 << 36
 _MOST_DEPTH = 200
 _MOST_DIGITS = 4000
+_ONE_READ = 1 << 18
 _PLAIN = (str, int, float, bool, type(None))
 _KINDS = "biuf"
 _CLASSES: dict[str, type] = {
@@ -219,6 +220,38 @@ def chunk_of(data: bytes) -> tuple[int, str, tuple[int, ...], list[int], tuple[i
         raise FrameError(f"a chunk that cannot be read: {error!r}") from error
     position = (int.from_bytes(state, "little"), mu) if is_placed else None
     return number, text, tokens[:n_shown], list(tokens[n_shown:]), position
+
+
+class Input:
+    """Reads a pipe; ``before_waiting`` is called before each read, which may wait."""
+
+    def __init__(self, file: int, before_waiting: Callable[[], object]) -> None:
+        self._file = file
+        self._before_waiting = before_waiting
+        self._data = b""
+        self._at = 0
+
+    def take(self, n: int) -> bytes:
+        """Return the next ``n`` bytes. Raises `EOFError`."""
+        start = self._at
+        if len(self._data) - start < n:
+            self._read(n)
+            start = 0
+        self._at = start + n
+        return self._data[start : self._at]
+
+    def _read(self, n: int) -> None:
+        """Have ``n`` bytes, from the start."""
+        parts = [self._data[self._at :]]
+        n_missing = n - len(parts[0])
+        while n_missing > 0:
+            self._before_waiting()
+            data = os.read(self._file, _ONE_READ)
+            if not data:
+                raise EOFError
+            parts.append(data)
+            n_missing -= len(data)
+        self._data = b"".join(parts)
 
 
 def read(take: Callable[[int], bytes]) -> Any:

@@ -6,6 +6,7 @@ import importlib
 import os
 import struct
 import threading
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -19,7 +20,8 @@ from infercore.isolated.board import COUNTED, OF_POOL, STEP, Board
 from infercore.isolated.replay import NotedSampler, Replay
 from infercore.session import snapshots
 from infercore.session.chat_stream import ChatStream
-from infercore.session.generation import Shown
+from infercore.session.handing import send_once
+from infercore.session.jobs import Item
 from infercore.session.observer import Step, is_observed, set_observer
 from infercore.session.pool_stream import PoolStream
 from infercore.values.config import sampling_of
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from infercore.isolated.replay import Position
-    from infercore.session.jobs import Item
+    from infercore.session.generation import Shown
     from infercore.session.pool import SessionPool
     from infercore.session.session import CoreSession
     from infercore.values.config import DecodeConfig
@@ -57,6 +59,9 @@ _TOKENIZER = frozenset(
     {"encode", "decode", "token_bytes", "is_eog", "is_control", "apply_chat_template"}
 )
 _N_OF_NEXT = 3
+_MORE_OF_CHUNK = tuple(
+    field.name for field in attrs.fields(StreamChunk) if field.name not in ("text", "tokens")
+)
 _STREAMS = frozenset({"decode", "chat", "infill"})
 N_THREADS = 4096
 _SLACK = 20.0
@@ -124,6 +129,11 @@ class _Held:
         chosen, position = ([], None) if chunk is None else self.chosen()
         return [chunk, chosen, position]
 
+    def text(self, item: Shown) -> list[Any] | None:
+        """Return what `next` returns for text that is there; None where it takes more of it."""
+        chunk = self._of_item(item)
+        return None if chunk is None else [chunk, *self.chosen()]
+
     def _of_item(self, item: Any) -> Any:
         """Return the chunk that ``item`` of the decode makes, None where it takes more of them."""
         stream = self.stream
@@ -173,6 +183,7 @@ class _Line:
         self._requests = os.fdopen(requests, "rb")
         self._answers = answers
         self._lock = threading.Lock()
+        self._posted: deque[bytes] = deque()
         self.board = Board(board)
 
     def read(self) -> Any:
@@ -186,19 +197,31 @@ class _Line:
         return data
 
     def send(self, answer: list[Any]) -> None:
-        """Send an answer; where it cannot cross, the error that says so."""
+        """Send an answer; where it cannot cross, the error that says so.
+
+        With all others that this thread has for the program.
+        """
         frame = _frame_of_chunk(answer)
         try:
             frame = frame or wire.pack(answer, loose=True)
         except InferCoreError as error:
             frame = wire.pack([answer[0], False, error, None], loose=True)
-        with self._lock:
-            wire.write_all(self._answers, frame)
+        self._posted.append(frame)
+        send_once(self._send_posted)
 
-    @property
-    def is_free(self) -> bool:
-        """Whether nobody sends."""
-        return not self._lock.locked()
+    def _send_posted(self) -> None:
+        """Send what is there; while another thread does so, it takes this along."""
+        while self._posted and self._lock.acquire(blocking=False):
+            try:
+                self._write([self._posted.popleft() for _ in range(len(self._posted))])
+            finally:
+                self._lock.release()
+
+    def _write(self, frames: list[bytes]) -> None:
+        try:
+            wire.write_all(self._answers, b"".join(frames))
+        except OSError:  # the program is gone, and there is nobody here to see it
+            os._exit(1)
 
 
 def _frame_of_chunk(answer: list[Any]) -> bytes | None:
@@ -207,7 +230,7 @@ def _frame_of_chunk(answer: list[Any]) -> bytes | None:
     if value is not None or not is_well or type(result) is not list or len(result) != _N_OF_NEXT:
         return None
     chunk, chosen, position = result
-    if type(chunk) is not StreamChunk or chunk != StreamChunk(text=chunk.text, tokens=chunk.tokens):
+    if type(chunk) is not StreamChunk or any(getattr(chunk, name) for name in _MORE_OF_CHUNK):
         return None
     with suppress(ValueError, OverflowError, struct.error):
         return wire.pack_chunk(number, chunk.text, chunk.tokens, chosen, position)
@@ -260,19 +283,38 @@ class Worker:
         return False
 
     def _given(self, held: _Held, target: int, number: int, item: Shown | Item) -> None:
-        """Answer with a stream's next item: here where it is an ordinary chunk, else in a thread.
+        """Answer with a stream's next item: here where it is text, else in a thread.
 
         For whoever generates, between two steps: so it waits for nothing.
         """
         try:
-            if type(item) is Shown and type(held.stream) is PoolStream and self._line.is_free:
-                self._answer_item(held, target, number, item)
-            else:
-                self._threads.submit(self._answer_item, held, target, number, item)
+            ending = None
+            if isinstance(item, Item):
+                ending = item
+            elif self._answer_text(held, target, number, item):
+                return
+            self._threads.submit(self._answer_item, held, target, number, ending)
         except BaseException:  # noqa: BLE001  (such as no thread: as in `_answer_or_end`)
             os._exit(1)
 
-    def _answer_item(self, held: _Held, target: int, number: int, item: Shown | Item) -> None:
+    def _answer_text(self, held: _Held, target: int, number: int, item: Shown) -> bool:
+        """Answer with text, or ask for what follows where none of it is to be shown yet.
+
+        False where that has to be waited for.
+        """
+        try:
+            result = held.text(item)
+        except BaseException as error:  # noqa: BLE001  (it is the caller's to see)
+            answer: Any = False, error, self._value(target, "next")
+        else:
+            if result is None:
+                return held.ask(number, partial(self._given, held, target))
+            answer = True, result, None
+        held.lock.release()
+        self._send(number, *answer)
+        return True
+
+    def _answer_item(self, held: _Held, target: int, number: int, item: Item | None) -> None:
         """Answer with a stream's next item; the session is held since that was asked for."""
         try:
             try:
@@ -372,7 +414,7 @@ class Worker:
         return answer, None if keeps_value else self._value(target, name)
 
     @staticmethod
-    def _next(held: _Held, item: Shown | Item | None = None) -> Any:
+    def _next(held: _Held, item: Item | None = None) -> Any:
         answer = held.next(item)
         if answer[0] is None or answer[0].finish_reason is not None:
             held.stream = None

@@ -122,10 +122,12 @@ class Guard:
         """Refuse a name that was made to point here: a page of that name is no other origin.
 
         Where keys are asked for, or others than this machine reach the server, names say nothing.
+        Who gives none (HTTP/1.0 can) is no browser.
         """
         address = (scope.get("server") or ("",))[0]
         name = _name_of(_header(scope, b"host").decode("latin-1"))
-        if self._keys or not _is_loopback(address) or _is_loopback(name):
+        gives_none = all(key != b"host" for key, _ in scope["headers"])
+        if self._keys or not _is_loopback(address) or _is_loopback(name) or gives_none:
             return
         if name not in self._config.allowed_hosts:
             raise ApiError(

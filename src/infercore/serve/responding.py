@@ -97,55 +97,127 @@ class Events:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events until they end or nobody reads them."""
-        gone = asyncio.ensure_future(_gone(receive))
-        following = self._next()
-        begun = False
-        reader = _Reader(send, self._reader_timeout)
+        client = _Client(receive, send, self._keep_alive, self._reader_timeout)
         try:
-            while True:
-                either: set[asyncio.Future[Any]] = {following, gone}
-                await asyncio.wait(
-                    either, timeout=self._keep_alive, return_when=asyncio.FIRST_COMPLETED
-                )
-                if gone.done():
-                    return
-                error = following.exception() if following.done() else None
-                if error is not None and not begun and not isinstance(error, StopAsyncIteration):
-                    await failure(error, scope["names"])(scope, receive, send)
-                    return
-                if not begun:
-                    await _start(send)
-                    begun = True
-                if not following.done():
-                    await reader.take(COMMENT)
-                elif error is None:
-                    await reader.take(following.result())
-                    following = self._next()
+            try:
+                async for data in self._events:
+                    await client.take(data)
+                await client.take(b"", more=False)
+            except _LeftError:
+                raise
+            except Exception as error:  # noqa: BLE001  (it becomes an answer, or an event)
+                if await client.begins():
+                    await client.fail(error)
                 else:
-                    await self._end(reader, error)
-                    return
-        except OSError:  # the connection broke while something was sent
+                    await failure(error, scope["names"])(scope, receive, send)
+        except _LeftError:
             return
         except asyncio.CancelledError:
-            if not reader.is_stuck:
+            if not client.has_left:
                 raise
-            reader.forget()
-            log.warning("a stream was cancelled: its client takes nothing")
+            client.forget()
         finally:
-            reader.close()
-            await _stop(following, gone)
+            await client.close()
             await self._events.aclose()
 
-    def _next(self) -> asyncio.Future[bytes]:
-        return asyncio.ensure_future(self._events.__anext__())
 
-    async def _end(self, reader: _Reader, error: BaseException) -> None:
-        if not isinstance(error, StopAsyncIteration):
-            told = api_error(error)
-            if told.status >= 500:  # noqa: PLR2004  (the server's own faults)
-                log.error("stream failed: %s", error, exc_info=error)
-            await reader.take(event(told.body))
-        await reader.take(b"", more=False)
+class _LeftError(Exception):
+    """The connection broke while something was sent."""
+
+
+class _Client:
+    """Who gets the events of a stream. The task is cancelled where they leave or take nothing.
+
+    Between events a comment is sent every ``keep_alive`` seconds.
+    """
+
+    def __init__(self, receive: Receive, send: Send, keep_alive: float, timeout: float) -> None:
+        self.has_left = False
+        self._send = send
+        self._keep_alive = keep_alive
+        self._timeout = timeout
+        self._loop = asyncio.get_running_loop()
+        self._task: Any = asyncio.current_task()
+        self._one_at_a_time = asyncio.Lock()
+        self._has_begun = self._has_ended = False
+        self._sends_since: float | None = None
+        self._last = self._loop.time()
+        self._comment: asyncio.Task[None] | None = None
+        self._gone = asyncio.ensure_future(_gone(receive))
+        self._gone.add_done_callback(self._leave)
+        self._look_later()
+
+    async def take(self, body: bytes, *, more: bool = True) -> None:
+        """Send ``body``. Raises `_LeftError` where the connection is broken."""
+        async with self._one_at_a_time:
+            if self._has_ended:  # while a comment waited
+                return
+            self._sends_since = self._loop.time()
+            self._has_ended = not more
+            try:
+                if not self._has_begun:
+                    self._has_begun = True
+                    await _start(self._send)
+                await self._send({"type": "http.response.body", "body": body, "more_body": more})
+            except OSError as error:
+                raise _LeftError from error
+            self._last, self._sends_since = self._sends_since, None
+
+    async def fail(self, error: Exception) -> None:
+        """Send an event that says what ended the stream."""
+        told = api_error(error)
+        if told.status >= 500:  # noqa: PLR2004  (the server's own faults)
+            log.error("stream failed: %s", error, exc_info=error)
+        await self.take(event(told.body))
+        await self.take(b"", more=False)
+
+    async def begins(self) -> bool:
+        """Return whether anything was sent; where nothing was, no comment is from now on."""
+        if self._comment is not None:
+            await asyncio.wait([self._comment])
+        if not self._has_begun:
+            self._looking.cancel()
+        return self._has_begun
+
+    def forget(self) -> None:
+        """Let the task go on as if it had not been cancelled."""
+        if hasattr(self._task, "uncancel"):  # Python 3.11
+            self._task.uncancel()
+
+    async def close(self) -> None:
+        """Look after nobody any more."""
+        self._looking.cancel()
+        self._gone.remove_done_callback(self._leave)
+        if self._comment is not None:
+            self._comment.remove_done_callback(self._leave)
+            await _stop(self._comment)
+        await _stop(self._gone)
+
+    def _leave(self, ended: asyncio.Future[None]) -> None:
+        """End the task with the connection; a comment that was sent ends nothing."""
+        was_sent = ended is self._comment and not (ended.cancelled() or ended.exception())
+        if not was_sent:
+            self.has_left = True
+            self._task.cancel()
+
+    def _look_later(self) -> None:
+        """Look when the next comment is due, or a client may have taken nothing for too long."""
+        due = self._last + self._keep_alive - self._loop.time()
+        wait = self._keep_alive if due <= 0 else due
+        self._looking = self._loop.call_later(min(wait, self._timeout / 4), self._look)
+
+    def _look(self) -> None:
+        now = self._loop.time()
+        if self._sends_since is not None:
+            if now - self._sends_since > self._timeout:
+                log.warning("a stream was cancelled: its client takes nothing")
+                self.has_left = True
+                self._task.cancel()
+                return
+        elif now - self._last >= self._keep_alive:
+            self._comment = self._loop.create_task(self.take(COMMENT))
+            self._comment.add_done_callback(self._leave)
+        self._look_later()
 
 
 async def _start(send: Send) -> None:
@@ -155,39 +227,3 @@ async def _start(send: Send) -> None:
         (b"x-accel-buffering", b"no"),
     ]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
-
-
-class _Reader:
-    """Who gets the events of a stream; its task is cancelled where they are not taken in time."""
-
-    def __init__(self, send: Send, timeout: float) -> None:
-        self.is_stuck = False
-        self._send = send
-        self._timeout = timeout
-        self._loop = asyncio.get_running_loop()
-        self._since: float | None = None
-        self._task: Any = asyncio.current_task()
-        self._look_later()
-
-    async def take(self, body: bytes, *, more: bool = True) -> None:
-        self._since = self._loop.time()
-        await self._send({"type": "http.response.body", "body": body, "more_body": more})
-        self._since = None
-
-    def forget(self) -> None:
-        """Let the task go on as if it had not been cancelled."""
-        if hasattr(self._task, "uncancel"):  # Python 3.11
-            self._task.uncancel()
-
-    def close(self) -> None:
-        self._looking.cancel()
-
-    def _look_later(self) -> None:
-        self._looking = self._loop.call_later(self._timeout / 4, self._look)
-
-    def _look(self) -> None:
-        if self._since is not None and self._loop.time() - self._since > self._timeout:
-            self.is_stuck = True
-            self._task.cancel()
-        else:
-            self._look_later()

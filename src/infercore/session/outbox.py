@@ -8,12 +8,10 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from infercore.session.generation import Shown
+from infercore.session.handing import gathering
 from infercore.session.jobs import Item
 
 if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Callable
-
     from infercore.session.jobs import Generating
 
     Given = list[tuple[Generating, int | Shown | Item]]
@@ -28,7 +26,6 @@ class Outbox:
 
     def __init__(self) -> None:
         self._given: Given = []
-        self._notices: dict[asyncio.AbstractEventLoop, list[Callable[[], object]]] = {}
         self._sent: SimpleQueue[Given | None] = SimpleQueue()
         self._courier: threading.Thread | None = None
         self._n_sent = 0
@@ -59,10 +56,6 @@ class Outbox:
         item.cut = job.take_cut()
         job.n_given += 1
         self._given.append((job, item))
-
-    def notify(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> None:
-        """Let ``loop`` call ``callback`` at the end of the step: one call of a loop a step."""
-        self._notices.setdefault(loop, []).append(callback)
 
     def send(self) -> None:
         """Let the readers have what was made for them; for the owner of the jobs."""
@@ -104,21 +97,17 @@ class Outbox:
                 self._n_delivered += 1
 
     def _deliver(self, given: Given) -> None:
-        for job, made in given:
-            try:
-                item = made if type(made) is Shown else _made(job, made)
-                if item is None:
-                    continue
-                job.items.put(item)
-                if job.on_item is not None:
-                    job.on_item()
-            except Exception:  # noqa: BLE001  (the others' readers still wait)
-                job.cancelled = True
-        if self._notices:
-            notices, self._notices = self._notices, {}
-            for loop, callbacks in notices.items():
-                with suppress(Exception):  # such as of a loop that is closed: nobody is left there
-                    loop.call_soon_threadsafe(_call_all, callbacks)
+        with gathering():
+            for job, made in given:
+                try:
+                    item = made if type(made) is Shown else _made(job, made)
+                    if item is None:
+                        continue
+                    job.items.put(item)
+                    if job.on_item is not None:
+                        job.on_item()
+                except Exception:  # noqa: BLE001  (the others' readers still wait)
+                    job.cancelled = True
 
 
 def _made(job: Generating, made: int | Shown | Item) -> Shown | Item | None:
@@ -137,8 +126,3 @@ def _made(job: Generating, made: int | Shown | Item) -> Shown | Item | None:
         if job.rests:  # it looked as if it were ahead of its reader
             job.on_change()
     return shown
-
-
-def _call_all(callbacks: list[Callable[[], object]]) -> None:
-    for callback in callbacks:
-        callback()

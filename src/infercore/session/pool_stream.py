@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from infercore.errors import DecodeAbortedError, SessionBusyError
+from infercore.session.handing import tell_loop
 from infercore.session.jobs import Generating, Item
 from infercore.session.observer import stream_begins, stream_ended
 from infercore.session.stream import begin, look_at_prompt
@@ -132,8 +133,7 @@ class PoolStream:
             self._ask(job)
             while job.items.empty():
                 there = loop.create_future()
-                notify = partial(_set, there)
-                job.on_item = partial(self._context.scheduler.outbox.notify, loop, notify)
+                job.on_item = partial(tell_loop, loop, there)
                 if job.items.empty():
                     await there
         finally:
@@ -313,14 +313,3 @@ class PoolStream:
         if getattr(self, "finished", True) or sys.is_finalizing():
             return
         self._release()
-
-
-def tell_loop(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> None:
-    """Let ``loop`` know that what ``future`` waits for has come; from any thread."""
-    with suppress(RuntimeError):  # the loop is closed: nobody is left to notify
-        loop.call_soon_threadsafe(_set, future)
-
-
-def _set(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
