@@ -76,6 +76,24 @@ def test_a_copy_is_carried_out_before_cells_are_read_or_written(
         assert np.abs(next_row(context, seq_id) - expected[len(text)]).max() < 1e-4
 
 
+def test_a_sequence_beside_a_copy_waits_for_none(story, open_context, expected, saved):
+    """To carry a copy out evaluates a token, which a pool that moves others out would do for each."""
+    context = filled(open_context, story, ONE)
+    context.decode(ids(OTHER), seq_id=2, logits="last")
+    context.seq_copy(0, 1, -1, -1)
+    row = context.logits(0)
+    assert len(context.save_sequence(2)) == len(saved[0])
+    context.load_sequence(2, saved[0])
+    assert context.memory.pending
+    assert np.array_equal(context.logits(0), row)
+    for seq_id, text in {0: ONE, 1: ONE, 2: OTHER}.items():
+        assert np.abs(next_row(context, seq_id) - expected[len(text)]).max() < 1e-4
+    context.seq_shift(0, 0, -1, 3)
+    assert context.memory.pending
+    context.save_sequence(2)
+    assert not context.memory.pending
+
+
 @pytest.mark.parametrize("change", ["copy", "shift", "divide"])
 @pytest.mark.parametrize("empty", ["remove", "clear"])
 def test_an_empty_context_can_be_saved(story, open_context, change, empty):
