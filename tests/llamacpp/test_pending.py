@@ -77,7 +77,7 @@ def test_a_copy_is_carried_out_before_cells_are_read_or_written(
 
 
 def test_a_sequence_beside_a_copy_waits_for_none(story, open_context, expected, saved):
-    """To carry a copy out evaluates a token, which a pool that moves others out would do for each."""
+    """To carry a copy out evaluates a token: a pool that moves others out would for each."""
     context = filled(open_context, story, ONE)
     context.decode(ids(OTHER), seq_id=2, logits="last")
     context.seq_copy(0, 1, -1, -1)
