@@ -34,35 +34,6 @@ def need(context: Any, vector: Any) -> None:
     context.set_control_vector(None)
 
 
-def test_it_is_in_force_until_it_is_cleared(
-    new_context: Callable[..., Any], golden: Any, vector: Any
-) -> None:
-    context, ids = new_context(), golden.prompts[1].tokens
-    plain = row(context, ids)
-    need(context, vector)
-    assert np.array_equal(row(context, ids), plain)
-    context.set_control_vector({1: vector})
-    changed = row(context, ids)
-    assert np.abs(changed - plain).max() > 1e-2
-    context.set_control_vector({1: 2 * vector})
-    assert np.abs(row(context, ids) - changed).max() > 1e-3
-    context.set_control_vector({1: 0 * vector})
-    assert np.array_equal(row(context, ids), plain)
-    assert np.array_equal(row(new_context(), ids), plain)
-
-
-def test_to_the_last_layer_it_is_what_the_last_norm_sees(
-    new_context: Callable[..., Any], model: Any, golden: Any, vector: Any
-) -> None:
-    """A large one drowns what the layers made: then every token gets the same logits."""
-    context = new_context()
-    need(context, vector)
-    context.set_control_vector({model.info.n_layer - 1: 1e6 * vector})
-    one = row(context, golden.prompts[0].tokens)
-    other = row(context, golden.prompts[1].tokens)
-    np.testing.assert_allclose(one, other, atol=1e-2)
-
-
 def test_sessions_do_not_reuse_what_another_one_made(
     new_session: Callable[..., Any], vector: Any
 ) -> None:

@@ -28,59 +28,6 @@ def tokens_of(chunks: Sequence[ic.StreamChunk]) -> list[int]:
     return [token for chunk in chunks for token in chunk.tokens]
 
 
-def test_the_last_chunk_says_what_ended_the_text(session: Any) -> None:
-    session.ensure_prefix(PROMPT)
-    whole = told(session, max_tokens=24)
-    assert whole[-1].stopped_by is None
-    session.ensure_prefix(PROMPT)
-    cut = told(session, max_tokens=24, stop=["never said", " bridge", "stone"])
-    assert (cut[-1].finish_reason, cut[-1].stopped_by) == ("stop", "stone")
-    token = tokens_of(whole)[4]
-    session.ensure_prefix(PROMPT)
-    cut = told(session, stop_tokens=[token])
-    assert (cut[-1].finish_reason, cut[-1].stopped_by) == ("stop", token)
-    session.ensure_prefix(SHORT)
-    ended = told(session)
-    assert ended[-1].finish_reason == "eos"
-    assert session.model.tokenizer.is_eog(ended[-1].stopped_by)
-
-
-def test_the_stop_string_is_left_where_that_was_asked_for(session: Any) -> None:
-    for stop in (" bridge", "he stone brid", "one b"):
-        session.ensure_prefix(PROMPT)
-        bare = told(session, max_tokens=24, stop=stop)
-        session.ensure_prefix(PROMPT)
-        kept = told(session, max_tokens=24, stop=stop, include_stop=True)
-        assert kept[-1].stopped_by == stop
-        assert text_of(kept) == text_of(bare) + stop
-        assert tokens_of(kept) == tokens_of(bare)
-
-
-@pytest.mark.parametrize("temperature", [0, 1.0])
-def test_nothing_ends_a_text_too_early(session: Any, temperature: float) -> None:
-    session.ensure_prefix(SHORT)
-    n = len(tokens_of(told(session, temperature=temperature, seed=1)))
-    session.ensure_prefix(SHORT)
-    longer = told(session, min_tokens=n + 5, max_tokens=n + 9, temperature=temperature, seed=1)
-    assert len(tokens_of(longer)) >= n + 5
-
-
-def test_stop_tokens_and_strings_wait_too(session: Any) -> None:
-    session.ensure_prefix(PROMPT)
-    whole = told(session, max_tokens=24)
-    first = tokens_of(whole)[0]
-    session.ensure_prefix(PROMPT)
-    found = told(session, max_tokens=8, min_tokens=8, stop_tokens=[first])
-    assert first not in tokens_of(found)
-    assert len(tokens_of(found)) == 8
-    session.ensure_prefix(PROMPT)
-    said = told(session, max_tokens=24, min_tokens=12, stop=", ")
-    assert len(tokens_of(said)) > 12
-    assert said[-1].stopped_by == ", "
-    assert text_of(whole).startswith(text_of(said))
-    assert ", " in text_of(said)
-
-
 def test_a_finished_answer_ends_before_that(session: Any) -> None:
     session.ensure_prefix(PROMPT)
     chunks = told(
@@ -88,22 +35,6 @@ def test_a_finished_answer_ends_before_that(session: Any) -> None:
     )
     assert text_of(chunks) in (" fox", " owl")
     assert chunks[-1].finish_reason == "eos"
-
-
-@pytest.mark.parametrize("n", [1, 2, 3])
-def test_no_run_of_tokens_comes_twice(session: Any, n: int) -> None:
-    session.ensure_prefix(PROMPT)
-    prompt = session.context.tokens()
-    found = tokens_of(told(session, max_tokens=60, no_repeat_ngram_size=n, ignore_eos=True))
-    everything = [*prompt, *found]
-    runs = [tuple(everything[i : i + n]) for i in range(len(everything) - n + 1)]
-    new = runs[len(prompt) - n + 1 :]
-    old = runs[: len(prompt) - n + 1]
-    assert len(set(new)) == len(new)
-    assert not set(new) & set(old)
-    session.ensure_prefix(PROMPT)
-    free = tokens_of(told(session, max_tokens=60, ignore_eos=True))
-    assert (free != found) is (n < 3)
 
 
 def test_the_engines_own_sampler_refuses_them(model: Any, session: Any) -> None:

@@ -22,13 +22,6 @@ def needs_of(model: Any, exact: dict[str, Any]) -> Callable[[int], int]:
     return needs
 
 
-def test_the_trained_window_where_it_fits(model: Any, exact: dict[str, Any]) -> None:
-    with model.new_context(n_ctx="fit", **exact) as context:
-        assert context.n_ctx == model.info.n_ctx_train
-    with model.new_session(n_ctx="fit", **exact) as session:
-        assert session.explain_context().n_ctx == model.info.n_ctx_train
-
-
 def test_less_where_memory_is_short(
     model: Any, exact: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

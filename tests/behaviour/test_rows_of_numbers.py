@@ -33,23 +33,6 @@ def near(context: Any, found: Any, wanted: Any) -> bool:
     return bool(np.abs(found - wanted).max() <= 2 * context.tolerance + 1e-6)
 
 
-@pytest.mark.parametrize("mode", ["last", "all", "none"])
-@pytest.mark.parametrize("n_batch", [512, 16])
-def test_rows_of_the_table_are_its_tokens(
-    new_context: Callable[..., Any], table: Any, ids: list[int], mode: str, n_batch: int
-) -> None:
-    plain, given = new_context(n_batch=n_batch), new_context(n_batch=n_batch)
-    plain.decode(ids, logits=mode)
-    given.decode_spans([(0, table[ids], mode)])
-    assert given.n_outputs == plain.n_outputs
-    assert given.n_past() == given.n_resident() == len(ids)
-    assert all(near(given, given.logits(i), plain.logits(i)) for i in range(plain.n_outputs))
-    for token in (7, 8):
-        plain.decode_one(token)
-        given.decode_one(token)
-        assert near(given, given.logits(), plain.logits())
-
-
 def test_the_numbers_count_not_the_table(
     new_context: Callable[..., Any], table: Any, ids: list[int]
 ) -> None:

@@ -12,6 +12,7 @@ import attrs
 import pytest
 
 from conformance.full_toy import DECLARED, FullContext, toy_rig
+from conformance.mutants import around
 from infercore.conformance import (
     Law,
     Report,
@@ -29,7 +30,7 @@ from infercore.conformance.requirements import REQUIREMENTS
 from infercore.conformance.rigs import at
 from infercore.conformance.standing import standing_of
 from infercore.conformance.texts import TEXTS
-from infercore.errors import InvalidInputError
+from infercore.errors import InvalidInputError, UnsupportedFeatureError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -150,7 +151,7 @@ def test_what_is_missing_is_named_and_can_be_required(tmp_path: Path) -> None:
     report = check_backend(rig, only="DEC-2")
     assert report.passed
     assert "A PART: " in summary(report)
-    assert summary(report).endswith("NO ORACLE; without observe, encoder")
+    assert "NO ORACLE; without observe, encoder; refuses " in summary(report)
     for name in ("oracle", "observe", "encoder"):
         report = check_backend(rig, only="DEC-2", require=[name])
         assert report.problems == (f"{name} is required and missing",)
@@ -168,6 +169,48 @@ def test_a_capability_that_is_lost_is_not_refused_in_silence(
     monkeypatch.setattr(FullContext, "capabilities", attrs.evolve(DECLARED, kv_shift=False))
     report = check_backend(rig, only=["KV-13", "DEC-2"])
     assert report.problems == ("kv_shift is required and missing",)
+
+
+def test_an_option_that_is_refused_leaves_its_laws_refused_unless_it_is_required(
+    tmp_path: Path,
+) -> None:
+    def opened(error: Exception) -> Any:
+        def check(rig: Rig) -> None:
+            rig.fields(n_ubatch=8)
+            raise error
+
+        return law(check)
+
+    refused = UnsupportedFeatureError(feature="n_ubatch=8", backend="toy")
+    limit = InvalidInputError("too many", field="n_ubatch", value=8, allowed=(1,))
+    rig = toy_rig(tmp_path / "m.json")
+    for error in (refused, limit):
+        found = run_law(opened(error), rig)
+        assert (found.outcome, "not honoured: n_ubatch" in str(found.reason)) == ("refused", True)
+    other = UnsupportedFeatureError(feature="n_batch=8", backend="toy")  # nobody asked for it
+    assert run_law(opened(other), rig).outcome == "FAIL"
+    strict = toy_rig(tmp_path / "m.json", require=("n_ubatch",))
+    assert run_law(opened(refused), strict).outcome == "FAIL"
+
+
+def test_what_is_refused_is_in_the_summary_and_can_be_required(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def opened(old: Any, self: Any, config: Any) -> None:
+        if config.kv_unified:
+            raise UnsupportedFeatureError(feature="kv_unified=True", backend="toy")
+        old(self, config)
+
+    rig = toy_rig(tmp_path / "m.json")
+    before = check_backend(rig, only="DEC-2")
+    around(monkeypatch, FullContext, "__init__", opened)
+    report = check_backend(rig, only="DEC-2")
+    assert report.standing is not None
+    assert before.standing is not None
+    assert set(report.standing.refused) - set(before.standing.refused) == {"kv_unified"}
+    assert "refuses" in summary(report)
+    report = check_backend(rig, only="DEC-2", require=["kv_unified"])
+    assert report.problems == ("kv_unified is required and missing",)
 
 
 def test_failures_come_in_the_order_to_mend_them_one_line_a_cause(
@@ -285,7 +328,7 @@ def test_reports_as_text(rig: Rig) -> None:
     table = matrix([report, report])
     assert "| KV-1 |" in table
     assert table.splitlines()[-1].endswith("| ok | ok |")
-    assert "there are no golden outputs of this model" in page([report])
+    assert "the model is none of the pack's" in page([report])
     assert summary(report).startswith("toy: passed (1 ok, 1 n/a); A PART: ")
     assert f"tolerance {rig.tolerance:.3g}" in summary(report)
     assert value["standing"]["tolerance"] == rig.tolerance

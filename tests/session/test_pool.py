@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import infercore as ic
+from infercore.testing import reference_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -471,3 +472,15 @@ def test_statistics_say_whether_sessions_share_calls(
 ) -> None:
     with reference.new_pool(n_parallel=2, n_ctx=64, **fields) as pool:
         assert pool.stats().batching == expected
+
+
+@pytest.mark.parametrize(("most", "places"), [(16, 16), (5, 4), (4, 4), (3, 2), (1, 1)])
+def test_an_engine_of_few_sequences_has_a_pool_of_as_many(
+    reference: Any, monkeypatch: pytest.MonkeyPatch, most: int, places: int
+) -> None:
+    allowed = tuple(range(1, most + 1))
+    monkeypatch.setitem(reference_settings._CONTEXT_VALUES, "n_seq_max", allowed)
+    with reference.new_pool(n_ctx=64, n_parallel=4, batching="always") as pool:
+        assert pool._owner.scheduler.context.n_seq_max == places
+        texts = [pool.open_session().generate("Once", max_tokens=2, temperature=0) for _ in "ab"]
+    assert texts[0] == texts[1]

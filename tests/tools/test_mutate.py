@@ -89,6 +89,17 @@ def test_every_equivalent_mutant_has_an_argument(scoring: Any) -> None:
         assert len(entry.reason) > 40, entry
 
 
+def test_a_budget_leaves_out_what_does_not_fit_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(TOOLS))
+    from mutation import running
+
+    steps = [running.Step(0, f"DEC-{i}") for i in range(4)]
+    seconds = dict(zip(steps, (2.0, 9.0, 3.0, 3.0), strict=True))
+    baseline = running.Baseline(outcomes={}, seconds=seconds, lines={})
+    assert running._within(steps, baseline, 6.0) == [steps[0], steps[2]]
+    assert running._within(steps, baseline, None) == steps
+
+
 def test_a_sample_of_the_example_s_mutants(tmp_path: Path) -> None:
     found = tmp_path / "found.json"
     command = [sys.executable, str(TOOLS / "mutate.py"), "--subject", "example", "--sample", "8"]

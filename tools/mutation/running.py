@@ -385,9 +385,10 @@ def judged(
     be one that a law not tried would see.
     """
     own = set(runner.subject.files[mutant.file])
-    steps = _within(_ordered(runner, mutant, baseline, popular), baseline, budget_s)
-    if not steps:
+    every = _ordered(runner, mutant, baseline, popular)
+    if not every:
         return Verdict(mutant=mutant, outcome=SURVIVED, reason=NEVER_RUN)
+    steps = _within(every, baseline, budget_s) or every[:1]
     seconds = {step.label: baseline.seconds[step] for step in steps}
     child = runner.start(mutant, steps, baseline.outcomes)
     late = False
@@ -415,13 +416,13 @@ def judged(
 
 
 def _within(steps: list[Step], baseline: Baseline, budget_s: float | None) -> list[Step]:
-    """Return the first steps that take ``budget_s`` together, all of them for None."""
+    """Return steps that take ``budget_s`` together, the first that fit; all of them for None."""
     if budget_s is None:
         return steps
     kept: list[Step] = []
     for step in steps:
-        budget_s -= baseline.seconds[step]
-        if budget_s >= 0:
+        if baseline.seconds[step] <= budget_s:
+            budget_s -= baseline.seconds[step]
             kept.append(step)
     return kept
 

@@ -75,11 +75,11 @@ def _reference() -> Subject:
     folder = ROOT / "src" / "infercore" / "testing"
     groups = {
         "attention": "DEC KV", "bert": "ENC EMB", "cells": "KV STATE", "dry": "SAMP",
-        "kv_formats": "CAP STATE", "llama": "DEC CAP", "lora": "LORA", "mirostat": "SAMP",
+        "kv_formats": "CAP STATE", "llama": "DEC CAP", "mirostat": "SAMP",
         "products": "THREAD DEC LORA", "reference_base": "EMB CANCEL DEC", "reference_context":
         "DEC KV CANCEL", "reference_encoder": "ENC EMB", "reference_model": "LIFE CAP MEM BAD",
         "reference_sampler": "SAMP", "reference_sequences": "KV STATE", "reference_settings":
-        "CAP BAD", "reference_tokenizer": "TOK", "safetensors": "LIFE BAD", "truncation": "SAMP",
+        "CAP BAD", "reference_tokenizer": "TOK", "truncation": "SAMP",
     }  # fmt: skip
     return Subject(
         name="reference",

@@ -30,7 +30,8 @@ EXIT_FAILED = 1
     multiple=True,
     metavar="NAMES",
     help="What must be there, with commas: oracle, observe, adapter, encoder, constraints, suite, "
-    "or what laws need (kv_shift, state, ...). The run fails if any is missing.",
+    "what laws need (kv_shift, state, ...), or options that the backend honours (n_ubatch, "
+    "native.mirostat, ...). The run fails if any is missing.",
 )
 @click.option("--json", "json_file", type=click.Path(dir_okay=False), help="Write JSON; - prints.")
 @click.option("--markdown", type=click.Path(dir_okay=False), help="Write the page of results.")

@@ -38,7 +38,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="append",
         default=[],
         help="what must be there, with commas: oracle, observe, adapter, encoder, constraints, "
-        "suite, or what laws need (kv_shift, state, ...); what is missing fails the run",
+        "suite, what laws need (kv_shift, state, ...), or options that the backend honours "
+        "(n_ubatch, native.mirostat, ...); what is missing fails the run",
     )
 
 

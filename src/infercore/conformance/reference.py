@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from infercore.conformance.options import OPTIONS
 from infercore.conformance.rig import Observation, Rig
 from infercore.registry import default_registry
 from infercore.testing import Faults, engine_of, load_reference_model
@@ -18,6 +19,7 @@ REQUIRED = (
     "oracle", "observe", "adapter", "encoder", "kv_remove_any", "kv_copy_any", "kv_shift",
     "kv_divide", "multi_sequence", "state", "sequence_state", "logits_all", "embeddings",
     "live_threads", "lora", "native_sampler", "chat_template", "plan_memory",
+    *(name for name in OPTIONS if name != "yarn"),
 )  # fmt: skip
 """All that there is: what the reference lost would be refused by it in silence."""
 

@@ -12,6 +12,7 @@ import numpy as np
 import infercore
 from infercore.conformance import expect
 from infercore.conformance.law import RELEASES
+from infercore.conformance.options import NATIVE
 from infercore.conformance.oracle import Oracle
 from infercore.conformance.texts import STORY, TEXTS
 from infercore.errors import UnsupportedFeatureError
@@ -106,8 +107,10 @@ class Rig:
     past the API. ``known`` maps ids of laws that fail to reasons, each "backend: ...",
     "engine: ...", "hardware: ..." or "model: ...". ``suite_version`` pins the suite: newer laws
     only report. ``require`` names what must be there: "oracle", "observe", "adapter", "encoder",
-    "constraints", "suite" (all of it, in today's version) or what laws need ("kv_shift", "state",
-    ...), so that a capability which is lost fails the run and is not refused in silence.
+    "constraints", "suite" (all of it, in today's version), what laws need ("kv_shift", "state",
+    ...), or options and calls that the backend honours ("n_ubatch", "rope_freq_base",
+    "set_control_vector", "native.mirostat", ...), so that what is lost fails the run and is not
+    refused in silence.
     ``story`` is plain text of 300 tokens or more, ``texts`` must survive encode and decode, beside
     the suite's own. ``variant`` names a way of running the backend that has a rig of its own. With
     ``in_pool`` the sessions that laws open are each one of a pool (`find_rig` makes such a rig of
@@ -159,6 +162,7 @@ class Rig:
     _pools: dict[str, Any] = attrs.field(factory=dict, init=False)
     _n_sessions: int = attrs.field(default=0, init=False)
     _drawn: list[str] = attrs.field(factory=list, init=False)
+    asked: set[str] = attrs.field(factory=set, init=False)
     _oracle: Any = attrs.field(default=None, init=False)
     _story_ids: list[int] = attrs.field(factory=list, init=False)
 
@@ -243,10 +247,13 @@ class Rig:
 
     def sampler(self, **fields: Any) -> Any:
         """Return a sampler, the portable one unless ``fields`` say otherwise."""
+        if fields.get("implementation") == "native":
+            self.asked.update(NATIVE + name for name in fields)
         return self.opened(self.model.new_sampler(**{"implementation": "portable", **fields}))
 
     def encoder_context(self, **fields: Any) -> Any:
         """Return a context of the encoder, with as many threads as the exact settings have."""
+        self.asked.update(fields)
         threads = {name: self.exact[name] for name in _THREADS if name in self.exact}
         return self.opened(self.encoder_model.new_context(**{**threads, **fields}))
 
@@ -256,6 +263,7 @@ class Rig:
 
     def fields(self, **fields: Any) -> dict[str, Any]:
         """Return the context fields for ``fields``."""
+        self.asked.update(name for name in fields if name not in self.exact)
         return {**self.exact, "n_ctx": self.n_ctx, **fields}
 
     def opened(self, thing: Any) -> Any:
@@ -267,6 +275,7 @@ class Rig:
         """Start anew, with random numbers of ``seed`` for the law ``name``."""
         self.random = random.Random(f"{seed}/{name}")
         self._drawn = []
+        self.asked.clear()
 
     def note(self, text: str) -> None:
         """Keep what a law is made of, to be shown if it fails."""

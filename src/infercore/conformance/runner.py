@@ -12,6 +12,7 @@ import numpy as np
 import infercore
 from infercore.conformance.expect import LawError
 from infercore.conformance.law import SUITE_VERSION, Law
+from infercore.conformance.options import option_of
 from infercore.conformance.registry import laws, select
 from infercore.conformance.report import FAIL, KNOWN, NOT_APPLICABLE, OK, REFUSED, Report, Result
 from infercore.conformance.requirements import REQUIREMENTS
@@ -170,6 +171,9 @@ def _failed(rig: Rig, error: Exception) -> Found:
         return REFUSED, f"not declared: all logits can be read ({refusal})", None
     if rig.isolated and getattr(refusal, "feature", None) in _NOT_ACROSS:
         return REFUSED, f"not declared: what stays in its own process ({refusal})", None
+    option = None if is_law else option_of(error, rig.asked)
+    if option is not None and option not in rig.require:
+        return REFUSED, f"not honoured: {option} ({refusal})", None
     said = str(error) if is_law else f"{type(error).__name__}: {error}"
     return FAIL, said, _cause(error)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import numpy as np
 
+from infercore.conformance import options
 from infercore.conformance.registry import laws
 from infercore.conformance.requirements import REQUIREMENTS
 from infercore.values import checks
@@ -21,6 +22,7 @@ MAX_SHARE = 0.02
 """The most that a tolerance may be of the spread of logits; quantised weights need that much."""
 N_TOKENS = 24
 SUITE = "suite"
+MOST_SHOWN = 8
 
 
 @attrs.frozen(kw_only=True)
@@ -31,7 +33,8 @@ class Standing:
     logit of a text, ``moved`` the most that another token in it moves one (None for an encoder).
     ``oracle`` is what logits are compared with: "reference", "golden", or None for nothing.
     ``missing`` names what the rig does not bring, ``required`` what it must, ``unmet`` what of
-    that is not there. ``n_laws`` counts the laws of the suite.
+    that is not there. ``refused`` names the options that the backend refuses (`OPTIONS`), of
+    ``n_options``. ``n_laws`` counts the laws of the suite.
     """
 
     tolerance: float
@@ -42,6 +45,8 @@ class Standing:
     required: tuple[str, ...]
     unmet: tuple[str, ...]
     n_laws: int
+    refused: tuple[str, ...] = ()
+    n_options: int = 0
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -67,6 +72,10 @@ class Standing:
         left = [name for name in self.missing if name != "oracle"]
         if left:
             parts.append(f"without {', '.join(left)}")
+        if self.refused:
+            many = len(self.refused) > MOST_SHOWN
+            counted = f"{len(self.refused)} of {self.n_options} options"
+            parts.append(f"refuses {counted if many else ', '.join(self.refused)}")
         return "; ".join(parts)
 
 
@@ -77,8 +86,8 @@ _BROUGHT: dict[str, Callable[[Rig], bool]] = {
     "encoder": lambda rig: rig.is_encoder or rig.encoder is not None,
     "constraints": lambda _: importlib.util.find_spec("llguidance") is not None,
 }
-NAMES = (*_BROUGHT, SUITE, *(name for name in REQUIREMENTS if name not in _BROUGHT))
-"""What can be required: what a rig brings, the whole of today's suite, and what laws need."""
+NAMES = tuple(dict.fromkeys([*_BROUGHT, SUITE, *REQUIREMENTS, *options.OPTIONS]))
+"""What can be required: what a rig brings, the whole suite, what laws need, and options."""
 
 
 def check_names(required: Iterable[str]) -> tuple[str, ...]:
@@ -95,15 +104,18 @@ def standing_of(rig: Rig, required: Iterable[str] = ()) -> Standing:
     asked = check_names((*rig.require, *required))
     spread, moved = (None, None) if rig.is_encoder or not rig.shows_all_logits else _measured(rig)
     here = {name: has(rig) for name, has in _BROUGHT.items()}
+    refused = () if rig.is_encoder or rig.in_pool else options.refused(rig)
     return Standing(
         tolerance=rig.tolerance,
         spread=spread,
         moved=moved,
         oracle=rig.oracle_name(),
-        missing=tuple(name for name, found in here.items() if not found),
+        missing=tuple(name for name in _BROUGHT if not here[name]),
         required=asked,
         unmet=tuple(name for name in asked if not _is_there(name, here, rig)),
         n_laws=len(laws()),
+        refused=refused,
+        n_options=len(options.OPTIONS),
     )
 
 
@@ -112,6 +124,8 @@ def _is_there(name: str, here: dict[str, bool], rig: Rig) -> bool:
         return here[name]
     if name == SUITE:  # what was run decides: see `Report.problems`
         return True
+    if name in options.OPTIONS:
+        return options.refusal(rig, name) is None
     try:
         return REQUIREMENTS[name].declared(rig)
     finally:

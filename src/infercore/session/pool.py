@@ -466,20 +466,25 @@ def _store_of(config: PoolConfig, kinds: Capabilities) -> Store | None:
 def _open_context(
     model: SessionModel, wanted: ContextConfig, config: PoolConfig, n_ctx: int
 ) -> SessionContext:
-    """Return the context of a pool; one of a single sequence where the options allow no more.
+    """Return the context of a pool, with fewer places where the engine refuses so many.
 
-    Where the caller left ``kv_unified`` open and the engine's sequences have caches of their own,
-    each gets a window of them.
+    It has a single sequence where the options allow no more. Where the caller left ``kv_unified``
+    open and the engine's sequences have caches of their own, each gets a window of them.
     """
     try:
         return model.context_of(wanted)
     except UnsupportedFeatureError as error:
-        if "kv_unified" in error.feature and config.context.kv_unified is None:
-            n_seq_max = config.n_parallel
-            apart = attrs.evolve(
-                wanted, n_ctx=n_seq_max * n_ctx, n_seq_max=n_seq_max, kv_unified=None
-            )
-            return model.context_of(apart)
-        if "n_seq_max" not in error.feature:
+        n = wanted.n_seq_max or 1
+        if "kv_unified" in error.feature and wanted.kv_unified and not config.context.kv_unified:
+            n = min(n, config.n_parallel)
+            fewer = attrs.evolve(wanted, n_ctx=n * n_ctx, n_seq_max=n, kv_unified=None)
+        elif "n_seq_max" in error.feature and n > 1:
+            n = config.n_parallel if n > config.n_parallel else n // 2
+            fewer = attrs.evolve(wanted, n_seq_max=n)
+            if n == 1:
+                fewer = attrs.evolve(wanted, n_ctx=n_ctx, n_seq_max=None, kv_unified=None)
+            elif not wanted.kv_unified:
+                fewer = attrs.evolve(fewer, n_ctx=n * n_ctx)
+        else:
             raise
-    return model.context_of(attrs.evolve(wanted, n_ctx=n_ctx, n_seq_max=None, kv_unified=None))
+    return _open_context(model, fewer, config, n_ctx)

@@ -8,12 +8,14 @@ import attrs
 import numpy as np
 
 from conformance.mutants import around, breaks, result
+from infercore.errors import UnsupportedFeatureError
 from infercore.testing import llama, reference_settings, reference_tokenizer
 from infercore.testing.bert import Bert
 from infercore.testing.reference_base import Base
 from infercore.testing.reference_context import ReferenceContext
 from infercore.testing.reference_encoder import EncoderContext
 from infercore.testing.reference_model import Loaded, ReferenceEncoder
+from infercore.testing.reference_sampler import ReferenceSampler
 from infercore.testing.reference_sequences import Sequences
 
 real = {"base": "reference"}
@@ -177,3 +179,21 @@ def an_encoder_asks_for_ever(m: Any) -> None:
             old(self, callback)
 
     around(m, EncoderContext, "set_abort_callback", give)
+
+
+# -- what is honoured no more ----------------------------------------------------------------------
+
+
+@breaks("CAP-41", **real)
+def steps_of_another_size_are_refused(m: Any) -> None:
+    m.setitem(reference_settings._CONTEXT_VALUES, "n_ubatch", (64, 512))
+
+
+@breaks("CAP-41", **real)
+def its_own_sampler_refuses_mirostat(m: Any) -> None:
+    def opened(old: Any, self: Any, config: Any, *args: Any) -> None:
+        if config.mirostat:
+            raise UnsupportedFeatureError(feature=f"mirostat={config.mirostat}")
+        old(self, config, *args)
+
+    around(m, ReferenceSampler, "__init__", opened)

@@ -26,6 +26,23 @@ _REQUIRED = (
     "observe", "kv_copy", "multi_sequence", "state", "sequence_state", "logits_all", "embeddings",
     "live_threads", "lora", "native_sampler", "chat_template", "plan_memory",
 )  # fmt: skip
+# The same of options and calls: what is refused though it was honoured.
+_ALWAYS = (
+    "n_batch", "n_ubatch", "n_seq_max", "kv_unified", "n_threads", "attention_type", "precision",
+    "pooling_type", "swa_full", "decode_vectors", "set_control_vector", "set_causal_attention",
+    "warmup",
+    *(
+        f"native.{name}"
+        for name in (
+            "seed", "temperature", "dynatemp_range", "top_k", "top_p", "min_p", "typical_p",
+            "top_n_sigma", "xtc_probability", "repeat_penalty", "frequency_penalty",
+            "presence_penalty", "dry_multiplier", "mirostat", "logit_bias", "ignore_eos",
+        )
+    ),
+)  # fmt: skip
+_WITH_ATTENTION = (
+    "rope_freq_base", "rope_freq_scale", "yarn", "flash_attn", "type_k", "type_v", "f16", "q8_0",
+)  # fmt: skip
 _REMOVES = ("kv_remove", "kv_shift", "kv_divide")
 _EXACT = {
     "precision": "accurate",
@@ -47,7 +64,8 @@ def rig() -> Rig:
         encoder=pack_path("encoder"),
         encoder_name="encoder",
         require=(
-            *_REQUIRED, *_REMOVES, "oracle", "adapter", "encoder", "kv_remove_any", "kv_copy_any",
+            *_REQUIRED, *_ALWAYS, *_WITH_ATTENTION, *_REMOVES, "adapters", "oracle", "adapter",
+            "encoder", "kv_remove_any", "kv_copy_any",
         ),
     )  # fmt: skip
 
@@ -63,7 +81,7 @@ def sliding_rig() -> Rig:
         "sliding",
         variant="sliding",
         exact={**_EXACT, "swa_full": False},
-        require=(*_REQUIRED, *_REMOVES),
+        require=(*_REQUIRED, *_ALWAYS, *_WITH_ATTENTION, *_REMOVES),
     )
 
 
@@ -78,7 +96,7 @@ def _rig(name: str, **fields: Any) -> Rig:
         "exact": _EXACT,
         "suite_version": "1.2",
         "observe": observe,
-        "require": _REQUIRED,
+        "require": (*_REQUIRED, *_ALWAYS),
     }
     return Rig(**{**given, **fields})
 

@@ -20,8 +20,14 @@ TOLERANCE = 5e-3
 _REQUIRED = (
     "oracle", "observe", "encoder", "kv_remove_any", "state", "sequence_state", "logits_all",
     "embeddings", "chat_template", "plan_memory", "adapter", "lora",
+    # options and calls that are honoured
+    "n_batch", "n_ubatch", "n_threads", "rope_freq_base", "rope_freq_scale", "yarn", "precision",
+    "attention_type", "pooling_type", "f16", "swa_full", "adapters", "decode_vectors",
+    "set_control_vector", "warmup",
 )  # fmt: skip
-_OF_BLOCKS = ("kv_copy_any", "kv_shift", "kv_divide", "multi_sequence")
+_OF_BLOCKS = (
+    "kv_copy_any", "kv_shift", "kv_divide", "multi_sequence", "n_seq_max", "kv_unified",
+)  # fmt: skip
 
 
 def rig() -> Rig:
@@ -39,6 +45,7 @@ def stateful_rig() -> Rig:
         adapter_format="hf",
         backend_options={"form": "stateful"},
     )
+    rig.require = (*_REQUIRED, "set_causal_attention")
     rig.known = {"MEM-8": "engine: OpenVINO leaves a thread behind for each model it compiles"}
     return rig
 

@@ -283,7 +283,7 @@ def check_golden_logits(rig: Rig) -> None:
 
 def _golden(rig: Rig):  # type: ignore[no-untyped-def]  # noqa: ANN202
     if rig.model_name is None:
-        rig.leave("there are no golden outputs of this model")
+        rig.leave("the model is none of the pack's; DEC-26 is about golden texts of the rig's own")
     try:
         import infercore_models  # noqa: PLC0415  (a distribution of its own)
     except ImportError:

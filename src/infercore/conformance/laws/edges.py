@@ -10,6 +10,7 @@ import numpy as np
 from infercore.conformance.expect import equal, raises, that
 from infercore.conformance.law import law
 from infercore.conformance.laws.cancel import AfterCalls
+from infercore.conformance.options import OPTIONS, refusal
 from infercore.conformance.oracle import Way
 from infercore.errors import (
     DecodeAbortedError,
@@ -204,6 +205,8 @@ def check_what_is_asked_is_told(rig: Rig) -> None:
             continue
         except InvalidInputError as error:
             that(error.field in fields, f"{fields} refused as {error.field!r}")
+            equal(error.value, fields[error.field], f"the value that is refused of {fields}")
+            that(error.allowed, f"{fields} refused, and nothing is said to be allowed")
             continue
         for name, value in fields.items():
             told = context.effective.get(name)
@@ -211,6 +214,16 @@ def check_what_is_asked_is_told(rig: Rig) -> None:
                 equal(told, value, f"effective[{name!r}] with {fields}")
         context.decode(tokens)
         equal(context.n_past(), len(tokens), f"n_past with {fields}")
+
+
+@law("CAP-41", since="1.2")
+def check_what_is_required_is_honoured(rig: Rig) -> None:
+    """Each option and call that the rig requires is honoured: the backend refuses none of them."""
+    required = [name for name in rig.require if name in OPTIONS]
+    if not required:
+        rig.leave("the rig requires no option")
+    found = {name: refusal(rig, name) for name in required}
+    equal({name: why for name, why in found.items() if why}, {}, "what is required, and refused")
 
 
 @law("LORA-11", needs="lora", since="1.2")

@@ -153,6 +153,9 @@ def _as_folder(model: Any, folder: Path) -> None:
     _compare(info, said)
     if isinstance(config.get("model_type"), str):
         equal(info.architecture, config["model_type"], "architecture")
+    for name, value in config.items():
+        if type(value) in (int, str) and name in info.metadata:
+            equal(info.metadata[name].strip('"'), str(value), f"metadata of {name}")
     _compare_named(model.tokenizer, folder / "tokenizer_config.json")
     weights = folder / "model.safetensors"
     if weights.is_file():

@@ -206,7 +206,8 @@ def check_windows_of_learned_positions(rig: Rig) -> None:
     try:
         _fill(rig, ids)  # positions that are computed, not learned, have no end
     except InvalidInputError as error:
-        equal(error.field, "n_ctx", "the field of the refusal")
+        found = error.field, error.value, error.allowed is not None
+        equal(found, ("n_ctx", len(ids), True), "field, value and what is allowed")
 
 
 def _fill(rig: Rig, ids: list[int]) -> None:

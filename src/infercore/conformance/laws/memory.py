@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import itertools
@@ -112,8 +113,8 @@ def check_use_leaves_nothing(rig: Rig) -> None:
     texts = (f"{i} {rig.story}" * 12 for i in itertools.count())
     _check_uses(use, N_USES, "calls")
     if kinds.embeddings:
-        rows = rig.context(embeddings=True, pooling_type="none")
-        _check_uses(lambda: (rows.eval(tokens, 0), rows.embeddings()), N_USES, "rows")
+        rows, many = rig.context(embeddings=True, pooling_type="none"), rig.tokens(200)
+        _check_uses(lambda: (rows.eval(many, 0), rows.embeddings()), N_USES, "rows")
     _check_uses(lambda: rig.tokenizer.encode(next(texts)), 60, "texts of thousands of tokens")
     if kinds.lora and rig.adapter is not None:
         _check_uses(change, N_USES, "changes of adapters")
@@ -198,6 +199,10 @@ def check_plan_grows_with_the_window(rig: Rig) -> None:
         return
     ratio = sizes[1] / sizes[0]
     that(1.5 <= ratio <= 2.5, f"twice the window takes {ratio:.2f} times the cache")  # noqa: PLR2004
+    with contextlib.suppress(UnsupportedFeatureError, InvalidInputError):  # too long a window
+        steps = [rig.model.plan_memory(**rig.fields(n_ctx=n)).compute_bytes for n in (2048, 8192)]
+        fits = steps[1] <= 6 * steps[0] + 64 * MIB
+        that(fits, f"four times the window takes {steps[1]} bytes a step, not {steps[0]}")
 
 
 @law("MEM-4")

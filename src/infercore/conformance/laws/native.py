@@ -77,6 +77,9 @@ _PENALTIES: tuple[dict[str, Any], ...] = (
     {"dry_multiplier": 3.0},
     {"dry_multiplier": 3.0, "dry_sequence_breakers": ("e", "a")},
     {"dry_multiplier": 3.0, "dry_sequence_breakers": ("the ", "\n")},
+    {"dry_multiplier": 3.0, "dry_sequence_breakers": ("he",)},
+    {"dry_multiplier": 3.0, "dry_sequence_breakers": ("\n", "the ")},
+    {"dry_multiplier": 3.0, "dry_sequence_breakers": ("", "\n")},
     {"dry_multiplier": 2.0, "dry_base": 0.5, "dry_sequence_breakers": ()},
 )
 
@@ -123,6 +126,12 @@ def _check_long_ago(rig: Rig, context: Any, row: Any) -> None:
     ]
     to_one: dict[str, Any] = {"temperature": 1.0, "top_k": 1}
     asked += [({**to_one, **fields}, [*best, best[0], *best]) for fields in _BEFORE_CUTS]
+    # The likeliest token would prolong a run that stands at the beginning and at the end.
+    run = others[:5]
+    repeated = [*run, best[0], *others[5:40], *run]
+    dry: dict[str, Any] = {"dry_multiplier": 30.0, "dry_sequence_breakers": (), "temperature": 0}
+    n = len(repeated)
+    asked += [({**dry, "dry_penalty_last_n": m}, repeated) for m in (-1, 8, 39, n - 5, n - 2, n)]
     for fields, said in asked:
         try:
             native = rig.sampler(**{**sampling.PLAIN, **fields}, implementation="native")
@@ -232,12 +241,15 @@ def check_native_filters_leave_the_same(rig: Rig) -> None:
         if not n_left:
             break
     _check_warmth(rig)
+    _check_impossible(rig)
 
 
 def _check_warmth(rig: Rig) -> None:
     """With a range of temperatures tokens come as often as the portable sampler says."""
     n = 600
-    for by, exponent in ((2.9, 1.0), (2.9, 4.0), (2.9, 4.0), (2.9, 0.3), (5.0, 1.0)):
+    for by, exponent in (
+        (2.9, 1.0), (2.9, 4.0), (2.9, 4.0), (2.9, 0.3), (5.0, 1.0), (1.5, 1.0), (1.0, 8.0),
+    ):  # fmt: skip
         context, row = sampling._row(rig)  # noqa: SLF001
         asked = {**sampling.PLAIN, "temperature": 3.0, "dynatemp_range": by, "top_k": 8}
         asked |= {"dynatemp_exponent": exponent, "seed": 5}
@@ -251,6 +263,41 @@ def _check_warmth(rig: Rig) -> None:
             allowed = 5 * np.sqrt(n * share * (1 - share)) + 2
             gap = abs(counts[token] - n * share)
             that(gap <= allowed, f"{asked}, token {token}: {counts[token]} of {n}, p={share:.3f}")
+
+
+def _check_impossible(rig: Rig) -> None:
+    """Tokens so unlikely that their probability is 0 are left out, and disturb no filter."""
+    context, row = sampling._row(rig)  # noqa: SLF001
+    best = sampling._best(row, 3)  # noqa: SLF001
+    bias = {token: -5000.0 for token in range(len(row)) if token not in best}
+    if len(row) > MOST_BIASED:
+        return
+    flat = dict(enumerate((-row).tolist()))  # all are as likely as each other
+    for fields in _FILTERS:
+        for what, biased, left in (("all but three", bias, best), ("none", flat, range(len(row)))):
+            asked = {**sampling.PLAIN, "temperature": 2.0, "logit_bias": biased, **fields}
+            try:
+                native = rig.sampler(**asked, implementation="native", seed=5)
+            except UnsupportedFeatureError:
+                continue
+            found = {int(native.sample(context)) for _ in range(20)}
+            that(found <= set(left), f"{fields}: {found}, though {what} are impossible")
+
+
+_FILTERS: tuple[dict[str, Any], ...] = (
+    {"typical_p": 0.6},
+    {"dynatemp_range": 1.0},
+    {"mirostat": 1},
+    {"mirostat": 2},
+    {"xtc_probability": 1.0, "xtc_threshold": 0.01},
+    {"top_n_sigma": 2.0},
+    {"min_p": 0.01, "top_p": 0.99},
+    {"typical_p": 0.5, "top_k": 1},
+    {"dynatemp_range": 1.0, "top_k": 1},
+    {"mirostat": 1, "top_k": 1},
+    {"mirostat": 2, "top_k": 1},
+    {"xtc_probability": 1.0, "top_k": 1},
+)
 
 
 def _mix(rig: Rig, row: Any) -> dict[str, Any]:

@@ -161,7 +161,10 @@ def check_rows_in_place_of_tokens(rig: Rig) -> None:
     expected = oracle.rows(tokens)
     context.decode(tokens[:4])
     with contextlib.suppress(UnsupportedFeatureError):
-        context.decode_spans([(0, oracle.looked_up(tokens[4:19]), "all")])
+        rows = oracle.looked_up(tokens[4:19])
+        given = rows.copy()
+        context.decode_spans([(0, given, "all")])
+        rig.same_bits(given, rows, "the rows that were given, afterwards")
         for i in range(15):
             rig.near(context.logits(i), expected[4 + i], f"the row of token {4 + i}, given as rows")
         context.decode(tokens[19:24])

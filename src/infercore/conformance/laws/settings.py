@@ -16,7 +16,12 @@ from infercore.conformance.expect import equal, raises, that
 from infercore.conformance.law import law
 from infercore.conformance.laws.headers import is_gguf, set_number
 from infercore.conformance.oracle import Way
-from infercore.errors import DecodeAbortedError, InferCoreError, UnsupportedFeatureError
+from infercore.errors import (
+    DecodeAbortedError,
+    InferCoreError,
+    PluginError,
+    UnsupportedFeatureError,
+)
 from infercore.weight_files import gguf
 
 if TYPE_CHECKING:
@@ -158,12 +163,30 @@ def _check_config(rig: Rig, path: Path) -> int:
             found = _with(rig, folder, {**config, **fields})
             same = found is not None and np.array_equal(found, plain)
             that(not same, f"{fields} in config.json is neither computed nor refused")
+        if kind == "llama" and plain is not None:
+            _check_small_heads(rig, folder, config)
         for name in _SAME.get(kind, ()) if others else ():
             if _is_default(config, name):
                 found = _with(rig, folder, {k: v for k, v in config.items() if k != name})
                 that(found is not None, f"config.json without {name} is refused")
                 that(np.array_equal(found, plain), f"without {name}, something else is computed")
         return len(others)
+
+
+def _check_small_heads(rig: Rig, folder: Path, config: dict[str, Any]) -> None:
+    """With heads that no block of a quantised type divides, that type is refused or right."""
+    heads = config["num_attention_heads"]
+    head = int(config.get("head_dim") or config["hidden_size"] // heads)
+    by = max(1, head // 16)
+    fewer = {"num_attention_heads": heads * by, "head_dim": head // by}
+    fewer["num_key_value_heads"] = (config.get("num_key_value_heads") or heads) * by
+    _write(folder / "config.json", {**config, **fewer})
+    exact = _outputs(rig, folder)
+    for fields in ({"type_k": "q8_0"}, {"type_v": "q8_0", "flash_attn": "on"}):
+        found = None if exact is None else _outputs(rig, folder, **fields)
+        if found is not None:
+            gap, spread = float(np.abs(found - exact).max()), float(np.ptp(exact))
+            that(gap <= 0.1 * spread, f"heads of {head // by} with {fields}: {gap:.3g} off")
 
 
 _NUMBERS = {".rope.freq_base": 500.0, "_epsilon": 0.5}
@@ -214,7 +237,7 @@ def _with(rig: Rig, folder: Path, config: dict[str, Any]) -> Any:
     return _outputs(rig, folder)
 
 
-def _outputs(rig: Rig, folder: Path) -> Any:
+def _outputs(rig: Rig, folder: Path, **fields: Any) -> Any:
     """Return logits or a vector of a few tokens, None where the model or its context is refused."""
     try:
         with rig.open_at(str(folder)) as model:
@@ -222,8 +245,9 @@ def _outputs(rig: Rig, folder: Path) -> Any:
                 with model.new_context(pooling_type="mean") as context:
                     context.encode(list(range(5, 25)))
                     return np.array(context.embedding())
-            with model.new_context(**rig.fields(n_ctx=32)) as context:
+            with model.new_context(**rig.fields(n_ctx=32, **fields)) as context:
                 context.decode(list(range(5, 25)))
+                context.decode_one(25)
                 return np.array(context.logits())
     except InferCoreError:
         return None
@@ -253,8 +277,8 @@ def check_the_tokens_that_the_files_name(rig: Rig) -> None:
 def _check_ends_of_folder(rig: Rig, folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     generation = folder / "generation_config.json"
-    ids: tuple[Any, ...] = (7, [8, 9])
-    for eos in ids:
+    ends_of: tuple[Any, ...] = (7, [8, 9])
+    for eos in ends_of:
         _write(generation, {"eos_token_id": eos})
         _write(folder / "config.json", {**config, "bos_token_id": 6})
         with rig.open_at(str(folder)) as model:
@@ -265,9 +289,12 @@ def _check_ends_of_folder(rig: Rig, folder: Path) -> None:
     _write(folder / "config.json", {**config, "eos_token_id": 11})
     with rig.open_at(str(folder)) as model:
         equal(model.tokenizer.eos, 11, "eos of config.json alone")
-    for name in ("bos_token_id", "eos_token_id"):
-        _write(folder / "config.json", {**config, name: rig.tokenizer.n_vocab})
-        raises(InferCoreError, lambda: rig.open_at(str(folder)).close(), f"{name} beyond the ids")
+    n = rig.tokenizer.n_vocab
+    for name, ids in (("bos_token_id", n), ("eos_token_id", n), ("eos_token_id", [7, -1])):
+        _write(folder / "config.json", {**config, name: ids})
+        what = f"{name} of {ids}, beyond the ids"
+        error = raises(InferCoreError, lambda: rig.open_at(str(folder)).close(), what)
+        that(not isinstance(error, PluginError), f"{what}: {error}")
 
 
 def _write(file: Path, fields: dict[str, Any]) -> None:

@@ -22,6 +22,7 @@ from infercore.errors import (
     DecodeAbortedError,
     InferCoreError,
     InvalidInputError,
+    ModelLoadError,
     SnapshotError,
     UnsupportedFeatureError,
 )
@@ -264,7 +265,10 @@ def check_the_tolerance_holds(rig: Rig) -> None:
 
 @law("CAP-28", since="1.2")
 def check_a_flipped_bit_is_another_model(rig: Rig) -> None:
-    """A copy with one bit of the weights flipped has another digest; state is not exchanged."""
+    """A copy with one bit of the weights flipped has another digest; state is not exchanged.
+
+    Where the format has checksums of its own, it may be refused as damaged.
+    """
     path = _path(rig)
     with tempfile.TemporaryDirectory() as folder:
         where = _copy(path, folder)
@@ -275,7 +279,11 @@ def check_a_flipped_bit_is_another_model(rig: Rig) -> None:
             equal(same.digest, rig.model.digest, "digest of a copy")
         _flip(file)
         os.utime(file, (_LONG_AGO, _LONG_AGO))
-        with rig.open_at(str(where)) as other:
+        try:
+            other = rig.opened(rig.open_at(str(where)))
+        except ModelLoadError:
+            return
+        with other:
             that(other.digest != rig.model.digest, "a flipped bit of the weights: the same digest")
             if rig.context().capabilities.sequence_state:
                 source = rig.context()
@@ -386,9 +394,11 @@ def check_files_and_threads_are_given_back(rig: Rig) -> None:
     if not Path("/proc/self/task").exists():
         rig.leave("this platform does not tell open files through /proc")
     tokens, fields = rig.tokens(6), _two_threads(rig)
+    closed = []  # and still known to somebody
 
     def use_context() -> None:
-        with rig.model.new_context(**fields) as context:
+        closed.append(rig.model.new_context(**fields))
+        with closed[-1] as context:
             context.decode(tokens)
             _change(rig, context, tokens)
 
