@@ -20,7 +20,7 @@ import pytest
 import infercore as ic
 from infercore.isolated import worker
 from infercore.isolated.board import OF_POOL
-from infercore.isolated.process import _Call
+from infercore.isolated.child import Request
 
 sys.path.append(str(Path(__file__).parent))
 
@@ -286,7 +286,7 @@ def test_statistics_are_there_when_the_worker_has_just_died(
 def test_nobody_waits_for_a_call_that_is_not_made_again(pool: Any, session: Any) -> None:
     process = pool.process
     session.ensure_prefix(TEXTS[0])
-    call = _Call(0, "open_session")  # as one that was in work when its process died
+    call = Request(0, "open_session")  # as one that was in work when its process died
     call.mark = OF_POOL | 10**6
     process._child.calls[10**6] = call
     process._child.board.begin_outside([call.mark])

@@ -158,7 +158,7 @@ def test_a_small_frame_of_a_chunk(position: Any) -> None:
     for n in range(whole):
         with pytest.raises(wire.FrameError):
             wire.chunk_of(data[:n])
-    assert wire.next_of(wire.read(taking(wire.pack_next(3, 2**33)))) == (3, 2**33)
+    assert wire.next_of(wire.read(taking(wire.pack_next(3, 2**33)))) == (3, 2**33, False)
 
 
 @pytest.mark.parametrize(

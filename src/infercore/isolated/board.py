@@ -15,9 +15,11 @@ _HEAD = struct.Struct("<dI")
 _COUNTS = struct.Struct("<9Q")
 _COUNTS_AT = SIZE - _COUNTS.size
 _OBSERVED_AT = _COUNTS_AT - 1
+_LANE = struct.Struct("=QQ")
+_LANE_AT = _OBSERVED_AT // 8 * 8 - _LANE.size
 _FRESH_AT = SIZE // 2
 _N = struct.Struct("<I")
-_MOST = (_OBSERVED_AT - _FRESH_AT - _N.size) // 4
+_MOST = (_LANE_AT - _FRESH_AT - _N.size) // 4
 PING, STEP = 0, -1
 """In place of a request's number: nobody waits for it; no answer, but a step that was taken."""
 COUNTED = (
@@ -36,6 +38,8 @@ class Board:
 
     def __init__(self, file: int) -> None:
         self._page = mmap.mmap(file, SIZE)
+        lane = memoryview(self._page)[_LANE_AT : _LANE_AT + _LANE.size]
+        self._lane = lane.cast("Q")  # each word is read and written at once
 
     def begin(self, ids: Sequence[int], seconds: float) -> None:
         """Note that a call for the sessions ``ids`` begins, which may take ``seconds``."""
@@ -91,6 +95,29 @@ class Board:
     def is_observed(self, value: bool) -> None:
         self._page[_OBSERVED_AT] = value
 
+    @property
+    def asked(self) -> int:
+        """The number of the request for a chunk that the reader in the lane made last so."""
+        return self._lane[0]
+
+    @asked.setter
+    def asked(self, number: int) -> None:
+        self._lane[0] = number
+
+    @property
+    def armed(self) -> int:
+        """The session whose next item makes the worker look at `asked`, 0 for none.
+
+        Each side writes its word before it reads the other's, so one of them sees both: where this
+        is another session the reader sends a frame.
+        """
+        return self._lane[1]
+
+    @armed.setter
+    def armed(self, target: int) -> None:
+        self._lane[1] = target
+
     def close(self) -> None:
         """Let go of the page."""
+        self._lane.release()
         self._page.close()

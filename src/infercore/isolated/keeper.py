@@ -26,7 +26,7 @@ _PROGRAM = (
 )
 _ASKED = struct.Struct("<q")
 _ANSWER = struct.Struct("<q")
-_N_FILES = 3
+_N_FILES = 4
 _FORK = 0
 _MODULES = ("infercore.isolated.worker", "infercore.api", "infercore.session.pool", "numpy.random")
 _END_SECONDS = 5.0
@@ -71,7 +71,7 @@ class Keeper:
         """Whether it starts no worker any more."""
         return self._life < 0
 
-    def start(self, files: tuple[int, int, int]) -> int:
+    def start(self, files: tuple[int, int, int, int]) -> int:
         """Return the number of a new worker, which has ``files``. Raises OSError."""
         return self._exchange(_FORK, files)
 
@@ -175,8 +175,8 @@ def _forked(channel: socket.socket, files: list[int], life: int) -> int:
         channel.close()
         from infercore.isolated.worker import main as work  # noqa: PLC0415  (imports this one)
 
-        requests, answers, board = files
-        work(requests, answers, board, life)
+        requests, answers, board, lane = files
+        work(requests, answers, board, lane, life)
     finally:
         os._exit(1)
 

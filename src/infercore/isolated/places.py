@@ -78,6 +78,10 @@ class Place(Protocol):
         """Send a request to the process number ``epoch``; one that is gone has died."""
         ...
 
+    def send_next(self, epoch: int, target: int) -> Call:
+        """Ask for a stream's next chunk as `send` does; the caller waits for it in this thread."""
+        ...
+
     @property
     def living(self) -> int:
         """The number of the process that answers now, 0 where none does."""

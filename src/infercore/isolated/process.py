@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import atexit
-import itertools
 import operator
 import os
-import signal
 import sys
-import tempfile
 import threading
 import time
 import weakref
 from collections import deque
 from contextlib import contextmanager, nullcontext, suppress
 from queue import Empty, SimpleQueue
-from select import PIPE_BUF, POLLOUT, poll
 from typing import TYPE_CHECKING, Any
-
-import attrs
 
 from infercore.engine.gate import fork_count
 from infercore.errors import (
@@ -28,13 +22,9 @@ from infercore.errors import (
     SessionFatalError,
     UnsupportedFeatureError,
 )
-from infercore.isolated import wire
-from infercore.isolated.board import COUNTED, OF_POOL, PING, SIZE, STEP, Board
+from infercore.isolated.board import COUNTED, OF_POOL
+from infercore.isolated.child import Child, DeathError, Request
 from infercore.isolated.keeper import Keeper
-from infercore.session.handing import gathering, send_once
-from infercore.session.jobs import Latch
-from infercore.session.observer import Step, is_observed, tell
-from infercore.values.session import StreamChunk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -51,285 +41,18 @@ _BEGIN_SECONDS = 0.25
 _LOOK_SECONDS = 0.005
 _INNOCENT = frozenset({"next", "cancel", "end", "close", "explain_context"})
 """Calls that do nothing between two engine calls that could end a process."""
-_OF_STEP = tuple(field.name for field in attrs.fields(Step))
 _processes: weakref.WeakSet[EngineProcess] = weakref.WeakSet()
 
 
-class DeathError(Exception):
-    """The process died before it answered; ``cause`` says how."""
-
-    def __init__(self, cause: BaseException) -> None:
-        super().__init__(str(cause))
-        self.cause = cause
-
-
-class _Call:
-    """A request that waits for its answer."""
-
-    __slots__ = ("done", "error", "is_suspect", "mark", "name", "result", "target", "value")
-
-    def __init__(self, target: int, name: str) -> None:
-        self.target = self.mark = target
-        self.is_suspect = False
-        self.name = name
-        self.done = Latch()
-        self.result: Any = None
-        self.error: BaseException | None = None
-        self.value: Any = None
+def _dead(target: int, name: str) -> Request:
+    """Return a request to a process that is gone."""
+    call = Request(target, name)
+    call.error = DeathError(ChildProcessError("the process of the engine is gone"))
+    call.done.open()
+    return call
 
 
-class _Child:
-    """One process, its pipes, and the requests that it has not answered."""
-
-    def __init__(self, keeper: Keeper, on_death: weakref.WeakMethod[Callable[..., object]]) -> None:
-        self._on_death = on_death
-        self._keeper = keeper
-        self._is_waited_for = False
-        self._files: list[int] = []
-        self._lock = threading.RLock()  # a signal's handler may post as well
-        self._outbox: SimpleQueue[bytes | None] = SimpleQueue()
-        self._n_behind = 0
-        self._asks: list[bytes] = []
-        self._numbers = itertools.count(1)
-        self.calls: dict[int, _Call] = {}
-        self.death: BaseException | None = None
-        self.reason: str | None = None
-        self.is_loaded = self.is_counted = False
-        self.heard_at = time.monotonic()
-        self.born = fork_count()
-        self._reader = threading.Thread(target=self._read, name="infercore-isolated", daemon=True)
-        self._writer = threading.Thread(target=self._write, name="infercore-write", daemon=True)
-        try:
-            self._start()
-        except BaseException:
-            self._close_files()
-            raise
-        try:
-            self._writer.start()
-            self._reader.start()
-        except BaseException:
-            self._outbox.put(None)
-            self._kill()
-            self._waited_for()
-            self._close_files()
-            raise
-
-    def _start(self) -> None:
-        requests, self._to = self._pipe()
-        self._from, answers = self._pipe()
-        with tempfile.TemporaryFile() as page:
-            page.truncate(SIZE)
-            self.board = Board(page.fileno())
-            self.pid = self._keeper.start((requests, answers, page.fileno()))
-        for file in (requests, answers):
-            self._files.remove(file)
-            os.close(file)
-        os.set_blocking(self._to, False)
-
-    def _pipe(self) -> tuple[int, int]:
-        pair = os.pipe()
-        self._files += pair
-        return pair
-
-    # -- asking --------------------------------------------------------------------------------
-
-    def send(
-        self,
-        target: int,
-        name: str,
-        args: Sequence[Any],
-        fields: Mapping[str, Any],
-    ) -> _Call:
-        """Send a request; a child that is dead answers it at once. Raises for what cannot cross."""
-        if self.board.is_observed != is_observed():
-            self.board.is_observed = is_observed()
-        call = _Call(target, name)
-        number = next(self._numbers)
-        if name == "next":
-            frame = wire.pack_next(number, target)
-        else:
-            call.mark = target or OF_POOL | (number & (OF_POOL - 1))
-            frame = wire.pack([number, target, name, list(args), dict(fields)])
-        if not self.calls:
-            self.heard_at = time.monotonic()
-        self.calls[number] = call
-        if name == "next":
-            self._ask(frame)
-        else:
-            self._post(frame)
-        if self.death is not None and self.calls.pop(number, None) is not None:
-            call.error = DeathError(self.death)
-            call.done.open()
-        return call
-
-    def ask_whether_it_works(self) -> None:
-        """Send a ping, unless requests wait for the pipe already."""
-        if not self._n_behind:
-            self._post(wire.pack([PING, 0, "ping", [], {}]))
-
-    def _ask(self, frame: bytes) -> None:
-        """Ask for a stream's next chunk; tasks of a loop ask with one write."""
-        with self._lock:
-            self._asks.append(frame)
-        send_once(self._send_asks)
-
-    def _send_asks(self) -> None:
-        if self._asks:
-            self._post(b"")
-
-    def _post(self, frame: bytes) -> None:
-        """Write a small frame whole and at once, or leave it to the thread that writes.
-
-        An exception of a signal's handler never leaves a part of a frame behind: POSIX writes at
-        most ``PIPE_BUF`` bytes to a pipe at once or not at all.
-        """
-        with self._lock, suppress(OSError):  # who reads sees its death too
-            if self._asks:  # which go first
-                asks, self._asks = self._asks, []
-                frame = b"".join((*asks, frame))
-            if not self._n_behind and len(frame) <= PIPE_BUF:
-                with suppress(BlockingIOError):
-                    os.write(self._to, frame)
-                    return
-            self._n_behind += 1
-            self._outbox.put(frame)
-
-    def _write(self) -> None:
-        """Write what the pipe did not take at once."""
-        ready = poll()
-        ready.register(self._to, POLLOUT)
-        while (frame := self._outbox.get()) is not None:
-            rest = memoryview(frame)
-            try:
-                while rest:
-                    ready.poll()
-                    with suppress(BlockingIOError):
-                        rest = rest[os.write(self._to, rest) :]
-            except OSError:
-                return
-            with self._lock:
-                self._n_behind -= 1
-
-    def _stop_writing(self, seconds: float) -> None:
-        """Let the thread that writes end; after ``seconds`` with the process."""
-        self._outbox.put(None)
-        self._writer.join(seconds)
-        if self._writer.is_alive():
-            self._kill()
-            self._writer.join()
-
-    # -- answers -------------------------------------------------------------------------------
-
-    def _read(self) -> None:
-        """Hand out answers until the process ends, or says what is no answer."""
-        self._files.remove(self._from)
-        with os.fdopen(self._from, "rb") as file, gathering() as hand_over:
-            answers = wire.Input(file.fileno(), hand_over)
-            try:
-                while True:
-                    self._answer(wire.read(answers.take))
-            except (EOFError, OSError):
-                pass
-            except Exception as error:  # noqa: BLE001  (it is corrupt)
-                self.reason = self.reason or f"sent an invalid answer ({error})"
-        self._bury()
-
-    def _answer(self, answer: Any) -> None:
-        self.heard_at = time.monotonic()
-        if type(answer) is bytes:
-            self._answer_chunk(answer)
-            return
-        number, is_well, result, value = answer
-        if number == STEP:
-            tell("on_step", Step(**dict(zip(_OF_STEP, result, strict=True))))
-            return
-        call = self.calls.pop(number, None)
-        if call is None:
-            return
-        call.value = value
-        if is_well:
-            call.result = result
-        else:
-            call.error = result
-        call.done.open()
-
-    def _answer_chunk(self, data: bytes) -> None:
-        number, text, shown, chosen, position = wire.chunk_of(data)
-        call = self.calls.get(number)
-        if call is None or call.name != "next":
-            raise wire.FrameError("a chunk that nobody asked for")
-        del self.calls[number]
-        call.result = StreamChunk(text=text, tokens=shown), chosen, position
-        call.done.open()
-
-    def _bury(self) -> None:
-        """Wait for the process, and let those know who wait for it."""
-        self._kill()
-        code = self._waited_for()
-        cause = ChildProcessError(f"the process of the engine {self.reason or _end_of(code)}")
-        self.death = cause
-        try:
-            judge = self._on_death()
-            if judge is not None:
-                judge(self, cause)
-            self._stop_writing(0)
-            with self._lock:
-                self._close_files()
-        finally:
-            for number in list(self.calls):
-                call = self.calls.pop(number, None)
-                if call is not None:
-                    call.error = DeathError(cause)
-                    call.done.open()
-
-    def kill(self, reason: str) -> None:
-        """End the process, which ``reason`` says why."""
-        self.reason = self.reason or reason
-        self._kill()
-
-    def _kill(self) -> None:
-        with self._lock, suppress(ProcessLookupError):
-            if not self._is_waited_for:  # until then the number is this process's
-                os.kill(self.pid, signal.SIGKILL)
-
-    def _waited_for(self) -> int | None:
-        """Return how the process ended, which was killed before; None where nobody can say."""
-        with self._lock:
-            self._is_waited_for = True
-            return self._keeper.wait(self.pid)
-
-    def end(self, seconds: float) -> None:
-        """Let the process end, for at most ``seconds``, and wait until it is gone."""
-        self._stop_writing(seconds)
-        with self._lock:
-            self._close_files()
-        if threading.current_thread() is not self._reader:
-            self._reader.join(seconds)
-            if self._reader.is_alive():
-                self._kill()
-                self._reader.join(_END_SECONDS)
-
-    def _close_files(self) -> None:
-        while self._files:
-            os.close(self._files.pop())
-
-    def forget(self) -> None:
-        """In a fork: let go of a process that is the parent's."""
-        with suppress(OSError):
-            self._close_files()
-
-
-def _end_of(code: int | None) -> str:
-    if code is None:
-        return "ended with its parent"
-    if code >= 0:
-        return f"ended with status {code}"
-    with suppress(ValueError):
-        return f"was ended by {signal.Signals(-code).name}"
-    return f"was ended by signal {-code}"
-
-
-def _no_wait(_: _Call) -> None:
+def _no_wait(_: Request) -> None:
     """What waits for nothing."""
 
 
@@ -363,7 +86,7 @@ class EngineProcess:
         self._deaths: deque[float] = deque()
         self._first_cause: BaseException | None = None
         self._keeper: Keeper | None = None
-        self._child: _Child | None = None
+        self._child: Child | None = None
         self._before: tuple[int, ...] = (0,) * len(COUNTED)
         self._suspects: set[int] = set()
         self._lone: set[int] = set()
@@ -430,7 +153,7 @@ class EngineProcess:
         """Start a process and load the model; return the facts about it."""
         while True:
             try:
-                child = _Child(self._kept(), weakref.WeakMethod(self._noted_death))
+                child = Child(self._kept(), weakref.WeakMethod(self._noted_death))
             except (OSError, RuntimeError) as error:  # no file, no folder, no thread is to be had
                 path = str(self._load["path"])
                 raise ModelLoadError(
@@ -482,15 +205,19 @@ class EngineProcess:
         name: str,
         args: Sequence[Any] = (),
         fields: Mapping[str, Any] | None = None,
-    ) -> _Call:
+    ) -> Request:
         """Send a request to the process number ``epoch``; one that is gone has died."""
         child = self._child
         if child is None or epoch != self.epoch or self.closed:
-            call = _Call(target, name)
-            call.error = DeathError(ChildProcessError("the process of the engine is gone"))
-            call.done.open()
-            return call
+            return _dead(target, name)
         return child.send(target, name, args, fields or {})
+
+    def send_next(self, epoch: int, target: int) -> Request:
+        """Ask for a stream's next chunk as `send` does; the caller waits for it in this thread."""
+        child = self._child
+        if child is None or epoch != self.epoch or self.closed:
+            return _dead(target, "next")
+        return child.send_next(target)
 
     def place(self) -> EngineProcess:
         """Return where a new session lives: here."""
@@ -548,7 +275,7 @@ class EngineProcess:
         living = (child.board.counts,) if child is not None and not child.is_counted else ()
         return dict(zip(COUNTED, map(sum, zip(self._before, *living, strict=True)), strict=True))
 
-    def _count(self, child: _Child) -> None:
+    def _count(self, child: Child) -> None:
         """Keep what a process has done that does nothing more."""
         if not child.is_counted:
             counts, child.is_counted = child.board.counts, True
@@ -556,7 +283,7 @@ class EngineProcess:
 
     # -- deaths --------------------------------------------------------------------------------
 
-    def _noted_death(self, child: _Child, cause: BaseException) -> None:
+    def _noted_death(self, child: Child, cause: BaseException) -> None:
         """Judge a death: who was in the call, and whether there were too many."""
         if self.closed or child.born != fork_count():
             return
@@ -614,7 +341,7 @@ class EngineProcess:
             time.sleep(_LOOK_SECONDS)
 
     @contextmanager
-    def alone(self, mark: int) -> Iterator[Callable[[_Call], None]]:
+    def alone(self, mark: int) -> Iterator[Callable[[Request], None]]:
         """Hold back who else may have ended the last process, if ``mark`` is one of them.
 
         Gives what waits until a call is in the engine, or done.
@@ -628,7 +355,7 @@ class EngineProcess:
             finally:
                 self._first.discard(mark)
 
-    def _until_inside(self, call: _Call) -> None:
+    def _until_inside(self, call: Request) -> None:
         child, has_begun = self._child, False
         until = time.monotonic() + _BEGIN_SECONDS
         while not (call.done.wait(_LOOK_SECONDS) or child is None or self.closed):
@@ -657,6 +384,7 @@ class EngineProcess:
         self._looked_at = now
         if child is None or child.death is not None or not (child.calls and child.is_loaded):
             return
+        child.remind()
         if now < self._lenient_until:
             child.heard_at = now
             return

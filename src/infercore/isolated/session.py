@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 import weakref
 from collections.abc import Iterator
-from concurrent.futures import wait
 from contextlib import contextmanager, suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -20,24 +17,24 @@ from infercore.errors import (
     SessionBusyError,
     SessionFatalError,
 )
-from infercore.isolated.process import DeathError
+from infercore.isolated.child import DeathError
+from infercore.isolated.stream import IsolatedStream, Opened, less_time
 from infercore.session import snapshots, tool_loop
-from infercore.session.handing import in_turn, tell_loop
-from infercore.session.observer import observed, stream_begins, stream_ended
+from infercore.session.observer import observed
 from infercore.session.parts import CLOSED, DECODED, FATAL
 from infercore.session.session import check_begun, decode_config
 from infercore.values import checks
-from infercore.values.config import DecodeConfig
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Mapping, Sequence
-    from concurrent.futures import Future, ThreadPoolExecutor
+    from concurrent.futures import ThreadPoolExecutor
 
     from typing_extensions import Self
 
     from infercore.isolated.places import Place
     from infercore.isolated.pool import IsolatedPool
+    from infercore.values.config import DecodeConfig
     from infercore.values.session import (
         Beam,
         Completion,
@@ -80,7 +77,7 @@ class IsolatedSession:
         self._owns_pool = owns_pool
         self._gate = Gate("session")
         self._value: Any = None
-        self._opened: _Opened | None = None
+        self._opened: Opened | None = None
         self._cancelled = self._in_call = False
         self._epoch = 0
         if forked is None:
@@ -230,7 +227,7 @@ class IsolatedSession:
             if not isinstance(call.error, DeathError):
                 raise self._judged(call.error)
             if timeout is not None:
-                left = _less_time(timeout, time.perf_counter() - started, "timeout")
+                left = less_time(timeout, time.perf_counter() - started, "timeout")
                 fields = {**fields, "timeout": left}
 
     def _wait(self, call: Any) -> None:
@@ -353,18 +350,18 @@ class IsolatedSession:
         args = tuple(map(_kept, args))  # they may be wanted again, by another worker
         fields = {name: _kept(value) for name, value in fields.items()}
         with self._entered(kind):
-            opened = _Opened(kind, args, fields)
+            opened = Opened(kind, args, fields)
             self._begin(opened)
             self._opened = opened
             stream = IsolatedStream(self, opened)
             opened.stream = weakref.ref(stream)
             return stream
 
-    def _begin(self, opened: _Opened) -> None:
+    def _begin(self, opened: Opened) -> None:
         opened.seed = self._ask("open", *opened.request()) if opened.seed is None else opened.seed
         opened.epoch = self._epoch
 
-    def _ask_of(self, opened: _Opened, name: str) -> Any:
+    def _ask_of(self, opened: Opened, name: str) -> Any:
         """Ask about an open stream; where its process died it is begun anew behind its tokens."""
         while True:
             self._process.let_first(self._target)
@@ -378,21 +375,28 @@ class IsolatedSession:
             if not isinstance(call.error, DeathError):
                 return self._answer_of(call)
 
-    def ask_next(self, opened: _Opened) -> Any:
-        """Ask for a stream's next chunk; None where another process has to begin it anew first."""
-        if self._opened is not opened or opened.epoch != self._process.living:
+    def ask_next(self, opened: Opened, *, waits: bool = False) -> Any:
+        """Ask for a stream's next chunk; None where another process has to begin it anew first.
+
+        ``waits``: the caller waits for it in this thread.
+        """
+        process, target = self._process, self._target
+        if self._opened is not opened or opened.epoch != process.living:
             return None
-        call = self._process.send(opened.epoch, self._target, "next")
+        if waits:
+            call = process.send_next(opened.epoch, target)
+        else:
+            call = process.send(opened.epoch, target, "next")
         if self._cancelled:
             self._send_cancel()
         return call
 
-    def read(self, opened: _Opened, asked: Any = None) -> StreamChunk | None:
+    def read(self, opened: Opened, asked: Any = None) -> StreamChunk | None:
         """Return the next chunk of a stream, None at its end; ``asked`` was answered before."""
         with self._gate:
             try:
                 if asked is None:
-                    asked = self.ask_next(opened)
+                    asked = self.ask_next(opened, waits=True)
                     if asked is not None:
                         self._wait(asked)
                 if asked is None or isinstance(asked.error, DeathError):
@@ -406,7 +410,7 @@ class IsolatedSession:
             return self._taken(opened, *answer)
 
     def _taken(
-        self, opened: _Opened, chunk: StreamChunk | None, tokens: Sequence[int], position: Any
+        self, opened: Opened, chunk: StreamChunk | None, tokens: Sequence[int], position: Any
     ) -> StreamChunk | None:
         """Note what came of a stream, and return what is shown of it."""
         if chunk is None:
@@ -431,7 +435,7 @@ class IsolatedSession:
         """Return the threads in which the calls of tasks wait."""
         return self._pool.waiters()
 
-    def end(self, opened: _Opened) -> None:
+    def end(self, opened: Opened) -> None:
         """Close a stream; the session is held."""
         if self._opened is opened:
             try:
@@ -440,7 +444,7 @@ class IsolatedSession:
             finally:
                 self._opened = None
 
-    def end_alone(self, opened: _Opened) -> None:
+    def end_alone(self, opened: Opened) -> None:
         """Close a stream; while another thread takes a step, that step ends it."""
         if self._opened is not opened:
             return
@@ -537,178 +541,3 @@ def _kept(value: Any) -> Any:
 def _dropped(place: Place, target: int) -> None:
     """What becomes of a session that was dropped; it takes no lock."""
     place.left.put((target, "close"))
-
-
-def _less_time(value: Any, spent: float, name: str = "") -> Any:
-    """Return ``value`` with ``spent`` seconds less to go, where it is or has a timeout."""
-    if isinstance(value, DecodeConfig) and value.timeout is not None:
-        return attrs.evolve(value, timeout=_less_time(value.timeout, spent, "timeout"))
-    return max(1e-3, value - spent) if name == "timeout" and value is not None else value
-
-
-class _Opened:
-    """A stream that was begun: what it was asked, and what was made since."""
-
-    def __init__(self, kind: str, args: Sequence[Any], fields: Mapping[str, Any]) -> None:
-        self.kind = kind
-        self.args = args
-        self.fields = dict(fields)
-        self.started = time.perf_counter()
-        self.first_at: float | None = None
-        self.seed: int | None = None
-        self.epoch = 0
-        self.tokens: list[int] = []
-        self.position: Any = None
-        self.n_shown = 0
-        self.n_begun = 0
-        self.stream: weakref.ref[IsolatedStream] | None = None
-
-    @property
-    def is_dropped(self) -> bool:
-        """Whether nobody has the stream any more."""
-        return self.stream is not None and self.stream() is None
-
-    def request(self) -> list[Any]:
-        """Return what begins it, or lets it go on behind its tokens."""
-        replay, args, fields = None, self.args, self.fields
-        if self.seed is not None:
-            replay = [self.seed, self.tokens, self.position, self.n_shown]
-            spent = time.perf_counter() - self.started
-            args = [_less_time(value, spent) for value in args]
-            fields = {name: _less_time(value, spent, name) for name, value in fields.items()}
-        return [self.kind, list(args), fields, replay]
-
-    def note(self, tokens: Sequence[int], position: Any) -> None:
-        """Note what came with a chunk."""
-        self.tokens += tokens
-        self.position = position
-        self.n_shown += 1
-        if self.first_at is None:
-            self.first_at = time.perf_counter()
-
-    def ended(self, chunk: StreamChunk) -> StreamChunk:
-        """Return the last chunk, with the true times where it was begun more than once."""
-        usage = chunk.usage
-        if not self.n_begun or usage is None or self.first_at is None:
-            return chunk
-        elapsed = time.perf_counter() - self.first_at
-        n = usage.completion_tokens
-        return attrs.evolve(
-            chunk,
-            usage=attrs.evolve(
-                usage,
-                time_to_first_token_ms=(self.first_at - self.started) * 1e3,
-                tokens_per_second=(n - 1) / elapsed if n > 1 and elapsed > 0 else None,
-            ),
-        )
-
-
-class IsolatedStream:
-    """An iterator of `StreamChunk`; a context manager that closes itself."""
-
-    def __init__(self, session: IsolatedSession, opened: _Opened) -> None:
-        self._session = session
-        self._opened = opened
-        self._begun = False
-        self._asked: Any = None
-        self._begun_anew: Future[StreamChunk | None] | None = None
-        self.finished = False
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> StreamChunk:
-        if self.finished and not self._session.closed:
-            raise StopIteration
-        self.start()
-        chunk = self._take(None)
-        if chunk is None:
-            raise StopIteration
-        return chunk
-
-    def start(self) -> None:
-        """Tell an observer once that it is read."""
-        if not self._begun:
-            self._begun = True
-            stream_begins()
-
-    def _take(self, asked: Any) -> StreamChunk | None:
-        """Return the next chunk, which ``asked`` may have brought."""
-        try:
-            chunk = self._session.read(self._opened, asked)
-        except BaseException as error:
-            if not isinstance(error, SessionBusyError):
-                self.finished = True
-                stream_ended(self._opened.started, None, error)
-            raise
-        if chunk is None or chunk.finish_reason is not None:
-            self.finished = True
-            stream_ended(self._opened.started, None if chunk is None else chunk.usage)
-        return chunk
-
-    # -- for a task ----------------------------------------------------------------------------
-
-    @property
-    def is_abandoned(self) -> bool:
-        """Whether the session was closed meanwhile: the next step says so."""
-        return self._session.closed
-
-    async def read(self, loop: asyncio.AbstractEventLoop) -> StreamChunk:
-        """Return the next chunk; the thread that hears the process calls the loop.
-
-        Only where the process died meanwhile a thread waits until another goes on.
-        """
-        if self._asked is not None:
-            raise SessionBusyError("another task reads this stream, which is one task's at a time")
-        asked = self._asked = in_turn(loop, partial(self._session.ask_next, self._opened))
-        if asked is not None:
-            answered = loop.create_future()
-            asked.done.when_open(partial(tell_loop, loop, answered))
-            await answered  # a task that is cancelled here closes the stream, which waits for it
-        self._asked = None
-        if asked is None or isinstance(asked.error, DeathError):
-            self._begun_anew = self._session.waiters().submit(self._take, None)
-            chunk = await asyncio.wrap_future(self._begun_anew, loop=loop)
-        else:
-            chunk = self._take(asked)
-        if chunk is None:
-            raise StopAsyncIteration
-        return chunk
-
-    async def aclose(self) -> None:
-        """End the decode as `close` does, and let the loop go on until it has ended."""
-        if not self.finished:
-            loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self._session.waiters(), self.close)
-
-    def let_go(self) -> None:
-        """End the decode; this waits for nothing."""
-        self.cancel()
-        self._session.waiters().submit(self.close)
-
-    # -- ends from outside ---------------------------------------------------------------------
-
-    def cancel(self) -> None:
-        """End with ``finish_reason="cancelled"`` at the next step; from any thread."""
-        if not self.finished:
-            self._session.cancel()
-
-    def close(self) -> None:
-        """End the decode; what was shown is the session's, which is free again. Idempotent."""
-        asked, self._asked = self._asked, None
-        if asked is not None:  # by a task that was cancelled
-            self.cancel()
-            asked.done.wait()
-        begun_anew = self._begun_anew
-        if begun_anew is not None and not begun_anew.done():  # it has the session
-            self.cancel()
-            wait([begun_anew])
-        if not self.finished:
-            self._session.end_alone(self._opened)
-            self.finished = True
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

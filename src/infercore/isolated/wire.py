@@ -23,15 +23,18 @@ from infercore.sampling.class_schema import schema_of_class
 from infercore.values import config, info, manifest, pool, session
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 _HEAD = struct.Struct("<II")
 _SIZE = struct.Struct("<Q")
 _SHORT = (1 << 32) - 1
 """In place of the number of parts: bytes of a form of their own follow."""
-_NEXT = struct.Struct("<IIQQ")
+_NEXT = struct.Struct("<IIQQ?")
+_NEXT_BODY = struct.Struct("<QQ?")
 _CHUNK = struct.Struct("<IIQHHB16sd")
 _CHUNK_BODY = struct.Struct("<QHHB16sd")
+MARK = _HEAD.pack(0, _SHORT)
+"""A frame of nothing."""
 _MOST_JSON = 1 << 30
 _MOST_PARTS = 1 << 16
 _MOST_BYTES = 1 << 36
@@ -182,14 +185,14 @@ def pack(message: Any, *, loose: bool = False) -> bytes:
     return b"".join((_HEAD.pack(len(text), len(parts)), sizes, text, *parts))
 
 
-def pack_next(number: int, target: int) -> bytes:
+def pack_next(number: int, target: int, *, in_lane: bool = False) -> bytes:
     """Return the frame that asks for a session's next chunk, as request ``number``."""
-    return _NEXT.pack(_NEXT.size - _HEAD.size, _SHORT, number, target)
+    return _NEXT.pack(_NEXT.size - _HEAD.size, _SHORT, number, target, in_lane)
 
 
-def next_of(data: bytes) -> tuple[int, int]:
+def next_of(data: bytes) -> tuple[int, int, bool]:
     """Return what `pack_next` was given."""
-    found: tuple[int, int] = struct.unpack("<QQ", data)
+    found: tuple[int, int, bool] = _NEXT_BODY.unpack(data)
     return found
 
 
@@ -252,6 +255,19 @@ class Input:
             parts.append(data)
             n_missing -= len(data)
         self._data = b"".join(parts)
+
+
+def bodies(data: bytes) -> Iterator[bytes]:
+    """Return those of the small frames that ``data`` holds, without marks. Raises `FrameError`."""
+    at, end = 0, len(data)
+    while at < end:
+        start = at + _HEAD.size
+        size, kind = _HEAD.unpack_from(data, at) if start <= end else (0, 0)
+        at = start + size
+        if kind != _SHORT or at > end:
+            raise FrameError("no whole frame")
+        if size:
+            yield data[start:at]
 
 
 def read(take: Callable[[int], bytes]) -> Any:

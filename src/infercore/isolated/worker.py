@@ -10,16 +10,23 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from select import PIPE_BUF
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from infercore.errors import InferCoreError, SessionClosedError, UnsupportedFeatureError
+from infercore.errors import (
+    InferCoreError,
+    SessionBusyError,
+    SessionClosedError,
+    UnsupportedFeatureError,
+)
 from infercore.isolated import wire
 from infercore.isolated.board import COUNTED, OF_POOL, STEP, Board
 from infercore.isolated.replay import NotedSampler, Replay
 from infercore.session import snapshots
 from infercore.session.chat_stream import ChatStream
+from infercore.session.generation import Shown
 from infercore.session.handing import send_once
 from infercore.session.jobs import Item
 from infercore.session.observer import Step, is_observed, set_observer
@@ -32,7 +39,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from infercore.isolated.replay import Position
-    from infercore.session.generation import Shown
     from infercore.session.pool import SessionPool
     from infercore.session.session import CoreSession
     from infercore.values.config import DecodeConfig
@@ -64,6 +70,7 @@ _MORE_OF_CHUNK = tuple(
 )
 _STREAMS = frozenset({"decode", "chat", "infill"})
 N_THREADS = 4096
+_BARE = Shown("", ())[2:]
 _SLACK = 20.0
 """A call that takes so many times the mean of late is still expected."""
 
@@ -78,7 +85,8 @@ class _Held:
         self.replay: Replay | None = None
         self.sampler: NotedSampler | None = None
         self.n_told = 0
-        self.number = self.cancelled_to = 0
+        self.number = self.cancelled_to = self.answered = 0
+        self.in_lane: Any = 0, b""  # the last answer that went there
         self._asking = threading.Lock()
         session.was_cancelled = lambda: self.number < self.cancelled_to
         session.sample_through(self._new_sampler)
@@ -150,13 +158,19 @@ class _Held:
         self.n_told = n
         return sampler.tokens[told:n], position
 
+    @property
+    def source(self) -> PoolStream | None:
+        """What brings the stream's items, where those come by themselves."""
+        source = self.stream.source if isinstance(self.stream, ChatStream) else self.stream
+        return source if isinstance(source, PoolStream) else None
+
     def ask(self, number: int, given: Callable[[int, Any], object]) -> bool:
         """Ask the decode for its next item, and hand it to ``given`` once, with ``number``.
 
         False where it has to be begun, or is at its end: nothing was asked then.
         """
-        source = self.stream.source if isinstance(self.stream, ChatStream) else self.stream
-        if not isinstance(source, PoolStream):
+        source = self.source
+        if source is None:
             return False
         awaited = [number]  # of this request alone: an earlier one may be called late
 
@@ -179,9 +193,10 @@ class _Held:
 class _Line:
     """The pipes to a program, and the page that it looks at."""
 
-    def __init__(self, requests: int, answers: int, board: int) -> None:
+    def __init__(self, requests: int, answers: int, board: int, lane: int) -> None:
         self._requests = os.fdopen(requests, "rb")
         self._answers = answers
+        self._lane = lane
         self._lock = threading.Lock()
         self._posted: deque[bytes] = deque()
         self.board = Board(board)
@@ -206,8 +221,16 @@ class _Line:
             frame = frame or wire.pack(answer, loose=True)
         except InferCoreError as error:
             frame = wire.pack([answer[0], False, error, None], loose=True)
+        self.send_frame(frame)
+
+    def send_frame(self, frame: bytes) -> None:
+        """Send the frame of an answer."""
         self._posted.append(frame)
         send_once(self._send_posted)
+
+    def send_in_lane(self, frame: bytes) -> None:
+        """Send a small frame to who waits in the lane."""
+        os.write(self._lane, frame)
 
     def _send_posted(self) -> None:
         """Send what is there; while another thread does so, it takes this along."""
@@ -237,12 +260,24 @@ def _frame_of_chunk(answer: list[Any]) -> bytes | None:
     return None
 
 
+def _frame_of_shown(held: _Held, number: int, shown: Any) -> bytes:
+    """Make what was shown the session's, and return its frame."""
+    held.stream.own(shown)
+    chosen, position = held.chosen()
+    try:
+        return wire.pack_chunk(number, shown[0], shown[1], chosen, position)
+    except (ValueError, OverflowError, struct.error):
+        return wire.pack([number, True, [shown.chunk(), chosen, position], None])
+
+
 class Worker:
     """Answers the requests for one pool: those of a program at the other end of a line, if any."""
 
     def __init__(self, line: _Line | None = None) -> None:
         self._line: Any = line
         self._board: Any = None if line is None else line.board
+        self._lane = 0  # the session whose stream has it
+        self._lane_lock, self._fence = threading.Lock(), threading.Lock()
         self._threads = ThreadPoolExecutor(N_THREADS, thread_name_prefix="infercore-call")
         self._outside: set[int] = set()
         self._outside_lock = threading.Lock()
@@ -258,10 +293,8 @@ class Worker:
         while True:
             request = self._line.read()
             if type(request) is bytes:
-                number, target = wire.next_of(request)
-                if self._next_at_once(number, target):
-                    continue
-                request = [number, target, "next", [], {}]
+                self._begin_next(*wire.next_of(request))
+                continue
             number, target, name, args, fields = request
             if name == "cancel" and target in self._held:
                 self._held[target].cancelled_to = number  # of calls too that have not begun
@@ -271,16 +304,39 @@ class Worker:
             else:
                 self._threads.submit(work)
 
-    def _next_at_once(self, number: int, target: int) -> bool:
-        """Let who generates answer, so that no thread waits for that; False where it cannot."""
+    # -- chunks --------------------------------------------------------------------------------
+
+    def _begin_next(self, number: int, target: int, in_lane: bool) -> None:  # noqa: FBT001
+        """Let who generates answer, so that no thread waits for that; where it cannot, a thread."""
         held = self._held.get(target)
-        if held is None or not held.lock.acquire(blocking=False):
-            return False
-        held.number = number
-        if held.ask(number, partial(self._given, held, target)):
-            return True
-        held.lock.release()
-        return False
+        if held is None:
+            self._threads.submit(self._answer_or_end, number, target, "next", [], {})
+        elif held.lock.acquire(blocking=False):
+            self._next_of(held, number, target, in_lane)
+        else:
+            self._threads.submit(self._next_later, held, number, target, in_lane)
+
+    def _next_later(self, held: _Held, *asked: Any) -> None:
+        try:
+            held.lock.acquire()
+            self._next_of(held, *asked)
+        except BaseException:  # noqa: BLE001  (as in `_answer_or_end`)
+            os._exit(1)
+
+    def _next_of(self, held: _Held, number: int, target: int, in_lane: bool) -> None:  # noqa: FBT001
+        """Answer a request for a chunk of a session whose lock is held, and let go of that."""
+        if number <= held.answered:  # asked before on the page, and maybe given up since
+            sent, frame = held.in_lane
+            held.lock.release()
+            if sent == number:
+                self._line.send_frame(frame)
+            else:
+                self._send(number, False, SessionBusyError("another call came before"), None)
+            return
+        self._give_lane(target, in_lane=in_lane)
+        held.number = held.answered = number
+        if not held.ask(number, partial(self._given, held, target)):
+            self._threads.submit(self._answer_item, held, target, number, None)
 
     def _given(self, held: _Held, target: int, number: int, item: Shown | Item) -> None:
         """Answer with a stream's next item: here where it is text, else in a thread.
@@ -303,15 +359,16 @@ class Worker:
         False where that has to be waited for.
         """
         try:
-            result = held.text(item)
+            answer: Any = None
+            if item[2:] == _BARE and type(held.stream) is PoolStream:
+                answer = _frame_of_shown(held, number, item)
+            elif (result := held.text(item)) is not None:
+                answer = True, result, None
         except BaseException as error:  # noqa: BLE001  (it is the caller's to see)
-            answer: Any = False, error, self._value(target, "next")
-        else:
-            if result is None:
-                return held.ask(number, partial(self._given, held, target))
-            answer = True, result, None
-        held.lock.release()
-        self._send(number, *answer)
+            answer = False, error, self._value(target, "next")
+        if answer is None:
+            return held.ask(number, partial(self._given, held, target))
+        self._answer_held(held, target, number, answer)
         return True
 
     def _answer_item(self, held: _Held, target: int, number: int, item: Item | None) -> None:
@@ -321,11 +378,66 @@ class Worker:
                 answer = True, *self._work_on(held, target, "next", [item], {})
             except BaseException as error:  # noqa: BLE001  (it is the caller's to see)
                 answer = False, error, self._value(target, "next")
-            finally:
-                held.lock.release()
-            self._send(number, *answer)
+            self._answer_held(held, target, number, answer)
         except BaseException:  # noqa: BLE001  (as in `_answer_or_end`)
             os._exit(1)
+
+    def _answer_held(self, held: _Held, target: int, number: int, answer: Any) -> None:
+        """Send the answer, or the frame of it, of a session that is held, and let go of that."""
+        frame = answer if type(answer) is bytes else _frame_of_chunk([number, *answer])
+        in_lane = self._lane == target and frame is not None and len(frame) <= PIPE_BUF
+        if in_lane:
+            held.in_lane = number, frame
+            self._arm(held, target)
+        held.lock.release()
+        if frame is None:
+            self._send(number, *answer)
+            return
+        self._check_engine()
+        send = self._line.send_in_lane if in_lane else self._line.send_frame
+        send(frame)
+
+    def _give_lane(self, target: int, *, in_lane: bool) -> None:
+        with self._lane_lock:
+            if in_lane or self._lane == target:
+                self._board.armed = 0
+                self._lane = target if in_lane else 0
+
+    def _arm(self, held: _Held, target: int) -> None:
+        """Look at the page, instead of waiting for a frame, when the stream's next item comes."""
+        source = held.source
+        if source is None or not source.listen(partial(self._came, held, target)):
+            return
+        with self._lane_lock:
+            if self._lane == target and source.is_empty:
+                self._board.armed = target
+
+    def _came(self, held: _Held, target: int) -> None:
+        """Answer with an item that came, if its reader has asked for it."""
+        try:
+            while (source := held.source) and (number := self._asked_for(held, source, target)):
+                self._given(held, target, number, source.claim())
+        except BaseException:  # noqa: BLE001  (as in `_answer_or_end`)
+            os._exit(1)
+
+    def _asked_for(self, held: _Held, source: PoolStream, target: int) -> int:
+        """Return the number of a request for the item that is there, and hold the session; or 0."""
+        board = self._board
+        with self._lane_lock:
+            if self._lane != target or source.is_empty:
+                return 0
+            if board.asked <= held.answered:
+                board.armed = 0
+                with self._fence:  # what was written is there before what is read next
+                    pass
+                if board.asked <= held.answered:
+                    return 0
+                board.armed = target
+            if not held.lock.acquire(blocking=False):
+                board.armed = 0
+                return 0
+            held.number = held.answered = int(board.asked)
+            return held.answered
 
     def _answer_or_end(self, *request: Any) -> None:
         """Answer a request; who asked would wait for ever for an answer that cannot be sent."""
@@ -348,9 +460,12 @@ class Worker:
 
     def _send(self, number: int, is_well: bool, result: Any, value: Any) -> None:  # noqa: FBT001
         """Send an answer, unless another process may do better."""
+        self._check_engine()
+        self._line.send([number, is_well, result, value])
+
+    def _check_engine(self) -> None:
         if self._scheduler is not None and self._scheduler.fatal is not None:
             os._exit(1)
-        self._line.send([number, is_well, result, value])
 
     def answer(
         self, target: int, name: str, args: list[Any], fields: dict[str, Any], number: int = 0
@@ -392,7 +507,7 @@ class Worker:
         if name in AT_ONCE or name == "close":
             return getattr(self, f"_{name}")(held), None
         with held.lock:
-            held.number = number
+            held.number = held.answered = number
             return self._work_on(held, target, name, args, fields)
 
     def _work_on(
@@ -402,6 +517,8 @@ class Worker:
 
         The program knows whether a stream is open: what it left when it was interrupted is not.
         """
+        if name != "next" and self._lane == target:
+            self._give_lane(target, in_lane=False)
         if name not in ("next", "end"):
             held.end()
         if name in _CALLS:
@@ -597,10 +714,10 @@ def _wait_for_end(life: int) -> None:
     os._exit(0)
 
 
-def main(requests: int, answers: int, board: int, life: int) -> None:
+def main(requests: int, answers: int, board: int, lane: int, life: int) -> None:
     """Work for the program at the other end of the pipes; end when that of ``life`` is closed."""
     threading.Thread(target=_wait_for_end, args=(life,), daemon=True).start()
     try:
-        Worker(_Line(requests, answers, board)).run()
+        Worker(_Line(requests, answers, board, lane)).run()
     except (OSError, wire.FrameError, InferCoreError):
         os._exit(1)

@@ -162,10 +162,32 @@ class PoolStream:
         """Whether no item is there."""
         return self._job is None or self._job.items.empty()
 
+    def listen(self, came: Callable[[], object]) -> bool:
+        """Call ``came`` after each item, in the thread that brings it; False where none will come.
+
+        It takes none that `claim` was not called for.
+        """
+        job = self._job
+        if job is None or self.finished:
+            return False
+        job.on_item = came
+        return True
+
+    def claim(self) -> Shown | Item:
+        """Ask for an item that is there, and return it."""
+        job: Any = self._job
+        self._ask(job)
+        return self.given()
+
     def given(self) -> Shown | Item:
         """Return the item that was asked for and is there."""
         items: SimpleQueue[Shown | Item] = self._job.items  # type: ignore[union-attr]
         return items.get_nowait()
+
+    def own(self, shown: Shown) -> None:
+        """Make what was shown the session's; as `take_given`, without a chunk of it."""
+        with self._held():
+            self._own(shown.tokens)
 
     def take_given(self, item: Shown | Item) -> StreamChunk:
         """Make an item that was `given` the session's, and return its chunk; see `take`."""
@@ -230,9 +252,7 @@ class PoolStream:
         session = self._session
         resident, parts = session.resident, session.parts
         if not isinstance(item, Item):
-            for token in item.tokens:
-                resident.owe(token)
-            parts.n_generated += len(item.tokens)
+            self._own(item.tokens)
             return item.chunk()
         chunk = item.chunk
         if chunk is None:
@@ -241,14 +261,18 @@ class PoolStream:
             resident.cut_wanted(*item.cut)
             parts.n_generated = min(parts.n_generated, resident.n_wanted - item.cut[0])
             parts.plain = False
-        for token in chunk.tokens:
-            resident.owe(token)
-        parts.n_generated += len(chunk.tokens)
+        self._own(chunk.tokens)
         if item.final:
             parts.ended_by = self._generation.ended_by
             self._release()
             stream_ended(self._started, chunk.usage)
         return chunk
+
+    def _own(self, tokens: Sequence[int]) -> None:
+        session = self._session
+        for token in tokens:
+            session.resident.owe(token)
+        session.parts.n_generated += len(tokens)
 
     # -- ends from outside ---------------------------------------------------------------------
 

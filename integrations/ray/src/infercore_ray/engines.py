@@ -20,8 +20,8 @@ from ray.serve.exceptions import DeploymentUnavailableError, RequestCancelledErr
 
 from infercore.errors import InvalidInputError, SessionClosedError, SessionFatalError
 from infercore.isolated import wire
+from infercore.isolated.child import DeathError
 from infercore.isolated.pool import IsolatedPool
-from infercore.isolated.process import DeathError
 from infercore.values import checks
 from infercore.values.pool import PoolConfig, PoolStats
 from infercore_ray.blocks import blocks_of
@@ -410,6 +410,10 @@ class Place:
         if name == "close" or (call.error is not None and not isinstance(call.error, DeathError)):
             self._engines.ends(self)
         return call
+
+    def send_next(self, epoch: int, target: int) -> _Request:
+        """Ask for a stream's next chunk."""
+        return self.send(epoch, target, "next")
 
     def cancel(self) -> None:
         """Cancel what runs."""

@@ -17,9 +17,9 @@ from infercore_openvino.engine import (
     check_files_left,
     first_lines,
     logger,
-    memory_errors,
 )
 from infercore_openvino.graph import with_frequencies, without_causality
+from infercore_openvino.limits import computing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -176,7 +176,7 @@ class CompiledGraphs:
         check_files_left()
         logger.debug("compiling the %s form for %s with %s", form, self._device, properties)
         try:
-            with memory_errors("the compiled graph"):
+            with computing("the compiled graph"):
                 engine = self._core.compile_model(graph.model, self._device, properties)
         except RuntimeError as error:
             raise ModelLoadError(

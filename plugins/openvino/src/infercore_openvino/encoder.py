@@ -16,8 +16,9 @@ from infercore import (
 from infercore_openvino.base import BaseContext
 from infercore_openvino.compiled import NOTHING
 from infercore_openvino.encoder_graph import HIDDEN, SCORES
-from infercore_openvino.engine import BACKEND, memory_errors
+from infercore_openvino.engine import BACKEND
 from infercore_openvino.facts import trained_window
+from infercore_openvino.limits import computing
 from infercore_openvino.settings import (
     DEFAULT_N_BATCH,
     FLASH_ATTENTION,
@@ -216,7 +217,7 @@ class EncoderContext(BaseContext):
             "position_ids": np.broadcast_to(np.arange(shape[1]), shape),
         }
         known = {n: np.ascontiguousarray(inputs[n], dtype=t) for n, t in self._dtypes.items()}
-        with memory_errors("a compute step"):
+        with computing("a compute step"):
             request.infer(known, share_inputs=True, share_outputs=True)
         found: Floats = request.get_tensor(self._output).data
         return found

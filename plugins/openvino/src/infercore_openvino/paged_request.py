@@ -13,6 +13,7 @@ import numpy as np
 import openvino as ov
 
 from infercore_openvino.engine import Runner, raise_memory_error
+from infercore_openvino.limits import after, before
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -127,11 +128,15 @@ class PagedRequest:
         self._single["block_indices_begins"][1] = n
 
     def _infer(self) -> None:
-        try:  # not ``with memory_errors``: this runs once a token
+        most = before("a compute step")  # not ``with computing``: this runs once a token
+        try:
             self._run()
         except (MemoryError, RuntimeError) as error:
+            after(most)
             raise_memory_error(error, "a compute step")
             raise
+        if most:
+            after(most)
 
     def drop(self) -> None:
         """Let go of the request."""

@@ -17,7 +17,8 @@ from infercore_openvino import state
 from infercore_openvino.additions import give_rows
 from infercore_openvino.base import BaseContext
 from infercore_openvino.compiled import NOTHING
-from infercore_openvino.engine import BACKEND, memory_errors
+from infercore_openvino.engine import BACKEND
+from infercore_openvino.limits import computing
 from infercore_openvino.settings import FLASH_ATTENTION, POOLING
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ class RecurrentContext(BaseContext):
             "hidden_rows": hidden_rows,
         }
         known = {name: array for name, array in inputs.items() if name in self._inputs}
-        with memory_errors("a compute step"):
+        with computing("a compute step"):
             request.infer(known, share_inputs=True, share_outputs=True)
 
     def decode_batch(

@@ -17,8 +17,9 @@ from infercore import Capabilities, UnsupportedFeatureError
 from infercore_openvino import state
 from infercore_openvino.base import BaseContext
 from infercore_openvino.compiled import NOTHING
-from infercore_openvino.engine import BACKEND, memory_errors
+from infercore_openvino.engine import BACKEND
 from infercore_openvino.graph import STATE_NAME
+from infercore_openvino.limits import computing
 from infercore_openvino.settings import FLASH_ATTENTION, POOLING
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ class StatefulContext(BaseContext):
             "hidden_rows": hidden_rows,
         }
         known = {name: array for name, array in inputs.items() if name in self._inputs}
-        with memory_errors("a compute step"):
+        with computing("a compute step"):
             request.infer(known, share_inputs=True, share_outputs=True)
 
     # -- removing ------------------------------------------------------------------------------

@@ -1,0 +1,167 @@
+"""The lane: a stream's chunks come straight to the thread that reads them, asked for on a page."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import infercore as ic
+from infercore.isolated import wire
+from infercore.isolated.child import Child
+from infercore.isolated.lane import Lane
+from infercore.session.jobs import Latch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="isolation needs POSIX")
+
+TEXTS = ("Once upon a time", "The baker had a dog", "tick tock")
+FIELDS = {"n_threads": 1, "n_threads_batch": 1, "n_ctx": 160, "n_parallel": 4, "step_timeout": 0.4}
+
+
+@pytest.fixture(scope="module")
+def pool(pack_path: Path, backend_name: str) -> Iterator[Any]:
+    with ic.open_pool(pack_path, backend=backend_name, isolate=True, **FIELDS) as opened:
+        yield opened
+
+
+def stream_of(session: Any, text: str = TEXTS[0], n: int = 40, **fields: Any) -> Any:
+    session.ensure_prefix(text)
+    return session.decode(max_tokens=n, ignore_eos=True, temperature=0, **fields)
+
+
+def read(session: Any, *args: Any, **fields: Any) -> list[int]:
+    return [token for chunk in stream_of(session, *args, **fields) for token in chunk.tokens]
+
+
+@pytest.fixture(scope="module")
+def expected(pool: Any) -> list[int]:
+    with pool.open_session() as session:
+        return read(session)
+
+
+def test_most_chunks_are_asked_for_on_the_page(
+    pool: Any, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frames: list[bytes] = []
+    post = Child._post
+    monkeypatch.setattr(
+        Child, "_post", lambda self, frame: (frames.append(frame), post(self, frame))
+    )
+    with pool.open_session() as session:
+        stream = stream_of(session, n=40)
+        next(stream)
+        frames.clear()
+        tokens = [token for chunk in stream for token in chunk.tokens]
+    assert tokens == expected[-len(tokens) :]
+    assert len(frames) < len(tokens), "each one woke the worker's reader"
+
+
+def test_a_request_that_nobody_saw_is_sent_again(
+    pool: Any, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+
+    def unseen(_: Any, number: int, target: int) -> bool:
+        calls.append(target)
+        return len(calls) in (3, 5)  # as if the worker had looked just before
+
+    monkeypatch.setattr(Child, "_ask_on_page", unseen)
+    with pool.open_session() as session:
+        assert read(session) == expected
+
+
+@pytest.mark.parametrize("at", [1, 2, 7])
+def test_an_interruption_that_loses_a_chunk_leaves_a_session_that_works(
+    pool: Any, expected: list[int], monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    """Ctrl-C comes when the chunk was read from the pipe and stands nowhere yet."""
+    n_read, real = [0], Lane.read
+
+    def losing(self: Lane) -> bytes:
+        data = real(self)
+        n_read[0] += data != wire.MARK
+        if n_read[0] == at:
+            n_read[0] += 1
+            raise KeyboardInterrupt
+        return data
+
+    pid = pool.process.pid
+    with pool.open_session() as session:
+        stream = stream_of(session)
+        monkeypatch.setattr(Lane, "read", losing)
+        with pytest.raises(KeyboardInterrupt):
+            list(stream)
+        assert read(session) == expected
+    assert pool.process.pid == pid
+    assert not pool.process._child.calls
+
+
+def test_streams_that_threads_read_at_the_same_time_share_no_chunk(pool: Any) -> None:
+    alone: dict[str, list[int]] = {}
+    for text in TEXTS:
+        with pool.open_session() as session:
+            alone[text] = read(session, text)
+    found: dict[tuple[str, int], list[int]] = {}
+
+    def work(text: str) -> None:
+        with pool.open_session() as session:
+            for i in range(3):
+                found[text, i] = read(session, text)
+
+    threads = [threading.Thread(target=work, args=(text,)) for text in TEXTS]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [key for key, tokens in found.items() if len(tokens) != len(alone[key[0]])] == []
+
+
+def test_streams_that_one_thread_reads_in_turn_share_no_chunk(
+    pool: Any, expected: list[int]
+) -> None:
+    with pool.open_session() as one, pool.open_session() as other:
+        first, second = stream_of(one), stream_of(other)
+        found: tuple[list[int], list[int]] = [], []
+        for a, b in zip(first, second, strict=True):
+            found[0].extend(a.tokens)
+            found[1].extend(b.tokens)
+        assert len(found[0]) == len(found[1]) == len(expected)
+
+
+def test_the_lane_is_for_one_and_is_closed_behind_the_last() -> None:
+    lane, user, other = Lane(), Latch(), Latch()
+    assert lane.enter(user)
+    assert not lane.enter(other)
+    lane.wake(other)
+    lane.wake(user)
+    assert lane.read() == wire.MARK
+    lane.close()
+    files = lane._file, lane.theirs
+    assert all(os.fstat(file) for file in files)
+    lane.leave(user)
+    assert not lane.enter(other)
+    for file in files:
+        with pytest.raises(OSError, match="Bad file"):
+            os.fstat(file)
+
+
+def test_who_was_interrupted_before_leaving_keeps_nobody_out() -> None:
+    lane, user = Lane(), Latch()
+    assert lane.enter(user)
+    del user
+    assert lane.enter(Latch())
+    lane.close()
+
+
+@pytest.mark.parametrize("cut", [1, 7, 9, 20])
+def test_a_frame_that_is_not_whole_is_an_error(cut: int) -> None:
+    frame = wire.pack_chunk(3, "text", [1], [1], None)
+    assert list(wire.bodies(wire.MARK + frame + frame)) == [frame[8:]] * 2
+    with pytest.raises(wire.FrameError):
+        list(wire.bodies(wire.MARK + frame[:cut]))
