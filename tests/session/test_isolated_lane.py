@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import infercore as ic
 from infercore.isolated import wire
-from infercore.isolated.child import Child
+from infercore.isolated.child import Child, DeathError
 from infercore.isolated.lane import Lane
 from infercore.session.jobs import Latch
 
@@ -132,6 +135,25 @@ def test_streams_that_one_thread_reads_in_turn_share_no_chunk(
             found[0].extend(a.tokens)
             found[1].extend(b.tokens)
         assert len(found[0]) == len(found[1]) == len(expected)
+
+
+def test_a_request_to_a_process_that_died_is_written_to_no_other_file(
+    pool: Any, tmp_path: Path
+) -> None:
+    child = pool.process._child
+    os.kill(child.pid, signal.SIGKILL)
+    until = time.monotonic() + 60
+    while child._files:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    with contextlib.ExitStack() as stack:
+        paths = [tmp_path / str(i) for i in range(8)]
+        files = [stack.enter_context(path.open("wb")) for path in paths]
+        assert child._to in [file.fileno() for file in files]
+        call = child.send(0, "stats", (), {})
+        call.done.wait(60)
+    assert isinstance(call.error, DeathError)
+    assert [path.read_bytes() for path in paths] == [b""] * 8
 
 
 def test_the_lane_is_for_one_and_is_closed_behind_the_last() -> None:

@@ -61,17 +61,25 @@ def plain(model: Any) -> Iterator[Any]:
 def dying(pool: Any, at: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Kill the worker right before request number ``at``; give the names of all requests."""
     process = pool.process
-    whole, asked = process.send, []
+    whole, next_of, asked = process.send, process.send_next, []
 
-    def send(epoch: int, target: int, name: str, *rest: Any) -> Any:
+    def note(name: str) -> None:
         if name not in ("cancel", "stats", "explain_context"):
             asked.append(name)
             if len(asked) == at:
                 os.kill(process.pid, signal.SIGKILL)
+
+    def send(epoch: int, target: int, name: str, *rest: Any) -> Any:
+        note(name)
         return whole(epoch, target, name, *rest)
+
+    def send_next(epoch: int, target: int) -> Any:
+        note("next")
+        return next_of(epoch, target)
 
     with monkeypatch.context() as patch:
         patch.setattr(process, "send", send)
+        patch.setattr(process, "send_next", send_next)
         yield asked
     assert len(asked) > at, f"the work had ended before: {asked}"
 
