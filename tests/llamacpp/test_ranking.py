@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import attrs
@@ -20,7 +22,7 @@ TEXTS = ["a b c", "c b a a", "z", "q w e r t y " * 20]
 
 
 @pytest.fixture(scope="module")
-def ranker(plugin_model, tmp_path_factory):
+def ranker_path(plugin_model, tmp_path_factory):
     """Return a random model that ranks, with a vocabulary of letters."""
     metadata, tensors = random_gguf._rank(np.random.default_rng(5))
     fillers = [f"\u2581unused{i}" for i in range(random_gguf.N_VOCAB - len(SPECIAL) - len(WORDS))]
@@ -38,7 +40,12 @@ def ranker(plugin_model, tmp_path_factory):
         "tokenizer.ggml.mask_token_id": 4,
     }
     path = tmp_path_factory.mktemp("rank") / "rank.gguf"
-    with ic.load_model(random_gguf.write_file(path, metadata, tensors)) as model:
+    return random_gguf.write_file(path, metadata, tensors)
+
+
+@pytest.fixture(scope="module")
+def ranker(ranker_path):
+    with ic.load_model(ranker_path) as model:
         yield model
 
 
@@ -153,6 +160,22 @@ def test_callers_of_a_pool_that_rank_share_calls(ranker):
             pool.open_session()
     with pytest.raises(ic.SessionClosedError):
         pool.rerank("a", DOCUMENTS)
+
+
+def test_a_ranking_is_the_same_whose_engine_dies(ranker, ranker_path, monkeypatch):
+    expected = dict(ic.rerank(ranker, "x y", DOCUMENTS, n_threads=1))
+    with ic.open_pool(ranker_path, isolate=True, n_threads=1) as pool:
+        send, pid = pool.process.send, pool.process.pid
+
+        def dying(*given):
+            call = send(*given)
+            if pool.process.pid == pid:
+                os.kill(pid, signal.SIGKILL)
+            return call
+
+        monkeypatch.setattr(pool.process, "send", dying)
+        assert dict(pool.rerank("x y", DOCUMENTS)) == pytest.approx(expected, abs=1e-4)
+        assert pool.stats().n_restarts == 1
 
 
 @pytest.mark.parametrize(

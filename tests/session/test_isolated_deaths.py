@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="isolation needs POSI
 
 POISON = "pyx"
 PLUGIN = """
-    import json, os, signal, time
+    import ctypes, json, os, signal, time
     from infercore import API_VERSION, BackendDescriptor, SessionFatalError, hookimpl
     from infercore.testing import Faults
     from infercore.testing.reference_model import load as load_story
@@ -51,6 +51,13 @@ PLUGIN = """
             time.sleep(600)
         if plan["how"] == "exit":
             os._exit(3)
+        if plan["how"] == "double free":
+            libc = ctypes.CDLL(None)
+            libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+            pages = libc.malloc(64)
+            libc.free(pages), libc.free(pages)
+        if plan["how"] == "wild write":
+            ctypes.memset(64, 1, 4096)
         if plan["how"] == "fatal":
             raise SessionFatalError("no memory", cause=MemoryError())
         os.kill(os.getpid(), getattr(signal, plan["how"]))
@@ -311,6 +318,21 @@ def test_k6_a_long_text_without_memory(
             os.kill(pid, 9)  # the next one has no limit
         with pool.open_session() as session:
             assert told(session, n=3)
+
+
+@pytest.mark.parametrize(
+    ("how", "ended_by"), [("double free", "SIGABRT"), ("wild write", "SIGSEGV")]
+)
+def test_k8_a_kernel_that_writes_where_it_must_not(
+    deadly: Any, expected: list[int], how: str, ended_by: str
+) -> None:
+    with deadly() as pool, pool.open_session() as good:
+        assert told(good) == expected
+        deadly.dies("decode", how, times=2)
+        with pool.open_session() as bad, pytest.raises(ic.SessionFatalError, match=ended_by):
+            told(bad, "The little dog saw a cat")
+        assert told(good) == expected
+        assert pool.stats().n_restarts == 2
 
 
 FORKS = """
