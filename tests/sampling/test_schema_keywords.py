@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 
 import jsonschema
@@ -36,6 +37,25 @@ SCHEMAS = {
     "contains": (
         {"type": "array", "items": {"enum": [1, 2, 3]}, "contains": {"const": 2}, "maxItems": 4},
         ["[1,1,1,2]", "[2]"],
+    ),
+    "not a type": (
+        {"enum": [1, "a", None, 2.5], "not": {"type": ["string", "null"]}},
+        ["1", "2.5"],
+    ),
+    "contains at least": (
+        {"type": "array", "items": {"enum": [1, 2]}, "contains": {"const": 2}, "minContains": 2,
+         "maxItems": 3},
+        ["[2,2]", "[1,2,2]", "[2,2,2]"],
+    ),
+    "contains at most": (
+        {"type": "array", "items": {"enum": [1, 2]}, "contains": {"enum": [2, 3]},
+         "maxContains": 1, "maxItems": 3, "minItems": 1},
+        ["[2]", "[1,2,1]"],
+    ),
+    "contains none": (
+        {"type": "array", "items": KINDS, "contains": {"const": "a"}, "minContains": 0,
+         "maxContains": 0, "maxItems": 2},
+        ["[]", '["b","b"]'],
     ),
     "contains any number": (
         {"type": "array", "items": {"enum": [1, 2]}, "contains": {"const": 2}, "minContains": 0},
@@ -164,3 +184,38 @@ def test_what_cannot_be_said_is_refused_by_its_name(tokenizer, schema, keyword):
 def test_numbers_that_json_lacks(tokenizer, number):
     with pytest.raises(InvalidInputError):
         compile_constraint({"type": "number", "maximum": number}, tokenizer)
+
+
+ODD = [
+    "x",
+    1.5,
+    -1,
+    None,
+    True,
+    [],
+    {},
+    2**70,
+    10**400,
+    [1],
+    [2**70],
+    {"a": 2**70},
+    {"type": 2**70},
+]
+PLACES = (
+    "items", "prefixItems", "contains", "minContains", "maxContains", "uniqueItems", "maxItems",
+    "properties", "required", "dependentRequired", "propertyNames", "patternProperties", "pattern",
+    "format", "type", "enum", "const", "not", "if", "then", "anyOf", "allOf", "$ref", "$defs",
+    "minimum", "multipleOf", "maxLength", "minProperties", "title", "default", "no-such-keyword",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("key", PLACES)
+def test_a_keyword_of_another_type_is_typed(tokenizer, key):
+    """Wherever a number stands that the compiler cannot write, or a value that is none."""
+    arrays = {"type": "array", "items": {"enum": [1, 2]}, "contains": {"const": 1}, "maxItems": 3}
+    for base in (arrays, {"type": "object", "properties": NULLS, "if": {"required": ["a"]}}, {}):
+        for value in ODD:
+            with contextlib.suppress(GrammarError, InvalidInputError):
+                compile_constraint(
+                    {"type": "json_schema", "schema": {**base, key: value}}, tokenizer
+                )

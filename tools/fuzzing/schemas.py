@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jsonschema
 
 from fuzzing import Wrong
+from fuzzing.states import parts, put
 from infercore.sampling import compile_constraint
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ BATCH = 200
 N_TEXTS = 5
 MAX_LENGTH = 160
 _HUGE_SHARE = 0.1
+_ODD_SHARE = 0.2  # of schemas with a value that is none there
 NAMES = ("a", "b", "c d", "é", "x-1", "")
 PATTERNS = ("^[a-c]+$", "^x[0-9]{2}$", "b", "^$", "(ab|c)d?", "^[^a]*$", "[", "(?=a)", "\\d")
 FORMATS = ("date", "uuid", "email", "password", "binary", "ipv4", "no-such-format")
@@ -158,8 +160,13 @@ class Schemas:
         schema = _Maker(random).schema(3)
         if isinstance(schema, bool):
             schema = {}
+        if is_odd := random.random() < _ODD_SHARE:
+            schema = json.loads(json.dumps(schema))
+            put(random.choice([schema, *parts(schema)]) or schema, random)
         response_format = {"type": "json_schema", "schema": schema}
         start = compile_constraint(response_format, self._tokenizer)
+        if is_odd:
+            return "a schema of wrong types was taken"
         validator = jsonschema.Draft202012Validator(schema)
         found = []
         for _ in range(N_TEXTS):

@@ -27,7 +27,7 @@ FIELDS: dict[str, tuple[dict[str, Any], ...]] = {
 }
 ONE = {"n_threads": 1, "n_threads_batch": 1}  # busy machines wait long for two at once
 MODELS = {"llamacpp": "gguf-f32", "openvino": "openvino"}
-ODD = (None, -1, True, 1.5, "x", [], [-1], [[0, 2**31]], {}, [{"seq_id": 0}], *NUMBERS[:12])
+ODD = (None, -1, True, 1.5, "x", [], [-1], [[0, 2**31]], {}, [{"seq_id": 0}], 2**70, *NUMBERS[:12])
 TEXT, OTHER = list(range(20, 50)), list(range(60, 75))
 
 
@@ -84,7 +84,7 @@ def changed(data: bytes, random: Random) -> bytes:
         kept = json.loads(json.dumps(kept))
         note = kept.get("note")
         if isinstance(note, dict) and random.random() < 0.6:  # a session's own: all of it alike
-            put(random.choice([note, *_parts(note)]), random)
+            put(random.choice([note, *parts(note)]), random)
         else:
             put(kept, random)
         return blob.pack(kept, payload, logits)
@@ -94,15 +94,17 @@ def changed(data: bytes, random: Random) -> bytes:
     return blob.pack(kept, damaged(bytes(payload), random, 0, end), logits)
 
 
-def _parts(value: Any) -> list[Any]:
+def parts(value: Any) -> list[Any]:
     """Return the lists and mappings within ``value`` that hold something, at any depth."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return [part for each in inner if isinstance(each, (dict, list)) and each
-            for part in (each, *_parts(each))]  # fmt: skip
+            for part in (each, *parts(each))]  # fmt: skip
 
 
 def put(value: Any, random: Random) -> None:
     """Set something inside of a JSON value to something odd."""
+    if not value:
+        return
     keys = list(value) if isinstance(value, dict) else list(range(len(value)))
     key = random.choice(keys)
     if isinstance(value[key], (dict, list)) and value[key] and random.random() < 0.7:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import attrs
 
-from infercore.errors import GrammarError, InvalidInputError
+from infercore.engine import calls
+from infercore.errors import GrammarError, InferCoreError, InvalidInputError
 from infercore.limited import wire
 from infercore.limited.process import limited
 from infercore.sampling.class_schema import schema_of_class
@@ -213,8 +215,30 @@ def _from_schema(schema: Any) -> Grammar:
         raise GrammarError("the JSON schema is nested too deeply", source="") from error
     if len(source) > MAX_CHARACTERS:
         return Grammar("", source)
-    sound = simplified(plain, source)
-    return Grammar(_schema_grammar(sound), source, sound)
+    with _malformed_typed(source):
+        sound = simplified(plain, source)
+        return Grammar(_schema_grammar(sound), source, sound)
+
+
+@contextlib.contextmanager
+def _malformed_typed(source: str) -> Iterator[None]:
+    """Raise what a schema brings about whose keywords have values of other types."""
+    try:
+        yield
+    except InferCoreError:
+        raise
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ) as e:
+        if calls.is_a_handlers(e):
+            raise
+        what = _shortened(str(e) or type(e).__name__)
+        raise GrammarError(f"the JSON schema is malformed: {what}", source=source) from e
 
 
 def _schema_grammar(schema: Mapping[str, Any]) -> str:

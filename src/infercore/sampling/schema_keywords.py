@@ -24,6 +24,8 @@ Schema = dict[str, Any]
 _MAX_EXACT = 2**53  # llguidance keeps numbers as float64
 _MAX_ALTERNATIVES = 400
 _MAX_CONTAINED_AT = 8
+_TRIED = 20_000  # arrays that are looked at
+_OF_ITEMS = ("minItems", "maxItems", "minContains", "maxContains")
 _MAX_SIZE = 2**31 - 1
 _SIZES = ("maxLength", "maxItems", "maxProperties")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
@@ -142,7 +144,7 @@ class _Simplifier:
         return found
 
     def _not(self, schema: Schema) -> Schema:
-        """``not`` of listed values, where the rest lists its values too."""
+        """``not`` of listed values, or of a type, where the rest lists its values."""
         if "not" not in schema:
             return schema
         rest = _without(schema, "not")
@@ -150,9 +152,13 @@ class _Simplifier:
         if inner is False:
             return rest
         values, others = self._values(rest), self._values(inner)
-        if values is None or others is None:
+        is_a_type = isinstance(inner, dict) and set(inner) - {*_LABELS} == {"type"}
+        if values is None or (others is None and not is_a_type):
             return schema
-        left = [v for v in values if not any(_same(v, other) for other in others)]
+        left = [
+            v for v in values
+            if not (_is_of(v, inner["type"]) if others is None else _is_one_of(v, others))
+        ]  # fmt: skip
         if not left:
             raise GrammarError(
                 "the JSON schema is refused: 'not' leaves no value", source=self._source
@@ -193,7 +199,9 @@ class _Simplifier:
         if low == 0 and high is None:
             return rest
         items = schema.get("items", {})
-        if low != 1 or high is not None or "prefixItems" in schema or items is False:
+        if low != 1 or high is not None:
+            return self._counted(schema, low, high)
+        if "prefixItems" in schema or items is False:
             return schema
         last = min(schema.get("maxItems", _MAX_CONTAINED_AT), _MAX_CONTAINED_AT)
         wanted = _both(items, schema["contains"])
@@ -209,6 +217,27 @@ class _Simplifier:
         if not ways or schema.get("type") != "array":
             return schema
         return self._one_of(schema, ways)
+
+    def _counted(self, schema: Schema, low: Any, high: Any) -> Schema:
+        """``contains`` with bounds, of few listed values: every array that holds so many."""
+        values, wanted = self._values(schema.get("items")), self._values(schema["contains"])
+        least, most = schema.get("minItems", 0), schema.get("maxItems", _MAX_CONTAINED_AT + 1)
+        allowed = {"type", "items", "contains", *_OF_ITEMS, *_LABELS, *_OF_ROOT}
+        if values is None or wanted is None or set(schema) - allowed or most > _MAX_CONTAINED_AT:
+            return schema
+        if schema.get("type") != "array" or sum(len(values) ** n for n in range(most + 1)) > _TRIED:
+            return schema
+        listed = [
+            list(chosen)
+            for size in range(least, most + 1)
+            for chosen in itertools.product(values, repeat=size)
+            if low
+            <= sum(_is_one_of(value, wanted) for value in chosen)
+            <= (size if high is None else high)
+        ]
+        if not listed or len(listed) > _MAX_ALTERNATIVES:
+            return schema
+        return {**{key: schema[key] for key in _OF_ROOT if key in schema}, "enum": listed}
 
     # -- objects
 
@@ -354,6 +383,10 @@ def _numbers_in(value: Any) -> Iterator[Any]:
 def _same(first: Any, second: Any) -> bool:
     """Equality as JSON has it: 1 is 1.0, and true is not 1."""
     return _key(first) == _key(second)
+
+
+def _is_one_of(value: Any, others: list[Any]) -> bool:
+    return any(_same(value, other) for other in others)
 
 
 def _key(value: Any) -> str:
