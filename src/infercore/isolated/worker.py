@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import struct
+import sys
 import threading
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
@@ -71,6 +72,9 @@ _MORE_OF_CHUNK = tuple(
 _STREAMS = frozenset({"decode", "chat", "infill"})
 N_THREADS = 4096
 _BARE = Shown("", ())[2:]
+_SWITCH_SECONDS = 5e-4
+"""For who wants the interpreter: the thread of the engine, which gives it up in each of its calls,
+would wait Python's 5 ms for it wherever the calls of sessions begin or end."""
 _SLACK = 20.0
 """A call that takes so many times the mean of late is still expected."""
 
@@ -717,6 +721,7 @@ def _wait_for_end(life: int) -> None:
 def main(requests: int, answers: int, board: int, lane: int, life: int) -> None:
     """Work for the program at the other end of the pipes; end when that of ``life`` is closed."""
     threading.Thread(target=_wait_for_end, args=(life,), daemon=True).start()
+    sys.setswitchinterval(_SWITCH_SECONDS)
     try:
         Worker(_Line(requests, answers, board, lane)).run()
     except (OSError, wire.FrameError, InferCoreError):
