@@ -9,6 +9,8 @@ the OpenAI protocol can be asked, so that two are compared with the same file. E
 answers but 200, and 429, which is counted apart. Model and lengths: the environment variables
 ``LOAD_MODEL`` (default "tale") and ``LOAD_TOKENS`` (default 48). With ``LOAD_PID``, the server's
 process, the resident memory of it and its children is printed at the end, ten times over the run.
+With ``LOAD_CHECK`` so many of the answers are asked for once more at the end, one after the other:
+with its seed an answer has the same text alone, but for near ties.
 """
 
 from __future__ import annotations
@@ -17,9 +19,11 @@ import json
 import os
 import random
 import time
+from typing import Any
 
 import gevent
 import psutil
+import requests
 from locust import HttpUser, between, events, task
 
 MODEL = os.environ.get("LOAD_MODEL", "tale")
@@ -27,8 +31,12 @@ TOKENS = int(os.environ.get("LOAD_TOKENS", "48"))
 TURNS = 4
 WORDS = ("Mira", "walked", "along", "the", "road", "to", "an", "old", "mill", "by", "lamps")
 
+CHECK = int(os.environ.get("LOAD_CHECK", "0"))
 LOOK_S = 1.0
+SECONDS = 600.0
 _sizes: list[float] = []
+_answers: list[tuple[dict[str, Any], str, bool]] = []
+"""What was asked, what was read, and whether that was all of it."""
 
 
 @events.test_start.add_listener
@@ -51,6 +59,29 @@ def show(**_: object) -> None:
     if _sizes:
         places = [round(i * (len(_sizes) - 1) / 9) for i in range(10)]
         print("MiB resident over the run:", *(f"{_sizes[place]:.0f}" for place in places))
+
+
+@events.quitting.add_listener
+def check(environment: Any, **_: object) -> None:
+    """Ask for some of the answers once more, alone, and print how many have other texts."""
+    asked = random.Random(0).sample(_answers, min(CHECK, len(_answers)))
+    others = [
+        (text, alone)
+        for body, text, is_whole in asked
+        if (alone := _alone(environment.host, body)) != text
+        and (is_whole or not alone.startswith(text))
+    ]
+    print(f"{len(asked)} of {len(_answers)} answers asked for alone: {len(others)} other texts")
+    for text, alone in others:
+        print(f"    {text!r}\n    {alone!r} alone")
+
+
+def _alone(host: str, body: dict[str, Any]) -> str:
+    answer = requests.post(
+        f"{host}/v1/chat/completions", json={**body, "stream": False}, timeout=60
+    )
+    answer.raise_for_status()
+    return str(answer.json()["choices"][0]["message"]["content"])
 
 
 class Talker(HttpUser):
@@ -79,6 +110,7 @@ class Talker(HttpUser):
 
     def _read(self, messages: list[dict[str, str]], n_pieces: int | None) -> str:
         body = {"model": MODEL, "messages": messages, "max_tokens": TOKENS, "stream": True}
+        body["seed"] = self._random.randrange(2**31)
         began = last = time.perf_counter()
         pieces: list[str] = []
         with self.client.post(
@@ -102,6 +134,8 @@ class Talker(HttpUser):
                 if len(pieces) == n_pieces:
                     break
             response.success()
+        if CHECK and pieces:
+            _answers.append((body, "".join(pieces), len(pieces) != n_pieces))
         return "".join(pieces)
 
     def _tell(self, name: str, seconds: float) -> None:

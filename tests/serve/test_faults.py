@@ -169,7 +169,9 @@ def ask_as(url: str, key: str, number: int) -> int:
     text = f"{number} " + "Mira bakes bread. " * 40
     body = {**ASK, "messages": [{"role": "user", "content": text}], "max_tokens": 1}
     headers = {"Authorization": f"Bearer {key}"}
-    return httpx.post(f"{url}{CHAT}", json=body, headers=headers, timeout=60).status_code
+    answer = httpx.post(f"{url}{CHAT}", json=body, headers=headers, timeout=60)
+    assert answer.status_code != 429 or int(answer.headers["retry-after"]) >= 1
+    return answer.status_code
 
 
 def test_a_backlog_of_one_key_shuts_out_no_other(pack_path: Path) -> None:
@@ -399,6 +401,11 @@ def test_metrics_count(served: Served) -> None:
     assert grown('infercore_time_to_first_token_seconds_count{model="tale"}') == 1
     for gauge in ("sessions_running", "sessions_waiting", "cells_used"):
         assert f'infercore_{gauge}{{model="tale"}}' in after
+    names = {name.partition("{")[0] for name in after}
+    assert "infercore_cached_tokens_total" in names
+    for histogram in ("time_between_tokens_seconds", "queue_seconds", "batch_size"):
+        assert f"infercore_{histogram}_count" in names
+    assert all(name.startswith("infercore_") for name in names)
 
 
 def test_pages_of_other_origins(pool: Any) -> None:

@@ -510,16 +510,19 @@ class GuardedContext:
             self._native.need("state", declared=self.capabilities.state)
             self._saving.load_state(data)
 
-    def save_sequence(self, seq_id: int = 0, *, note: Mapping[str, Any] | None = None) -> bytes:
+    def save_sequence(
+        self, seq_id: int = 0, *, note: Mapping[str, Any] | None = None, row: bool = True
+    ) -> bytes:
         """Return one sequence and its last logits as bytes; see `Context.save_sequence`.
 
         ``note`` is for the caller: it stands in the header (`blob.read_header`) as "note", and
-        must be what JSON can say.
+        must be what JSON can say. Without its ``row`` a sequence takes less; who restores it has
+        to evaluate its last token anew.
         """
         with self._gate:
             self._native.need("sequence_state", declared=self.capabilities.sequence_state)
             arguments.check_note(note)
-            return self._saving.save_sequence(self._sequence(seq_id), note)
+            return self._saving.save_sequence(self._sequence(seq_id), note, row=row)
 
     def seq_state_size(self, seq_id: int = 0) -> int:
         """Return how many bytes the engine's state of a sequence takes; see `Context`."""

@@ -67,13 +67,15 @@ class Saving:
         row, row_of = self._native.judged(self._outputs.last)
         return self._pack(self._handed("state", held, self._inner.save_state, row, row_of))
 
-    def save_sequence(self, seq_id: int, note: Mapping[str, Any] | None) -> bytes:
-        """Return one sequence and the row behind its last token."""
-        return self._pack(self.hand_over(seq_id, note))
+    def save_sequence(self, seq_id: int, note: Mapping[str, Any] | None, *, row: bool) -> bytes:
+        """Return one sequence, and the row behind its last token if that is asked for."""
+        return self._pack(self.hand_over(seq_id, note, has_row=row))
 
-    def hand_over(self, seq_id: int, note: Mapping[str, Any] | None = None) -> Handed:
+    def hand_over(
+        self, seq_id: int, note: Mapping[str, Any] | None = None, *, has_row: bool = True
+    ) -> Handed:
         """Return what `save_sequence` packs, for `take_over` of another context."""
-        index = self._outputs.of(seq_id)
+        index = self._outputs.of(seq_id) if has_row else None
         row = None if index is None else self._native.judged(self._outputs.row, index)
         row_of = [] if row is None else [seq_id]
 

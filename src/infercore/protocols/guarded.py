@@ -61,8 +61,10 @@ class SessionContext(Context, Protocol):
         ``keep``: as it would be once the sequence's tokens from that position on were removed.
         """
 
-    def save_sequence(self, seq_id: int = 0, *, note: Mapping[str, Any] | None = None) -> bytes:
-        """Return one sequence and its last logits; ``note`` (JSON) stands in the header."""
+    def save_sequence(
+        self, seq_id: int = 0, *, note: Mapping[str, Any] | None = None, row: bool = True
+    ) -> bytes:
+        """Return one sequence and its last ``row``; ``note`` (JSON) stands in the header."""
 
     @property
     def set_live(self) -> Mapping[str, Any]:

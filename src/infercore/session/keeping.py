@@ -53,7 +53,8 @@ class Keeping:
         if not sequence.n_held:
             return
         try:
-            data = engine.context.save_sequence(sequence.own_id)
+            row = not engine.can_truncate  # else the last token is evaluated anew
+            data = engine.context.save_sequence(sequence.own_id, row=row)
         except SessionFatalError:
             raise
         except Exception:  # noqa: BLE001  (what cannot be kept is evaluated anew)
