@@ -280,8 +280,8 @@ class GuardedModel:
         config = pool.context
         if window.is_fit(config):
             pool = pool.with_window(window.resolve_n_ctx(self._fitted(config), self.info))
-        plan = getattr(self._inner, "plan_memory", None)
-        if plan is None or not self._inner.capabilities.multi_sequence:
+        plan, kinds = getattr(self._inner, "plan_memory", None), self._inner.capabilities
+        if plan is None or kinds.encoder or not kinds.multi_sequence:
             return pool
         self._check_context(config)
         n_ctx = window.resolve_n_ctx(pool.context, self.info)
