@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import socket
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import infercore as ic
-from infercore.serve import running
+from infercore.serve import create_app, running
 from infercore.serve.answering import answers
 from served import eventually, serving
 
@@ -455,6 +456,30 @@ def test_the_command_serves_until_it_is_told_to_end_and_starts_warm(
         n_cached = counted["prompt_tokens_details"]["cached_tokens"]
         evaluated.append(counted["prompt_tokens"] - n_cached)
     assert evaluated[0] > evaluated[1] == 1, "all but the last token comes back from the folder"
+
+
+def test_who_is_not_answered_before_the_end_is_told_to_ask_again(pool: Any) -> None:
+    body = [{"type": "http.request", "body": json.dumps(LONG).encode()}]
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return body.pop() if body else await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def story() -> None:
+        app = create_app({"tale": pool})
+        scope = {"type": "http", "method": "POST", "path": CHAT, "headers": [], "query_string": b""}
+        answering = asyncio.create_task(app(scope, receive, send))
+        await asyncio.to_thread(eventually, lambda: pool.stats().n_running)
+        answering.cancel()  # as the server does whose time to end is over
+        await answering
+
+    asyncio.run(story())
+    assert sent[0]["status"] == 503
+    assert (b"retry-after", b"5") in sent[0]["headers"]
+    assert json.loads(sent[1]["body"])["error"]["code"] == "closed"
 
 
 def test_a_first_piece_waits_for_no_acknowledgement() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import ipaddress
@@ -59,6 +60,9 @@ class Guard:
 
         try:
             await self._admit(scope, receive, counted, origin)
+        except asyncio.CancelledError:  # the server ends, and waited long enough
+            if not status:
+                await failure(_ended())(scope, receive, counted)
         finally:
             self._metrics.count_request(status or 499)
             log.info(
@@ -199,6 +203,16 @@ def _header(scope: Scope, name: bytes) -> bytes:
 def namespace_of(key: str) -> str:
     """Return the namespace of a key: its hash, since names of namespaces reach files."""
     return hashlib.sha256(key.encode()).hexdigest()
+
+
+def _ended() -> ApiError:
+    return ApiError(
+        503,
+        "the server ended before this was answered; ask again",
+        "server_error",
+        code="closed",
+        headers={"Retry-After": "5"},
+    )
 
 
 def too_large(n_most: int) -> ApiError:
