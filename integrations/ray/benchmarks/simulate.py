@@ -22,7 +22,7 @@ import random
 import time
 from collections import OrderedDict, deque
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 from ray.llm._internal.serve.routing_policies.prefix_aware import prefix_aware_router
@@ -32,6 +32,9 @@ from ray.serve._private.request_router import PowerOfTwoChoicesRequestRouter
 
 from infercore_ray.blocks import BLOCK_TOKENS
 from infercore_ray.routing import PrefixRouting
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
 
 PrefixCacheAffinityRouter = prefix_aware_router.PrefixCacheAffinityRouter
 CLOCK = SimpleNamespace(now=0.0)
@@ -60,6 +63,7 @@ class Turn:
     started: float = 0.0
     replica: int = -1
     front: int = 0
+    call: int = -1
     is_follow: bool = False
 
 
@@ -122,6 +126,8 @@ class Ours:
         self._own = [[0] * len(replicas) for _ in range(n_fronts)]
         for front in self._fronts:
             front.keep(self._names)
+        self._calls = itertools.count()
+        self._running: set[int] = set()
 
     def choose(self, now: float, turn: Turn, blocks: list[bytes]) -> int:
         """Return who is ranked first."""
@@ -137,7 +143,9 @@ class Ours:
         del now
         number, front = turn.replica, self._fronts[turn.front]
         self._own[turn.front][number] += 1
-        front.sent(self._names[number], blocks)
+        turn.call = next(self._calls)
+        self._running.add(turn.call)
+        front.sent(self._names[number], blocks, turn.call)
         others = self._replicas[number].n_busy - self._own[turn.front][number]
         front.heard(self._names[number], others)
 
@@ -145,7 +153,8 @@ class Ours:
         """Let the front know whose turn has ended, and what the replica holds then."""
         front, name = self._fronts[turn.front], self._names[turn.replica]
         front.ended(name)
-        front.holds(name, blocks)
+        front.holds(name, blocks, turn.call)
+        self._running.remove(turn.call)
         self._own[turn.front][turn.replica] -= 1
 
     def report(self, number: int) -> None:
@@ -155,7 +164,11 @@ class Ours:
             replica.reported = frozenset(replica.held)
         held = replica.reported
         for front, own in zip(self._fronts, self._own, strict=True):
-            front.report(self._names[number], held, replica.n_busy - own[number])
+            others = replica.n_busy - own[number]
+            front.report(self._names[number], held, others, self._had_ended)
+
+    def _had_ended(self, call: Hashable) -> bool:
+        return call not in self._running
 
 
 class Random:

@@ -60,7 +60,8 @@ class LocalReplicas:
     def report(self) -> None:
         """Let the router know what the replicas hold."""
         for name, replica in list(self.replicas.items()):
-            self._routing.report(name, replica.record_routing_stats()["held"], 0)
+            report = asyncio.run_coroutine_threadsafe(replica.record_routing_stats(), self._loop)
+            self._routing.report(name, report.result()["held"], 0, lambda _: True)
 
     def close(self) -> None:
         """End all."""
@@ -106,10 +107,9 @@ class LocalReplicas:
         work.add_done_callback(done)
         return Response(answer)
 
-    def broadcast(self, name: str, frame: bytes) -> Any:
-        del name
+    def broadcast(self, name: str, given: Any) -> Any:
         every = [
-            asyncio.run_coroutine_threadsafe(replica.ask(frame), self._loop)
+            asyncio.run_coroutine_threadsafe(getattr(replica, name)(given), self._loop)
             for replica in self.replicas.values()
         ]
         return _Responses(every)
@@ -127,6 +127,6 @@ class _Responses:
     def __init__(self, answers: list[Any]) -> None:
         self._answers = answers
 
-    def results(self, *, return_exceptions: bool) -> list[Any]:
-        del return_exceptions
+    def results(self, *, timeout_s: float | None, return_exceptions: bool) -> list[Any]:
+        del timeout_s, return_exceptions
         return [answer.result() for answer in self._answers]

@@ -7,11 +7,15 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml
+from check_manifest import MANIFEST, models_of
+from ray.serve.config import AutoscalingConfig
 
 from infercore.errors import InvalidInputError
 from infercore.serve.models import Models
 from infercore_ray import application, engines
 from infercore_ray.router import PrefixRouter, Route
+from infercore_ray.scaling import WAITING
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,6 +37,75 @@ def test_a_model_on_ray_is_listed_as_isolated() -> None:
     pool: Any = SimpleNamespace(effective={}, config=SimpleNamespace(isolate=False))
     tale.pool = pool
     assert tale.facts == {"loaded": True, "n_ctx": None, "isolated": True}
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"num_replicas": 0}, "num_replicas"),
+        ({"num_replicas": True}, "num_replicas"),
+        ({"num_replicas": "auto"}, "num_replicas"),
+        ({"num_fronts": 0}, "num_fronts"),
+        ({"n_cxt": 512}, "n_cxt"),
+        ({"n_ctx": "many"}, "n_ctx"),
+        ({"isolate": True}, "isolate"),
+        ({"config": {"n_warm": 1}}, "config"),
+        ({"backend": 7}, "backend"),
+        ({"ray_actor_options": {"num_cpu": 1}}, "ray_actor_options"),
+        ({"ray_actor_options": {"num_cpus": "two"}}, "ray_actor_options"),
+        ({"ray_actor_options": 3}, "ray_actor_options"),
+        ({"autoscaling_config": {"max_replica": 2}}, "autoscaling_config"),
+        ({"autoscaling_config": {"max_replicas": 0}}, "autoscaling_config"),
+        ({"autoscaling_config": {"target_waiting_tokens": 0}}, "target_waiting_tokens"),
+        ({"autoscaling_config": {"policy": {"policy_function": "no:where"}}}, "autoscaling_config"),
+        ({"autoscaling_config": {"max_replicas": 2}, "num_replicas": 2}, "num_replicas"),
+    ],
+)
+def test_what_is_no_option_is_refused_by_name(given: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidInputError) as raised:
+        application.build_app("model.gguf", **given)
+    named = raised.value.value if raised.value.field in {"PoolConfig", "pool"} else None
+    assert field in {raised.value.field, named}
+
+
+@pytest.mark.parametrize(
+    "models", [{}, {"": "a.gguf"}, {"a#b": "a.gguf"}, {"a": {"n_ctx": 512}}, {"a": 7}, 7, None]
+)
+def test_what_names_no_model_is_refused(models: Any) -> None:
+    with pytest.raises(InvalidInputError):
+        application.build_app(models)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        {},
+        {"path": "a", "models": {"a": "a"}},
+        {"path": "a", "n_cxt": 1},
+        {"path": "a", "port": 1},
+        3,
+    ],
+)
+def test_what_is_no_argument_of_a_yaml_is_refused(args: Any) -> None:
+    with pytest.raises(InvalidInputError):
+        application.app_builder(args)
+
+
+@pytest.mark.parametrize(("n_calls", "waiting", "wanted"), [(12, {}, 3), (1, {"a": 900.0}, 9)])
+def test_calls_and_waiting_tokens_say_how_many_replicas_there_should_be(
+    n_calls: int, waiting: dict[str, float], wanted: float
+) -> None:
+    given = {"max_replicas": 9, "target_waiting_tokens": 100}
+    options = application._scaling(given, {}, {"n_parallel": 4})
+    config = AutoscalingConfig(**options)
+    policy = config.policy.get_policy()(**config.policy.policy_kwargs)
+    context = SimpleNamespace(
+        current_num_replicas=2, total_num_requests=n_calls, config=config,
+        aggregated_metrics={WAITING: waiting}, target_num_replicas=0,
+    )  # fmt: skip
+    assert policy(context) == (wanted, {})
+    context.current_num_replicas = 0
+    assert policy(context) == (0, {})
 
 
 def router_of(*names: str) -> PrefixRouter:
@@ -71,7 +144,8 @@ def test_work_that_ends_before_it_is_said_to_be_routed_does_not_stay() -> None:
 def test_a_report_adds_what_others_have_done_there() -> None:
     router = router_of("a")
     sent(router, Route(works=True, origin="here"), "one")
-    stats = {"number": 1, "held": (), "load": {"here": 7, "there": 2, "beyond": 1}}
+    asked = {"here": (7, 9, ()), "there": (2, 3, ()), "beyond": (1, 1, ())}
+    stats = {"number": 1, "held": (), "asked": asked}
     replica: Any = SimpleNamespace(replica_id=SimpleNamespace(unique_id="a"), routing_stats=stats)
     router._look([replica])
     router._look([replica])
@@ -97,6 +171,73 @@ def test_what_a_replica_says_as_it_takes_a_call_tells_what_others_have_it_do() -
     assert router._n_calls["a"] == 0
 
 
+def reporting(number: int, asked: dict[str, Any], held: tuple[bytes, ...] = ()) -> Any:
+    stats = {"number": number, "held": held, "asked": asked}
+    return SimpleNamespace(replica_id=SimpleNamespace(unique_id="a"), routing_stats=stats)
+
+
+def test_reports_that_come_late_take_nothing_from_what_was_sent_after_them() -> None:
+    router = router_of("a")
+    blocks = (b"1", b"2")
+    sent(router, Route(works=True, origin="here", number=7, blocks=blocks), "one")
+    for number, asked in enumerate([{}, {"here": (0, 6, ())}, {"here": (1, 8, (7, 8))}], 1):
+        router._look([reporting(number, asked)])
+        assert router._routing.n_held("a", blocks) == 2
+    router._look([reporting(4, {"here": (0, 8, ())}, blocks[:1])])
+    assert router._routing.n_held("a", blocks) == 1
+
+
+def test_what_others_had_to_do_counts_no_more_when_reports_stay_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = SimpleNamespace(monotonic=lambda: clock.now, now=100.0)
+    monkeypatch.setattr("infercore_ray.router.time", clock)
+    router, report = router_of("a"), reporting(1, {"there": (4, 4, ())})
+    router._look([report])
+    clock.now += 4
+    router._look([report])
+    assert router._routing.load("a") == 4
+    clock.now += 2
+    router._look([report])
+    assert router._routing.load("a") == 0
+
+
+def test_calls_that_end_while_a_replica_answers_are_not_others() -> None:
+    router = router_of("a")
+    router._use_replica_queue_len_cache = False
+    replica: Any = SimpleNamespace(unique_id="a")
+    for _ in range(4):
+        router.on_send_request(replica)
+    for name in ("one", "two", "three"):  # it took the fourth before these were over
+        router.on_request_completed(replica, name)
+    router.on_new_queue_len_info(replica, 4)
+    assert router._routing.load("a") == 0
+
+
+def test_a_holder_on_a_busy_machine_is_waited_for() -> None:
+    async def late(*, deadline_s: float) -> int:
+        del deadline_s
+        await asyncio.sleep(0.3)
+        return 0
+
+    router = router_of("a")
+    router._use_replica_queue_len_cache = False
+    router._lazily_fetched_loop = None
+    holder: Any = SimpleNamespace(
+        replica_id=type("Id", (), {"unique_id": "a"})(),
+        get_queue_len=late,
+        max_ongoing_requests=9,
+    )
+    router._replicas = {holder.replica_id: holder}
+    router._replica_queue_len_cache = SimpleNamespace(update=lambda *_: None)  # type: ignore[assignment]
+    router._update_router_queue_len_gauge = lambda *_: None  # type: ignore[method-assign]
+
+    async def selected() -> Any:
+        return await router._select_from_candidate_replicas([holder], 0)
+
+    assert asyncio.run(selected()) is holder
+
+
 def test_the_holder_is_tried_twice_and_an_unknown_request_goes_anywhere() -> None:
     router = router_of("a", "b")
     blocks = (b"1", b"2")
@@ -110,3 +251,8 @@ def test_the_holder_is_tried_twice_and_an_unknown_request_goes_anywhere() -> Non
     (first,), (again,), (other,) = asyncio.run(router.choose_replicas(found, pending))
     assert (first, again, other) == (found[1], found[1], found[0])
     assert asyncio.run(router.choose_replicas(found, None)) == [found]
+
+
+def test_the_manifest_for_kubernetes_makes_an_application() -> None:
+    manifest = yaml.safe_load(MANIFEST.read_text(encoding="utf-8"))
+    assert models_of(manifest) == ["infercore"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import threading
 from concurrent.futures import Future
@@ -12,7 +13,7 @@ from local import LocalReplicas, Response
 from ray.exceptions import ActorDiedError
 
 import infercore
-from infercore.errors import SessionFatalError
+from infercore.errors import SessionClosedError, SessionFatalError
 from infercore_ray.engines import Engines, ReplicaPool
 
 PROMPT = "Once upon a time"
@@ -177,3 +178,51 @@ def test_what_nobody_asks_about_is_closed_and_comes_again(model_path: str, alone
         assert session.generate(" there was", max_tokens=8, temperature=0.0) == wanted
     assert not replica._worker._held
     running.close()
+
+
+def test_a_replica_reports_which_calls_are_over(model_path: str) -> None:
+    running = LocalReplicas(model_path, 1, n_ctx=512, n_parallel=4, n_threads=1)
+    (replica,) = running.replicas.values()
+    with ReplicaPool(Engines(running)) as pool, pool.open_session() as session:
+        session.ensure_prefix("Once upon a time there was a dog. " * 12)
+        report = asyncio.run(replica.record_routing_stats())
+        ((origin, (n_working, last, numbers)),) = report["asked"].items()
+        *_, (_, route) = running.routed
+        assert (origin, last) == (route.origin, route.number)
+        assert (n_working, numbers) == (0, ())
+        assert set(route.blocks) <= set(report["held"])
+        assert route.blocks
+    running.close()
+
+
+def test_a_replica_says_which_prompt_tokens_wait(model_path: str) -> None:
+    running = LocalReplicas(model_path, 1, n_ctx=512, n_parallel=4, n_threads=1)
+    (replica,) = running.replicas.values()
+    blocks = (b"1", b"2", b"3")
+    replica._held = frozenset(blocks[:1])
+    replica._asked_by("here").running |= {1: blocks, 2: ()}
+    assert asyncio.run(replica.record_autoscaling_stats()) == {"waiting_tokens": 128}
+    running.close()
+
+
+def test_a_pool_that_is_closed_leaves_nothing_at_the_replicas(
+    replicas: LocalReplicas, model_path: str
+) -> None:
+    del model_path
+    held = [replica._worker._held for replica in replicas.replicas.values()]
+    n_before = sum(map(len, held))
+    with ReplicaPool(Engines(replicas)) as pool:
+        assert pool.config.n_parallel == 4
+        sessions = [pool.open_session() for _ in range(3)]
+        for session in sessions:
+            session.ensure_prefix(PROMPT)
+        sessions.append(sessions[0].fork())
+        stream = sessions[0].decode(max_tokens=100)
+        next(stream)
+        assert sum(map(len, held)) == n_before + 4
+    pool.close()
+    assert sum(map(len, held)) == n_before
+    with pytest.raises(SessionClosedError):
+        list(stream)
+    with pytest.raises(SessionClosedError):
+        sessions[1].generate("", max_tokens=1)

@@ -22,12 +22,13 @@ from ray import serve
 
 import infercore
 import infercore_ray
-from conftest import ON_A_NODE, POOL, start_node
+from conftest import ON_A_NODE, POOL, start_node, wait_for_two, where
 from infercore.values.pool import served_fields
 
 PROMPT = "Once upon a time"
 N_REQUESTS = int(os.environ.get("INFERCORE_RAY_REQUESTS", "0"))
 KILL_EVERY_S = 10.0
+N_TOKENS = 32
 long = pytest.mark.skipif(not N_REQUESTS, reason="long: INFERCORE_RAY_REQUESTS is not set")
 
 
@@ -40,20 +41,6 @@ def alone(model_path: str) -> Any:
 @pytest.fixture(scope="module")
 def client(port: int, tale: Any) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="-", max_retries=0)
-
-
-def where(tale: Any) -> dict[str, tuple[int, str]]:
-    """Return process and node of each replica that answers."""
-    answers = tale.process._handle.broadcast("where").results(return_exceptions=True)
-    return {name: (pid, node) for name, pid, node in answers if name}
-
-
-def wait_for_two(tale: Any) -> dict[str, tuple[int, str]]:
-    until = time.monotonic() + 60
-    while len(found := where(tale)) < 2:
-        assert time.monotonic() < until, "no other replica came"
-        time.sleep(0.2)
-    return found
 
 
 NAMES = ["Mira", "Tom", "Anna", "Otto", "Ida", "Emil", "Lily", "Ben", "Sam", "Max"]
@@ -144,7 +131,7 @@ def test_no_request_is_lost_while_replicas_are_killed(
     wanted = []
     for seed in range(4):
         alone.ensure_prefix(PROMPT)
-        stream = alone.decode(max_tokens=100, seed=seed, temperature=1.0)
+        stream = alone.decode(max_tokens=N_TOKENS, seed=seed, temperature=1.0)
         wanted.append("".join(chunk.text for chunk in stream))
     ended = threading.Event()
     kills: list[str] = []
@@ -158,12 +145,16 @@ def test_no_request_is_lost_while_replicas_are_killed(
                 os.kill(found[name][0], signal.SIGKILL)
                 kills.append(name)
 
+    wrong: list[str] = []
+
     def ask(number: int) -> bool:
         chunks = client.completions.create(
-            model="tale", prompt=PROMPT, max_tokens=100, seed=number % 4, stream=True,
+            model="tale", prompt=PROMPT, max_tokens=N_TOKENS, seed=number % 4, stream=True,
             temperature=1.0,
         )  # fmt: skip
         text = "".join(chunk.choices[0].text for chunk in chunks if chunk.choices)
+        if text != wanted[number % 4]:
+            wrong.append(text)
         return text == wanted[number % 4]
 
     wait_for_two(tale)
@@ -179,9 +170,10 @@ def test_no_request_is_lost_while_replicas_are_killed(
         ended.set()
         killer.join()
     sys.stderr.write(
-        f"{len(right)} requests, {len(kills)} kills, {time.monotonic() - began:.0f} s" + "\n"
+        f"{len(right)} requests, {len(kills)} kills, {sum(right)} equal texts, "
+        f"{time.monotonic() - began:.0f} s\n"
     )
-    assert all(right)
+    assert all(right), wrong[:3]
     assert kills
 
 

@@ -9,6 +9,10 @@ from infercore_ray.blocks import BLOCK_TOKENS, blocks_held, blocks_of
 from infercore_ray.routing import PrefixRouting
 
 
+def each(_: object) -> bool:
+    return True
+
+
 def routing(*names: str) -> PrefixRouting:
     made = PrefixRouting()
     made.keep(names)
@@ -38,8 +42,8 @@ def test_blocks_held_are_those_of_what_is_asked() -> None:
 def test_who_holds_most_is_chosen() -> None:
     made = routing("a", "b", "c")
     blocks = blocks_of("", range(400))
-    made.report("a", blocks[:2], 0)
-    made.report("b", blocks, 0)
+    made.report("a", blocks[:2], 0, each)
+    made.report("b", blocks, 0, each)
     assert made.choose(blocks)[0] == "b"
     assert made.choose(blocks)[1] == "a"
 
@@ -47,41 +51,51 @@ def test_who_holds_most_is_chosen() -> None:
 def test_few_blocks_are_evaluated_elsewhere_rather_than_beside_many_calls() -> None:
     made = routing("a", "b", "c", "d")
     blocks = blocks_of("", range(640))
-    made.report("a", blocks[:2], 0)
+    made.report("a", blocks[:2], 0, each)
     for name in "abcd":
         made.heard(name, 4)
     assert made.choose(blocks)[0] == "a"
     made.heard("b", 1)
     assert made.choose(blocks)[0] == "b"  # two blocks more, three calls fewer
-    made.report("a", blocks, 4)
+    made.report("a", blocks, 4, each)
     assert made.choose(blocks)[0] == "a"
 
 
 def test_a_gap_ends_what_is_held() -> None:
     made = routing("a", "b")
     blocks = blocks_of("", range(400))
-    made.report("a", blocks[1:], 0)
-    made.report("b", blocks[:1], 0)
+    made.report("a", blocks[1:], 0, each)
+    made.report("b", blocks[:1], 0, each)
     assert made.choose(blocks)[0] == "b"
 
 
 def test_what_a_report_no_longer_names_is_forgotten() -> None:
     made = routing("a", "b")
     blocks = blocks_of("", range(400))
-    made.sent("a", blocks)
-    assert made.n_held("a", blocks) == len(blocks)
-    made.report("a", (), 0)  # it may have been on its way
-    assert made.n_held("a", blocks) == len(blocks)
-    made.report("a", (), 0)
+    made.sent("a", blocks, 1)
+    for ended in (set(), {2}, {7, 8}):  # reports that were on their way, however many
+        made.report("a", (), 0, ended.__contains__)
+        assert made.n_held("a", blocks) == len(blocks)
+    made.report("a", (), 0, {1}.__contains__)
     assert made.n_held("a", blocks) == 0
+
+
+def test_what_was_sent_is_remembered_only_so_far() -> None:
+    made = routing("a")
+    first, *others = (blocks_of(str(number), range(64 * 400)) for number in range(170))
+    made.holds("a", first)
+    for blocks in others:
+        made.holds("a", blocks)
+    assert made.n_held("a", first) == 0
+    assert made.n_held("a", others[-1]) == 400
 
 
 def test_a_conversation_stays_where_it_is_within_the_bound() -> None:
     made = routing("a", "b")
     blocks = blocks_of("", range(400))
-    made.report("b", blocks, 0)
+    made.report("b", blocks, 0, each)
     assert made.choose(blocks, at="a")[0] == "a"
-    made.report("a", (), 5)
+    made.report("a", (), 5, each)
     assert made.choose(blocks, at="a") == ["b"]
 
 
@@ -105,7 +119,7 @@ def test_no_replica_gets_beyond_the_bound() -> None:
 def test_few_requests_need_not_move() -> None:
     made = routing("a", "b")
     blocks = blocks_of("", range(400))
-    made.report("b", blocks, 0)
+    made.report("b", blocks, 0, each)
     made.sent("b")
     assert made.choose(blocks)[0] == "b"  # 2 of 2: one more than the mean
     made.sent("b")
@@ -119,9 +133,9 @@ def test_few_requests_need_not_move() -> None:
 def test_what_others_have_done_counts_until_the_next_report() -> None:
     made = routing("a", "b")
     made.sent("a")
-    made.report("a", (), 4)
+    made.report("a", (), 4, each)
     assert made.load("a") == 5
-    made.report("a", (), 0)
+    made.report("a", (), 0, each)
     assert made.load("a") == 1
     made.ended("a")
     made.ended("a")
@@ -142,7 +156,7 @@ def test_routers_agree_on_a_new_prefix_and_spread_different_ones() -> None:
 def test_replicas_that_are_gone_are_never_chosen() -> None:
     made = routing("a", "b")
     blocks = blocks_of("", range(400))
-    made.report("a", blocks, 0)
+    made.report("a", blocks, 0, each)
     made.keep(["b", "c"])
     assert set(made.choose(blocks)) == {"b", "c"}
     made.ended("a")

@@ -19,6 +19,7 @@ from infercore.values.pool import pool_config, served_fields
 from infercore_ray.engines import PREFIX, Opening
 from infercore_ray.replica import Replica
 from infercore_ray.router import PrefixRouter
+from infercore_ray.scaling import ByCallsAndTokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 _MOST_CALLS = 1_000_000  # a call that cancels never waits for others: pools bound what runs
 _REPORT_S = 1.0
+_TOKENS = "target_waiting_tokens"
+_TARGET_TOKENS = 2048
 _OF_MODEL = tuple(field.name for field in attrs.fields(ModelConfig))
 _OF_SERVER = tuple(field.name for field in attrs.fields(ServeConfig))
 _OF_RAY = ("num_replicas", "autoscaling_config", "ray_actor_options", "backend")
@@ -83,9 +86,20 @@ def _scaling(given: object, own: Mapping[str, Any], fields: Mapping[str, Any]) -
         )
     n_parallel = fields.get("n_parallel", 8)
     options = {"target_ongoing_requests": n_parallel, **_options(given, "autoscaling_config")}
+    checks.check_options("autoscaling_config", options, [*AutoscalingConfig.model_fields, _TOKENS])
+    n_tokens = options.pop(_TOKENS, _TARGET_TOKENS)
+    if not checks.is_integer(n_tokens) or n_tokens < 1:
+        raise checks.refuse(_TOKENS, n_tokens, "an integer of at least 1")
+    options.setdefault(
+        "policy",
+        {
+            "policy_function": f"{ByCallsAndTokens.__module__}:{ByCallsAndTokens.__name__}",
+            "policy_kwargs": {_TOKENS: n_tokens},
+        },
+    )
     try:
         AutoscalingConfig(**options)
-    except ValueError as error:
+    except (ValueError, TypeError, ImportError) as error:
         raise InvalidInputError(
             f"autoscaling_config is not one: {error}",
             field="autoscaling_config",
@@ -157,15 +171,24 @@ def _deployed(name: str, model: _Model) -> Any:
     scaling: dict[str, Any] = {"num_replicas": model.num_replicas}
     if model.autoscaling_config is not None:
         scaling = {"autoscaling_config": model.autoscaling_config}
-    return serve.deployment(
-        name=PREFIX + name,
-        max_ongoing_requests=_MOST_CALLS,
-        ray_actor_options=model.ray_actor_options,
-        request_router_config=RequestRouterConfig(
-            request_router_class=PrefixRouter, request_routing_stats_period_s=_REPORT_S
-        ),
-        **scaling,
-    )(Replica)
+    routed = RequestRouterConfig(
+        request_router_class=PrefixRouter, request_routing_stats_period_s=_REPORT_S
+    )
+    try:
+        return serve.deployment(
+            name=PREFIX + name,
+            max_ongoing_requests=_MOST_CALLS,
+            ray_actor_options=model.ray_actor_options,
+            request_router_config=routed,
+            **scaling,
+        )(Replica)
+    except (ValueError, TypeError) as error:
+        raise InvalidInputError(
+            f"ray_actor_options are none of Ray's: {error}",
+            field="ray_actor_options",
+            value=model.ray_actor_options,
+            allowed="what ray.remote takes for an actor",
+        ) from error
 
 
 def _front(names: tuple[str, ...], config: ServeConfig) -> Callable[[], App]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
+import itertools
 import secrets
 import threading
 import time
@@ -14,23 +14,27 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, cast
 
 import attrs
+import ray
 from ray import serve
-from ray.exceptions import RayError, RayTaskError
-from ray.serve.exceptions import DeploymentUnavailableError, RequestCancelledError
+from ray.serve.exceptions import DeploymentUnavailableError
 
-from infercore.errors import InvalidInputError, SessionClosedError, SessionFatalError
+from infercore.errors import (
+    InvalidInputError,
+    InvalidStateError,
+    SessionClosedError,
+    SessionFatalError,
+)
 from infercore.isolated import wire
 from infercore.isolated.child import DeathError
 from infercore.isolated.pool import IsolatedPool
 from infercore.values import checks
-from infercore.values.pool import PoolConfig, PoolStats
+from infercore.values.pool import PoolStats
 from infercore_ray.blocks import blocks_of
-from infercore_ray.replica import GONE
+from infercore_ray.requests import Request, known, off_loop
 from infercore_ray.router import Route
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from concurrent.futures import Executor
 
     from infercore.session.pool import SessionPool
 
@@ -40,6 +44,8 @@ _MOST_DEATHS = 3
 _MOST_DEATHS_OF_STREAMS = 6
 """Streams of one replica see its death together, so one of them is no proof."""
 _MOST_READERS = 1024
+_STATS_S = 5.0
+_LEAVE_S = 2.0
 _MOST_ID = 2**62
 _AFTER_THE_FACT = frozenset({"cancel", "close", "explain_context"})
 """Calls that need no replica where the session has none."""
@@ -56,99 +62,9 @@ _ADDED = (
 )  # fmt: skip
 
 
-def _off_loop(work: Callable[[], Any]) -> Any:
-    """Return what ``work`` returns; in another thread where a loop runs in this one.
-
-    Serve refuses to wait in a loop, where a pool's calls that take no time may be made.
-    """
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return work()
-    with ThreadPoolExecutor(1) as other:
-        return other.submit(work).result()
-
-
 def new_id() -> int:
     """Return a number for a session that no other program has."""
     return 1 + secrets.randbelow(_MOST_ID)
-
-
-class _Request:
-    """A call of a replica; ``error`` is a `DeathError` where that died, or has not the session.
-
-    ``answered`` is called once, with this; ``has_died`` says whether the replica died.
-    """
-
-    def __init__(
-        self,
-        response: Any,
-        answered: Callable[[_Request], object] | None = None,
-        threads: Executor | None = None,
-    ) -> None:
-        self._response = response
-        self._lock = threading.Lock()
-        self._threads = threads
-        self._answered = answered
-        self.done = self
-        self.replica: str | None = None
-        self.result: Any = None
-        self.error: BaseException | None = None
-        self.value: Any = None
-        self.has_died = False
-
-    def wait(self, timeout: float = -1, /) -> bool:
-        """Wait for the answer; an interruption leaves it to be waited for again."""
-        if not self._lock.acquire(timeout=timeout if timeout > 0 else -1):
-            return False
-        try:
-            return self._response is None or self._waited(timeout)
-        finally:
-            self._lock.release()
-
-    def when_open(self, callback: Callable[[], object], /) -> None:
-        """Call ``callback`` when the answer is there: a thread waits for it."""
-        if self._threads is None:
-            callback()
-        else:
-            self._threads.submit(self.wait).add_done_callback(lambda _: callback())
-
-    def _waited(self, timeout: float) -> bool:
-        try:
-            seconds = None if timeout < 0 else timeout
-            self.replica, frame = _off_loop(partial(self._response.result, timeout_s=seconds))
-        except TimeoutError:
-            return False
-        except (RequestCancelledError, RayError) as error:
-            self.has_died = not isinstance(error, (RequestCancelledError, RayTaskError))
-            self.error = error if isinstance(error, RayTaskError) else DeathError(error)
-        except DeploymentUnavailableError as error:
-            self.error = SessionFatalError(
-                f"this model is not served any more: {error}", cause=error
-            )
-        else:
-            self._take(frame)
-        self._response = None
-        if self._answered is not None:
-            self._answered(self)
-        return True
-
-    def _take(self, frame: bytes) -> None:
-        if frame == GONE:
-            self.error = DeathError(ChildProcessError("the replica does not have this session"))
-            return
-        is_well, result, self.value = wire.read(io.BytesIO(frame).read)
-        if is_well:
-            self.result = result
-        else:
-            self.error = result
-
-
-def _known(result: Any = None, error: BaseException | None = None) -> _Request:
-    """Return a call that is answered already."""
-    request = _Request(None)
-    request.result, request.error = result, error
-    return request
 
 
 class Engines:
@@ -161,6 +77,7 @@ class Engines:
         self._busy: set[Place] = set()  # those with a call or a stream that has not ended
         self._drains = False
         self._origin = secrets.token_hex(8)
+        self._numbers = itertools.count(1)
         self.reports: dict[str, Any] = {}
         """What empty sessions report, by their options."""
         self._threads = ThreadPoolExecutor(_MOST_READERS, thread_name_prefix="infercore-reader")
@@ -193,12 +110,13 @@ class Engines:
         self,
         route: Route,
         request: Sequence[Any],
-        answered: Callable[[_Request], object] | None = None,
-    ) -> _Request:
+        answered: Callable[[Request], object] | None = None,
+    ) -> Request:
         """Send a request on its way. Raises for what cannot cross."""
         frame = wire.pack(list(request))
-        response = self._calls.remote(attrs.evolve(route, origin=self._origin), frame)
-        return _Request(response, answered, self._threads)
+        ours = attrs.evolve(route, origin=self._origin, number=next(self._numbers))
+        response = self._calls.remote(ours, frame)
+        return Request(response, answered, self._threads)
 
     def ask(self, name: str, *args: Any, **fields: Any) -> Any:
         """Return what a replica answers, another one where one died over it."""
@@ -215,24 +133,33 @@ class Engines:
             f"replicas died over {name!r}: {cause}", cause=cause or ChildProcessError()
         )
 
-    def _ask_all(self, name: str, *args: Any) -> list[Any]:
-        """Return what the replicas answer that are there."""
+    def _ask_all(self, name: str, *args: Any, timeout: float | None = None) -> list[Any]:
+        """Return what the replicas answer that are there. Raises `TimeoutError`."""
         frame = wire.pack([0, name, list(args), {}])
-        answers = _off_loop(
-            partial(self._handle.broadcast("ask", frame).results, return_exceptions=True)
-        )
+        asked = self._handle.broadcast("ask", frame)
+        try:
+            answers = off_loop(partial(asked.results, timeout_s=timeout, return_exceptions=True))
+        except DeploymentUnavailableError:  # there is none
+            return []
         found = []
         for answer in answers:
-            if not isinstance(answer, BaseException):
+            if isinstance(answer, TimeoutError):
+                raise answer
+            if not isinstance(answer, BaseException):  # it died: it has nothing any more
                 is_well, result, _ = wire.read(io.BytesIO(answer[1]).read)
-                found += [result] if is_well else []
+                if not is_well:
+                    raise result
+                found.append(result)
         return found
 
     def stats(self) -> PoolStats | None:
-        """Return the sum of what the replicas count; None where none answers."""
-        found: list[PoolStats] = self._ask_all("stats")
-        if not found:
+        """Return the sum of what the replicas count; None where one does not answer at once."""
+        try:
+            found: list[PoolStats] = self._ask_all("stats", timeout=_STATS_S)
+        except TimeoutError:
             return None
+        if not found:
+            return PoolStats()
         sums = {name: sum(getattr(each, name) for each in found) for name in _ADDED}
         n_steps = sums["n_steps"]
         batch = sum(each.mean_batch * each.n_steps for each in found) / n_steps if n_steps else 0.0
@@ -278,7 +205,12 @@ class Engines:
 
     def close(self) -> None:
         """End what this program has of the replicas, which go on; idempotent."""
+        if self.closed:
+            return
         self.closed = True
+        with suppress(Exception):  # there may be no Ray any more
+            leaving = self._handle.broadcast("leave", self._origin)
+            off_loop(partial(leaving.results, timeout_s=_LEAVE_S, return_exceptions=True))
         self.dropped.put(None)
         self._threads.shutdown(wait=False)
 
@@ -392,16 +324,16 @@ class Place:
         name: str,
         args: Sequence[Any] = (),
         fields: Mapping[str, Any] | None = None,
-    ) -> _Request:
+    ) -> Request:
         """Send a call to where the session is, which is brought somewhere first if need be."""
         if epoch != self._epoch:
             gone = ChildProcessError("the replica that had this session is gone")
-            return _known(error=DeathError(gone))
+            return known(error=DeathError(gone))
         given = {} if fields is None else dict(fields)
         if name == "open_session":
             return self._later(list(args), given)
         if name not in _INNOCENT and not self._engines.begins(self):
-            return _known(error=SessionClosedError("this pool drains; open a new one"))
+            return known(error=SessionClosedError("this pool drains; open a new one"))
         try:
             call = self._sent(epoch, target, name, args, given)
         except BaseException:
@@ -421,11 +353,11 @@ class Place:
 
     def _sent(
         self, epoch: int, target: int, name: str, args: Sequence[Any], given: dict[str, Any]
-    ) -> _Request:
+    ) -> Request:
         gone = DeathError(ChildProcessError("the replica that had this session is gone"))
         if self._replica is None:
             if name in _AFTER_THE_FACT or self._given is None:
-                return _known(error=gone)
+                return known(error=gone)
             opened = self._arrive(target, name, args, given)
             if opened.error is not None:
                 return opened
@@ -450,7 +382,7 @@ class Place:
 
     # -- arriving ------------------------------------------------------------------------------
 
-    def _later(self, given: list[Any], fields: dict[str, Any]) -> _Request:
+    def _later(self, given: list[Any], fields: dict[str, Any]) -> Request:
         """Bring a session with its first call; at once where its options were never tried."""
         self._given = [given, fields]
         target, options, value = given
@@ -458,7 +390,7 @@ class Place:
         key = repr(sorted(options.items(), key=repr))
         report = self._engines.reports.get(key)
         if value is not None or report is not None:
-            return _known(report)
+            return known(report)
         tried = self._open(target, "open_session", (), options, None, fields)
         if tried.error is None:  # it tells what an empty one reports, and is in nobody's way
             self._engines.reports[key] = tried.result
@@ -468,7 +400,7 @@ class Place:
 
     def _arrive(
         self, target: int, name: str, args: Sequence[Any], fields: Mapping[str, Any]
-    ) -> _Request:
+    ) -> Request:
         """Bring the session to a replica that holds what this call begins with."""
         given, more = self._given or ([], {})
         _, options, value = given
@@ -486,7 +418,7 @@ class Place:
         options: Mapping[str, Any],
         value: Any,
         more: Mapping[str, Any],
-    ) -> _Request:
+    ) -> Request:
         """Open a session where its tokens are held, over a call of ``name``."""
         route = Route(blocks=self._blocks(tokens), begins=True, works=True)
         answered = partial(self._answered, self._epoch, target, name, is_call=False)
@@ -517,7 +449,7 @@ class Place:
     # -- answers -------------------------------------------------------------------------------
 
     def _answered(
-        self, epoch: int, target: int, name: str, request: _Request, *, is_call: bool = True
+        self, epoch: int, target: int, name: str, request: Request, *, is_call: bool = True
     ) -> None:
         """Note what an answer brought: the tokens there are now, or that the replica is gone."""
         if not isinstance(request.error, DeathError):
@@ -548,7 +480,7 @@ class ReplicaPool(IsolatedPool):
     """The pool of a model that Ray serves."""
 
     def __init__(self, engines: Engines) -> None:
-        super().__init__(engines, PoolConfig())
+        super().__init__(engines, engines.facts["config"])
         self._waiters = ThreadPoolExecutor(_MOST_READERS, thread_name_prefix="infercore-waiter")
 
     def new_target(self) -> int:
@@ -559,10 +491,21 @@ class ReplicaPool(IsolatedPool):
 def connect(name: str) -> SessionPool:
     """Return the pool of the model ``name`` that an application on this Ray serves.
 
-    It has the face of `SessionPool`; closing it leaves the replicas to others. Raises
-    `InvalidInputError` where no application serves that model, or several do.
+    It has the face of `SessionPool`; closing it leaves the replicas to others. A program that is
+    not in a Ray yet joins the one that runs here, or that ``RAY_ADDRESS`` names. Raises
+    `InvalidStateError` where there is none, `InvalidInputError` where no application serves that
+    model, or several do.
     """
     checks.check_text("name", name)
+    if not ray.is_initialized():
+        try:
+            ray.init(address="auto", log_to_driver=False)
+        except ConnectionError as error:
+            raise InvalidStateError(
+                "no Ray runs here that could serve a model; start one, or set RAY_ADDRESS",
+                operation="connect",
+                state="no Ray",
+            ) from error
     apps = serve.status().applications
     wanted = PREFIX + name
     found = [app for app, told in apps.items() if wanted in told.deployments]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter, OrderedDict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -11,12 +13,14 @@ from ray.serve.request_router import RequestRouter
 from infercore_ray.routing import PrefixRouting
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from ray.serve.request_router import PendingRequest, ReplicaID, RunningReplica
 
 
 _MOST_EARLY = 4096
+_STALE_S = 5.0
+"""Seconds after which what was heard of others' calls counts no more: five reports are missing."""
 
 
 @attrs.frozen
@@ -24,7 +28,8 @@ class Route:
     """Where a request wants to go: to replica ``at``, or to who holds ``blocks``.
 
     ``begins`` marks work that may be done elsewhere where ``at`` has too much to do, ``works`` what
-    counts as load until it is answered. ``origin`` is who sends it, by any name of its own.
+    counts as load until it is answered. ``origin`` is who sends it, by any name of its own, and
+    ``number`` which of its calls this is.
     """
 
     at: str | None = None
@@ -32,6 +37,14 @@ class Route:
     begins: bool = False
     works: bool = False
     origin: str = ""
+    number: int = 0
+
+
+def _had_ended(asked: Mapping[str, tuple[int, int, Sequence[int]]], call: Any) -> bool:
+    """Return whether a call was over in a replica that reports to have been ``asked`` that."""
+    origin, number = call
+    _, last, running = asked.get(origin, (0, 0, ()))
+    return number <= last and number not in running
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]
@@ -39,6 +52,12 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
 
     A replica that is gone answers nothing any more: its calls go to another one, which says that
     it does not know the session, and the caller brings the session there.
+    """
+
+    queue_len_response_deadline_s = 1.0
+    """Seconds in which a replica that was not heard of for long says that it is there.
+
+    Serve's own 0.1 sends a conversation away from a replica whose machine is busy.
     """
 
     def initialize_state(self, *, bound: float = 1.25) -> None:
@@ -49,6 +68,8 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
         self._running: dict[str, bool] = {}  # by Serve's names of requests: whether they are work
         self._early: OrderedDict[str, None] = OrderedDict()  # ended before Serve said where it went
         self._n_calls: Counter[str] = Counter()  # calls from here, by replica
+        self._n_ended: Counter[str] = Counter()  # those that ended since it said what it has to do
+        self._heard_at: dict[str, float] = {}
 
     def _look(self, candidates: Sequence[RunningReplica]) -> dict[str, RunningReplica]:
         """Take in what the replicas reported; return them by name."""
@@ -56,14 +77,19 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
         self._routing.keep(by_name)
         if len(self._reports) > len(by_name):
             self._reports = {name: n for name, n in self._reports.items() if name in by_name}
-            self._n_calls = Counter({k: n for k, n in self._n_calls.items() if k in by_name})
+            for counts in (self._n_calls, self._n_ended, self._heard_at):
+                for name in counts.keys() - by_name.keys():
+                    del counts[name]
+        now = time.monotonic()
         for name, replica in by_name.items():
             told = replica.routing_stats
             if told and self._reports.get(name) != told["number"]:
-                self._reports[name] = told["number"]
-                loads = told["load"].items()
-                others = sum(n for origin, n in loads if origin not in self._origins)
-                self._routing.report(name, told["held"], others)
+                self._reports[name], self._heard_at[name] = told["number"], now
+                asked = told["asked"]
+                others = sum(n for who, (n, *_) in asked.items() if who not in self._origins)
+                self._routing.report(name, told["held"], others, partial(_had_ended, asked))
+            elif now - self._heard_at.get(name, now) > _STALE_S:
+                self._routing.heard(name, 0)
         return by_name
 
     async def choose_replicas(
@@ -92,11 +118,14 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
     def on_new_queue_len_info(self, replica_id: ReplicaID, num_ongoing_requests: int) -> None:
         """Take in what a replica says as it takes a call: others' calls are what is not from here.
 
-        A stream is a call a chunk, so this comes as often as chunks do.
+        A stream is a call a chunk, so this comes as often as chunks do. What has ended here
+        meanwhile may be counted there.
         """
         super().on_new_queue_len_info(replica_id, num_ongoing_requests)
         name = replica_id.unique_id
-        self._routing.heard(name, max(0, num_ongoing_requests - self._n_calls[name]))
+        others = num_ongoing_requests - self._n_calls[name] - self._n_ended.pop(name, 0)
+        self._heard_at[name] = time.monotonic()
+        self._routing.heard(name, max(0, others))
 
     def on_request_routed(
         self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any
@@ -113,15 +142,14 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
             del self._early[request]
         else:
             self._running[request] = route.works
-        if route.works and not has_ended:
-            self._routing.sent(replica_id.unique_id, route.blocks)
-        else:
-            self._routing.holds(replica_id.unique_id, route.blocks)
+        note = self._routing.sent if route.works and not has_ended else self._routing.holds
+        note(replica_id.unique_id, route.blocks, (route.origin, route.number))
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         """Note what has ended; a short call may have done so before it is said to be routed."""
         name = replica_id.unique_id
         self._n_calls[name] = max(0, self._n_calls[name] - 1)
+        self._n_ended[name] += 1
         works = self._running.pop(internal_request_id, None)
         if works:
             self._routing.ended(name)

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 import attrs
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
     from collections.abc import Set as AbstractSet
 
 BOUND = 1.25
 _BLOCKS_OF_A_CALL = 1.0
 """Blocks that it pays to evaluate elsewhere rather than run beside one call more."""
+_MOST_SENT = 65_536
+"""Blocks of one replica that are remembered while it reports nothing."""
 
 
 @attrs.define
@@ -25,8 +27,7 @@ class _Known:
 
     held: AbstractSet[bytes] = frozenset()
     load: int = 0
-    sent: set[bytes] = attrs.field(factory=set)
-    before: AbstractSet[bytes] = frozenset()
+    sent: dict[bytes, Hashable] = attrs.field(factory=dict)  # and the call that came with them
     n_sent: int = 0
 
     @property
@@ -40,7 +41,8 @@ class PrefixRouting:
     A replica's load is what was sent to it from here and has not ended, and what others have it do,
     as it last reported. None is chosen whose load would be beyond ``bound`` times the mean, rounded
     up; one more than the mean is always allowed, so that few requests need not move. Blocks that
-    were sent count as held until the second report after that: the first may have been on its way.
+    were sent count as held until a report that was made when their call had ended: an earlier one
+    cannot name them, however late it comes.
     """
 
     def __init__(self, *, bound: float = BOUND) -> None:
@@ -56,12 +58,17 @@ class PrefixRouting:
         self._known = {name: known.get(name) or _Known() for name in sorted(replicas)}
         self._total = sum(each.n_busy for each in self._known.values())
 
-    def report(self, replica: str, held: Iterable[bytes], load: int) -> None:
-        """Note what ``replica`` says: the blocks that it holds, and what others have it do."""
+    def report(
+        self, replica: str, held: Iterable[bytes], load: int, had_ended: Callable[[Hashable], bool]
+    ) -> None:
+        """Note what ``replica`` says: the blocks that it holds, and what others have it do.
+
+        ``had_ended`` says of a call whether it was over there when the report was made.
+        """
         known = self._known[replica]
         self._total += load - known.load
         known.held, known.load = frozenset(held), load
-        known.before, known.sent = known.sent, set()
+        known.sent = {block: call for block, call in known.sent.items() if not had_ended(call)}
 
     def heard(self, replica: str, load: int) -> None:
         """Note what others have ``replica`` do, as it said between two reports."""
@@ -70,19 +77,21 @@ class PrefixRouting:
             self._total += load - known.load
             known.load = load
 
-    def sent(self, replica: str, blocks: Iterable[bytes] = ()) -> None:
-        """Note that work with these blocks was sent to ``replica``."""
+    def sent(self, replica: str, blocks: Iterable[bytes] = (), call: Hashable = None) -> None:
+        """Note that work with these blocks was sent to ``replica``, by a call of any name."""
         known = self._known.get(replica)
         if known is not None:
             known.n_sent += 1
             self._total += 1
-            known.sent.update(blocks)
+            self.holds(replica, blocks, call)
 
-    def holds(self, replica: str, blocks: Iterable[bytes]) -> None:
-        """Note that ``replica`` holds these blocks: what it answered ends with them."""
+    def holds(self, replica: str, blocks: Iterable[bytes], call: Hashable = None) -> None:
+        """Note that ``replica`` holds these blocks: ``call`` ends with them."""
         known = self._known.get(replica)
         if known is not None:
-            known.sent.update(blocks)
+            known.sent.update(dict.fromkeys(blocks, call))
+            while len(known.sent) > _MOST_SENT:
+                del known.sent[next(iter(known.sent))]
 
     def ended(self, replica: str) -> None:
         """Note that what was sent to ``replica`` has ended."""
@@ -105,7 +114,7 @@ class PrefixRouting:
         known = self._known[replica]
         n = 0
         for block in blocks:
-            if not (block in known.held or block in known.sent or block in known.before):
+            if not (block in known.held or block in known.sent):
                 break
             n += 1
         return n
