@@ -6,6 +6,7 @@ import asyncio
 import random
 import threading
 from concurrent.futures import Future
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
@@ -226,3 +227,38 @@ def test_a_pool_that_is_closed_leaves_nothing_at_the_replicas(
         list(stream)
     with pytest.raises(SessionClosedError):
         sessions[1].generate("", max_tokens=1)
+
+
+def test_a_session_that_was_brought_elsewhere_stays_for_its_call(
+    replicas: LocalReplicas, pool: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def leaving(blocks: Any, *, at: str | None = None) -> list[str]:
+        del blocks
+        return sorted(replicas.replicas, key=lambda name: name == at)
+
+    monkeypatch.setattr(replicas._routing, "choose", leaving)
+    n_before = len(replicas.routed)
+    with pool.open_session() as session:
+        session.ensure_prefix(PROMPT)
+        assert len(list(session.decode(max_tokens=4))) >= 4
+    assert len(replicas.routed) - n_before < 20
+
+
+def test_each_call_has_a_context_of_its_own(replicas: LocalReplicas, pool: Any) -> None:
+    request: ContextVar[str | None] = ContextVar("request", default=None)
+    seen = []
+    send = replicas.remote
+
+    def noting(route: Any, frame: bytes) -> Any:
+        seen.append(request.get())
+        return send(route, frame)
+
+    replicas.remote = noting  # type: ignore[method-assign]
+    request.set("of the front")
+    try:
+        with pool.open_session() as session:
+            assert session.generate(PROMPT, max_tokens=2)
+    finally:
+        del replicas.remote
+    assert seen
+    assert not any(seen)

@@ -28,7 +28,7 @@ from infercore.values.pool import served_fields
 PROMPT = "Once upon a time"
 N_REQUESTS = int(os.environ.get("INFERCORE_RAY_REQUESTS", "0"))
 KILL_EVERY_S = 10.0
-N_TOKENS = 32
+N_TOKENS = 24
 long = pytest.mark.skipif(not N_REQUESTS, reason="long: INFERCORE_RAY_REQUESTS is not set")
 
 
@@ -222,6 +222,7 @@ def test_a_model_that_nobody_asks_has_no_replica(port: int, model_path: str) -> 
                 "ray_actor_options": {"num_cpus": 0.1},
                 "autoscaling_config": {
                     "min_replicas": 0, "max_replicas": 2, "upscale_delay_s": 0,
+                    "target_ongoing_requests": 1000, "target_waiting_tokens": 64,
                     "downscale_delay_s": 1, "downscale_to_zero_delay_s": 1,
                     "metrics_interval_s": 0.5, "look_back_period_s": 2,
                 },
@@ -246,13 +247,20 @@ def test_a_model_that_nobody_asks_has_no_replica(port: int, model_path: str) -> 
     made = client.completions.create(model="rare", prompt=PROMPT, max_tokens=4, temperature=0)
     cold = time.monotonic() - began
     assert made.choices[0].text
-    with ThreadPoolExecutor(16) as threads:  # twice what one replica decodes at once
+    until_two = threading.Event()
 
-        def ask(_: int) -> None:
-            client.completions.create(model="rare", prompt=PROMPT, max_tokens=400, seed=1)
+    def ask(first: int) -> None:
+        for number in range(first, 1_000_000, 16):  # a prompt of its own each time
+            client.completions.create(model="rare", prompt=f"{number} and " * 90, max_tokens=1)
+            if until_two.is_set():
+                return
 
-        asked = [threads.submit(ask, n) for n in range(64)]
-        wait_for(2)
+    with ThreadPoolExecutor(16) as threads:  # so many that prompts wait, and far too few calls
+        asked = [threads.submit(ask, n) for n in range(16)]
+        try:
+            wait_for(2)
+        finally:
+            until_two.set()
         for each in asked:
             each.result()
     wait_for(0)

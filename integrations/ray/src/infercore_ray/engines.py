@@ -9,6 +9,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from contextvars import Context
 from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, cast
@@ -115,7 +116,9 @@ class Engines:
         """Send a request on its way. Raises for what cannot cross."""
         frame = wire.pack(list(request))
         ours = attrs.evolve(route, origin=self._origin, number=next(self._numbers))
-        response = self._calls.remote(ours, frame)
+        # Serve would give all calls of an HTTP request one id, by which a router takes one for the
+        # other, and cancel them with the request
+        response = Context().run(self._calls.remote, ours, frame)
         return Request(response, answered, self._threads)
 
     def ask(self, name: str, *args: Any, **fields: Any) -> Any:
@@ -355,6 +358,7 @@ class Place:
         self, epoch: int, target: int, name: str, args: Sequence[Any], given: dict[str, Any]
     ) -> Request:
         gone = DeathError(ChildProcessError("the replica that had this session is gone"))
+        begins = name in _BEGINS and self._replica is not None  # it has not just arrived there
         if self._replica is None:
             if name in _AFTER_THE_FACT or self._given is None:
                 return known(error=gone)
@@ -365,7 +369,7 @@ class Place:
         route = Route(
             at=self._replica,
             blocks=self._blocks(self._tokens) if knows else (),
-            begins=name in _BEGINS,
+            begins=begins,
             works=name not in _NO_WORK,
         )
         answered = partial(self._answered, epoch, target, name)
