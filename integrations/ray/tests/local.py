@@ -18,7 +18,7 @@ from infercore_ray.replica import Replica
 from infercore_ray.routing import PrefixRouting
 
 if TYPE_CHECKING:
-    from infercore_ray.router import Route
+    from infercore_ray.routing import Route
 
 
 class LocalReplicas:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
 from check_manifest import MANIFEST, models_of
-from ray.serve.config import AutoscalingConfig
+from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 
 from infercore.errors import InvalidInputError
 from infercore.serve.models import Models
 from infercore_ray import application, engines
-from infercore_ray.router import PrefixRouter, Route
+from infercore_ray.router import PrefixRouter
+from infercore_ray.routing import Route
 from infercore_ray.scaling import WAITING
 
 if TYPE_CHECKING:
@@ -256,3 +259,15 @@ def test_the_holder_is_tried_twice_and_an_unknown_request_goes_anywhere() -> Non
 def test_the_manifest_for_kubernetes_makes_an_application() -> None:
     manifest = yaml.safe_load(MANIFEST.read_text(encoding="utf-8"))
     assert models_of(manifest) == ["infercore"]
+
+
+def test_the_router_knows_a_route_where_serve_copied_it_to(tmp_path: Path) -> None:
+    copy = tmp_path / "router"
+    config = RequestRouterConfig(request_router_class=PrefixRouter)
+    copy.write_bytes(config.get_serialized_request_router_cls())
+    program = (
+        "import sys; from ray import cloudpickle; from infercore_ray import engines\n"
+        "router = cloudpickle.loads(open(sys.argv[1], 'rb').read())\n"
+        "assert router.choose_replicas.__globals__['Route'] is engines.Route"
+    )
+    subprocess.run([sys.executable, "-c", program, str(copy)], check=True)

@@ -62,6 +62,11 @@ def converse(complete: Any, n_conversations: int, n_turns: int) -> list[tuple[in
     return found
 
 
+def n_evaluated(pool: Any) -> int:
+    stats = pool.stats()
+    return int(stats.prompt_tokens - stats.cached_tokens)
+
+
 def test_the_turns_of_a_conversation_go_where_it_is_held(
     client: openai.OpenAI, tale: Any, model_path: str
 ) -> None:
@@ -75,6 +80,7 @@ def test_the_turns_of_a_conversation_go_where_it_is_held(
             return answer, status.prefix_tokens, status.reused_tokens
 
         ideal = converse(here, *size)
+        least = n_evaluated(alone)
 
     def on_ray(text: str, is_stream: bool) -> tuple[str, int, int]:
         asked: Any = {"model": "tale", "prompt": text, "max_tokens": 12, "temperature": 0}
@@ -87,13 +93,14 @@ def test_the_turns_of_a_conversation_go_where_it_is_held(
         return answer, usage.prompt_tokens, usage.prompt_tokens_details.cached_tokens
 
     wait_for_two(tale)
+    n_before = n_evaluated(tale)
     found = converse(on_ray, *size)
+    evaluated = n_evaluated(tale) - n_before  # by all replicas, also for nothing
     assert [n for n, *_ in found] == [n for n, *_ in ideal]  # the texts are equal
     turns = [
         (own, best) for (_, own, follows), (_, best, _) in zip(found, ideal, strict=True) if follows
     ]
     n_held = sum(own >= best - 2 for own, best in turns)  # two may begin alike
-    evaluated, least = (sum(n - cached for n, cached, _ in each) for each in (found, ideal))
     sys.stderr.write(
         f"{n_held} of {len(turns)} turns found what one pool would have found; "
         f"{evaluated} tokens evaluated, {least} by one pool\n"

@@ -32,7 +32,7 @@ from infercore.values import checks
 from infercore.values.pool import PoolStats
 from infercore_ray.blocks import blocks_of
 from infercore_ray.requests import Request, known, off_loop
-from infercore_ray.router import Route
+from infercore_ray.routing import Route
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from infercore.session.pool import SessionPool
-    from infercore_ray.router import Route
+    from infercore_ray.routing import Route
 
 IDLE_S = 600.0
 """Seconds after which a session that nobody asks about is closed; its owner can bring it again."""

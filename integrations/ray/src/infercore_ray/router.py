@@ -1,4 +1,7 @@
-"""Serve's request router for replicas of pools: `PrefixRouting` behind its public interface."""
+"""Serve's request router for replicas of pools: `PrefixRouting` behind its public interface.
+
+Serve copies this module by value into each front: a class of it is another one there.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,9 @@ from collections import Counter, OrderedDict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import attrs
 from ray.serve.request_router import RequestRouter
 
-from infercore_ray.routing import PrefixRouting
+from infercore_ray.routing import PrefixRouting, Route
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,23 +23,6 @@ if TYPE_CHECKING:
 _MOST_EARLY = 4096
 _STALE_S = 5.0
 """Seconds after which what was heard of others' calls counts no more: five reports are missing."""
-
-
-@attrs.frozen
-class Route:
-    """Where a request wants to go: to replica ``at``, or to who holds ``blocks``.
-
-    ``begins`` marks work that may be done elsewhere where ``at`` has too much to do, ``works`` what
-    counts as load until it is answered. ``origin`` is who sends it, by any name of its own, and
-    ``number`` which of its calls this is.
-    """
-
-    at: str | None = None
-    blocks: tuple[bytes, ...] = ()
-    begins: bool = False
-    works: bool = False
-    origin: str = ""
-    number: int = 0
 
 
 def _had_ended(asked: Mapping[str, tuple[int, int, Sequence[int]]], call: Any) -> bool:

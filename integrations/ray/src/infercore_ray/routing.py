@@ -21,6 +21,23 @@ _MOST_SENT = 65_536
 """Blocks of one replica that are remembered while it reports nothing."""
 
 
+@attrs.frozen
+class Route:
+    """Where a request wants to go: to replica ``at``, or to who holds ``blocks``.
+
+    ``begins`` marks work that may be done elsewhere where ``at`` has too much to do, ``works`` what
+    counts as load until it is answered. ``origin`` is who sends it, by any name of its own, and
+    ``number`` which of its calls this is.
+    """
+
+    at: str | None = None
+    blocks: tuple[bytes, ...] = ()
+    begins: bool = False
+    works: bool = False
+    origin: str = ""
+    number: int = 0
+
+
 @attrs.define
 class _Known:
     """What is known of a replica: its last report, and what was sent to it by this router."""
