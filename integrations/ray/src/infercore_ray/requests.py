@@ -14,7 +14,7 @@ from ray.serve.exceptions import DeploymentUnavailableError, RequestCancelledErr
 
 from infercore.errors import SessionFatalError
 from infercore.isolated import wire
-from infercore.isolated.process import DeathError
+from infercore.isolated.child import DeathError
 from infercore_ray.replica import GONE
 
 if TYPE_CHECKING:
