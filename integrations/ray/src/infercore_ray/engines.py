@@ -346,7 +346,7 @@ class Place:
             self._engines.ends(self)
         return call
 
-    def send_next(self, epoch: int, target: int) -> _Request:
+    def send_next(self, epoch: int, target: int) -> Request:
         """Ask for a stream's next chunk."""
         return self.send(epoch, target, "next")
 
