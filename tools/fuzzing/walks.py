@@ -26,6 +26,8 @@ N_CALLS = 14
 N_CTX, N_SEQ = 96, 3
 _SHARE_EXACT = 0.5
 _SHARE_PENDING = 0.6
+_SHARE_PLANNED = 0.5
+_SHARE_UNIFIED = 0.3
 TOLERANCE = 0.02  # of logits that span about 20; both compute in float32
 ONE = {"n_threads": 1, "n_threads_batch": 1}  # busy machines wait long for two at once
 EXACT = {"type_k": "f32", "type_v": "f32", "precision": "accurate", **ONE}
@@ -71,7 +73,11 @@ class Walks:
         has_oracle = "hf" in forms
         oracle = self._model(name if has_oracle else "storyteller", "reference")
         self._n_vocab = min(m.tokenizer.n_vocab for m in (model, oracle))
-        fields = {"n_ctx": N_CTX, "n_seq_max": N_SEQ, "kv_unified": random.choice((True, False))}
+        fields = {
+            "n_ctx": N_CTX,
+            "n_seq_max": N_SEQ,
+            "kv_unified": random.random() < _SHARE_UNIFIED,
+        }
         is_exact = has_oracle and random.random() < _SHARE_EXACT
         kind = EXACT if is_exact else _kind(random, model)
         made: list[Any] = []
@@ -91,8 +97,10 @@ class Walks:
         """Make calls; ``fresh`` is what logits are compared with, None for the reference."""
         walk: list[Call] = []
         saved: list[tuple[Any, Any]] = []
-        for _ in range(N_CALLS):
-            call = self._call(random, engine, walk[-1][0] if walk else "")
+        plan = self._pending(random) if random.random() < _SHARE_PLANNED else []
+        for i in range(N_CALLS):
+            last = walk[-1][0] if walk else ""
+            call = plan[i] if i < len(plan) else self._call(random, engine, last)
             walk.append(call)
             if call[0] == "save":
                 seq = call[1][0]
@@ -125,6 +133,24 @@ class Walks:
         if "SessionFatalError" in results or results[0] != results[1]:
             raise Wrong(f"{name}: {walk}: {results[0]}, the reference {results[1]}")
         return results[0]
+
+    def _pending(self, random: Random) -> list[Call]:
+        """Return calls of which one is put off by some engines, and must not be over the next."""
+        r = random
+        texts = [[r.randrange(self._n_vocab) for _ in range(r.choice((3, 9)))] for _ in range(2)]
+        late: tuple[Call, ...] = (
+            ("seq_copy", (0, 1), {}), ("seq_copy", (0, 1), {}), ("seq_shift", (0, 0, -1, 2), {}),
+        )  # fmt: skip
+        over: tuple[Call, ...] = (
+            ("load", (r.randrange(N_SEQ), 0), {}), ("save", (0,), {}), ("seq_copy", (1, 2), {}),
+            ("seq_remove", (0, -1, -1), {}), ("clear", (), {}),
+        )  # fmt: skip
+        ends: list[Call] = [("decode_one", (texts[0][0],), {"seq_id": s}) for s in (1, 0, 2)]
+        return [
+            ("decode", (texts[0],), {"seq_id": 0}), ("save", (0,), {}),
+            ("decode", (texts[1],), {"seq_id": 0}), r.choice(late), r.choice((over[0],) * 5 + over),
+            *ends[: r.randrange(1, 4)],
+        ]  # fmt: skip
 
     def _call(self, random: Random, engine: Any, last: str) -> Call:
         """Return a call; what an engine may put off is often followed by what must not wait."""
