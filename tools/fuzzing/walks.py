@@ -143,12 +143,13 @@ class Walks:
         )  # fmt: skip
         over: tuple[Call, ...] = (
             ("load", (r.randrange(N_SEQ), 0), {}), ("save", (0,), {}), ("seq_copy", (1, 2), {}),
-            ("seq_remove", (0, -1, -1), {}), ("clear", (), {}),
+            ("seq_remove", (0, -1, -1), {}), ("clear", (), {}), ("seq_remove", (0, 1, 3), {}),
+            ("seq_remove", (1, 1, 3), {}), ("eval", (texts[0], 2), {"seq_id": 0}),
         )  # fmt: skip
         ends: list[Call] = [("decode_one", (texts[0][0],), {"seq_id": s}) for s in (1, 0, 2)]
         return [
             ("decode", (texts[0],), {"seq_id": 0}), ("save", (0,), {}),
-            ("decode", (texts[1],), {"seq_id": 0}), r.choice(late), r.choice((over[0],) * 5 + over),
+            ("decode", (texts[1],), {"seq_id": 0}), r.choice(late), r.choice((over[0],) * 3 + over),
             *ends[: r.randrange(1, 4)],
         ]  # fmt: skip
 
