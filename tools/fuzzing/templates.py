@@ -213,7 +213,12 @@ class Templates:
 
     def case(self, random: Random) -> str:
         """Render; the text comes out or a typed error, and this process stays small."""
-        return self._compared(random) if random.random() < 0.5 else self._rendered(random)
+        try:
+            return self._compared(random) if random.random() < 0.5 else self._rendered(random)
+        except ic.InvalidInputError as error:
+            if "has died" in str(error):  # neither of its limits ended the process
+                raise Wrong(str(error)) from error
+            raise
 
     @staticmethod
     def _compared(random: Random) -> str:
