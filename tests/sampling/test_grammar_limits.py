@@ -65,6 +65,20 @@ def test_a_bomb_is_typed(tokenizer, short, name):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300 << 10
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"enum": [0, *range(4000, 8000)], "not": {"enum": [*range(2000, 8000)]}},
+        {"type": "array", "items": {"enum": [*range(12)]}, "maxItems": 3, "minContains": 3,
+         "contains": {"enum": [0, 1, *range(100, 4000)]}},
+    ],
+)  # fmt: skip
+def test_long_lists_are_compared_at_once(tokenizer, schema):
+    started = time.perf_counter()
+    assert compile_constraint(schema, tokenizer)
+    assert time.perf_counter() - started < 4  # each with each would take a minute
+
+
 @pytest.fixture(autouse=True)
 def nothing_refused(monkeypatch):
     monkeypatch.setattr(grammar, "_too_large", {})

@@ -163,6 +163,7 @@ def written(constraint, random, budget=120):
         ),
         ({"not": {"type": "string"}}, "not"),
         ({"enum": ["a"], "not": {"const": "a"}}, "not"),
+        ({"enum": ["a"], "not": {"type": "text"}}, "not"),
         ({"if": {"type": "string"}, "then": {"maxLength": 2}}, "if"),
         ({"type": "array", "contains": {"const": 1}, "minContains": 2}, "contains"),
         ({"type": "array", "contains": {"const": 1}, "maxContains": 2}, "contains"),

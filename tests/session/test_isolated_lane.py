@@ -187,3 +187,41 @@ def test_a_frame_that_is_not_whole_is_an_error(cut: int) -> None:
     assert list(wire.bodies(wire.MARK + frame + frame)) == [frame[8:]] * 2
     with pytest.raises(wire.FrameError):
         list(wire.bodies(wire.MARK + frame[:cut]))
+
+
+def test_threads_that_ask_out_of_turn_are_both_answered(
+    pool: Any, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asks, asked, told, answered = (threading.Event() for _ in range(4))
+    late: list[threading.Thread] = []
+    expect = Child._expect
+
+    def slow(child: Child, number: int, call: Any) -> None:
+        is_late = call.name == "next" and not late
+        if is_late:  # it has the lower number, and is noted behind the higher one
+            late.append(threading.current_thread())
+            asks.set()
+            asked.wait(20)
+        expect(child, number, call)
+        if is_late:
+            told.set()
+            answered.wait(20)
+        elif call.name == "next" and not asked.is_set():
+            asked.set()
+            told.wait(20)
+
+    with pool.open_session() as a, pool.open_session() as b:
+        streams, tokens = [stream_of(a), stream_of(b)], []
+        n_before = pool.stats().n_restarts
+        monkeypatch.setattr(Child, "_expect", slow)
+        reader = threading.Thread(target=lambda: tokens.extend(streams[0]))
+        reader.start()
+        assert asks.wait(20)
+        try:
+            found = list(next(streams[1]).tokens)
+        finally:
+            answered.set()
+        found += [token for chunk in streams[1] for token in chunk.tokens]
+        reader.join()
+        assert [t for chunk in tokens for t in chunk.tokens] == found == expected
+    assert pool.stats().n_restarts == n_before

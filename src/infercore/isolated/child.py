@@ -80,7 +80,6 @@ class Child:
         self._n_behind = 0
         self._asks: list[bytes] = []
         self._numbers = itertools.count(1)
-        self._last_number = 0
         self.calls: dict[int, Request] = {}
         self.death: BaseException | None = None
         self.reason: str | None = None
@@ -176,7 +175,6 @@ class Child:
             self.board.is_observed = is_observed()
         if not self.calls:
             self.heard_at = time.monotonic()
-        self._last_number = number
         self.calls[number] = call
 
     def _unless_dead(self, number: int, call: Request) -> Request:
@@ -292,10 +290,10 @@ class Child:
     def _answer_chunk(self, data: bytes, reader: Arrival | None = None) -> None:
         number, text, shown, chosen, position = wire.chunk_of(data)
         call = self.calls.get(number)
-        if number > self._last_number or (call is not None and call.name != "next"):
-            raise wire.FrameError("a chunk that nobody asked for")
-        if call is None:  # it came before
+        if call is None and number < next(self._numbers):  # it came before
             return
+        if call is None or call.name != "next":
+            raise wire.FrameError("a chunk that nobody asked for")
         if call.result is None:
             call.result = StreamChunk(text=text, tokens=shown), chosen, position
         self._open(call, reader)

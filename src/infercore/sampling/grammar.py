@@ -18,7 +18,7 @@ from infercore.limited import wire
 from infercore.limited.process import limited
 from infercore.sampling.class_schema import schema_of_class
 from infercore.sampling.gbnf_lark import lark_of
-from infercore.sampling.schema_keywords import simplified
+from infercore.sampling.schema_keywords import TYPES, simplified
 from infercore.sampling.schema_place import place_of_error
 from infercore.sampling.vocabulary import ll_tokenizer, llguidance
 from infercore.values import checks
@@ -45,7 +45,6 @@ _REQUIRED = {
 }
 _STRUCTURE = {"begin", "schema", "end"}
 _LABELS = {"name", "description", "strict"}
-_SCHEMA_TYPES = {"object", "array", "string", "number", "integer", "boolean", "null"}
 _SCHEMA_KEYWORDS = {
     "$ref", "$defs", "definitions", "properties", "required", "items", "prefixItems", "enum",
     "const", "anyOf", "allOf", "oneOf", "additionalProperties", "minimum", "maximum",
@@ -148,7 +147,7 @@ def _is_schema(value: Mapping[str, Any]) -> bool:
     if kind is None and not _REQUIRED.keys().isdisjoint(value):
         return False  # {"regex": ...} would be a schema that constrains nothing
     is_known = kind is None or isinstance(kind, list)
-    is_known = is_known or (isinstance(kind, str) and kind in _SCHEMA_TYPES)
+    is_known = is_known or (isinstance(kind, str) and kind in TYPES)
     return is_known or not _SCHEMA_KEYWORDS.isdisjoint(value)
 
 

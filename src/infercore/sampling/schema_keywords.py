@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 Schema = dict[str, Any]
 
+TYPES = {"object", "array", "string", "number", "integer", "boolean", "null"}
 _MAX_EXACT = 2**53  # llguidance keeps numbers as float64
 _MAX_ALTERNATIVES = 400
 _MAX_CONTAINED_AT = 8
@@ -153,12 +154,12 @@ class _Simplifier:
             return rest
         values, others = self._values(rest), self._values(inner)
         is_a_type = isinstance(inner, dict) and set(inner) - {*_LABELS} == {"type"}
-        if values is None or (others is None and not is_a_type):
+        if values is None or (others is None and not (is_a_type and _are_types(inner["type"]))):
             return schema
-        left = [
-            v for v in values
-            if not (_is_of(v, inner["type"]) if others is None else _is_one_of(v, others))
-        ]  # fmt: skip
+        if others is None:
+            left = [value for value in values if not _is_of(value, inner["type"])]
+        else:
+            left = _parted(values, others)[1]
         if not left:
             raise GrammarError(
                 "the JSON schema is refused: 'not' leaves no value", source=self._source
@@ -227,13 +228,13 @@ class _Simplifier:
             return schema
         if schema.get("type") != "array" or sum(len(values) ** n for n in range(most + 1)) > _TRIED:
             return schema
+        keys = set(map(_key, wanted))
+        marked = [(value, _key(value) in keys) for value in values]
         listed = [
-            list(chosen)
+            [value for value, _ in chosen]
             for size in range(least, most + 1)
-            for chosen in itertools.product(values, repeat=size)
-            if low
-            <= sum(_is_one_of(value, wanted) for value in chosen)
-            <= (size if high is None else high)
+            for chosen in itertools.product(marked, repeat=size)
+            if low <= sum(is_wanted for _, is_wanted in chosen) <= (size if high is None else high)
         ]
         if not listed or len(listed) > _MAX_ALTERNATIVES:
             return schema
@@ -306,8 +307,7 @@ class _Simplifier:
             return schema
         if test.get("required", [name]) != [name] or test.get("type", "object") != "object":
             return schema
-        yes = [v for v in values if any(_same(v, other) for other in chosen)]
-        no = [v for v in values if not any(_same(v, other) for other in chosen)]
+        yes, no = _parted(values, chosen)
         ways = [_choosing(rest, name, part, schema.get(key, True))
                 for part, key in ((yes, "then"), (no, "else")) if part]  # fmt: skip
         if name not in rest.get("required", []):
@@ -385,8 +385,13 @@ def _same(first: Any, second: Any) -> bool:
     return _key(first) == _key(second)
 
 
-def _is_one_of(value: Any, others: list[Any]) -> bool:
-    return any(_same(value, other) for other in others)
+def _parted(values: list[Any], others: list[Any]) -> tuple[list[Any], list[Any]]:
+    """Return those of ``values`` that are among ``others``, and the rest."""
+    keys = set(map(_key, others))
+    parts: tuple[list[Any], list[Any]] = [], []
+    for value in values:
+        parts[_key(value) not in keys].append(value)
+    return parts
 
 
 def _key(value: Any) -> str:
@@ -404,6 +409,11 @@ def _key(value: Any) -> str:
 
 def _distinct(values: list[Any]) -> list[Any]:
     return list({_key(value): value for value in values}.values())
+
+
+def _are_types(kind: Any) -> bool:
+    kinds = kind if isinstance(kind, list) else [kind]
+    return all(isinstance(one, str) and one in TYPES for one in kinds)
 
 
 def _is_of(value: Any, kind: Any) -> bool:
