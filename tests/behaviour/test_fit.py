@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -72,6 +73,17 @@ def test_a_pool_of_given_windows_has_no_more_cells_than_memory_has_room_for(
     for fixed in ({"n_cells": most}, {"batch_invariant": True}, {"kv_unified": False}):
         with model.new_pool(**asked, **fixed) as pool:
             assert pool.stats().n_cells == most
+
+
+def test_a_pool_opens_though_its_models_file_is_gone(
+    pack_path: Path, backend_name: str, tmp_path: Path
+) -> None:
+    copied = tmp_path / pack_path.name
+    (shutil.copytree if pack_path.is_dir() else shutil.copy)(pack_path, copied)
+    with ic.load_model(copied, backend=backend_name) as model:
+        copied.rename(tmp_path / "elsewhere")
+        with model.new_pool(n_ctx=64, n_parallel=2) as pool:
+            assert pool.stats().n_cells == 2 * 64
 
 
 def test_before_loading(pack_path: Path, backend_name: str) -> None:

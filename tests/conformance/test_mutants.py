@@ -141,6 +141,7 @@ def test_the_toy_that_mutants_are_made_from_keeps_every_law(tmp_path: Path) -> N
         "CAP-36",
         "CAP-38",
         "CAP-39",
+        "CAP-41",
         "ENC-12",
         "TOK-20",
         "CAP-19",

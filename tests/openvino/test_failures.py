@@ -33,7 +33,7 @@ class Failing:
 def break_next(context, error: BaseException) -> None:
     inner = context._inner
     inner._request = Failing(inner._request, error)
-    if hasattr(inner, "_paged"):
+    if inner._paged is not None:
         paged, run = inner._paged, inner._paged._run
 
         def fail() -> None:

@@ -7,14 +7,18 @@ import os
 import signal
 import threading
 import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import infercore as ic
 from infercore.isolated import wire
+from infercore.isolated.board import SIZE, Board
 from infercore.isolated.child import Child, DeathError
 from infercore.isolated.lane import Lane
+from infercore.isolated.session import IsolatedSession
+from infercore.isolated.worker import Worker
 from infercore.session.jobs import Latch
 
 if TYPE_CHECKING:
@@ -225,3 +229,39 @@ def test_threads_that_ask_out_of_turn_are_both_answered(
         reader.join()
         assert [t for chunk in tokens for t in chunk.tokens] == found == expected
     assert pool.stats().n_restarts == n_before
+
+
+def test_what_one_session_asks_on_the_page_no_other_answers(tmp_path: Path) -> None:
+    with (tmp_path / "page").open("wb+") as file:
+        file.truncate(SIZE)
+        worker = object.__new__(Worker)
+        worker._board, worker._lane, worker._lane_lock = Board(file.fileno()), 7, threading.Lock()
+        worker._fence = threading.Lock()
+    held, source = (
+        SimpleNamespace(answered=28, lock=threading.Lock()),
+        SimpleNamespace(is_empty=False),
+    )
+    worker._board.asked = 30, 6  # who had the lane before
+    assert worker._asked_for(held, source, 7) == 0
+    worker._board.asked = 31, 7
+    assert worker._asked_for(held, source, 7) == 31
+    worker._board.close()
+
+
+def test_an_interruption_before_the_wait_leaves_the_lane(
+    pool: Any, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    for where, name in ((Child, "_unless_dead"), (IsolatedSession, "_wait")):
+        with pool.open_session() as session:
+            stream = stream_of(session)
+            next(stream)
+            with monkeypatch.context() as patch:
+                patch.setattr(where, name, broken)
+                with pytest.raises(KeyboardInterrupt):
+                    next(stream)
+                assert not pool.process._child.lane._has_user
+        with pool.open_session() as session:
+            assert read(session) == expected

@@ -6,6 +6,7 @@ import threading
 import time
 import weakref
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 import attrs
@@ -286,13 +287,14 @@ class GuardedModel:
         self._check_context(config)
         n_ctx = window.resolve_n_ctx(pool.context, self.info)
         config = attrs.evolve(pool.context, n_ctx=n_ctx)
-        with calls.typed(self.backend, "planning memory"):
+        with calls.typed(self.backend, "planning memory"), suppress(OSError):
             return pool.with_cells(
                 n_ctx,
                 lambda most: window.fitted_cells(
                     config, most, lambda tried: plan(self._resolved(tried)), is_loaded=True
                 ),
             )
+        return pool  # its file is gone, from which plans are made
 
     def _check_context(self, config: ContextConfig) -> None:
         """Raise for fields that this model's contexts cannot honour."""

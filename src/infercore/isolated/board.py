@@ -96,13 +96,17 @@ class Board:
         self._page[_OBSERVED_AT] = value
 
     @property
-    def asked(self) -> int:
-        """The number of the request for a chunk that the reader in the lane made last so."""
-        return self._lane[0]
+    def asked(self) -> tuple[int, int]:
+        """Number and session of the request for a chunk that the reader in the lane made last so.
+
+        They are one word, so nobody sees the number of one reader with the session of another.
+        """
+        return divmod(self._lane[0], OF_POOL)
 
     @asked.setter
-    def asked(self, number: int) -> None:
-        self._lane[0] = number
+    def asked(self, request: tuple[int, int]) -> None:
+        number, target = request
+        self._lane[0] = number * OF_POOL + target
 
     @property
     def armed(self) -> int:

@@ -154,19 +154,23 @@ class Child:
         if not self.lane.enter(done):
             return self.send(target, "next", (), {})
         call = Request(target, "next", done)
-        done.number = number = next(self._numbers)
-        self._expect(number, call)
-        call.on_page = self._ask_on_page(number, target)
-        if not call.on_page:
-            self._post(wire.pack_next(number, target, in_lane=True))
-        return self._unless_dead(number, call)
+        try:
+            done.number = number = next(self._numbers)
+            self._expect(number, call)
+            call.on_page = self._ask_on_page(number, target)
+            if not call.on_page:
+                self._post(wire.pack_next(number, target, in_lane=True))
+            return self._unless_dead(number, call)
+        except BaseException:
+            self.lane.leave(done)
+            raise
 
     def _ask_on_page(self, number: int, target: int) -> bool:
         """Ask without waking anybody; False where nobody will look."""
         board = self.board
         if board.armed != target:
             return False
-        board.asked = number
+        board.asked = number, target
         with self._lock:  # what was written is there before what is read next
             return board.armed == target
 

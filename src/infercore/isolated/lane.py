@@ -26,7 +26,7 @@ class Lane:
 
     def __init__(self) -> None:
         self._file, self.theirs = os.pipe()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler may read a stream as well
         self._user: weakref.ref[Latch] | None = None
         self._is_closed = False
 
@@ -75,7 +75,7 @@ class Lane:
 
     def forget(self) -> None:
         """In a fork: let go of what is the parent's."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         with suppress(OSError):
             self._close_files()
 
@@ -105,8 +105,12 @@ class Arrival(Latch):
             try:
                 self._child.read_lane(self)
             finally:
-                self._child.lane.leave(self)
+                self.leave()
         elif not self.is_open:
             self._child.ask_again(self.number, self._target)
             return super().wait(timeout)
         return True
+
+    def leave(self) -> None:
+        """Let others have the lane; idempotent."""
+        self._child.lane.leave(self)

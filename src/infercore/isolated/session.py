@@ -18,6 +18,7 @@ from infercore.errors import (
     SessionFatalError,
 )
 from infercore.isolated.child import DeathError
+from infercore.isolated.lane import Arrival
 from infercore.isolated.stream import IsolatedStream, Opened, less_time
 from infercore.session import snapshots, tool_loop
 from infercore.session.observer import observed
@@ -404,6 +405,8 @@ class IsolatedSession:
                 else:
                     answer = self._answer_of(asked)
             except BaseException:
+                if asked is not None and isinstance(asked.done, Arrival):
+                    asked.done.leave()  # where nobody waited for it yet
                 with suppress(InferCoreError):
                     self.end(opened)
                 raise

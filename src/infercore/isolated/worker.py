@@ -334,7 +334,7 @@ class Worker:
             held.lock.release()
             if sent == number:
                 self._line.send_frame(frame)
-            else:
+            elif number < held.answered:  # else its answer is under way
                 self._send(number, False, SessionBusyError("another call came before"), None)
             return
         self._give_lane(target, in_lane=in_lane)
@@ -430,18 +430,25 @@ class Worker:
         with self._lane_lock:
             if self._lane != target or source.is_empty:
                 return 0
-            if board.asked <= held.answered:
+            number = self._number_of(held, target)
+            if not number:
                 board.armed = 0
                 with self._fence:  # what was written is there before what is read next
                     pass
-                if board.asked <= held.answered:
+                number = self._number_of(held, target)
+                if not number:
                     return 0
                 board.armed = target
             if not held.lock.acquire(blocking=False):
                 board.armed = 0
                 return 0
-            held.number = held.answered = int(board.asked)
-            return held.answered
+            held.number = held.answered = number
+            return number
+
+    def _number_of(self, held: _Held, target: int) -> int:
+        """Return the number of a request on the page that is this session's, and is new; or 0."""
+        number, by = self._board.asked
+        return number if by == target and number > held.answered else 0
 
     def _answer_or_end(self, *request: Any) -> None:
         """Answer a request; who asked would wait for ever for an answer that cannot be sent."""
