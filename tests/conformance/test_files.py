@@ -40,6 +40,17 @@ def test_a_config_is_compared_where_it_has_numbers(tmp_path: Path, still: dict[s
             headers._as_folder(model(**wrong), tmp_path)
 
 
+def test_metadata_may_be_text_or_json(tmp_path: Path) -> None:
+    still = {**CONFIG, "use_sliding_window": False}
+    said = 'a "quoted" ü\\name'
+    (tmp_path / "config.json").write_text(json.dumps({**still, "motto": said}))
+    for told in (said, json.dumps(said)):
+        headers._as_folder(model(metadata={"motto": told}), tmp_path)
+    for told in (f'"{said}"', f"{said}'s", said.strip('a "')):
+        with pytest.raises(LawError, match="motto"):
+            headers._as_folder(model(metadata={"motto": told}), tmp_path)
+
+
 def test_a_header_of_a_part_and_of_layers_that_differ() -> None:
     metadata = {
         "general.architecture": "some", "some.attention.head_count": 4,

@@ -193,6 +193,105 @@ def test_an_option_that_is_refused_leaves_its_laws_refused_unless_it_is_required
     assert run_law(opened(refused), strict).outcome == "FAIL"
 
 
+def refusing(monkeypatch: pytest.MonkeyPatch, is_refused: Any, field: str) -> None:
+    def opened(old: Any, self: Any, config: Any) -> None:
+        if is_refused(config):
+            raise InvalidInputError("refused", field=field, value=getattr(config, field))
+        old(self, config)
+
+    around(monkeypatch, FullContext, "__init__", opened)
+
+
+def test_what_a_declared_capability_rests_on_may_not_be_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = toy_rig(tmp_path / "m.json", oracle=None)
+    refusing(monkeypatch, lambda config: (config.n_seq_max or 1) > 1, "n_seq_max")
+    report = check_backend(rig, only=["DEC-11", "DEC-13", "KV-7"])
+    assert {found.outcome for found in report.results} == {"FAIL"}
+    assert not report.passed
+
+
+def test_a_limit_beyond_what_a_capability_promises_may_be_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def many(rig: Rig) -> None:
+        rig.context(n_seq_max=6, n_ctx=384)
+
+    rig = toy_rig(tmp_path / "m.json")
+    refusing(monkeypatch, lambda config: (config.n_seq_max or 1) > 4, "n_seq_max")
+    assert run_law(law(many), rig).outcome == "refused"
+    strict = toy_rig(tmp_path / "m.json", require=("n_seq_max",))
+    assert run_law(law(many), strict).outcome == "FAIL"
+    few = attrs.evolve(DECLARED, multi_sequence=False, kv_copy="none")
+    monkeypatch.setattr(FullContext, "capabilities", few)
+    refusing(monkeypatch, lambda config: (config.n_seq_max or 1) > 1, "n_seq_max")
+    assert run_law(law(many), rig).outcome == "refused"
+
+
+@pytest.mark.parametrize("field", ["embeddings", "pooling_type", "n_threads", "adapters"])
+def test_options_that_capabilities_are_read_through_may_not_be_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, field: str
+) -> None:
+    rig = toy_rig(tmp_path / "m.json")
+    rig.model  # noqa: B018  (it is opened before)
+
+    def asks(rig: Rig) -> None:
+        asked: Any = {"embeddings": True, "pooling_type": "mean", "n_threads": 1}
+        rig.context(**{field: {**asked, "adapters": rig.adapters_at(1.0)}[field]})
+
+    refusing(monkeypatch, lambda config: getattr(config, field), field)
+    assert run_law(law(asks), rig).outcome == "FAIL"
+
+
+def test_a_sampler_of_its_own_takes_temperatures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = toy_rig(tmp_path / "m.json")
+
+    def refused(self: Any, **fields: Any) -> Any:
+        if fields.get("implementation") == "native":
+            raise UnsupportedFeatureError(feature="temperature=0.8", backend="toy")
+        return self.old_sampler(**fields)
+
+    kind: Any = type(rig.model)
+    monkeypatch.setattr(kind, "old_sampler", kind.new_sampler, raising=False)
+    monkeypatch.setattr(kind, "new_sampler", refused)
+    found = run_law(law(lambda r: r.sampler(temperature=0.8, implementation="native")), rig)
+    assert found.outcome == "FAIL"
+
+
+def test_a_field_that_nobody_can_require_fails(tmp_path: Path) -> None:
+    def asks(rig: Rig) -> None:
+        rig.fields(n_ctx_min=8)
+        raise UnsupportedFeatureError(feature="n_ctx_min", backend="toy")
+
+    assert run_law(law(asks), toy_rig(tmp_path / "m.json")).outcome == "FAIL"
+
+
+def test_options_that_cannot_be_tried_or_crash_are_not_honoured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = toy_rig(tmp_path / "m.json", adapter=None)
+    report = check_backend(rig, only="DEC-2", require=["adapters"])
+    assert report.problems == ("adapters is required and missing",)
+    assert report.standing is not None
+    assert "adapters" not in report.standing.refused  # nobody asked the backend
+    strict = toy_rig(tmp_path / "m.json", adapter=None, require=("adapters",))
+    found = check_backend(strict, only="CAP-41").results[0]
+    assert (found.outcome, "the rig has no adapter" in str(found.reason)) == ("FAIL", True)
+
+    def crashes(*_: Any) -> None:
+        raise KeyError
+
+    monkeypatch.setattr(FullContext, "warmup", crashes)
+    report = check_backend(toy_rig(tmp_path / "m.json"), only="DEC-2", require=["warmup"])
+    assert report.problems == ("warmup is required and missing",)
+    strict = toy_rig(tmp_path / "m.json", require=("warmup",))
+    found = check_backend(strict, only="CAP-41").results[0]
+    assert (found.outcome, "KeyError" in str(found.reason)) == ("FAIL", True)
+
+
 def test_what_is_refused_is_in_the_summary_and_can_be_required(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,6 +62,10 @@ def test_a_model_on_ray_is_listed_as_isolated() -> None:
         ({"autoscaling_config": {"target_waiting_tokens": 0}}, "target_waiting_tokens"),
         ({"autoscaling_config": {"policy": {"policy_function": "no:where"}}}, "autoscaling_config"),
         ({"autoscaling_config": {"max_replicas": 2}, "num_replicas": 2}, "num_replicas"),
+        (
+            {"autoscaling_config": {"target_waiting_tokens": 9, "policy": {"policy_kwargs": {}}}},
+            "target_waiting_tokens",
+        ),
     ],
 )
 def test_what_is_no_option_is_refused_by_name(given: dict[str, Any], field: str) -> None:
@@ -69,6 +73,16 @@ def test_what_is_no_option_is_refused_by_name(given: dict[str, Any], field: str)
         application.build_app("model.gguf", **given)
     named = raised.value.value if raised.value.field in {"PoolConfig", "pool"} else None
     assert field in {raised.value.field, named}
+
+
+def test_a_model_s_own_scaling_takes_the_place_of_what_all_have() -> None:
+    models = {"a": {"path": "a.gguf", "autoscaling_config": {"max_replicas": 3}}, "b": "b.gguf"}
+    given = {"autoscaling_config": {"max_replicas": 2}}
+    own = application._model(models["a"], given)
+    other = application._model(models["b"], given)
+    found = [(each.autoscaling_config or {}).get("max_replicas") for each in (own, other)]
+    assert found == [3, 2]
+    assert application.build_app(models, **given) is not None
 
 
 @pytest.mark.parametrize(

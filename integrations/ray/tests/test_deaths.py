@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import threading
 from concurrent.futures import Future
@@ -178,6 +179,26 @@ def test_what_nobody_asks_about_is_closed_and_comes_again(model_path: str, alone
         assert not replica._worker._held
         assert session.generate(" there was", max_tokens=8, temperature=0.0) == wanted
     assert not replica._worker._held
+    running.close()
+
+
+def test_a_session_that_opens_while_its_program_leaves_is_closed(
+    model_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = LocalReplicas(model_path, 1, n_ctx=512, n_parallel=4, n_threads=1)
+    (replica,) = running.replicas.values()
+    answer = replica._worker.answer
+
+    def late(target: int, name: str, args: list[Any], fields: dict[str, Any]) -> Any:
+        if name == "open_session":
+            asyncio.run(replica.leave(running.routed[-1][1].origin))
+        return answer(target, name, args, fields)
+
+    monkeypatch.setattr(replica._worker, "answer", late)
+    with ReplicaPool(Engines(running)) as pool, contextlib.suppress(SessionFatalError):
+        pool.open_session()
+        assert not replica._worker._held
+        assert not replica._used
     running.close()
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from infercore.conformance.expect import LawError as LawError
+    from infercore.conformance.expect import NotApplicable as NotApplicable
     from infercore.conformance.law import SUITE_VERSION as SUITE_VERSION
     from infercore.conformance.law import Law as Law
     from infercore.conformance.registry import laws as laws
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from infercore.conformance.report import Report as Report
     from infercore.conformance.report import Result as Result
     from infercore.conformance.rig import Golden as Golden
-    from infercore.conformance.rig import NotApplicable as NotApplicable
     from infercore.conformance.rig import Observation as Observation
     from infercore.conformance.rig import Rig as Rig
     from infercore.conformance.rigs import find_rig as find_rig
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 _HOMES = {
-    "expect": "LawError",
+    "expect": "LawError NotApplicable",
     "law": "SUITE_VERSION Law",
     "registry": "laws select",
     "render": "matrix",
     "report": "Report Result",
-    "rig": "Golden NotApplicable Observation Rig",
+    "rig": "Golden Observation Rig",
     "rigs": "find_rig rig_names",
     "runner": "check_backend run_law",
 }

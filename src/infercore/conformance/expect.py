@@ -16,6 +16,10 @@ class LawError(AssertionError):
     """A law is broken; the text says what was found and what should be there."""
 
 
+class NotApplicable(Exception):  # noqa: N818  (it is an outcome, not an error)
+    """A law cannot be tried here; the text says why."""
+
+
 def that(condition: object, text: str) -> None:
     """Raise `LawError` with ``text`` unless ``condition`` holds."""
     if not condition:

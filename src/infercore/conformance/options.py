@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import numpy as np
 
+from infercore.conformance.expect import NotApplicable
 from infercore.errors import (
     BackendUnavailableError,
     InvalidInputError,
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from infercore.conformance.rig import Rig
+    from infercore.values.info import Capabilities
 
     Fields = Mapping[str, Any]
 
@@ -117,17 +119,16 @@ _SAMPLED = frozenset(attrs.fields_dict(SamplingConfig)) - {"implementation"}
 
 
 def refusal(rig: Rig, name: str) -> str | None:
-    """Return what the backend says where it refuses the option ``name``, None where it does not.
-
-    A mistake of the plugin's own is no refusal: the laws find it.
-    """
+    """Return why the backend does not honour the option ``name``, None where it does."""
     rig.begin(f"option {name}", 0)
     try:
         OPTIONS[name](rig)
     except REFUSALS as error:
         return str(error)
-    except Exception:  # noqa: BLE001  (whatever a backend raises: it did not refuse)
-        return None
+    except NotApplicable as left:
+        return f"it cannot be tried: {left}"
+    except Exception as error:  # noqa: BLE001  (whatever a backend raises: it honours nothing)
+        return f"{type(error).__name__}: {error}"
     finally:
         rig.tidy()
     return None
@@ -136,17 +137,21 @@ def refusal(rig: Rig, name: str) -> str | None:
 def refused(rig: Rig) -> tuple[str, ...]:
     """Return the names of all options that the backend refuses.
 
-    Those of a sampler of its own are left out where it declares none.
+    Those of a sampler of its own are left out where it declares none, and adapters where the rig
+    has none.
     """
     native = rig.model.capabilities.native_sampler
     names = (name for name in OPTIONS if native or not name.startswith(NATIVE))
+    if rig.adapter is None:
+        names = (name for name in names if name != "adapters")
     return tuple(name for name in names if refusal(rig, name) is not None)
 
 
 def option_of(error: BaseException | None, asked: set[str]) -> str | None:
     """Return the option that ``error`` refuses, one of those ``asked`` for; None for none.
 
-    A field of a sampler counts where ``asked`` has it with the prefix of the engine's own.
+    Only what can be required counts: else nobody could say that it must not be lost. A field of a
+    sampler counts where ``asked`` has it with the prefix of the engine's own.
     """
     if isinstance(error, UnsupportedFeatureError):
         said = error.feature.split("=")[0].split(" ")[0]
@@ -156,6 +161,50 @@ def option_of(error: BaseException | None, asked: set[str]) -> str | None:
         return None
     for name in (said, NATIVE + said):
         known = _FIELDS if name == said else {NATIVE + field for field in _SAMPLED}
-        if name in asked and name in known:
+        if name in asked and name in known and name in OPTIONS:
             return name
     return None
+
+
+def is_kept(rig: Rig, name: str, *, of_encoder: bool) -> bool:
+    """Whether the backend takes of the option ``name`` what its capabilities rest on.
+
+    A backend may limit an option, but not so far that nothing is left of what it declares: one
+    that decodes several sequences takes two.
+    """
+    try:
+        opens = rig.encoder_context if of_encoder else partial(_quietly, rig)
+        kinds = opens().capabilities
+        if name.startswith(NATIVE):
+            opens = partial(rig.sampler, implementation="native")
+        for fields in _least(rig, name, kinds):
+            opens(**fields).close()
+    except Exception:  # noqa: BLE001  (whatever a backend raises: it does not take it)
+        return False
+    finally:
+        rig.tidy()
+    return True
+
+
+def _quietly(rig: Rig, **fields: Any) -> Any:
+    """Open a context that is none of the law's own."""
+    return rig.opened(rig.model.new_context(**rig.fields(**fields)))
+
+
+def _least(rig: Rig, name: str, kinds: Capabilities) -> tuple[Fields, ...]:
+    """Return what must be taken of the option ``name`` by a backend with these capabilities."""
+    two: Fields = {"n_seq_max": 2, "n_ctx": 128}
+    several = kinds.multi_sequence or kinds.kv_copy != "none"
+    pooled = kinds.pooling if kinds.embeddings or kinds.encoder else ()
+    every: dict[str, tuple[Fields, ...]] = {
+        "n_seq_max": (two,) if several else (),
+        "kv_unified": ({**two, "kv_unified": True},) if kinds.scans_cells else (),
+        "pooling_type": tuple({"pooling_type": kind} for kind in pooled if kind != "rank"),
+        "n_threads": ({"n_threads": 1},) if kinds.live_threads else (),
+    }
+    if kinds.lora and rig.adapter is not None:
+        every["adapters"] = ({"adapters": rig.adapters_at(1.0)},)
+    if kinds.native_sampler:
+        warm = ({"temperature": 0.8, "seed": 7},)
+        every |= {NATIVE + "temperature": warm, NATIVE + "seed": warm}
+    return every.get(name, ())

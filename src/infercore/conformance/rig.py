@@ -11,6 +11,7 @@ import numpy as np
 
 import infercore
 from infercore.conformance import expect
+from infercore.conformance.expect import NotApplicable
 from infercore.conformance.law import RELEASES
 from infercore.conformance.options import NATIVE
 from infercore.conformance.oracle import Oracle
@@ -32,10 +33,6 @@ N_NOTED = 8
 OF_SESSION = ("profile_id", "prompt_format", "add_bos", "overflow")
 """Options of a session, beside the fields of its context."""
 OWNERS = ("backend", "engine", "hardware", "model")
-
-
-class NotApplicable(Exception):  # noqa: N818  (it is an outcome, not an error)
-    """A law cannot be tried here; the text says why."""
 
 
 @attrs.frozen(kw_only=True)

@@ -10,13 +10,12 @@ import attrs
 import numpy as np
 
 import infercore
-from infercore.conformance.expect import LawError
+from infercore.conformance.expect import LawError, NotApplicable
 from infercore.conformance.law import SUITE_VERSION, Law
-from infercore.conformance.options import option_of
+from infercore.conformance.options import is_kept, option_of
 from infercore.conformance.registry import laws, select
 from infercore.conformance.report import FAIL, KNOWN, NOT_APPLICABLE, OK, REFUSED, Report, Result
 from infercore.conformance.requirements import REQUIREMENTS
-from infercore.conformance.rig import NotApplicable
 from infercore.conformance.standing import check_names, standing_of
 from infercore.engine import calls
 from infercore.engine.digest import of_path
@@ -160,10 +159,10 @@ def _tried(law: Law, rig: Rig) -> Found:
     except NotApplicable as left:
         return NOT_APPLICABLE, str(left), None
     except Exception as error:  # noqa: BLE001  (whatever a backend raises breaks the law)
-        return _failed(rig, error)
+        return _failed(law, rig, error)
 
 
-def _failed(rig: Rig, error: Exception) -> Found:
+def _failed(law: Law, rig: Rig, error: Exception) -> Found:
     """Return the outcome of a law that ended with ``error``."""
     is_law = isinstance(error, LawError)
     refusal = error.__cause__ if is_law else error
@@ -172,7 +171,9 @@ def _failed(rig: Rig, error: Exception) -> Found:
     if rig.isolated and getattr(refusal, "feature", None) in _NOT_ACROSS:
         return REFUSED, f"not declared: what stays in its own process ({refusal})", None
     option = None if is_law else option_of(error, rig.asked)
-    if option is not None and option not in rig.require:
+    of_encoder = rig.is_encoder or law.needs == "encoder"
+    limits = option is not None and option not in rig.require
+    if limits and is_kept(rig, str(option), of_encoder=of_encoder):
         return REFUSED, f"not honoured: {option} ({refusal})", None
     said = str(error) if is_law else f"{type(error).__name__}: {error}"
     return FAIL, said, _cause(error)

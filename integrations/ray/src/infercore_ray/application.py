@@ -87,6 +87,8 @@ def _scaling(given: object, own: Mapping[str, Any], fields: Mapping[str, Any]) -
     n_parallel = fields.get("n_parallel", 8)
     options = {"target_ongoing_requests": n_parallel, **_options(given, "autoscaling_config")}
     checks.check_options("autoscaling_config", options, [*AutoscalingConfig.model_fields, _TOKENS])
+    if _TOKENS in options and "policy" in options:
+        raise checks.refuse(_TOKENS, options[_TOKENS], "nothing beside a policy of its own")
     n_tokens = options.pop(_TOKENS, _TARGET_TOKENS)
     if not checks.is_integer(n_tokens) or n_tokens < 1:
         raise checks.refuse(_TOKENS, n_tokens, "an integer of at least 1")
@@ -162,7 +164,7 @@ def _model(each: Any, given: Mapping[str, Any]) -> _Model:
         return _Model.of(each, given)
     own = {**given, **each}
     if "autoscaling_config" in each and "num_replicas" not in each:
-        del own["num_replicas"]
+        own.pop("num_replicas", None)
     return _Model.of(own.pop("path", None), own)
 
 

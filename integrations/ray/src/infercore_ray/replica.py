@@ -138,12 +138,17 @@ class Replica:
     # -- sessions that were left ---------------------------------------------------------------
 
     def _count(self, origin: str, targets: set[int], change: int) -> None:
-        now = time.monotonic()
+        """Count calls of sessions; close those whose program left while a call of theirs ran."""
+        now, left = time.monotonic(), []
         with self._lock:
             for target in targets - {0}:
+                if change < 0 and target not in self._used:
+                    left.append(target)
+                    continue
                 used = self._used.setdefault(target, _Used(origin))
-                used.n_calls += change
+                used.n_calls = max(0, used.n_calls + change)
                 used.last = now
+        self._close(left)
 
     def _look_after(self) -> None:
         """Look from time to time."""
@@ -167,7 +172,10 @@ class Replica:
             left = [target for target, used in self._used.items() if is_left(used)]
             for target in left:
                 del self._used[target]
-        for target in left:
+        self._close(left)
+
+    def _close(self, targets: list[int]) -> None:
+        for target in targets:
             if self._worker.holds(target):
                 self._worker.answer(target, "close", [], {})
 

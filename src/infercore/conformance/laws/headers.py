@@ -155,7 +155,9 @@ def _as_folder(model: Any, folder: Path) -> None:
         equal(info.architecture, config["model_type"], "architecture")
     for name, value in config.items():
         if type(value) in (int, str) and name in info.metadata:
-            equal(info.metadata[name].strip('"'), str(value), f"metadata of {name}")
+            told = info.metadata[name]
+            is_said = told in (str(value), json.dumps(value))
+            that(is_said, f"metadata of {name} is {told!r}, the config says {value!r}")
     _compare_named(model.tokenizer, folder / "tokenizer_config.json")
     weights = folder / "model.safetensors"
     if weights.is_file():
