@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import gzip
 import hashlib
 import os
@@ -9,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -219,6 +222,127 @@ def test_pulls_of_two_processes_share_one_download(hub, repo, env) -> None:
     assert len(paths) == 1
     assert Path(paths.pop()).read_bytes() == DATA
     assert len(hub.bodies(Q4)) == 1
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_who_comes_second_leaves_what_the_first_opens(
+    hub, repo, tmp_path, monkeypatch, links
+) -> None:
+    import huggingface_hub
+
+    if not links:
+        monkeypatch.setattr(os, "symlink", refuse_links(PermissionError(errno.EPERM, "no")))
+    real, removed = huggingface_hub.utils.WeakFileLock, []
+
+    @contextlib.contextmanager
+    def after_the_first(path):
+        monkeypatch.setattr(huggingface_hub.utils, "WeakFileLock", real)
+        locate(f"hf:{REPO}")
+        monkeypatch.setattr(os, "unlink", removed.append)
+        monkeypatch.setattr(os, "replace", lambda *paths: removed.append(paths))
+        with real(path):
+            yield
+
+    monkeypatch.setattr(huggingface_hub.utils, "WeakFileLock", after_the_first)
+    assert Path(locate(f"hf:{REPO}")).read_bytes() == DATA
+    assert removed == []
+    assert len(hub.bodies(Q4)) == 1
+
+
+def refuse_links(error: Exception):
+    def refuse(*_) -> None:
+        raise error
+
+    return refuse
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.EINVAL, "a required privilege is not held by the client"),  # Windows, 1314
+        OSError(errno.ENOTSUP, "no"), OSError(errno.ENOSYS, "no"),
+        PermissionError(errno.EPERM, "no"), NotImplementedError(),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_without_links_the_file_itself_is_in_the_snapshot(
+    hub, repo, tmp_path, monkeypatch, error
+) -> None:
+    monkeypatch.setattr(os, "symlink", refuse_links(error))
+    path = Path(locate(f"hf:{REPO}"))
+    assert path.read_bytes() == DATA
+    assert not path.is_symlink()
+    assert stored(tmp_path / "cache" / "models--someone--story-GGUF" / "blobs") == 0
+    assert locate(f"hf:{REPO}") == str(path)
+    assert len(hub.bodies(Q4)) == 1
+
+
+def older_http_get(
+    url, temp_file, *, proxies=None, resume_size=0, headers=None, displayed_filename=None
+) -> None:
+    """Do as `huggingface_hub` 0.34 to 1.4: any answer is appended, and another one writes by name.
+
+    The latter is `hf_transfer`, where it is enabled, and nothing is resumed or sent by a proxy.
+    """
+    import huggingface_hub
+
+    span = {"Range": f"bytes={resume_size}-"} if resume_size else {}
+    with contextlib.ExitStack() as stack:
+        asked = urllib.request.Request(url, headers={**headers, **span})  # noqa: S310
+        body = stack.enter_context(urllib.request.urlopen(asked))  # noqa: S310
+        by_name = getattr(huggingface_hub.constants, "HF_HUB_ENABLE_HF_TRANSFER", False)
+        if by_name and proxies is None and not resume_size and displayed_filename is not None:
+            temp_file = stack.enter_context(open(temp_file.name, "wb"))
+        while chunk := body.read(1 << 16):
+            temp_file.write(chunk)
+
+
+@pytest.fixture
+def older_library(monkeypatch):
+    import huggingface_hub
+
+    monkeypatch.setattr(huggingface_hub.file_download, "http_get", older_http_get)
+    return huggingface_hub
+
+
+def test_a_server_that_ignores_ranges_is_asked_from_the_start(
+    hub, repo, tmp_path, older_library
+) -> None:
+    partial = part_of(tmp_path)
+    partial.write_bytes(DATA[:100_000])
+    hub.lies[Q4] = lambda handler: answer(handler, DATA)
+    assert Path(locate(f"hf:{REPO}")).read_bytes() == DATA
+    assert hub.bodies(Q4) == ["bytes=100000-", None]
+    assert not partial.exists()
+
+
+def test_what_goes_on_after_a_part_is_asked_for_twice_and_no_more(
+    hub, repo, tmp_path, older_library
+) -> None:
+    part_of(tmp_path).write_bytes(DATA[:100_000])
+    hub.lies[Q4] = without_end
+    with pytest.raises(ic.ModelLoadError, match="more came than"):
+        locate(f"hf:{REPO}")
+    assert hub.bodies(Q4) == ["bytes=100000-", None]
+    assert stored(tmp_path) <= len(DATA)
+
+
+def part_of(folder: Path) -> Path:
+    """Return where the first part of the file lies, after a download that broke off."""
+    blobs = folder / "cache" / "models--someone--story-GGUF" / "blobs"
+    blobs.mkdir(parents=True)
+    return blobs / f"{hashlib.sha256(DATA).hexdigest()}.incomplete"
+
+
+def test_a_faster_download_is_bounded_too(hub, repo, tmp_path, older_library, monkeypatch) -> None:
+    monkeypatch.setattr(older_library.constants, "HF_HUB_ENABLE_HF_TRANSFER", True, raising=False)
+    assert Path(locate(f"hf:{REPO}")).read_bytes() == DATA
+    before = stored(tmp_path)
+    hub.repos[REPO] = {Q4: b"GGUF newer"}
+    hub.lies[Q4] = lambda handler: answer(handler, b"x" * 8_000_000)
+    with pytest.raises(ic.ModelLoadError, match="more came than"):
+        fetch(REPO, kinds=["gguf"], update=True)
+    assert stored(tmp_path) <= before + 100
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a limit that the kernel keeps")

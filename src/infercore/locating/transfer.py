@@ -41,6 +41,8 @@ def download(library: Any, repo: str, sibling: Sibling, revision: str) -> str | 
         os.makedirs(os.path.dirname(each), exist_ok=True)
     url = library.hf_hub_url(repo, sibling.name, revision=revision)
     with library.utils.WeakFileLock(lock + ".lock"):
+        if os.path.exists(path):  # another program fetched it, and may be about to open it
+            return path
         is_here = os.path.exists(blob) and sibling.is_whole(blob)
         if not is_here and not _fetched(library, url, blob, sibling):
             return None
@@ -84,7 +86,7 @@ def _by_the_library(library: Any, repo: str, sibling: Sibling, revision: str) ->
 def _fetched(library: Any, url: str, blob: str, sibling: Sibling) -> bool:
     """Put the file's bytes into ``blob``; return whether they are those of the hub's checksum."""
     partial = blob + ".incomplete"
-    for _ in range(2):  # what an earlier run left may have been wrong
+    for _ in range(2):  # what an earlier run left may be wrong, or of no use
         resumed = _complete(library, url, partial, sibling)
         if sibling.is_whole(partial):
             os.replace(partial, blob)
@@ -106,33 +108,50 @@ def _complete(library: Any, url: str, path: str, sibling: Sibling) -> bool:
         if start < sibling.size:
             bar = _bar(library, shown=True)
             fields = {"resume_size": start, "displayed_filename": sibling.name}
-            _get(library, url, file, sibling.size, bar, **fields)
+            try:
+                _get(library, url, file, sibling.size, bar, **fields)
+            except _TooMuchError:
+                if start == 0:
+                    raise
+                file.truncate(0)  # the whole came behind the part: some servers know no ranges
     return start > 0
 
 
 def _get(library: Any, url: str, file: BinaryIO, most_bytes: int, bar: Any, **fields: Any) -> None:
     """Let the library get it, with what this version of it takes of ``fields``."""
     http_get = library.file_download.http_get
-    given = {**fields, "tqdm_class": bar, "headers": library.utils.build_hf_headers()}
+    # Any ``proxies``, also none, keep older versions from ``hf_transfer``, which has no bounds.
+    given = {
+        **fields,
+        "tqdm_class": bar,
+        "headers": library.utils.build_hf_headers(),
+        "proxies": {},
+    }
     known = inspect.signature(http_get).parameters
     bounded = cast("BinaryIO", _UpTo(file, most_bytes))
     http_get(url, bounded, **{name: value for name, value in given.items() if name in known})
 
 
+class _TooMuchError(OSError):
+    """More came than a file may hold."""
+
+
 class _UpTo:
-    """A file that takes no more than ``most_bytes``: what comes may have no end."""
+    """A file that takes no more than ``most_bytes``: what comes may have no end.
+
+    It has no ``name`` or number by which something could be written past the bound.
+    """
 
     def __init__(self, file: BinaryIO, most_bytes: int) -> None:
         self._file = file
         self._most_bytes = most_bytes
+        self.flush, self.seek, self.tell = file.flush, file.seek, file.tell
+        self.truncate = file.truncate
 
     def write(self, data: bytes) -> int:
         if self._file.tell() + len(data) > self._most_bytes:
-            raise OSError(f"more came than {self._most_bytes:,} bytes")
+            raise _TooMuchError(f"more came than {self._most_bytes:,} bytes")
         return self._file.write(data)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)
 
 
 def _without_waiting(path: str, flags: int) -> int:
@@ -147,7 +166,7 @@ def _point(path: str, blob: str) -> None:
         os.unlink(path)
     try:
         os.symlink(os.path.relpath(blob, os.path.dirname(path)), path)
-    except (NotImplementedError, PermissionError):
+    except (NotImplementedError, OSError):  # on Windows a right, on some mounts impossible
         os.replace(blob, path)
 
 
