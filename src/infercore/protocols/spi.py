@@ -1,12 +1,12 @@
 """What a plugin implements: the required part of each object, and the parts it may add.
 
-The core wraps each object in a guard of the same shape (`Model`, `Tokenizer`, `Context`). The guard
-checks every argument before a call gets here, calls from one thread at a time per context, and does
-the bookkeeping (ownership, windows, chunks, validity of outputs). So a plugin contains only what is
-specific to its engine: it reports the facts and raises what went wrong.
+The core wraps each object in a guard of the same shape (``Model``, ``Tokenizer``, ``Context``).
+The guard checks every argument before a call gets here, calls from one thread at a time per
+context, and does the bookkeeping (ownership, windows, chunks, validity of outputs). So a plugin
+contains only what is specific to its engine: it reports the facts and raises what went wrong.
 
 Optional methods are looked up by name; whether they are called is decided by
-`Capabilities`. A capability that is declared without its method is a `PluginLoadError`.
+``Capabilities``. A capability that is declared without its method is a `PluginLoadError`.
 
 =====================  ==========================================================================
 capability             methods of `EngineContext` that it needs
@@ -34,7 +34,7 @@ capability             methods of `EngineContext` that it needs
 returns an `EngineContext` without ``logits``, in place of ``new_context``. ``decode`` evaluates, or
 notes, the tokens of a prompt; the ``sample(session, i)`` of what ``new_sampler(config)`` returns
 takes the next token from the engine, and ``decode`` of that same token continues from it. The
-core's `Session` works on it as on any context, under the same laws; what needs logits is refused.
+core's ``Session`` works on it as on any context, under the same laws; what needs logits is refused.
 
 Further optional methods, each with a default in the guard: ``decode_one``, ``decode_spans``,
 ``decode_vectors(rows, positions, seq_ids, wanted)`` (``decode_spans`` of float32 [n, n_embd] in
