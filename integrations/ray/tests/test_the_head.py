@@ -12,7 +12,7 @@ import openai
 import pytest
 
 import infercore
-from conftest import wait_for_two, where
+from conftest import start_node, wait_for_two, where
 
 PROMPT = "Once upon a time"
 
@@ -35,6 +35,8 @@ def test_the_head_is_lost_and_comes_back(
         )
         assert made.choices[0].text == wanted
 
+    if not cluster.worker_nodes:  # another test took it away
+        start_node(cluster)
     wait_for_two(tale)
     ask()
     with tale.open_session() as session:
