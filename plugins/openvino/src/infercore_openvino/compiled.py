@@ -8,7 +8,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from infercore import ModelLoadError, UnsupportedFeatureError
+from infercore import ModelLoadError, SessionFatalError, UnsupportedFeatureError
 from infercore_openvino import arithmetic
 from infercore_openvino.additions import Additions, with_additions
 from infercore_openvino.arithmetic import GROUP_SIZE
@@ -19,7 +19,7 @@ from infercore_openvino.engine import (
     logger,
 )
 from infercore_openvino.graph import with_frequencies, without_causality
-from infercore_openvino.limits import computing
+from infercore_openvino.limits import compiling
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -176,8 +176,10 @@ class CompiledGraphs:
         check_files_left()
         logger.debug("compiling the %s form for %s with %s", form, self._device, properties)
         try:
-            with computing("the compiled graph"):
+            with compiling("the compiled graph"):
                 engine = self._core.compile_model(graph.model, self._device, properties)
+        except SessionFatalError:
+            raise
         except RuntimeError as error:
             raise ModelLoadError(
                 f"{self._path} cannot be compiled for {self._device}: {first_lines(error)}",

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _BEFORE = 32 * 2**20
 _AFTER = 2**20
+_LIMIT = "the limit of address space (ulimit -v or -d)"
 _STATUS = Path("/proc/self/status")
 _PEAK = re.compile(r"VmPeak:\s+(\d+) kB")
 _lost: list[str] = []
@@ -48,6 +49,16 @@ def computing(work: str) -> Iterator[None]:
         after(most)
 
 
+@contextlib.contextmanager
+def compiling(work: str) -> Iterator[None]:
+    """Let the engine compile: too little room is an `OutOfMemoryError`, and nothing is kept."""
+    most = before(work)
+    with memory_errors(work):
+        yield
+    if _was_short(most):
+        raise OutOfMemoryError(f"no memory for {work}: {_LIMIT} left OpenVINO no room")
+
+
 def before(work: str) -> int:
     """Look for room for ``work``; return the most that was ever mapped, 0 where nothing limits it.
 
@@ -61,25 +72,30 @@ def before(work: str) -> int:
         return 0
     if not _has_room(_BEFORE):
         raise OutOfMemoryError(
-            f"no memory for {work}: less than {_BEFORE >> 20} MiB of the limit of address space "
-            "(ulimit -v or -d) are left, and OpenVINO computes wrong values where it lacks any"
+            f"no memory for {work}: less than {_BEFORE >> 20} MiB of {_LIMIT} are left, and "
+            "OpenVINO computes wrong values where it lacks any"
         )
     return _most_mapped() or 1
 
 
 def after(most: int) -> None:
     """Raise `SessionFatalError` where an allocation may have failed since `before`."""
-    if not most:
-        return
-    now = _most_mapped()
-    was_near = now > most and now + _AFTER > _limit() != resource.RLIM_INFINITY
-    if was_near or not _has_room(_AFTER):
+    if _was_short(most):
         _lost.append(
-            "the limit of address space (ulimit -v or -d) left OpenVINO no room in a compute step: "
-            "it may have computed wrong values without an error, so none is given any more; raise "
-            "the limit and start the program again"
+            f"{_LIMIT} left OpenVINO no room in a compute step: it may have computed wrong values "
+            "without an error, so none is given any more; raise the limit and start the program "
+            "again"
         )
         raise _fatal()
+
+
+def _was_short(most: int) -> bool:
+    """Whether an allocation may have failed since `before`, which returned ``most``."""
+    if not most:
+        return False
+    now = _most_mapped()
+    was_near = now > most and now + _AFTER > _limit() != resource.RLIM_INFINITY
+    return was_near or not _has_room(_AFTER)
 
 
 def _limit() -> int:
