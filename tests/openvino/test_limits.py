@@ -106,3 +106,19 @@ def test_too_little_room_is_refused_before_anything_is_done(
     monkeypatch.setattr(limits, "_limit", lambda: limits.resource.RLIM_INFINITY)
     with limits.computing("a step"):  # without a limit nothing is looked at
         pass
+
+
+def test_a_graph_without_room_to_be_compiled_is_the_end_of_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with ic.load_model(pack.model_path("openvino"), backend="openvino") as model:
+        with monkeypatch.context() as patch:
+            patch.setattr(limits, "_was_short", lambda _: True)
+            with pytest.raises(ic.OutOfMemoryError, match="compiled graph"):
+                model.new_context(n_ctx=64)
+        with model.new_context(n_ctx=64) as context:
+            context.decode([5, 6, 7])
+            assert context.n_past() == 3
+        monkeypatch.setattr(limits, "_lost", ["lost"])  # by a step
+        with pytest.raises(ic.SessionFatalError, match="lost"):
+            model.new_context(n_ctx=64, precision="accurate")
