@@ -18,7 +18,8 @@ from infercore.isolated.board import SIZE, Board
 from infercore.isolated.child import Child, DeathError
 from infercore.isolated.lane import Lane
 from infercore.isolated.session import IsolatedSession
-from infercore.isolated.worker import Worker
+from infercore.isolated.worker import Worker, _answer_of_shown
+from infercore.session.generation import Shown
 from infercore.session.jobs import Latch
 
 if TYPE_CHECKING:
@@ -241,11 +242,46 @@ def test_what_one_session_asks_on_the_page_no_other_answers(tmp_path: Path) -> N
         SimpleNamespace(answered=28, lock=threading.Lock()),
         SimpleNamespace(is_empty=False),
     )
-    worker._board.asked = 30, 6  # who had the lane before
+    worker._board.armed = 6
+    assert worker._board.ask(30, 6)  # who had the lane before
     assert worker._asked_for(held, source, 7) == 0
-    worker._board.asked = 31, 7
+    assert not worker._board.ask(31, 7), "nobody looks: it is to be sent"
+    worker._board.armed = 7
+    assert worker._board.ask(31, 7)
     assert worker._asked_for(held, source, 7) == 31
     worker._board.close()
+
+
+def test_what_another_thread_has_just_answered_is_not_answered_again(tmp_path: Path) -> None:
+    with (tmp_path / "page").open("wb+") as file:
+        file.truncate(SIZE)
+        worker = object.__new__(Worker)
+        worker._board, worker._lane, worker._lane_lock = Board(file.fileno()), 7, threading.Lock()
+
+    class Lock:
+        """Is free again, once another thread has answered."""
+
+        def acquire(self, *, blocking: bool) -> bool:
+            held.answered = 31
+            return not blocking
+
+        def release(self) -> None:
+            pass
+
+    held = SimpleNamespace(answered=30, lock=Lock())
+    worker._board.armed = 7
+    assert worker._board.ask(31, 7)
+    assert worker._asked_for(held, SimpleNamespace(is_empty=False), 7) == 0
+    worker._board.close()
+
+
+def test_text_that_has_no_small_frame_is_an_answer_of_the_other_pipe() -> None:
+    """What comes in the lane is small frames alone."""
+    owned: list[Shown] = []
+    held = SimpleNamespace(stream=SimpleNamespace(own=owned.append), chosen=lambda: ([5], None))
+    shown = Shown("\ud800", (5,))
+    is_well, (chunk, chosen, _), value = _answer_of_shown(held, 3, shown)
+    assert (is_well, chunk.text, chosen, value, owned) == (True, "\ud800", [5], None, [shown])
 
 
 def test_an_interruption_before_the_wait_leaves_the_lane(

@@ -103,10 +103,13 @@ class Board:
         """
         return divmod(self._lane[0], OF_POOL)
 
-    @asked.setter
-    def asked(self, request: tuple[int, int]) -> None:
-        number, target = request
-        self._lane[0] = number * OF_POOL + target
+    def ask(self, number: int, target: int) -> bool:
+        """Ask for a session's chunk if the worker will look; False where it was not to."""
+        lane = self._lane
+        if lane[1] != target:
+            return False
+        lane[0] = number * OF_POOL + target
+        return True
 
     @property
     def armed(self) -> int:

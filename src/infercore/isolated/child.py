@@ -168,9 +168,8 @@ class Child:
     def _ask_on_page(self, number: int, target: int) -> bool:
         """Ask without waking anybody; False where nobody will look."""
         board = self.board
-        if board.armed != target:
+        if not board.ask(number, target):
             return False
-        board.asked = number, target
         with self._lock:  # what was written is there before what is read next
             return board.armed == target
 

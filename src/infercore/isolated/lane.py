@@ -33,7 +33,8 @@ class Lane:
     def enter(self, user: Latch) -> bool:
         """Have it until `leave`, or until nobody has ``user``; False where somebody else has it."""
         with self._lock:
-            if self._is_closed or self._has_user:
+            there = self._user
+            if self._is_closed or (there is not None and there() is not None):
                 return False
             self._user = weakref.ref(user)
             return True

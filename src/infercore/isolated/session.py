@@ -402,6 +402,8 @@ class IsolatedSession:
                         self._wait(asked)
                 if asked is None or isinstance(asked.error, DeathError):
                     answer = self._ask_of(opened, "next")
+                elif asked.error is None and asked.value is None:
+                    answer = asked.result
                 else:
                     answer = self._answer_of(asked)
             except BaseException:

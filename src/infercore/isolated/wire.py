@@ -23,7 +23,7 @@ from infercore.sampling.class_schema import schema_of_class
 from infercore.values import config, info, manifest, pool, session
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
 _HEAD = struct.Struct("<II")
 _SIZE = struct.Struct("<Q")
@@ -257,9 +257,9 @@ class Input:
         self._data = b"".join(parts)
 
 
-def bodies(data: bytes) -> Iterator[bytes]:
+def bodies(data: bytes) -> list[bytes]:
     """Return those of the small frames that ``data`` holds, without marks. Raises `FrameError`."""
-    at, end = 0, len(data)
+    found, at, end = [], 0, len(data)
     while at < end:
         start = at + _HEAD.size
         size, kind = _HEAD.unpack_from(data, at) if start <= end else (0, 0)
@@ -267,7 +267,8 @@ def bodies(data: bytes) -> Iterator[bytes]:
         if kind != _SHORT or at > end:
             raise FrameError("no whole frame")
         if size:
-            yield data[start:at]
+            found.append(data[start:at])
+    return found
 
 
 def read(take: Callable[[int], bytes]) -> Any:

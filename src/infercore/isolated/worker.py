@@ -264,14 +264,14 @@ def _frame_of_chunk(answer: list[Any]) -> bytes | None:
     return None
 
 
-def _frame_of_shown(held: _Held, number: int, shown: Any) -> bytes:
-    """Make what was shown the session's, and return its frame."""
+def _answer_of_shown(held: _Held, number: int, shown: Any) -> Any:
+    """Make what was shown the session's; return its small frame, or the answer if it has none."""
     held.stream.own(shown)
     chosen, position = held.chosen()
     try:
         return wire.pack_chunk(number, shown[0], shown[1], chosen, position)
     except (ValueError, OverflowError, struct.error):
-        return wire.pack([number, True, [shown.chunk(), chosen, position], None])
+        return True, [shown.chunk(), chosen, position], None
 
 
 class Worker:
@@ -365,7 +365,7 @@ class Worker:
         try:
             answer: Any = None
             if item[2:] == _BARE and type(held.stream) is PoolStream:
-                answer = _frame_of_shown(held, number, item)
+                answer = _answer_of_shown(held, number, item)
             elif (result := held.text(item)) is not None:
                 answer = True, result, None
         except BaseException as error:  # noqa: BLE001  (it is the caller's to see)
@@ -392,7 +392,8 @@ class Worker:
         in_lane = self._lane == target and frame is not None and len(frame) <= PIPE_BUF
         if in_lane:
             held.in_lane = number, frame
-            self._arm(held, target)
+            if self._board.armed != target:  # else `_came` is called as it is
+                self._arm(held, target)
         held.lock.release()
         if frame is None:
             self._send(number, *answer)
@@ -427,8 +428,10 @@ class Worker:
     def _asked_for(self, held: _Held, source: PoolStream, target: int) -> int:
         """Return the number of a request for the item that is there, and hold the session; or 0."""
         board = self._board
+        if source.is_empty:
+            return 0
         with self._lane_lock:
-            if self._lane != target or source.is_empty:
+            if self._lane != target:
                 return 0
             number = self._number_of(held, target)
             if not number:
@@ -441,6 +444,9 @@ class Worker:
                 board.armed = target
             if not held.lock.acquire(blocking=False):
                 board.armed = 0
+                return 0
+            if number <= held.answered or source.is_empty:  # another thread has just answered
+                held.lock.release()
                 return 0
             held.number = held.answered = number
             return number
