@@ -30,6 +30,7 @@ import sys
 import time
 import traceback
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -39,7 +40,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import fuzzing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 FINDINGS = ("kill", "hang", "untyped", "wrong")
 START_LIMIT_S = 120.0
@@ -68,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
         return run_here(names[0], given.seed, given.only)
     last = given.first + given.cases
     if given.child:
-        run_child(names[0], given.seed, given.first, last)
+        tell_cases(lambda: cases_of(names[0], given.seed), given.first, last)
         return 0
     reports = [run_target(name, given.seed, given.first, last) for name in names]
     print_table(reports)
@@ -103,12 +104,12 @@ def random_of(name: str, seed: int, number: int) -> Random:
 # -- in the child ------------------------------------------------------------------------------
 
 
-def outcome(target: fuzzing.Target, random: Random) -> tuple[str, str]:
+def outcome(case: Callable[[], str | None]) -> tuple[str, str]:
     """Run one case; return what came of it, and how."""
     from infercore import InferCoreError, PluginError, SessionFatalError  # noqa: PLC0415  (the parent needs none of it)
 
     try:
-        return "ok", target.case(random) or ""
+        return "ok", case() or ""
     except fuzzing.Wrong as error:
         return "wrong", str(error)
     except (PluginError, SessionFatalError) as error:
@@ -119,7 +120,13 @@ def outcome(target: fuzzing.Target, random: Random) -> tuple[str, str]:
         return "untyped", f"{error!r}\n{traceback.format_exc(limit=-4)}"
 
 
-def run_child(name: str, seed: int, first: int, last: int) -> None:
+def cases_of(name: str, seed: int) -> Callable[[int], str | None]:
+    """Open the target ``name``; return what runs a case of it."""
+    target = open_target(name)
+    return lambda number: target.case(random_of(name, seed, number))
+
+
+def tell_cases(opened: Callable[[], Callable[[int], str | None]], first: int, last: int) -> None:
     """Run cases ``first`` to ``last - 1``; a line of JSON on each begins and ends."""
     lines = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what an engine prints is no line of ours
@@ -128,15 +135,15 @@ def run_child(name: str, seed: int, first: int, last: int) -> None:
         lines.write(json.dumps(what) + "\n")
         lines.flush()
 
-    target = open_target(name)
+    run = opened()
     for number in range(first, last):
         say("begin", number)
-        say("end", number, *outcome(target, random_of(name, seed, number)))
+        say("end", number, *outcome(partial(run, number)))
 
 
 def run_here(name: str, seed: int, number: int) -> int:
     """Run one case in this process; its exception comes out."""
-    print(open_target(name).case(random_of(name, seed, number)))
+    print(cases_of(name, seed)(number))
     return 0
 
 
@@ -146,26 +153,34 @@ def run_here(name: str, seed: int, number: int) -> int:
 def run_target(name: str, seed: int, first: int, last: int) -> dict[str, Any]:
     """Run the cases of one target in children; return counts and findings."""
     limit_s, batch = limits(name)
+    command = [sys.executable, __file__, name, f"--seed={seed}"]
+    again = f"python tools/fuzz.py {name} --seed {seed}"
+    report = run_cases(command, again, range(first, last), limit_s, batch)
+    return {"target": name, "seed": seed, **report}
+
+
+def run_cases(
+    command: Sequence[str], again: str, numbers: range, limit_s: float, batch: int
+) -> dict[str, Any]:
+    """Run the cases ``numbers`` of ``command`` in children; ``again`` is what repeats one."""
     counts: Counter[str] = Counter()
     findings: list[dict[str, Any]] = []
     started = time.monotonic()
-    number = first
-    while number < last:
-        end = min(number + batch, last)
-        for found in watched(name, seed, number, end, limit_s):
+    number = numbers.start
+    while number < numbers.stop:
+        end = min(number + batch, numbers.stop)
+        for found in watched(command, number, end, limit_s):
             at, what, detail = found
             if what == "hang":  # a crowded machine is slow too, so it is tried once more, alone
                 patience_s = _PATIENCE * limit_s
-                at, what, detail = next(watched(name, seed, at, at + 1, patience_s), found)
+                at, what, detail = next(watched(command, at, at + 1, patience_s), found)
             counts[what] += 1
             number = at + 1
             if what in FINDINGS:
                 findings.append({"case": at, "what": what, "detail": detail})
-                show(name, seed, findings[-1])
+                show(again, findings[-1])
     return {
-        "target": name,
-        "seed": seed,
-        "cases": last - first,
+        "cases": len(numbers),
         "counts": dict(counts),
         "findings": findings,
         "elapsed_s": round(time.monotonic() - started, 1),
@@ -173,12 +188,11 @@ def run_target(name: str, seed: int, first: int, last: int) -> dict[str, Any]:
 
 
 def watched(
-    name: str, seed: int, first: int, end: int, limit_s: float
+    command: Sequence[str], first: int, end: int, limit_s: float
 ) -> Iterator[tuple[int, str, str]]:
     """Yield (number, outcome, detail) of the cases that one child gets through."""
-    command = [sys.executable, __file__, name, "--child", f"--seed={seed}", f"--first={first}",
-               f"--cases={end - first}"]  # fmt: skip
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    given = [*command, "--child", f"--first={first}", f"--cases={end - first}"]
+    child = subprocess.Popen(given, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     current, begun = first, False
     try:
         for line in _lines(child, limit_s):
@@ -193,7 +207,7 @@ def watched(
                 code = child.wait()
                 words = "\n".join([_ending(code), *line[1][-12:]])
                 if not begun:
-                    raise SystemExit(f"the target {name} cannot begin: {words}")
+                    raise SystemExit(f"{given} cannot begin: {words}")
                 if current < end:
                     yield current, "kill", words
     finally:
@@ -240,9 +254,9 @@ def _ending(code: int) -> str:
     return signal.Signals(-code).name if code < 0 else f"exit status {code}"
 
 
-def show(name: str, seed: int, finding: dict[str, Any]) -> None:
+def show(again: str, finding: dict[str, Any]) -> None:
     """Print a finding, with the command that repeats it."""
-    print(f"{finding['what']}: python tools/fuzz.py {name} --seed {seed} --only {finding['case']}")
+    print(f"{finding['what']}: {again} --only {finding['case']}")
     print("    " + finding["detail"].strip().replace("\n", "\n    "), flush=True)
 
 

@@ -12,6 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FUZZ = ROOT / "tools" / "fuzz.py"
+SWEEP = ROOT / "tools" / "sweep_calls.py"
 TARGETS = sorted(path.stem for path in (ROOT / "tools" / "fuzzing").glob("[a-z]*.py"))
 # Cases of each, seconds of the whole in mind; engines that a target cannot do without.
 CASES = {
@@ -90,3 +91,22 @@ def test_the_command_sees_what_it_is_for(tmp_path: Path, kind: str) -> None:
 
 def test_it_names_its_targets() -> None:
     assert fuzz("--list").stdout.split() == TARGETS
+
+
+@pytest.mark.parametrize("backend", ["llamacpp", "openvino", "reference"])
+def test_a_sample_of_the_sweep_of_odd_calls(backend: str) -> None:
+    needed = ("infercore_models", *({f"infercore_{backend}"} - {"infercore_reference"}))
+    if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
+        pytest.skip(f"it needs {missing}")
+    done = fuzz(backend, "--every", "601", script=SWEEP)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
+    assert "0 findings" in done.stdout
+
+
+def test_a_grammar_that_llama_cpp_does_not_come_out_of_is_no_finding() -> None:
+    """Each way through nested repeats is followed: a token took llama.cpp 47 s here."""
+    if importlib.util.find_spec("infercore_llamacpp") is None:
+        pytest.skip("it compares with llama.cpp")
+    done = fuzz("grammars", "--seed", "26112399", "--only", "1689")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "llama.cpp took more than" in done.stdout

@@ -36,6 +36,7 @@ NOT_CALLED = {
     "count_open", "check_open", "drain", "adrain", "held",
 }  # fmt: skip
 _MOST_CHUNKS = 8
+_TAKE_FIELDS = {("Model.new_context", "model"), ("Session.decode", "session")}
 VALUES: dict[str, Any] = {
     "tokens": [5, 6], "token": 5, "text": "Once", "texts": ["Once"], "prefix": "Once upon",
     "suffix": " a time", "messages": [{"role": "user", "content": "Hi"}], "logits": "last",
@@ -111,8 +112,12 @@ def odd_values() -> list[Any]:
     ]  # fmt: skip
 
 
-class _World:
-    """One engine's objects, made anew when they are lost."""
+_OF = {"pool": ("of_pool", "waited_of_pool"), "isolated": ("of_isolated",)}
+_UNCHANGED = (ic.InvalidInputError, ic.InvalidStateError, ic.UnsupportedFeatureError)
+
+
+class World:
+    """One engine's objects, each made when it is first used, and anew when it is lost."""
 
     def __init__(self, backend: str) -> None:
         import infercore_models  # noqa: PLC0415
@@ -125,46 +130,90 @@ class _World:
         else:
             self.model = ic.load_model(self.path, backend=backend)
         self.loop = asyncio.new_event_loop()
-        self.renew()
+        self._fields = {"n_ctx": 64, "n_threads": 1, "n_threads_batch": 1}
 
-    def renew(self) -> None:
-        """Make context, session and sampler."""
-        threads = {"n_threads": 1, "n_threads_batch": 1}
-        self.context = self.model.new_context(n_ctx=64, n_seq_max=2, **threads)
-        self.context.decode([5, 6, 7])
-        self.session = self.model.new_session(n_ctx=64, **threads)
-        self.session.ensure_prefix("Once upon a time")
-        self.sampler = self.model.new_sampler(seed=1)
-        self.pool = self.model.new_pool(n_ctx=64, n_parallel=2, **threads)
-        self.of_pool = self.pool.open_session()
-        self.of_pool.ensure_prefix("Once upon a time")
-        self.waited = self.loop.run_until_complete(self._awaited(ic.aopen_session, threads))
-        self.waited_context = self.loop.run_until_complete(
-            self._awaited(ic.aopen_context, {**threads, "n_seq_max": 2})
-        )
-        if (isolated := vars(self).pop("isolated", None)) is not None:
-            vars(self).pop("of_isolated", None)
-            isolated.close()
-        self.waited_of_pool = self.loop.run_until_complete(self.pool.aopen_session())
+    def renew(self, where: str) -> None:
+        """Let go of what was lost; the next call makes it anew."""
+        for name in (*_OF.get(where, ()), where):
+            if (lost := vars(self).pop(name, None)) is not None and name != "model":
+                with contextlib.suppress(ic.InferCoreError):
+                    self._now(lost.aclose() if hasattr(lost, "aclose") else lost.close())
 
-    async def _awaited(self, opening: Any, fields: dict[str, Any]) -> Any:
-        return await opening(self.model, n_ctx=64, **fields)
+    def _now(self, result: Any) -> Any:
+        return self.loop.run_until_complete(result) if inspect.isawaitable(result) else result
+
+    @cached_property
+    def context(self) -> Any:
+        """A context of two sequences."""
+        context = self.model.new_context(n_seq_max=2, **self._fields)
+        context.decode([5, 6, 7])
+        return context
+
+    @cached_property
+    def session(self) -> Any:
+        """A session with a prefix."""
+        return self._begun(self.model.new_session(**self._fields))
+
+    @cached_property
+    def sampler(self) -> Any:
+        """A sampler."""
+        return self.model.new_sampler(seed=1)
+
+    @cached_property
+    def pool(self) -> Any:
+        """A pool for two."""
+        return self.model.new_pool(n_parallel=2, **self._fields)
+
+    @cached_property
+    def of_pool(self) -> Any:
+        """A session of that pool."""
+        return self._begun(self.pool.open_session())
+
+    @cached_property
+    def waited(self) -> Any:
+        """A session whose calls are awaited."""
+        return self._now(self._awaited(ic.aopen_session))
+
+    @cached_property
+    def waited_context(self) -> Any:
+        """A context whose calls are awaited."""
+        return self._now(self._awaited(ic.aopen_context, n_seq_max=2))
+
+    @cached_property
+    def waited_of_pool(self) -> Any:
+        """A session of the pool whose calls are awaited."""
+        return self._now(self.pool.aopen_session())
+
+    async def _awaited(self, opening: Any, **fields: Any) -> Any:
+        return await opening(self.model, **self._fields, **fields)
+
+    @staticmethod
+    def _begun(opened: Any) -> Any:
+        opened.ensure_prefix("Once upon a time")
+        return opened
 
     @cached_property
     def isolated(self) -> Any:
-        """A pool in a process of its own, which is started when it is first called."""
+        """A pool in a process of its own."""
         if self.model.backend != "llamacpp":
             return self.pool  # what is checked there is the core's, and each process takes seconds
-        fields = {"n_ctx": 64, "n_threads": 1, "n_threads_batch": 1}
         backend = self.model.backend
-        return ic.open_pool(self.path, backend=backend, n_parallel=2, isolate=True, **fields)
+        return ic.open_pool(self.path, backend=backend, n_parallel=2, isolate=True, **self._fields)
 
     @cached_property
     def of_isolated(self) -> Any:
         """A session of that pool."""
-        opened = self.isolated.open_session()
-        opened.ensure_prefix("Once upon a time")
-        return opened
+        return self._begun(self.isolated.open_session())
+
+    def held(self, where: str) -> Any:
+        """Return what a call that is refused leaves as it was."""
+        if where == "context":
+            context = self.context
+            return [(context.tokens(seq), context.n_past(seq)) for seq in (0, 1)]
+        if where in ("session", "of_pool"):
+            report = getattr(self, where).explain_context()
+            return report.state, report.resident_tokens
+        return None
 
     @property
     def tokenizer(self) -> Any:
@@ -194,57 +243,29 @@ class Calls:
         os.chdir(tempfile.mkdtemp(prefix="infercore-fuzz-"))
         names = {"llamacpp": "infercore_llamacpp", "openvino": "infercore_openvino"}
         self._names = [name for name, module in names.items() if find_spec(module)] + ["reference"]
-        self._worlds: dict[str, _World] = {}
+        self._worlds: dict[str, World] = {}
 
-    def _world(self, name: str) -> _World:
+    def world(self, name: str) -> World:
+        """Return the objects of an engine, opened once."""
         if name not in self._worlds:
-            self._worlds[name] = _World(name)
+            self._worlds[name] = World(name)
         return self._worlds[name]
 
     def case(self, random: Random) -> str:
         """Call something with one, two or three odd arguments."""
-        world = self._world(random.choice(self._names))
+        world = self.world(random.choice(self._names))
         name, where, method = random.choice(self._all())
-        call = getattr(getattr(world, where) if where else _MODULES[method], method)
-        arguments = self._arguments(random, call, world)
-        given = ", ".join(
-            f"{field}={checks.shown(value):.80}" for field, value in arguments.items()
-        )
-        shown = f"{world.model.backend}: {where} {name}({given})"
-        try:
-            inspect.signature(call).bind(**arguments)
-        except TypeError:
-            return "Python's own TypeError"
-        try:
-            self._used(world.loop, call(**arguments))
-        except ZeroDivisionError:
-            return f"{shown}: the caller's own error"
-        except (ic.SessionFatalError, ic.PluginError) as error:
-            world.renew()
-            raise Wrong(f"{shown}: {error!r}") from error
-        except ic.SessionClosedError:
-            world.renew()
-            raise
-        except ic.InferCoreError:
-            raise
-        except OSError as error:  # what a disk says is the system's own error, and documented
-            if not name.endswith(".save"):
-                raise Untyped(f"{shown}: {error!r}") from error
-            return f"{shown}: {error!r}"
-        except Exception as error:
-            if isinstance(error, TypeError) and "keyword" in str(error):
-                return "Python's own TypeError"  # of a call that another process made
-            raise Untyped(f"{shown}: {error!r}") from error
-        return shown
+        call = called(world, where, method)
+        return made(world, name, where, method, self._arguments(random, call, world))
 
     @staticmethod
     def _all() -> list[tuple[str, str, str]]:
         found = [(name, "", name) for name in _MODULES]
-        return found + list(_World.targets()) * 2
+        return found + list(World.targets()) * 2
 
-    def _arguments(self, random: Random, call: Callable[..., Any], world: _World) -> dict[str, Any]:
+    def _arguments(self, random: Random, call: Callable[..., Any], world: World) -> dict[str, Any]:
         odd = odd_values()
-        usual = {**VALUES, "path": world.path, "path_or_model": world.model}
+        usual = usual_values(world)
         found: dict[str, Any] = {}
         names = []
         for parameter in inspect.signature(call).parameters.values():
@@ -265,28 +286,123 @@ class Calls:
         random: Random, name: str, call: Callable[..., Any], odd: list[Any]
     ) -> dict[str, Any]:
         """Fields of configs, as keywords."""
-        of_decode = name == "decode" or getattr(call, "__name__", "") in ("decode", "chat")
-        classes = (ic.DecodeConfig, ic.SamplingConfig) if of_decode else (
-            ic.ContextConfig, ic.ModelConfig, ic.SamplingConfig)  # fmt: skip
-        known = [field.name for cls in classes for field in cls.__attrs_attrs__]
+        known = fields_of(name, call)
         found = {field: random.choice(odd) for field in random.sample(known, random.randrange(2))}
-        if of_decode:
+        if ic.DecodeConfig in _configs(name, call):
             found.setdefault("max_tokens", 2)
         return found
 
-    @classmethod
-    def _used(cls, loop: Any, result: Any) -> None:
-        """Read a stream; close what was opened."""
-        if inspect.isawaitable(result):
-            cls._used(loop, loop.run_until_complete(_with_patience(result)))
-        elif hasattr(result, "__anext__"):
-            loop.run_until_complete(_with_patience(_read(result)))
-        elif inspect.isgenerator(result) or hasattr(result, "__next__"):
-            with contextlib.closing(result):
-                for _ in itertools.islice(result, _MOST_CHUNKS):
-                    pass
-        elif hasattr(result, "close") and not isinstance(result, type):
-            cls._used(loop, result.close())
+
+def called(world: World, where: str, method: str) -> Callable[..., Any]:
+    """Return what is called."""
+    found: Callable[..., Any] = getattr(
+        getattr(world, where) if where else _MODULES[method], method
+    )
+    return found
+
+
+def usual_values(world: World) -> dict[str, Any]:
+    """Return a value of the right type for each argument that has no default."""
+    return {**VALUES, "path": world.path, "path_or_model": world.model}
+
+
+def _configs(name: str, call: Callable[..., Any]) -> tuple[Any, ...]:
+    if name == "decode" or getattr(call, "__name__", "") in ("decode", "chat"):
+        return ic.DecodeConfig, ic.SamplingConfig
+    return ic.ContextConfig, ic.ModelConfig, ic.SamplingConfig
+
+
+def fields_of(name: str, call: Callable[..., Any]) -> list[str]:
+    """Return the fields of configs that ``call`` may take as keywords, in its argument ``name``."""
+    return [field.name for cls in _configs(name, call) for field in cls.__attrs_attrs__]
+
+
+def made(world: World, name: str, where: str, method: str, arguments: dict[str, Any]) -> str:
+    """Make one call; return what was done, raise what is a finding or a typed error."""
+    call = called(world, where, method)
+    given = ", ".join(f"{field}={checks.shown(value):.80}" for field, value in arguments.items())
+    shown = f"{world.model.backend}: {where} {name}({given})"
+    try:
+        inspect.signature(call).bind(**arguments)
+    except TypeError:
+        return "Python's own TypeError"
+    before = world.held(where)
+    try:
+        _use(world.loop, call(**arguments))
+    except ZeroDivisionError:
+        return f"{shown}: the caller's own error"
+    except (ic.SessionFatalError, ic.PluginError) as error:
+        world.renew(where)
+        raise Wrong(f"{shown}: {error!r}") from error
+    except ic.SessionClosedError:
+        world.renew(where)
+        raise
+    except _UNCHANGED as error:
+        if (after := world.held(where)) != before:
+            raise Wrong(f"{shown}: {error!r}, and holds {after}, not {before}") from error
+        raise
+    except ic.InferCoreError:
+        raise
+    except OSError as error:  # what a disk says is the system's own error, and documented
+        if not name.endswith(".save"):
+            raise Untyped(f"{shown}: {error!r}") from error
+        return f"{shown}: {error!r}"
+    except Exception as error:
+        if isinstance(error, TypeError) and "keyword" in str(error):
+            return "Python's own TypeError"  # of a call that another process made
+        raise Untyped(f"{shown}: {error!r}") from error
+    return shown
+
+
+def _use(loop: Any, result: Any) -> None:
+    """Read a stream; close what was opened."""
+    if inspect.isawaitable(result):
+        _use(loop, loop.run_until_complete(_with_patience(result)))
+    elif hasattr(result, "__anext__"):
+        loop.run_until_complete(_with_patience(_read(result)))
+    elif inspect.isgenerator(result) or hasattr(result, "__next__"):
+        with contextlib.closing(result):
+            for _ in itertools.islice(result, _MOST_CHUNKS):
+                pass
+    elif hasattr(result, "close") and not isinstance(result, type):
+        _use(loop, result.close())
+
+
+def sweep(world: World) -> list[tuple[str, str, str, str, int]]:
+    """Return every call with every odd value in every argument: (name, where, method, field, i).
+
+    The fields of configs are given to one opener of each kind, not to all that take them; values
+    are made beside the reference alone, as they know of no engine.
+    """
+    found = []
+    n_odd = len(odd_values())
+    is_reference = world.model.backend not in ENGINES or world.model.backend == "reference"
+    for name, where, method in [*((name, "", name) for name in _MODULES), *World.targets()]:
+        call = called(world, where, method)
+        if inspect.isclass(call) and not is_reference:
+            continue
+        fields = []
+        for parameter in inspect.signature(call).parameters.values():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                fields += fields_of(parameter.name, call) if (name, where) in _TAKE_FIELDS else []
+            elif parameter.kind is not parameter.VAR_POSITIONAL:
+                fields.append(parameter.name)
+        found += [(name, where, method, field, i) for field in fields for i in range(n_odd)]
+    return found
+
+
+def swept(world: World, entry: tuple[str, str, str, str, int]) -> str:
+    """Make one call of `sweep`; the arguments that have no default are as they should be."""
+    name, where, method, field, i = entry
+    call = called(world, where, method)
+    usual, arguments = usual_values(world), {}
+    for parameter in inspect.signature(call).parameters.values():
+        is_needed = parameter.default is parameter.empty and "VAR" not in parameter.kind.name
+        if is_needed and parameter.name in usual:
+            arguments[parameter.name] = usual[parameter.name]
+    if ic.DecodeConfig in _configs("", call):
+        arguments["max_tokens"] = 2
+    return made(world, name, where, method, {**arguments, field: odd_values()[i]})
 
 
 async def _with_patience(work: Any) -> Any:
