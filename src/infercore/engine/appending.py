@@ -263,7 +263,11 @@ class Appending:
             if abort.asked:
                 abort.end()
         self._counters.count(started, n)
-        rows = self._native.judged(outputs.set_each, seq_ids)
+        try:
+            rows = outputs.set_each(seq_ids)
+        except Exception as error:
+            self._native.judge(error)
+            raise
         self._each, self._each_serial = columns, outputs.serial
         return rows
 

@@ -62,6 +62,7 @@ class Outputs:
     __slots__ = (
         "_all_rows",
         "_backend",
+        "_each",
         "_ends",
         "_engine_rows",
         "_from_engine",
@@ -89,6 +90,8 @@ class Outputs:
         self.engine_logits = engine_logits or self._refuse
         self.n_vocab = n_vocab
         self.serial = -1
+        # Whose rows those of the last `set_each` were: most steps of a pool have the same ones.
+        self._each: tuple[list[int], list[Owners], dict[int, int]] = ([], [], {})
         self.invalidate()
 
     def invalidate(self) -> None:
@@ -138,7 +141,12 @@ class Outputs:
     def set_each(self, seq_ids: Sequence[int]) -> FloatArray | list[FloatArray]:
         """Say that the engine's last call made a row for each of ``seq_ids``; return them."""
         n = len(seq_ids)
-        self._set([(seq_id,) for seq_id in seq_ids], dict(zip(seq_ids, range(n), strict=True)))
+        before, owners, ends = self._each
+        if seq_ids != before:
+            owners = [(seq_id,) for seq_id in seq_ids]
+            ends = dict(zip(seq_ids, range(n), strict=True))
+            self._each = list(seq_ids), owners, ends
+        self._set(owners.copy(), ends)  # the list is changed in place, the mapping never
         self._all_rows = True
         self.n_plain = n
         if self._engine_rows is None:

@@ -97,7 +97,12 @@ class Choosing:
                     self._want_pending(job)
                 else:
                     generation.pending = None
-                    sequence.push(token)
+                    if sequence.ghost:
+                        sequence.push(token)
+                    else:  # what `push` does, in place
+                        sequence.tokens.append(token)
+                        sequence.row = None
+                        sequence.serial += 1
                     tokens.append(token)
                     job.n_sure = n_after
             except SessionFatalError:

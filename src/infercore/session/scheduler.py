@@ -290,7 +290,8 @@ class Scheduler:
         waiting = self.roster.waiting
         try:
             self._look_after()
-            self._admit()
+            if waiting:
+                self._admit()
             self.outbox.send()  # who begins with its row there has a token now, before the call
             done = self.stepping.evaluate()
         except Exception as error:  # noqa: BLE001  (each call is tried again)

@@ -119,14 +119,6 @@ class Sequence:
             self.ends.append(n)
         return again
 
-    def hold_one(self) -> None:
-        """Note that a token more is held, in a call with others: those end at no certain place."""
-        self.n_held = self.n_cells = n = self.n_held + 1
-        if n > self.n_high:
-            self.n_high = n
-        else:
-            self.n_again += 1
-
     def next_end(self) -> int | None:
         """Return where the call ended in which the token behind those held was evaluated first."""
         i = bisect_right(self.ends, self.n_held)

@@ -126,7 +126,11 @@ class Steady:
         ended = time.perf_counter()
         for job in jobs:
             sequence = job.sequence
-            sequence.hold_one()
+            sequence.n_held = sequence.n_cells = n_held = sequence.n_held + 1
+            if n_held > sequence.n_high:
+                sequence.n_high = n_held
+            else:
+                sequence.n_again += 1
             sequence.used = job.served = n_steps
             job.failures = 0
             job.n_steps += 1

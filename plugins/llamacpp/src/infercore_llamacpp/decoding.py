@@ -74,6 +74,9 @@ class Decoding:
         self._scratch = Batch(1)  # a batch of the caller's may be filled already
         self._one = OneToken()
         self._rows: Sequence[int] = ()
+        # The last marks of rows that nobody can change, all of which are set, and those rows.
+        self._all_wanted: npt.NDArray[np.bool_] | None = None
+        self._every: Sequence[int] = ()
         self._n_tokens = 0
         self._n_vocab = traits.info.n_vocab
         self._is_read = False  # whether `_view` is over the rows of the last call
@@ -147,10 +150,19 @@ class Decoding:
         """`decode_batch` by columns: entries of one sequence each."""
         flags = np.ones_like(wanted) if self._embeddings else wanted
         batch = self._batch.columns(tokens, positions, seq_ids, flags)
-        n, marks = len(tokens), wanted.tobytes()  # NumPy's own ways to look at few take far longer
+        n = len(tokens)
+        if wanted is self._all_wanted:  # as in most steps of a pool
+            self._run(batch, n, seq_ids)
+            self._rows = self._every
+            return
+        marks = wanted.tobytes()  # NumPy's own ways to look at few take far longer
         self._run(batch, n, seq_ids)
-        whole = marks.count(1) == n
-        self._rows = range(n) if whole else [i for i, mark in enumerate(marks) if mark]
+        if marks.count(1) < n:
+            self._rows = [i for i, mark in enumerate(marks) if mark]
+            return
+        self._rows = range(n)
+        if not wanted.flags.writeable:
+            self._all_wanted, self._every = wanted, self._rows
 
     def decode_vectors(
         self, rows: Floats, positions: Ints, seq_ids: Ints, wanted: npt.NDArray[np.bool_]
