@@ -7,13 +7,16 @@ import io
 import json
 import random
 import struct
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 import infercore as ic
 from infercore.isolated import wire
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def there_and_back(value: Any, **options: Any) -> Any:
@@ -168,3 +171,16 @@ def test_a_small_frame_of_a_chunk(position: Any) -> None:
 def test_what_has_no_room_in_a_small_frame(text: str, tokens: Any, position: Any) -> None:
     with pytest.raises((ValueError, OverflowError, struct.error)):
         wire.pack_chunk(1, text, tokens, tokens, position)
+
+
+def test_a_large_answer_is_held_once(tmp_path: Path) -> None:
+    size = 3 * 2**20 + 7
+    path = tmp_path / "answer"
+    path.write_bytes(b"a" * size + b"next")
+    with path.open("rb") as file:
+        answers = wire.Input(file.fileno(), lambda: None)
+        assert answers.take(size) == b"a" * size
+        assert not answers._data
+        assert answers.take(4) == b"next"
+        with pytest.raises(EOFError):
+            answers.take(1)

@@ -10,6 +10,7 @@ import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -17,6 +18,7 @@ import pytest
 
 import infercore as ic
 import pack
+from infercore.isolated.process import EngineProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -242,3 +244,27 @@ def test_vectors_are_the_same_whose_engine_dies(
         assert pool.stats().n_restarts == 1
     np.testing.assert_allclose(found, expected, atol=1e-5)
     np.testing.assert_allclose(found, ic.embed(path, texts, **fields), atol=1e-4)
+
+
+def test_a_machine_that_is_always_late_puts_off_the_end_of_a_hang_for_a_while() -> None:
+    """A look that comes late pardons a worker, which may have been stopped too; not for ever."""
+    process, killed = object.__new__(EngineProcess), []
+    process._step_timeout, process._n_pauses, process._lenient_until = 60.0, 0, 0.0
+    process._child = SimpleNamespace(
+        death=None, calls={1: None}, is_loaded=True, heard_at=0.0,
+        board=SimpleNamespace(is_late=True),
+        remind=lambda: None, kill=killed.append, ask_whether_it_works=lambda: None,
+    )  # fmt: skip
+    for _ in range(3):
+        process._looked_at = process._lenient_until = 0.0
+        process.look()
+        assert not killed
+    process._looked_at = process._lenient_until = 0.0
+    process.look()
+    assert killed
+    killed.clear()
+    process.look()  # in time: a later pause is one again
+    process._looked_at = process._lenient_until = 0.0
+    n_before = len(killed)
+    process.look()
+    assert len(killed) == n_before

@@ -8,6 +8,7 @@ import socket
 import sys
 import tempfile
 import time
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +66,13 @@ def wait_for_two(tale: Any) -> dict[str, tuple[int, str]]:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
+    """Start Ray with two nodes."""
+    with a_cluster() as nodes:
+        yield nodes
+
+
+@contextmanager
+def a_cluster() -> Iterator[Cluster]:
     """Start Ray with two nodes, and a folder of its own as HOME."""
     home = tempfile.mkdtemp(prefix="ic", dir="/tmp")  # the paths of sockets have to be short
     own = {

@@ -36,6 +36,8 @@ _STATS_SECONDS = 0.05
 _ASKS_SOMETIMES = 5.0
 _PAUSE_SECONDS = 1.0
 """Who looks so much too late was stopped, maybe with the process that is looked at."""
+_MOST_PAUSES = 3
+"""In a row; more are a machine that is always late, on which a hang has to end as well."""
 _FIRST_SECONDS = 10.0
 _BEGIN_SECONDS = 0.25
 _LOOK_SECONDS = 0.005
@@ -100,6 +102,7 @@ class EngineProcess:
         self.epoch = 0
         self.n_restarts = 0
         self._looked_at = self._lenient_until = time.monotonic()
+        self._n_pauses = 0
         self.left: SimpleQueue[tuple[int, str] | None] = SimpleQueue()
         """Sessions and streams that were dropped; put here by finalizers, which take no lock."""
         self._last: list[Any] = [None, None]
@@ -379,7 +382,10 @@ class EngineProcess:
     def look(self) -> None:
         """End a process that hangs, unless this one was stopped as well."""
         now, child = time.monotonic(), self._child
-        if now - self._looked_at > self.look_every + _PAUSE_SECONDS:
+        if now - self._looked_at <= self.look_every + _PAUSE_SECONDS:
+            self._n_pauses = 0 if now >= self._lenient_until else self._n_pauses
+        elif self._n_pauses < _MOST_PAUSES:
+            self._n_pauses += 1
             self._lenient_until = now + min(_ASKS_SOMETIMES, self._step_timeout)
         self._looked_at = now
         if child is None or child.death is not None or not (child.calls and child.is_loaded):

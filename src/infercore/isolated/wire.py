@@ -241,7 +241,10 @@ class Input:
             self._read(n)
             start = 0
         self._at = start + n
-        return self._data[start : self._at]
+        data = self._data[start : self._at]
+        if self._at == len(self._data):  # a large one is not held twice
+            self._data, self._at = b"", 0
+        return data
 
     def _read(self, n: int) -> None:
         """Have ``n`` bytes, from the start."""
@@ -249,7 +252,7 @@ class Input:
         n_missing = n - len(parts[0])
         while n_missing > 0:
             self._before_waiting()
-            data = os.read(self._file, _ONE_READ)
+            data = os.read(self._file, _ONE_READ if n <= _ONE_READ else min(n_missing, _ONE_READ))
             if not data:
                 raise EOFError
             parts.append(data)
