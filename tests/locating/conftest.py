@@ -26,11 +26,10 @@ def hub(tmp_path: Path, monkeypatch) -> Iterator[Hub]:
     constants = pytest.importorskip("huggingface_hub.constants", reason="needs .[hub]")
     with Hub() as server:
         monkeypatch.setattr(constants, "ENDPOINT", server.url)
-        monkeypatch.setattr(
-            constants,
-            "HUGGINGFACE_CO_URL_TEMPLATE",
-            server.url + "/{repo_id}/resolve/{revision}/{filename}",
-        )
+        file_download = pytest.importorskip("huggingface_hub.file_download")
+        template = server.url + "/{repo_id}/resolve/{revision}/{filename}"
+        for module in (constants, file_download):  # where versions before 1 have it
+            monkeypatch.setattr(module, "HUGGINGFACE_CO_URL_TEMPLATE", template, raising=False)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setenv("HF_ENDPOINT", server.url)

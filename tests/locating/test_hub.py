@@ -102,6 +102,25 @@ def test_a_connection_that_is_cut_resumes(hub, repo, monkeypatch) -> None:
     assert hub.bodies(Q4) == [None, "bytes=100000-", "bytes=150000-"]
 
 
+@pytest.mark.parametrize("cut", [ConnectionResetError, "requests", "httpx"])
+def test_a_cut_that_the_library_does_not_mend_resumes(hub, repo, monkeypatch, cut) -> None:
+    if isinstance(cut, str):
+        cut = type("Cut", (Exception,), {"__module__": f"{cut}.exceptions"})
+    get, starts = fetching.transfer._get, []
+
+    def cut_twice(library, url, file, most_bytes, bar, **fields) -> None:
+        if url.endswith(Q4):
+            starts.append(fields["resume_size"])
+            if len(starts) < 3:
+                file.write(repo[Q4][starts[-1] :][:1000])
+                raise cut("peer closed connection")
+        get(library, url, file, most_bytes, bar, **fields)
+
+    monkeypatch.setattr(fetching.transfer, "_get", cut_twice)
+    assert held(locate(f"hf:{REPO}")) == repo[Q4]
+    assert starts == [0, 1000, 2000]
+
+
 def test_a_wrong_checksum_is_refused_and_nothing_is_kept(hub, repo) -> None:
     hub.served[Q4] = repo[Q4][::-1]
     with pytest.raises(ic.ModelLoadError, match="checksum is not the hub's"):

@@ -77,6 +77,8 @@ def fetch(text: str, *, kinds: Sequence[str], update: bool = False) -> str:
     if not update and (path := _cached(library, name, kinds)) is not None:
         return path
     with _typed(library, name):
+        if library.constants.HF_HUB_OFFLINE:  # versions before 1 look when they connect, if at all
+            raise library.errors.OfflineModeIsEnabled
         revision, siblings = _listed(library, name)
         variant = _one(name, variants(siblings), kinds, siblings)
         _refuse_alike(name, variant, siblings)

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 if TYPE_CHECKING:
     from infercore.locating.listing import Sibling
 
+_MOST_CUTS = 20
+
 
 def get(library: Any, url: str, file: BinaryIO, most_bytes: int) -> None:
     """Append to ``file`` what ``url`` answers. Raises OSError beyond ``most_bytes``."""
@@ -109,12 +111,35 @@ def _complete(library: Any, url: str, path: str, sibling: Sibling) -> bool:
             bar = _bar(library, shown=True)
             fields = {"resume_size": start, "displayed_filename": sibling.name}
             try:
-                _get(library, url, file, sibling.size, bar, **fields)
+                _get_in_pieces(library, url, file, sibling.size, bar, **fields)
             except _TooMuchError:
                 if start == 0:
                     raise
                 file.truncate(0)  # the whole came behind the part: some servers know no ranges
     return start > 0
+
+
+def _get_in_pieces(
+    library: Any, url: str, file: BinaryIO, most_bytes: int, bar: Any, **fields: Any
+) -> None:
+    """Get it, and go on where a connection was cut: versions of the library before 2 do not."""
+    for _ in range(_MOST_CUTS):
+        start = file.tell()
+        try:
+            return _get(library, url, file, most_bytes, bar, **{**fields, "resume_size": start})
+        except Exception as error:
+            if file.tell() == start or not _is_cut(error):
+                raise
+    return _get(library, url, file, most_bytes, bar, **{**fields, "resume_size": file.tell()})
+
+
+def _is_cut(error: Exception) -> bool:
+    """Return whether a connection ended while it brought bytes, and no answer refused them."""
+    library = type(error).__module__.partition(".")[0]
+    is_of_network = library in ("httpx", "httpcore", "urllib3", "requests")
+    return isinstance(error, ConnectionError) or (
+        is_of_network and getattr(error, "response", None) is None
+    )
 
 
 def _get(library: Any, url: str, file: BinaryIO, most_bytes: int, bar: Any, **fields: Any) -> None:
