@@ -127,7 +127,8 @@ def _tried(
             print(f"stopped after {asked.minutes} minutes", file=sys.stderr)
             break
         verdict = running.judged(runner, mutant, baseline, popular, budget_s=asked.budget)
-        popular[verdict.law] += verdict.outcome == running.KILLED
+        for kill in (verdict.law, f"{mutant.file} {verdict.law}"):
+            popular[kill] += verdict.outcome == running.KILLED
         verdicts.append(verdict)
         own = " (own)" if verdict.own else ""
         print(

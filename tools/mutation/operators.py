@@ -195,7 +195,9 @@ class _Places:
     def _expression(
         self, node: ast.AST, function: str, lines: tuple[int, int], *, at_import: bool
     ) -> None:
-        if isinstance(node, ast.JoinedStr):
+        if isinstance(node, ast.JoinedStr) or (
+            isinstance(node, ast.keyword) and node.arg in _WORDS
+        ):
             return
         self._found.append(Place(node, function, lines, at_import))
         for child in ast.iter_child_nodes(node):
@@ -304,9 +306,16 @@ def _name_of(function: ast.expr) -> str:
     return function.id if isinstance(function, ast.Name) else ""
 
 
+_UNORDERED = ("array_equal", "gcd", "isclose", "max", "maximum", "min", "minimum")
+"""Functions of two arguments that give the same whichever comes first."""
+_WORDS = ("hint", "strict")
+"""Keywords that compute nothing: advice in an error, and zip's assertion of equal lengths."""
+
+
 def _call(node: ast.Call) -> Variants:
     name, args = _name_of(node.func), node.args
-    if len(args) > 1 and not any(isinstance(arg, ast.Starred) for arg in args[:2]):
+    can_swap = len(args) > 1 and not any(isinstance(arg, ast.Starred) for arg in args[:2])
+    if can_swap and not (name in _UNORDERED and len(args) == 2):  # noqa: PLR2004
         yield ARGUMENTS, _with(node, args=[args[1], args[0], *args[2:]])
     if other := _EXTREMES.get(name):
         yield EXTREME, _with(node, func=_renamed(node.func, other))
@@ -328,6 +337,8 @@ def _renamed(function: ast.expr, name: str) -> ast.expr:
 
 
 def _uncopied(node: ast.Call) -> Variants:
+    if node.args and isinstance(node.args[0], (ast.List, ast.ListComp, ast.Tuple)):
+        return  # nobody else holds that list: nothing is copied
     if node.args:
         yield COPY, node.args[0]
     elif isinstance(node.func, ast.Attribute):
@@ -348,7 +359,7 @@ def _keywords(node: ast.Call) -> Variants:
         if keyword.arg == "axis":
             turned = _with(keyword, value=_other_axis(keyword.value))
             yield AXIS, _with(node, keywords=[*node.keywords[:i], turned, *node.keywords[i + 1 :]])
-        elif keyword.arg is not None:
+        elif keyword.arg is not None and keyword.arg not in _WORDS:
             yield DEFAULT, _with(node, keywords=others)
 
 
@@ -410,8 +421,10 @@ def _assign(node: ast.Assign) -> Variants:
         yield DROPPED, ast.Pass()
 
 
-def _dropped(_: ast.AST) -> Variants:
-    yield DROPPED, ast.Pass()
+def _dropped(node: ast.AST) -> Variants:
+    names = isinstance(node, ast.Delete) and all(isinstance(t, ast.Name) for t in node.targets)
+    if not names:  # a name that ends here does so with its function, too
+        yield DROPPED, ast.Pass()
 
 
 def _returns(node: ast.FunctionDef) -> Variants:

@@ -38,6 +38,7 @@ MAX_BYTES = 12 * 2**30
 _LOADING = ("headers", "kinds", "loading", "told")
 """Modules of laws that load a model of the reference by its path, with options of a user."""
 _MARK = "#subject"
+_NEAR = 4  # times as much as elsewhere a kill counts that was in the same file
 _OTHERS = 4  # times later than a law of the mutant's own groups another comes
 
 
@@ -210,10 +211,12 @@ class Runner:
 
     def _load_the_subject(self) -> None:
         """Let laws that load the reference by a path load the subject, not what it is judged by."""
-        loader = importlib.import_module(self.subject.package).load_reference_model
+        subject = importlib.import_module(self.subject.package)
         for name in _LOADING:
             module: Any = importlib.import_module(f"infercore.conformance.laws.{name}")
-            module.load_reference_model = loader
+            for asked in ("load_reference_model", "reference_backend"):
+                if hasattr(module, asked):
+                    setattr(module, asked, getattr(subject, asked))
 
     # -- a changed one ------------------------------------------------------------------------
 
@@ -447,7 +450,8 @@ def _ordered(
     ]
 
     def worth(step: Step) -> tuple[Any, ...]:
-        cost = (0.02 + baseline.seconds[step]) / (1 + popular.get(step.label, 0))
+        kills = popular.get(step.label, 0) + _NEAR * popular.get(f"{mutant.file} {step.label}", 0)
+        cost = (0.02 + baseline.seconds[step]) / (1 + kills)
         return step.rig, cost if step.group in own else _OTHERS * cost
 
     return sorted(steps, key=worth)

@@ -24,6 +24,17 @@ if TYPE_CHECKING:
     Attend = Callable[[FloatArray, FloatArray, FloatArray], FloatArray]
 
 
+_SIZES = {
+    "n_vocab": "vocab_size",
+    "n_embd": "hidden_size",
+    "n_ff": "intermediate_size",
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_types": "type_vocab_size",
+    "n_ctx_train": "max_position_embeddings",
+}
+
+
 @attrs.frozen(kw_only=True)
 class Shape:
     """The numbers of ``config.json`` that fix the computation."""
@@ -42,16 +53,10 @@ class Shape:
         """Return the shape. Raises `ModelFormatError` for what is not a plain BERT."""
         try:
             _check_plain(config)
-            return cls(
-                n_vocab=int(config["vocab_size"]),
-                n_embd=int(config["hidden_size"]),
-                n_ff=int(config["intermediate_size"]),
-                n_layer=int(config["num_hidden_layers"]),
-                n_head=int(config["num_attention_heads"]),
-                n_types=int(config["type_vocab_size"]),
-                n_ctx_train=int(config["max_position_embeddings"]),
-                norm_eps=float(config["layer_norm_eps"]),
-            )
+            sizes = {field: int(config[name]) for field, name in _SIZES.items()}
+            if sizes["n_head"] < 1 or sizes["n_embd"] % sizes["n_head"]:
+                raise ValueError(f"{sizes['n_head']} heads do not divide {sizes['n_embd']} numbers")
+            return cls(**sizes, norm_eps=float(config["layer_norm_eps"]))
         except (KeyError, TypeError, ValueError) as error:
             raise ModelFormatError(
                 f"{path} holds no BERT that the reference can compute: {error}", path=path
@@ -119,8 +124,7 @@ class Bert:
     def __init__(self, shape: Shape, tensors: Mapping[str, FloatArray], path: str) -> None:
         self.shape = s = shape
         self.matrices: dict[str, Matrix] = {}
-        prefix = "bert." if "bert.embeddings.LayerNorm.weight" in tensors else ""
-        self._tensors = {name.removeprefix(prefix): x for name, x in tensors.items()}
+        self._tensors = {name.removeprefix("bert."): x for name, x in tensors.items()}
         self._path = path
         self._words = self._take("embeddings.word_embeddings.weight", s.n_vocab, s.n_embd)
         self._positions = self._take(
@@ -162,14 +166,15 @@ class Bert:
 
         ``attend(q, k, v)`` gets [n_tokens, n_head, head_dim] each, and returns as much.
         """
-        n, heads = len(tokens), (len(tokens), self.shape.n_head, -1)
+        n, s = len(tokens), self.shape
+        heads = (n, s.n_head, s.n_embd // s.n_head)
         x = self._norm(self._words[tokens] + self._positions[:n] + self._type)
         for layer in self._layers:
             q, k, v = (
                 linear(x, product).reshape(heads)
                 for linear in (layer.query, layer.key, layer.value)
             )
-            read = attend(q, k, v).reshape(n, -1)
+            read = attend(q, k, v).reshape(x.shape)
             x = layer.attention_norm(x + layer.output(read, product))
             x = layer.mlp_norm(x + layer.down(_gelu(layer.up(x, product)), product))
         return x

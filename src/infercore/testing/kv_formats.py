@@ -47,7 +47,7 @@ def _floats(kept: Kept) -> FloatArray:
 
 def _pack_bf16(values: FloatArray) -> Kept:
     """The upper half of a float32, rounded to nearest, ties to even."""
-    bits = np.ascontiguousarray(values).view(np.uint32)
+    bits = values.view(np.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
 
@@ -57,7 +57,7 @@ def _unpack_bf16(kept: Kept) -> FloatArray:
 
 def _pack_q8_0(values: FloatArray) -> Kept:
     """Blocks of 32: whole steps from -127 to 127, and the size of a step."""
-    blocks = values.reshape(*values.shape[:-1], -1, BLOCK)
+    blocks = values.reshape(*values.shape[:-1], values.shape[-1] // BLOCK, BLOCK)
     kept = np.empty(blocks.shape[:-1], _Q8_0)
     size = np.abs(blocks).max(axis=-1) / _Q8_0_STEPS
     kept["scale"] = size
@@ -67,7 +67,7 @@ def _pack_q8_0(values: FloatArray) -> Kept:
 
 def _unpack_q8_0(kept: Kept) -> FloatArray:
     blocks = kept["steps"] * kept["scale"].astype(np.float32)[..., None]
-    return np.asarray(blocks.reshape(*kept.shape[:-1], -1), dtype=np.float32)
+    return np.asarray(blocks.reshape(*kept.shape[:-1], kept.shape[-1] * BLOCK), dtype=np.float32)
 
 
 KV_FORMATS: Mapping[str, KvFormat] = MappingProxyType(

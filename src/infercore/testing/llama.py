@@ -166,7 +166,7 @@ class Llama:
             q = product(h, layer.query).reshape(n, s.n_head, s.head_dim)
             k = product(h, layer.key).reshape(n, s.n_head_kv, s.head_dim)
             v = product(h, layer.value).reshape(n, s.n_head_kv, s.head_dim)
-            x += product(attend(i, q, k, v).reshape(n, -1), layer.output)
+            x += product(attend(i, q, k, v).reshape(n, s.n_head * s.head_dim), layer.output)
             h = _rms_norm(x, layer.mlp_norm, s.norm_eps)
             x += product(_silu(product(h, layer.gate)) * product(h, layer.up), layer.down)
             if added is not None:

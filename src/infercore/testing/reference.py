@@ -12,8 +12,10 @@ from infercore.errors import ModelNotFoundError
 from infercore.protocols.hooks import API_VERSION
 from infercore.testing import reference_model
 from infercore.testing.limits import LimitedModel
+from infercore.testing.products import adapter_target
 from infercore.values import checks
 from infercore.values.info import BackendDescriptor, Capabilities
+from infercore.weight_files import lora
 
 if TYPE_CHECKING:
     import os
@@ -63,7 +65,7 @@ def load_reference_model(
 
     def load(where: str, built: ModelConfig) -> Any:
         inner: Any = reference_model.load(where, built)
-        inner.merge(merged)
+        merge(inner, merged)
         kinds = limits or inner.capabilities
         checks.check_options(
             "capabilities", capabilities, [field.name for field in attrs.fields(Capabilities)]
@@ -72,6 +74,16 @@ def load_reference_model(
 
     descriptor = attrs.evolve(reference_backend(), loader=load)
     return api.CoreBackend(descriptor).load_model(storyteller() if path is None else path, config)
+
+
+def merge(inner: Any, adapters: Sequence[AdapterSpec]) -> None:
+    """Add adapters to a model's weights for good, in place of applying them at each product."""
+    target = adapter_target(inner.matrices)
+    for pairs in [lora.read(adapter, target) for adapter in adapters]:
+        for name, pair in pairs.items():
+            inner.matrices[name].weight[...] += np.float32(pair.scale) * (pair.b @ pair.a)
+    if adapters:  # other weights than the files': no state goes from one to the other
+        inner.runtime = {**inner.runtime, "merged": [attrs.astuple(spec) for spec in adapters]}
 
 
 def wrapped(inner: Any, capabilities: Capabilities, faults: Faults | None) -> Any:

@@ -10,6 +10,7 @@ import numpy as np
 
 from infercore.errors import DecodeAbortedError
 from infercore.testing.products import Products, Workers, adapter_target
+from infercore.testing.reference_settings import FLASH_ATTENTION, POOLING
 from infercore.weight_files import lora
 
 if TYPE_CHECKING:
@@ -19,6 +20,17 @@ if TYPE_CHECKING:
     from infercore.testing.products import Matrix
     from infercore.values.config import AdapterSpec
     from infercore.weight_files.lora import Pair
+
+SHARED: Mapping[str, Any] = {
+    "multi_sequence": True,
+    "embeddings": True,
+    "pooling": POOLING,
+    "abort": True,
+    "live_threads": True,
+    "flash_attention": FLASH_ATTENTION,
+    "lora": True,
+}
+"""What contexts of every kind of model can do."""
 
 
 class Base:
@@ -52,10 +64,10 @@ class Base:
 
     def set_threads(self, n: int, n_batch: int) -> None:
         """Let ``n`` threads compute single tokens and ``n_batch`` all else."""
-        before, self.workers = self.workers, self._hired(n, n_batch)
-        self._effective.update(n_threads=n, n_threads_batch=n_batch)
-        for workers in before:
+        for workers in self.workers:
             workers.close()
+        self.workers = self._hired(n, n_batch)
+        self._effective.update(n_threads=n, n_threads_batch=n_batch)
 
     def set_adapters(self, adapters: Sequence[AdapterSpec]) -> None:
         """Replace the whole list; unchanged where one of them cannot be read."""

@@ -10,8 +10,8 @@ import numpy as np
 from infercore.testing.attention import FLASH_BLOCK, Rope, attend, groups_of
 from infercore.testing.cells import Cells
 from infercore.testing.kv_formats import KV_FORMATS
+from infercore.testing.reference_base import SHARED
 from infercore.testing.reference_sequences import Sequences
-from infercore.testing.reference_settings import FLASH_ATTENTION, POOLING
 from infercore.values.info import Capabilities
 
 if TYPE_CHECKING:
@@ -28,18 +28,12 @@ CAPABILITIES = Capabilities(
     kv_copy="any",
     kv_shift=True,
     kv_divide=True,
-    multi_sequence=True,
     state=True,
     sequence_state=True,
     logits_all=True,
-    embeddings=True,
-    pooling=POOLING,
-    abort=True,
-    live_threads=True,
     kv_types=tuple(KV_FORMATS),
-    flash_attention=FLASH_ATTENTION,
-    lora=True,
     native_sampler=True,
+    **SHARED,
 )
 """All there is but what needs other hardware (gpu_offload) or another model (encoder)."""
 
@@ -98,7 +92,6 @@ class ReferenceContext(Sequences):
         seq_ids: Sequence[tuple[int, ...]],
         wanted: npt.NDArray[np.bool_],
     ) -> None:
-        self._rows, self._hidden = self._rows[:0], self._hidden[:0]
         steps = []
         for start in range(0, len(tokens), self.n_ubatch):
             part = slice(start, start + self.n_ubatch)
@@ -174,9 +167,7 @@ class ReferenceContext(Sequences):
         self._added = directions
         self._effective.pop("control_vector", None)
         if directions is not None:
-            self._effective["control_vector"] = hashlib.sha256(directions.tobytes()).hexdigest()
+            self._effective["control_vector"] = hashlib.sha256(directions.data).hexdigest()
 
     def warmup(self) -> None:
-        """Touch the weights; nothing is kept."""
-        token = np.zeros(1, np.int32)
-        self._llama.forward(token, lambda _i, q, _k, _v: q, self._product(1))
+        """There is nothing to warm: the weights are in memory."""

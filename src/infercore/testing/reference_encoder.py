@@ -8,8 +8,8 @@ import numpy as np
 
 from infercore.errors import OutputNotAvailableError, UnsupportedFeatureError
 from infercore.testing.attention import FLASH_BLOCK, attend
-from infercore.testing.reference_base import Base
-from infercore.testing.reference_settings import BACKEND, FLASH_ATTENTION, POOLING
+from infercore.testing.reference_base import SHARED, Base
+from infercore.testing.reference_settings import BACKEND
 from infercore.values.info import Capabilities
 
 if TYPE_CHECKING:
@@ -20,17 +20,7 @@ if TYPE_CHECKING:
     from infercore.protocols.spi import FloatArray, TokenArray
     from infercore.testing.bert import Bert
 
-CAPABILITIES = Capabilities(
-    multi_sequence=True,
-    embeddings=True,
-    pooling=POOLING,
-    encoder=True,
-    abort=True,
-    live_threads=True,
-    kv_types=("f32",),
-    flash_attention=FLASH_ATTENTION,
-    lora=True,
-)
+CAPABILITIES = Capabilities(encoder=True, kv_types=("f32",), **SHARED)
 
 
 class EncoderContext(Base):
@@ -79,8 +69,7 @@ class EncoderContext(Base):
         return self._bert.forward(tokens, attend_layer, self._product(len(tokens)))
 
     def warmup(self) -> None:
-        """Touch the weights; nothing is kept."""
-        self._text(np.zeros(1, np.int32))
+        """There is nothing to warm: the weights are in memory."""
 
     def set_embeddings(self, on: bool) -> None:  # noqa: FBT001  (the contract's signature)
         """Refuse to switch them off: there is nothing else."""

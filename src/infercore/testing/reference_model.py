@@ -6,7 +6,6 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
-import attrs
 import numpy as np
 
 from infercore.errors import ModelFormatError
@@ -28,11 +27,11 @@ from infercore.values.info import MemoryPlan, ModelInfo
 from infercore.weight_files import lora, safetensors
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from infercore.protocols.spi import FloatArray
     from infercore.testing.products import Matrix
-    from infercore.values.config import AdapterSpec, ContextConfig, ModelConfig, SamplingConfig
+    from infercore.values.config import ContextConfig, ModelConfig, SamplingConfig
 
 FILES = ("config.json", "model.safetensors", "tokenizer.json")
 _POOLINGS = {
@@ -46,6 +45,7 @@ class Loaded:
     """What every model of the reference has: files, a tokenizer, and tensors in memory."""
 
     matrices: Mapping[str, Matrix]
+    _shape: Any
 
     def __init__(self, path: str, config: ModelConfig, settings: Mapping[str, Any]) -> None:
         reference_settings.check_model(config)
@@ -56,14 +56,6 @@ class Loaded:
             _check_finite(self.tensors, path)
         self.runtime: Mapping[str, Any] = {"device": "cpu", "precision": "f32"}
         self._weights_bytes = sum(tensor.nbytes for tensor in self.tensors.values())
-
-    def merge(self, adapters: Sequence[AdapterSpec]) -> None:
-        """Add adapters to the weights for good, in place of applying them at each product."""
-        for pairs in [lora.read(adapter, adapter_target(self.matrices)) for adapter in adapters]:
-            for name, pair in pairs.items():
-                self.matrices[name].weight[...] += np.float32(pair.scale) * (pair.b @ pair.a)
-        if adapters:  # other weights than the files': no state goes from one to the other
-            self.runtime = {**self.runtime, "merged": [attrs.astuple(spec) for spec in adapters]}
 
     def _info(self, settings: Mapping[str, Any], shape: Any, **kind: Any) -> ModelInfo:
         generation = self.tokenizer.generation
@@ -82,18 +74,25 @@ class Loaded:
             **kind,
         )
 
-    def _planned(self, effective: Mapping[str, Any], kv: int, compute: int) -> MemoryPlan:
+    def _planned(
+        self, effective: Mapping[str, Any], caches: dict[str, int], n_scores: int, n_rows: int
+    ) -> MemoryPlan:
+        """Return the plan of a step with ``n_scores`` a head and token, and ``n_rows`` a token."""
+        shape = self._shape
+        n_values = 3 * n_scores * shape.n_head + 3 * shape.n_ff + n_rows
+        compute = 4 * effective["n_ubatch"] * n_values
         target = adapter_target(self.matrices)
         read = [lora.read(adapter, target) for adapter in effective["adapters"]]
         pairs = [pair for adapter in read for pair in adapter.values()]
         weights = self._weights_bytes + sum(pair.a.nbytes + pair.b.nbytes for pair in pairs)
+        kv = sum(caches.values())
         return MemoryPlan(
             weights_bytes=weights,
             kv_bytes=kv,
             compute_bytes=compute,
             peak_bytes=weights + kv + compute,
             n_ctx=effective["n_ctx"],
-            kv_bytes_by_kind={"full": kv} if kv else {},
+            kv_bytes_by_kind=caches,
         )
 
 
@@ -124,12 +123,11 @@ class ReferenceModel(Loaded):
         """Return the bytes of the weights, a full cache and one step's scores and logits."""
         shape = self._shape
         effective = reference_settings.resolve(config, shape)
-        n_ctx, n_ubatch = effective["n_ctx"], effective["n_ubatch"]
+        n_ctx = effective["n_ctx"]
         n_values = n_ctx * shape.n_layer * shape.n_head_kv * shape.head_dim
         kv = sum(KV_FORMATS[effective[name]].n_bytes(n_values) for name in ("type_k", "type_v"))
         n_scores = FLASH_BLOCK if effective["flash_attn"] == "on" else n_ctx
-        rows = 3 * n_scores * shape.n_head + 3 * shape.n_ff + shape.n_vocab
-        return self._planned(effective, kv, 4 * n_ubatch * rows)
+        return self._planned(effective, {"full": kv}, n_scores, shape.n_vocab)
 
     def close(self) -> None:
         """Let the weights go."""
@@ -162,9 +160,8 @@ class ReferenceEncoder(Loaded):
 
     def plan_memory(self, config: ContextConfig) -> MemoryPlan:
         """Return the bytes of the weights and of one step's scores; there is no cache."""
-        effective, shape = self._resolve(config), self._shape
-        n = effective["n_ubatch"]
-        return self._planned(effective, 0, 4 * n * (3 * n * shape.n_head + 3 * shape.n_ff))
+        effective = self._resolve(config)
+        return self._planned(effective, {}, effective["n_ubatch"], 0)
 
     def close(self) -> None:
         """Let the weights go."""

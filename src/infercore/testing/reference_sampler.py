@@ -77,8 +77,6 @@ class ReferenceSampler:
 
     def _choose(self, logits: Sequence[float]) -> int:
         left = self.candidates(logits)
-        if self.config.temperature == 0:
-            return left[0][0]
         if self.config.mirostat:
             return self._mirostat.choose(left, self._random, n_vocab=len(logits))
         weights = probabilities(left)

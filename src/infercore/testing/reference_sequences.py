@@ -66,7 +66,7 @@ class Sequences(Base):
 
     def load_state(self, data: bytes) -> None:
         """Replace all sequences."""
-        found = cells.load(data, self._empty)
+        found = cells.load(data)
         self.sequences = [found[seq_id] for seq_id in range(len(self.sequences))]
 
     def save_sequence(self, seq_id: int) -> bytes:
@@ -75,9 +75,4 @@ class Sequences(Base):
 
     def load_sequence(self, seq_id: int, data: bytes) -> None:
         """Replace one sequence."""
-        self.sequences[seq_id] = cells.load(data, self._empty)[0]
-
-    def close(self) -> None:
-        """Let the cells go."""
-        super().close()
-        self.sequences = []
+        self.sequences[seq_id] = cells.load(data)[0]

@@ -146,7 +146,7 @@ def _kv_types(config: ContextConfig, shape: Shape) -> dict[str, str]:
                 value=kind,
                 allowed=[name for name, known in KV_FORMATS.items() if known.block == 1],
             )
-    on = config.flash_attn == "on" or KV_FORMATS[type_v].block > 1
+    on = config.flash_attn == "on" or KV_FORMATS[type_v].block != 1
     return {"flash_attn": "on" if on else "off", "type_k": type_k, "type_v": type_v}
 
 

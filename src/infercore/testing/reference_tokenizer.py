@@ -84,8 +84,8 @@ def _read(folder: str, name: str, default: str | None = None) -> str:
     path = os.path.join(folder, name)
     if default is not None and not os.path.exists(path):
         return default
-    with open(path, encoding="utf-8") as file:
-        return file.read()
+    with open(path, "rb") as file:
+        return file.read().decode()
 
 
 def json_object(folder: str, name: str, default: str | None = "{}") -> dict[str, Any]:

@@ -89,6 +89,6 @@ def min_p(left: Candidates, p: float, keep: int) -> Candidates:
 def xtc(left: Candidates, threshold: float, keep: int) -> Candidates:
     """Leave out all but the last of the tokens that reach ``threshold``."""
     n = sum(p >= threshold for p in probabilities(left))
-    if n <= 1 or len(left) - n + 1 < keep:
+    if n == 0 or len(left) - n + 1 < keep:
         return left
     return left[n - 1 :]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -48,13 +49,17 @@ def check_vectors_of_every_length(rig: Rig) -> None:
 
 @law("ENC-13", **law_of_today)
 def check_settings_of_an_encoder(rig: Rig) -> None:
-    """Flash attention and threads leave an encoder's vectors as they are, and are in force."""
+    """Flash attention and threads leave an encoder's vectors as they are, and are in force.
+
+    Where flash attention is told to be "on", or "off", a bit differs. Embeddings can be switched
+    on, as they are, and off or not at all.
+    """
     text = [5 + i % 90 for i in range(min(150, rig.encoder_model.info.n_ctx_train))]
     kinds = rig.encoder_model.capabilities
     settings: list[dict[str, Any]] = [{"flash_attn": kind} for kind in kinds.flash_attention]
     settings += [{"n_threads": 2, "n_threads_batch": 2}]
     plain = None
-    told: dict[bytes, Any] = {}
+    told: dict[str, bytes] = {}
     for fields in settings:
         try:
             context = rig.encoder_context(pooling_type="mean", **fields)
@@ -69,9 +74,18 @@ def check_settings_of_an_encoder(rig: Rig) -> None:
             that(flash in {"on", "off", "auto"}, f"effective['flash_attn'] is {flash!r}")
             if fields["flash_attn"] in {"on", "off"}:
                 equal(flash, fields["flash_attn"], "effective['flash_attn']")
-            told[vector.tobytes()] = flash
+            told[flash] = vector.tobytes()
         if "n_threads" in fields:
             equal(context.effective.get("n_threads", 2), 2, "effective['n_threads']")
+    if {"on", "off"} <= told.keys():
+        differs = told["on"] != told["off"]
+        that(differs, "flash_attn='on' changes not a bit; effective says it is on")
+    context = rig.encoder_context(pooling_type="mean")
+    context.set_embeddings(True)
+    context.encode(text)
+    alike(np.array(context.embedding()), plain, "with embeddings switched on")
+    with contextlib.suppress(UnsupportedFeatureError):
+        context.set_embeddings(False)
 
 
 @law("ENC-14", **law_of_today)
@@ -105,3 +119,14 @@ def check_an_aborted_encoder(rig: Rig) -> None:
     context.set_abort_callback(None)
     context.encode(text)
     rig.same_bits(np.array(context.embedding()), vector, "the text after an abort")
+
+
+@law("ENC-16", **law_of_today)
+def check_the_bytes_of_an_encoders_tokens(rig: Rig) -> None:
+    """The bytes of an encoder's tokens, but for control tokens, are the words of the text."""
+    tokenizer = rig.encoder_model.tokenizer
+    for text in ("the little fox ran home", "unbelievable stories quickly told", "a"):
+        ids = tokenizer.encode(text)
+        said = [tokenizer.token_bytes(token) for token in ids if not tokenizer.is_control(token)]
+        equal(b"".join(said).decode().split(), text.split(), "the words of the tokens")
+        equal(tokenizer.decode(ids, skip_special=True).split(), text.split(), "the text decoded")

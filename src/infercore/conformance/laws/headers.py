@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import infercore
 from infercore.conformance.expect import equal, foreseen, that
 from infercore.conformance.law import law
-from infercore.errors import InferCoreError, ModelLoadError, PluginError
+from infercore.errors import InferCoreError, ModelLoadError, PluginError, SessionFatalError
 from infercore.testing import load_reference_model
 from infercore.weight_files import gguf
 
@@ -229,8 +229,10 @@ def _bytes_of(path: Path) -> int:
 def _tried(rig: Rig, path: str, what: str, *, must: bool) -> None:
     """Raise `LawError` unless the model at ``path`` is refused as it should, or may be loaded."""
     try:
-        _loaded(rig, path).close()
-    except PluginError as error:
+        with _loaded(rig, path) as model:
+            if not must and any(Path(path).glob("*.safetensors")):
+                _use(model)
+    except (PluginError, SessionFatalError) as error:
         that(condition=False, text=f"{what}: {error}")
     except ModelLoadError as error:
         foreseen(error, what)
@@ -240,6 +242,12 @@ def _tried(rig: Rig, path: str, what: str, *, must: bool) -> None:
         return
     else:
         that(not must, f"{what}: it was loaded")
+
+
+def _use(model: Any) -> None:
+    """Compute a few tokens with what was loaded."""
+    with model.new_context(n_ctx=16) as context:
+        (context.encode if model.info.has_encoder else context.decode)([5, 6, 7])
 
 
 def _loaded(rig: Rig, path: str) -> Any:
@@ -263,11 +271,13 @@ _WRONG_NUMBERS: tuple[Any, ...] = (0, -1, 2**40, 0.5, "4", None, [], [1], {"a": 
 
 
 def _lies_of_a_config(config: dict[str, Any]) -> Iterator[tuple[str, bytes]]:
-    """Each number of a config once, with a value that none of its kind has."""
+    """Each number of a config, with a value that none of its kind has."""
     keys = [key for key, value in config.items() if isinstance(value, (int, float))]
     for i, key in enumerate(keys):
         wrong = _WRONG_NUMBERS[i % len(_WRONG_NUMBERS)]
-        yield f"{key} of {wrong!r}", json.dumps({**config, key: wrong}).encode()
+        more: tuple[Any, ...] = ("4x", [], None) if isinstance(config[key], float) else ()
+        for other in (wrong, *more):
+            yield f"{key} of {other!r}", json.dumps({**config, key: other}).encode()
 
 
 def _lies_of_sizes(data: bytes, header: gguf.Header) -> Iterator[tuple[str, bytes]]:

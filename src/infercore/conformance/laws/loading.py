@@ -20,7 +20,8 @@ from infercore.errors import (
     PluginError,
     UnsupportedFeatureError,
 )
-from infercore.testing import load_reference_model
+from infercore.registry import default_registry
+from infercore.testing import load_reference_model, reference_backend
 from infercore.values.config import KV_TYPES, ModelConfig
 
 if TYPE_CHECKING:
@@ -75,6 +76,30 @@ def check_progress(rig: Rig) -> None:
         raise ZeroDivisionError(fraction)
 
     raises(ZeroDivisionError, partial(_load, rig, path, progress=fail), "an error of progress")
+
+
+@law("CAP-42", model="any", since="1.2")
+def check_what_is_claimed(rig: Rig) -> None:
+    """A backend claims the models that it reads, and no empty folder, text, or config alone."""
+    records = {record.name: record.descriptor for record in default_registry().records()}
+    found = reference_backend() if rig.backend == "reference" else records.get(rig.backend)
+    if found is None:
+        rig.leave("the backend is not announced, so nobody asks it what it reads")
+    own = [path for path in (rig.path, rig.encoder, rig.narrow) if path is not None]
+    for path in own:
+        that(found.match(path) > 0, f"a model of its own, {Path(path).name}, is not claimed")
+    with tempfile.TemporaryDirectory() as folder:
+        others = [Path(folder) / name for name in ("empty", "config alone", "text.txt", "nothing")]
+        for other in others[:2]:
+            other.mkdir()
+        for name in ("config.json", "tokenizer.json"):
+            settings = [Path(path) / name for path in own if (Path(path) / name).is_file()]
+            text = settings[0].read_bytes() if settings else b"{}"
+            (others[1] / name).write_bytes(text)
+        others[2].write_text("GG and some words more, which are not a model\n", encoding="utf-8")
+        others[3].touch()
+        for other in others:
+            equal(found.match(str(other)), 0.0, f"the score of {other.name}")
 
 
 def _is_below(at: float, fraction: float) -> bool:

@@ -12,7 +12,7 @@ from infercore.conformance.expect import equal, that
 from infercore.conformance.law import law
 from infercore.conformance.laws import sampling
 from infercore.conformance.requirements import REQUIREMENTS
-from infercore.errors import UnsupportedFeatureError
+from infercore.errors import InvalidInputError, InvalidStateError, UnsupportedFeatureError
 
 if TYPE_CHECKING:
     from infercore.conformance.rig import Rig
@@ -107,6 +107,40 @@ def check_native_penalties(rig: Rig) -> None:
                 with contextlib.suppress(UnsupportedFeatureError):
                     _check_same_choices(rig, context, before, {"temperature": 0, **asked})
     _check_bias(rig, context, row)
+    _check_breaker_across_tokens(rig, context, row)
+    _check_amount(rig, context, row)
+
+
+def _check_amount(rig: Rig, context: Any, row: Any) -> None:
+    """How much dry takes from a token grows with the repetition that it would prolong."""
+    *run, last = dict.fromkeys(token for token in rig.tokens(60) if token != int(row.argmax()))
+    first = int(row.argmax())
+    for n in (3, 6):
+        for share in (0.6, 0.95, 1.05, 1.6):
+            lifted = {last: float(row[first] - row[last]) + share * 1.5 * 1.3 ** (n - 2)}
+            fields: dict[str, Any] = {"temperature": 0, "dry_multiplier": 1.5, "dry_base": 1.3}
+            said = [*run[:n], last, run[8], *run[:n]]
+            fields |= {"dry_sequence_breakers": (), "logit_bias": lifted}
+            with contextlib.suppress(UnsupportedFeatureError):
+                _check_same_choices(rig, context, said, fields)
+
+
+def _check_breaker_across_tokens(rig: Rig, context: Any, row: Any) -> None:
+    """A breaker of which one token has the end and the next one the rest stops a repetition."""
+    names = {i: rig.tokenizer.token_bytes(i) for i in dict.fromkeys(rig.tokens(150))}
+    texts = {i: name for i, name in names.items() if name.isascii() and len(name) > 1}
+    if len(texts) < 7:  # noqa: PLR2004
+        return
+    *run, last, other = list(texts)[:7]
+    breaker = (texts[run[-2]][-1:] + texts[run[-1]]).decode()
+    if any(breaker.encode() in text for text in names.values()):
+        return
+    lifted = {last: float(row.max() - row[last]) + 5.0}
+    dry = {"temperature": 0, "dry_multiplier": 30.0, "logit_bias": lifted}
+    for breakers in ((), (breaker,), (breaker, "\n")):
+        fields = {**dry, "dry_sequence_breakers": breakers}
+        with contextlib.suppress(UnsupportedFeatureError):
+            _check_same_choices(rig, context, [*run, last, other, *run], fields)
 
 
 _BEFORE_CUTS: tuple[dict[str, Any], ...] = (
@@ -189,13 +223,16 @@ _CUTS: tuple[dict[str, Any], ...] = (
     {"mirostat": 2, "mirostat_tau": 4.0, "temperature": 3.0},
 )
 N_DRAWS = 120
+MOST_NEW = 9
 
 
 @law("SAMP-24", needs="native_sampler", since="1.2")
 def check_native_cuts(rig: Rig) -> None:
     """Chance within filters, and mirostat over several tokens, draw as often as the portable's."""
-    context, _ = sampling._row(rig)  # noqa: SLF001
-    for fields in _CUTS:
+    context, row = sampling._row(rig)  # noqa: SLF001
+    warm = sampling._warm(row, 0.01)  # noqa: SLF001
+    few: dict[str, Any] = {"mirostat": 1, "temperature": warm, "top_k": 8}
+    for fields in (*_CUTS, *({**few, "mirostat_tau": tau} for tau in (1.6, 2.0, 2.4, 2.8))):
         asked = {**sampling.PLAIN, **fields}
         try:
             rig.sampler(**asked, implementation="native")
@@ -206,7 +243,7 @@ def check_native_cuts(rig: Rig) -> None:
             counts: Counter[Any] = Counter()
             for seed in range(N_DRAWS):
                 sampler = rig.sampler(**asked, implementation=kind, seed=seed)
-                n = 4 if "mirostat" in fields else 1
+                n = 4 if fields in _CUTS and "mirostat" in fields else 1
                 tokens = [int(sampler.sample(context)) for _ in range(n)]
                 counts.update((i, token) for i, token in enumerate(tokens))
             seen.append(counts)
@@ -214,6 +251,9 @@ def check_native_cuts(rig: Rig) -> None:
             one, two = (counts[drawn] for counts in seen)
             allowed = 5 * np.sqrt(one + two) + 2
             that(abs(one - two) <= allowed, f"{fields}: {drawn} {two} times, portable {one}")
+        if "top_k" in fields:  # of few tokens, those that may come do come
+            new = sum(n for drawn, n in seen[1].items() if not seen[0][drawn])
+            that(new <= MOST_NEW, f"{fields}: {new} first tokens that the portable never chose")
 
 
 WARM = 40.0
@@ -225,9 +265,10 @@ N_MIXES, MOST_LEFT = 32, 9
 def check_native_filters_leave_the_same(rig: Rig) -> None:
     """Filters set near their edges, alone and together, leave the tokens the portable's leave."""
     n_left = N_MIXES
-    for _ in range(12 * N_MIXES):
+    for i in range(12 * N_MIXES):
         context, row = sampling._row(rig)  # noqa: SLF001
-        fields = {**sampling.PLAIN, "temperature": WARM, **_mix(rig, row)}
+        kept = [(name, "keep") for name in ("p", "min", "typical", "xtc")]
+        fields = {**sampling.PLAIN, "temperature": WARM, **_mix(rig, row, (kept * 3)[i : i + 1])}
         expected = _left(rig, row, fields)
         if expected is None:
             continue
@@ -247,11 +288,12 @@ def check_native_filters_leave_the_same(rig: Rig) -> None:
 def _check_warmth(rig: Rig) -> None:
     """With a range of temperatures tokens come as often as the portable sampler says."""
     n = 600
-    for by, exponent in (
-        (2.9, 1.0), (2.9, 4.0), (2.9, 4.0), (2.9, 0.3), (5.0, 1.0), (1.5, 1.0), (1.0, 8.0),
+    for by, exponent, top_k in (
+        (2.9, 1.0, 8), (2.9, 4.0, 8), (2.9, 4.0, 8), (2.9, 0.3, 8), (5.0, 1.0, 8), (1.5, 1.0, 8),
+        (1.0, 8.0, 8), (2.9, 4.0, 2), (2.9, 9.0, 2), (2.9, 1.0, 1),
     ):  # fmt: skip
         context, row = sampling._row(rig)  # noqa: SLF001
-        asked = {**sampling.PLAIN, "temperature": 3.0, "dynatemp_range": by, "top_k": 8}
+        asked = {**sampling.PLAIN, "temperature": 3.0, "dynatemp_range": by, "top_k": top_k}
         asked |= {"dynatemp_exponent": exponent, "seed": 5}
         ids, shares = rig.sampler(**asked).distribution(row.astype(np.float32))
         try:
@@ -266,12 +308,18 @@ def _check_warmth(rig: Rig) -> None:
 
 
 def _check_impossible(rig: Rig) -> None:
-    """Tokens so unlikely that their probability is 0 are left out, and disturb no filter."""
+    """Tokens so unlikely that their probability is 0 are left out, and disturb no filter.
+
+    Where one token is allowed, that one comes; where none is, there is nothing to sample.
+    """
     context, row = sampling._row(rig)  # noqa: SLF001
     best = sampling._best(row, 3)  # noqa: SLF001
     bias = {token: -5000.0 for token in range(len(row)) if token not in best}
     if len(row) > MOST_BIASED:
         return
+    never = {token: -np.inf for token in range(len(row)) if token != best[0]}
+    unlikely = dict.fromkeys(never, -5000.0)
+    everything = dict.fromkeys(range(len(row)), -np.inf)
     for fields in _FILTERS:
         asked = {**sampling.PLAIN, "temperature": 2.0, "logit_bias": bias, **fields}
         try:
@@ -280,11 +328,24 @@ def _check_impossible(rig: Rig) -> None:
             continue
         found = {int(native.sample(context)) for _ in range(20)}
         that(found <= set(best), f"{fields}: {found}, though all but three are impossible")
+        for alone in (never, unlikely):
+            one = rig.sampler(**{**asked, "logit_bias": alone}, implementation="native", seed=5)
+            equal(int(one.sample(context)), best[0], f"{fields}: the only token allowed")
+    try:
+        none = rig.sampler(temperature=1.0, logit_bias=everything, implementation="native")
+        none.sample(context)
+    except InvalidInputError:
+        return
+    except InvalidStateError as error:
+        equal((error.operation, bool(error.state)), ("sample", True), "operation and state")
+    else:
+        that(condition=False, text="a token was sampled where none is allowed")
 
 
 _FILTERS: tuple[dict[str, Any], ...] = (
     {"typical_p": 0.6},
     {"dynatemp_range": 1.0},
+    {"dynatemp_range": 2.0},
     {"mirostat": 1},
     {"mirostat": 2},
     {"xtc_probability": 1.0, "xtc_threshold": 0.01},
@@ -298,8 +359,11 @@ _FILTERS: tuple[dict[str, Any], ...] = (
 )
 
 
-def _mix(rig: Rig, row: Any) -> dict[str, Any]:
-    """Return one to four filters, each with its edge between two of the likeliest tokens."""
+def _mix(rig: Rig, row: Any, named: list[tuple[str, str]]) -> dict[str, Any]:
+    """Return filters, each with its edge between two of the likeliest tokens.
+
+    The first of those ``named``, or else one to four of all.
+    """
     order = np.sort(row)[::-1]
     p = np.exp(order - order[0])
     p /= p.sum()
@@ -315,7 +379,8 @@ def _mix(rig: Rig, row: Any) -> dict[str, Any]:
         "xtc": {"xtc_probability": 1.0, "xtc_threshold": float(np.sqrt(p[e - 1] * p[e]))},
         "keep": {"min_keep": f},
     }
-    chosen = rig.random.sample(sorted(every), rig.random.randint(1, 4))
+    drawn = rig.random.sample(sorted(every), rig.random.randint(1, 4))
+    chosen = named[0] if named else drawn
     return {name: value for key in chosen for name, value in every[key].items()}
 
 

@@ -20,6 +20,7 @@ from infercore.errors import (
     DecodeAbortedError,
     InferCoreError,
     PluginError,
+    SessionFatalError,
     UnsupportedFeatureError,
 )
 from infercore.weight_files import gguf
@@ -249,7 +250,9 @@ def _outputs(rig: Rig, folder: Path, **fields: Any) -> Any:
                 context.decode(list(range(5, 25)))
                 context.decode_one(25)
                 return np.array(context.logits())
-    except InferCoreError:
+    except InferCoreError as error:
+        refused = not isinstance(error, (PluginError, SessionFatalError))
+        that(refused, f"neither computed nor refused: {error}")
         return None
 
 
@@ -290,6 +293,9 @@ def _check_ends_of_folder(rig: Rig, folder: Path) -> None:
     with rig.open_at(str(folder)) as model:
         equal(model.tokenizer.eos, 11, "eos of config.json alone")
     n = rig.tokenizer.n_vocab
+    _write(folder / "config.json", {**config, "eos_token_id": n - 1})
+    with rig.open_at(str(folder)) as model:
+        equal(model.tokenizer.eos, n - 1, "eos, the last id that there is")
     for name, ids in (("bos_token_id", n), ("eos_token_id", n), ("eos_token_id", [7, -1])):
         _write(folder / "config.json", {**config, name: ids})
         what = f"{name} of {ids}, beyond the ids"

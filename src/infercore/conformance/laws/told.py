@@ -26,7 +26,7 @@ from infercore.errors import (
     SnapshotError,
     UnsupportedFeatureError,
 )
-from infercore.testing import load_reference_model
+from infercore.testing import engine_of, load_reference_model
 from infercore.values.config import ModelConfig
 
 if TYPE_CHECKING:
@@ -116,6 +116,10 @@ def check_rope_options_are_used(rig: Rig) -> None:
         row = _row(rig, tokens, **fields)
         if row is not None:
             rig.near(row, oracle.rows(tokens, way)[-1], f"logits with {fields}")
+    with contextlib.suppress(*REFUSED):
+        context = rig.context(rope_scaling_type="none", rope_freq_scale=0.5)
+        context.decode(tokens)
+        rig.near(context.logits(), oracle.rows(tokens)[-1], "no scaling, whatever the scale")
     factors = {"rope_scaling_type": "longrope"}  # which a plain llama's files do not have
     that(_row(rig, tokens, **factors) is None, "longrope is taken without its factors")
 
@@ -394,11 +398,12 @@ def check_files_and_threads_are_given_back(rig: Rig) -> None:
     if not Path("/proc/self/task").exists():
         rig.leave("this platform does not tell open files through /proc")
     tokens, fields = rig.tokens(6), _two_threads(rig)
-    closed = []  # and still known to somebody
+    closed: list[Any] = []  # and still known to somebody, engine and all
 
     def use_context() -> None:
-        closed.append(rig.model.new_context(**fields))
-        with closed[-1] as context:
+        context = rig.model.new_context(**fields)
+        closed.append((context, engine_of(context)))
+        with context:
             context.decode(tokens)
             _change(rig, context, tokens)
 
