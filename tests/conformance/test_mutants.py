@@ -142,6 +142,7 @@ def test_the_toy_that_mutants_are_made_from_keeps_every_law(tmp_path: Path) -> N
         "CAP-38",
         "CAP-39",
         "CAP-41",
+        "CAP-42",
         "ENC-12",
         "TOK-20",
         "CAP-19",

@@ -151,7 +151,7 @@ def _example() -> Subject:
         name="example",
         folder=folder,
         package="infercore_tablelm",
-        files=_author_files(folder, groups),
+        files=_author_files(folder, groups, ("making.py",)),  # which makes tables
         rigs=("infercore_tablelm.conformance:rig",),
         entries={"infercore.backends": {"tablelm": "infercore_tablelm.plugin"}},
     )

@@ -10,7 +10,7 @@ import pytest
 import infercore
 from infercore.conformance import check_backend
 from infercore_tablelm.conformance import MODEL, rig
-from infercore_tablelm.tables import count
+from infercore_tablelm.making import count
 
 
 def test_every_law_is_kept() -> None:

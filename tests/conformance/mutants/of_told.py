@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -19,6 +20,7 @@ from infercore.errors import UnsupportedFeatureError
 from infercore.testing import (
     dry,
     kv_formats,
+    reference_model,
     reference_sampler,
     reference_sequences,
     reference_settings,
@@ -258,6 +260,16 @@ def a_narrow_cache_comes_back_without_its_first_value(m: Any) -> None:
 @breaks("CAP-30", **real)
 def progress_is_never_told(m: Any) -> None:
     m.setattr(api._Progress, "tell", lambda self, fraction: None)
+
+
+@breaks("CAP-42", **real)
+def a_config_alone_is_claimed(m: Any) -> None:
+    m.setattr(reference_model, "match", lambda path: float(Path(path, "config.json").is_file()))
+
+
+@breaks("ENC-16", **real)
+def a_piece_loses_what_it_begins_with(m: Any) -> None:
+    m.setattr(reference_tokenizer, "_word_piece", lambda piece: piece[2:].encode())
 
 
 @breaks("BAD-16", **real)

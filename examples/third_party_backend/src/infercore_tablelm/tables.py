@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +12,8 @@ BOS, EOS = 256, 257
 N_VOCAB = 258
 ORDER = 3
 FLOOR = 1e-4
-
-
-def count(text: str) -> dict[str, Any]:
-    """Return the table of ``text``, as it is written to JSON."""
-    data = [BOS, *text.encode(), EOS]
-    tables: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    for i in range(1, len(data)):
-        for n in range(min(ORDER, i) + 1):
-            tables[" ".join(map(str, data[i - n : i]))][str(data[i])] += 1
-    return {"format": "tablelm 1", "n_ctx_train": 4096, "tables": tables}
+FORMAT = "tablelm 1"
+KEYS = {"format", "n_ctx_train", "tables"}
 
 
 class Tables:
@@ -30,7 +21,7 @@ class Tables:
 
     def __init__(self, path: str) -> None:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
-        if found.get("format") != "tablelm 1":
+        if not isinstance(found, dict) or not found.keys() >= KEYS or found["format"] != FORMAT:
             raise ValueError("this is no table of tablelm 1")
         self.n_ctx_train: int = found["n_ctx_train"]
         self._shares = {key: _shares(counts) for key, counts in found["tables"].items()}

@@ -174,6 +174,8 @@ def _damages(path: Path) -> Iterator[tuple[str, str, bytes | None]]:
         for share in (0.001, 0.02, 0.5, 0.999):
             yield f"cut at {share}", "", data[: int(share * len(data))]
         yield "of noise", "", bytes(range(256)) * 64
+        if path.suffix == ".json":
+            yield from _other_json("", data)
         return
     for file in sorted(path.rglob("*")):
         if not file.is_file() or file.suffix in (".md", ".txt"):
@@ -184,15 +186,19 @@ def _damages(path: Path) -> Iterator[tuple[str, str, bytes | None]]:
             data = file.read_bytes()
             yield "cut", name, data[: len(data) // 2]
             if file.suffix == ".json":
-                yield "without what is in it", name, b"{}"
-                yield "a list", name, b"[]"
-                yield from _halves(name, data)
+                yield from _other_json(name, data)
         else:
             with file.open("rb") as opened:
                 yield "cut", name, opened.read(SMALL)
             data = file.read_bytes()
             if b"layers.1." in data[:SMALL]:
                 yield "with other names", name, data.replace(b"layers.1.", b"layers.9.")
+
+
+def _other_json(name: str, data: bytes) -> Iterator[tuple[str, str, bytes]]:
+    yield "without what is in it", name, b"{}"
+    yield "a list", name, b"[]"
+    yield from _halves(name, data)
 
 
 def _halves(name: str, data: bytes) -> Iterator[tuple[str, str, bytes]]:

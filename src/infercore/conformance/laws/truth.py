@@ -227,8 +227,9 @@ def check_adapters(rig: Rig) -> None:
 def check_flash_attention_computes_the_same(rig: Rig) -> None:
     """With every declared setting of flash attention the logits are those without it.
 
-    Where "on" and "off" are both told to be in force, a bit of them differs: an engine in which
-    none does tells what holds in ``effective``, or declares one setting.
+    Where "on" and "off" are both told to be in force, a bit of them differs, or the plan where the
+    rig does not require ``flash_attn``: an engine in which nothing does tells what holds in
+    ``effective``, or declares one setting.
     """
     rig.need_all_logits()
     settings = rig.context().capabilities.flash_attention
@@ -243,11 +244,20 @@ def check_flash_attention_computes_the_same(rig: Rig) -> None:
         told[setting] = context.effective.get("flash_attn")
     plain, exact = rows["off"]
     if (told.get("on"), told["off"]) == ("on", "off"):
-        differs = not np.array_equal(rows["on"][0], plain)
-        that(differs, "flash_attn='on' changes not a bit; effective says it is on")
+        alike = np.array_equal(rows["on"][0], plain)
+        differs = not alike or ("flash_attn" not in rig.require and _plans_apart(rig))
+        that(differs, "flash_attn='on' changes not a bit, nor the plan; effective says it is on")
     for setting, (row, tolerance) in rows.items():
         gap, allowed = float(np.abs(row - plain).max()), max(tolerance, exact, rig.tolerance)
         that(gap <= allowed, f"flash_attn={setting!r}: logits {gap:.3g} off, beyond {allowed:.3g}")
+
+
+def _plans_apart(rig: Rig) -> bool:
+    try:
+        plans = [rig.model.plan_memory(**rig.fields(flash_attn=kind)) for kind in ("on", "off")]
+    except UnsupportedFeatureError:
+        return False
+    return bool(plans[0].compute_bytes != plans[1].compute_bytes)
 
 
 @law("CAP-20", since="1.1")
