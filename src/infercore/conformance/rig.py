@@ -81,8 +81,8 @@ class Golden:
     logits: FloatArray
 
 
-def _golden(value: Iterable[tuple[Sequence[int], Any]]) -> tuple[Golden, ...]:
-    return tuple(_golden_of(*pair) for pair in value)
+def _golden(value: Iterable[Golden | tuple[Sequence[int], Any]]) -> tuple[Golden, ...]:
+    return tuple(pair if isinstance(pair, Golden) else _golden_of(*pair) for pair in value)
 
 
 def _golden_of(tokens: Sequence[int], logits: Any) -> Golden:
