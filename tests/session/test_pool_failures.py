@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import infercore as ic
+from infercore.session.roster import Roster
+from infercore.session.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -376,3 +379,22 @@ def test_closing_an_idle_session_waits_for_no_step(reference: Any) -> None:
         busy.close()
         pool.flush_cache()
         assert (pool.stats().n_open, pool.stats().n_cells_used) == (0, 0)
+
+
+def test_who_lets_another_go_ahead_still_waits_where_the_engine_fails() -> None:
+    jobs: list[Any] = [SimpleNamespace(sequence=SimpleNamespace(namespace="")) for _ in range(3)]
+
+    def place(job: Any) -> bool | None:
+        if job is jobs[1]:
+            raise ic.SessionFatalError("the engine is gone", cause=MemoryError())
+        return None
+
+    scheduler: Any = object.__new__(Scheduler)
+    scheduler._engine = SimpleNamespace(n_places=4)
+    scheduler.roster = Roster()
+    scheduler.placing = SimpleNamespace(place=place)
+    for job in jobs:
+        scheduler.roster.waiting.append(job)
+    with pytest.raises(ic.SessionFatalError):
+        scheduler._admit()
+    assert list(scheduler.roster.waiting) == jobs

@@ -348,7 +348,15 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Give places to those that wait, in their order; who follows another lets it go ahead."""
-        waiting, passed = self.roster.waiting, []
+        passed: list[Job] = []
+        try:
+            self._place_waiting(passed)
+        finally:
+            for job in reversed(passed):
+                self.roster.waiting.put_back(job)
+
+    def _place_waiting(self, passed: list[Job]) -> None:
+        waiting = self.roster.waiting
         while waiting and len(self.roster.running) < self.n_places:
             job = waiting.take()
             try:
@@ -366,8 +374,6 @@ class Scheduler:
                 break
             else:
                 self._begin(job)
-        for job in reversed(passed):
-            waiting.put_back(job)
 
     def _begin(self, job: Job) -> None:
         self.roster.give_place(job)
