@@ -62,7 +62,7 @@ MESSAGES = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": "What is 2 + 2?"},
 ]
-_ADDRESS, _CLOCK = re.compile("0x[0-9a-f]+", re.IGNORECASE), re.compile("strftime_now")
+_ADDRESS, _CLOCK = re.compile("0x[0-9a-f]+", re.IGNORECASE), re.compile("strftime_now|lipsum")
 VARIABLES: dict[str, Any] = {"add_generation_prompt": True, "tools": None, "bos_token": "<s>"}
 
 
