@@ -175,6 +175,15 @@ def test_a_sliding_window_goes_back_to_the_last_place_whose_window_is_held(tiny,
 
 
 @pytest.mark.parametrize("unified", [True, False])
+def test_a_recurrent_sequence_is_saved_as_it_is_behind_a_copy(tiny, open_context, unified):
+    context = open_context(tiny("recurrent"), n_seq_max=2, kv_unified=unified)
+    context.decode(np.arange(30, dtype=np.int32), seq_id=0, logits="none")
+    context.seq_copy(0, 1, -1, -1)
+    context.save_sequence(0)  # no token is evaluated for it: none could be taken back
+    assert [context.n_past(seq) for seq in (0, 1)] == [30, 30]
+
+
+@pytest.mark.parametrize("unified", [True, False])
 @pytest.mark.parametrize("name", ["storyteller", "recurrent"])
 def test_columns_are_entries(story, tiny, open_context, prompt, unified, name):
     model = story if name == "storyteller" else tiny(name)

@@ -26,7 +26,9 @@ class Memory:
         self._whole_only = traits.is_recurrent
         self._window = traits.info.sliding_window
         self._keeps_window_only = self._window is not None and not chosen["swa_full"]
-        self._has_streams = self._n_seq_max > 1 and not chosen.get("kv_unified")
+        # Only keys and values lie in streams: a recurrent state is copied at once.
+        is_split = self._n_seq_max > 1 and not chosen.get("kv_unified")
+        self._has_streams = is_split and not traits.is_recurrent
         # Saved state has of sliding layers only the window: where it began, by sequence.
         self._restored_from: dict[int, int] = {}
         # What the engine has put off until it next decodes. Before that nothing may read or write
