@@ -343,8 +343,8 @@ def made(world: World, name: str, where: str, method: str, arguments: dict[str, 
         raise
     except ic.InferCoreError:
         raise
-    except OSError as error:  # what a disk says is the system's own error, and documented
-        if not name.endswith(".save"):
+    except OSError as error:  # what a disk says is the system's own error, and documented there
+        if not name.endswith((".save", "_regular")):
             raise Untyped(f"{shown}: {error!r}") from error
         return f"{shown}: {error!r}"
     except Exception as error:
