@@ -6,6 +6,7 @@ import pytest
 from infercore.engine import blob
 from infercore.errors import (
     ContextOverflowError,
+    InvalidInputError,
     InvalidSequenceError,
     OutOfMemoryError,
     OutputNotAvailableError,
@@ -40,6 +41,13 @@ def books(context):
         [(context.tokens(s), list(context._cells.positions(s))) for s in ids],
         context.n_free(),
     )
+
+
+@pytest.mark.parametrize("row", [None, 1, "no", np.zeros(3)])
+def test_whether_the_row_is_saved_is_a_bool(reference_model, row):
+    context = filled(reference_model)
+    with pytest.raises(InvalidInputError, match="row"):
+        context.save_sequence(0, row=row)
 
 
 def test_a_state_comes_back_whole(reference_model):

@@ -522,6 +522,7 @@ class GuardedContext:
         with self._gate:
             self._native.need("sequence_state", declared=self.capabilities.sequence_state)
             arguments.check_note(note)
+            arguments.check_bool("row", row)
             return self._saving.save_sequence(self._sequence(seq_id), note, row=row)
 
     def seq_state_size(self, seq_id: int = 0) -> int:
