@@ -18,7 +18,7 @@ from infercore.isolated.board import SIZE, Board
 from infercore.isolated.child import Child, DeathError
 from infercore.isolated.lane import Lane
 from infercore.isolated.session import IsolatedSession
-from infercore.isolated.worker import Worker, _answer_of_shown
+from infercore.isolated.worker import Worker, _answer_of_shown, _Held
 from infercore.session.generation import Shown
 from infercore.session.jobs import Latch
 
@@ -273,6 +273,61 @@ def test_what_another_thread_has_just_answered_is_not_answered_again(tmp_path: P
     assert worker._board.ask(31, 7)
     assert worker._asked_for(held, SimpleNamespace(is_empty=False), 7) == 0
     worker._board.close()
+
+
+def test_a_reader_is_looked_after_behind_text_that_is_held_back(tmp_path: Path) -> None:
+    """As half a mark of a tool call: it is no chunk, and the one that follows is asked for anew."""
+    sent: list[bytes] = []
+
+    class Source:
+        """Brings items as the decode does: whoever asked last is called."""
+
+        is_empty = property(lambda self: not self.items)
+
+        def __init__(self) -> None:
+            self.items: list[Shown] = []
+            self.came: Any = None
+
+        def ask(self, came: Any) -> bool:
+            self.came = came
+            return True
+
+        listen = ask
+
+        def claim(self) -> Shown:
+            return self.items.pop(0)
+
+        given = claim
+
+        def bring(self, text: str) -> None:
+            self.items.append(Shown(text, (1,)))
+            self.came()
+
+    class Held(_Held):
+        """A stream of chat that shows no text but in capitals."""
+
+        source = Source()
+
+        def text(self, item: Shown) -> list[Any] | None:
+            chunk = ic.StreamChunk(text=item.text, tokens=item.tokens)
+            return [chunk, [], None] if item.text.isupper() else None
+
+    with (tmp_path / "page").open("wb+") as file:
+        file.truncate(SIZE)
+        board = Board(file.fileno())
+    worker = Worker(SimpleNamespace(board=board, send_in_lane=sent.append))  # type: ignore[arg-type]
+    held = Held(SimpleNamespace(sample_through=lambda _: None))
+    held.stream = object()
+    held.lock.acquire()
+    worker._next_of(held, 1, 7, in_lane=True)
+    held.source.bring("A")
+    assert len(sent) == 1
+    for number, texts in ((2, ["B"]), (3, ["c", "C"]), (4, ["D"])):
+        assert board.ask(number, 7), "nobody looks"
+        for text in texts:
+            held.source.bring(text)
+        assert len(sent) == number, "an item lies there, and nobody takes it"
+    board.close()
 
 
 def test_text_that_has_no_small_frame_is_an_answer_of_the_other_pipe() -> None:

@@ -33,8 +33,7 @@ class Lane:
     def enter(self, user: Latch) -> bool:
         """Have it until `leave`, or until nobody has ``user``; False where somebody else has it."""
         with self._lock:
-            there = self._user
-            if self._is_closed or (there is not None and there() is not None):
+            if self._is_closed or self._has_user:
                 return False
             self._user = weakref.ref(user)
             return True

@@ -371,6 +371,9 @@ class Worker:
         except BaseException as error:  # noqa: BLE001  (it is the caller's to see)
             answer = False, error, self._value(target, "next")
         if answer is None:
+            with self._lane_lock:  # the next item calls another than `_came`
+                if self._board.armed == target:
+                    self._board.armed = 0
             return held.ask(number, partial(self._given, held, target))
         self._answer_held(held, target, number, answer)
         return True

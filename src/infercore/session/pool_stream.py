@@ -186,7 +186,7 @@ class PoolStream:
 
     def own(self, shown: Shown) -> None:
         """Make what was shown the session's; as `take_given`, without a chunk of it."""
-        with self._session.gate:
+        with self._held():
             self._own(shown.tokens)
 
     def take_given(self, item: Shown | Item) -> StreamChunk:
