@@ -203,6 +203,22 @@ def test_rows_outlive_what_the_engine_puts_off(story, open_context, prompt):
     assert not np.array_equal(context.logits(0), before[0])
 
 
+def test_marks_of_rows_that_change_behind_a_read_only_view_are_read_anew(
+    story, open_context, prompt
+):
+    context = open_context(story, n_seq_max=2)
+    marks = np.ones(2, dtype=np.bool_)
+    seen = marks[:]
+    seen.flags.writeable = False
+    ids = np.array([0, 1], dtype=np.int32)
+    for position, n_rows in enumerate((2, 1)):
+        marks[n_rows:] = False
+        context.decode_spans(prompt[:2], np.full(2, position, dtype=np.int32), ids, seen)
+        context.logits(n_rows - 1)
+        with pytest.raises(ic.OutputNotAvailableError):
+            context.logits(n_rows)
+
+
 def moved(context, seed: int, n_tokens: int, n_vocab: int) -> float:
     """Return how far the logits of a random text are off, in one call and in calls of one token."""
     random = np.random.default_rng(seed)

@@ -76,7 +76,10 @@ class Sequence:
         self.set_row(None)
 
     def push(self, token: int) -> None:
-        """Want a token more, which was chosen from the row behind the others."""
+        """Want a token more, which was chosen from the row behind the others.
+
+        `Choosing.choose_each` does the same in place where there is no ghost.
+        """
         if self.ghost:
             self.extend([token])
             return

@@ -161,7 +161,7 @@ class Decoding:
             self._rows = [i for i, mark in enumerate(marks) if mark]
             return
         self._rows = range(n)
-        if not wanted.flags.writeable:
+        if wanted.base is None and not wanted.flags.writeable:  # a view's base may be written to
             self._all_wanted, self._every = wanted, self._rows
 
     def decode_vectors(
