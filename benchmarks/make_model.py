@@ -30,6 +30,8 @@ class Shape:
     n_ff: int
     n_vocab: int = 32_000
     n_ctx_train: int = 16_384
+    gain: float = 0.0
+    """Of each product, which makes logits span 30; 0.0: weights spread by 0.02, logits by 1."""
     attention: tuple[int, ...] = ()
 
     @property
@@ -44,6 +46,9 @@ class Shape:
 SHAPES = {
     "tiny": Shape(n_layer=2, n_embd=256, n_head=4, n_head_kv=2, n_ff=512, n_vocab=4_096),
     "0.5b": Shape(n_layer=24, n_embd=1_024, n_head=16, n_head_kv=4, n_ff=4_608),
+    "deep": Shape(
+        n_layer=32, n_embd=128, n_head=4, n_head_kv=2, n_ff=256, n_vocab=1_024, gain=1.25
+    ),
     "1b": Shape(n_layer=24, n_embd=1_536, n_head=24, n_head_kv=8, n_ff=6_144),
     "tiny-hybrid": Shape(
         n_layer=3, n_embd=256, n_head=4, n_head_kv=2, n_ff=512, n_vocab=4_096, attention=(1,)
@@ -58,6 +63,7 @@ SHAPES = {
     ),
 }
 N_CONV = 3
+GAIN_OF_LOGITS = 4.5
 SPECIAL = ("<|bos|>", "<|eos|>", "<|turn|>", "<|end|>")
 CHAT_TEMPLATE = """\
 {{- bos_token -}}
@@ -110,7 +116,7 @@ def write_gguf(path: Path, shape: Shape, seed: int = 0) -> None:
         if isinstance(rows, int):
             writer.add_tensor(name, np.ones(rows, dtype=np.float32))
             continue
-        data = rng.standard_normal(rows, dtype=np.float32) * 0.02
+        data = rng.standard_normal(rows, dtype=np.float32) * np.float32(spread(shape, name, rows))
         if "conv.weight" in name:
             writer.add_tensor(name, data)
             continue
@@ -120,6 +126,14 @@ def write_gguf(path: Path, shape: Shape, seed: int = 0) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def spread(shape: Shape, name: str, rows: tuple[int, ...]) -> float:
+    """The standard deviation of a tensor's weights."""
+    if not shape.gain:
+        return 0.02
+    gain = GAIN_OF_LOGITS if name in {"token_embd.weight", "output.weight"} else shape.gain
+    return gain / float(np.sqrt(rows[-1]))
 
 
 def add_metadata(writer: gguf.GGUFWriter, shape: Shape) -> None:

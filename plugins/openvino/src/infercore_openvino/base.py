@@ -54,7 +54,9 @@ class BaseContext:
         self._added = added
         self._request = compiled.new_request(added)
         self._settings = settings
-        self.tolerance = settings.tolerance(rounded=compiled.group_size > 0)
+        self.tolerance = settings.tolerance(
+            rounded=compiled.group_size > 0, n_layer=compiled.graph.shape.n_layer
+        )
         self.n_batch = settings.n_batch
         self.n_ubatch = settings.n_ubatch
         self._aborted = threading.Event()
