@@ -76,3 +76,8 @@ class Sequences(Base):
     def load_sequence(self, seq_id: int, data: bytes) -> None:
         """Replace one sequence."""
         self.sequences[seq_id] = cells.load(data)[0]
+
+    def close(self) -> None:
+        """Let the cells go."""
+        super().close()
+        self.sequences = []
