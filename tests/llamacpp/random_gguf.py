@@ -190,6 +190,30 @@ def _recurrent(random: np.random.Generator) -> tuple[dict[str, Any], _Tensors]:
     return _metadata("mamba", **more), tensors
 
 
+def _hybrid(random: np.random.Generator, **more: Any) -> tuple[dict[str, Any], _Tensors]:
+    """A model of which two layers attend, and two keep the last inputs of a convolution."""
+    tensors = _Tensors(random)
+    tensors.frame()
+    for i in range(4):
+        tensors.layer(i)
+        for name in ("attn_q_norm", "attn_k_norm"):
+            tensors.norm(f"blk.{i}.{name}", 32)
+        if not i % 2:
+            for name in [name for name in tensors if name.startswith(f"blk.{i}.attn_")]:
+                if name != f"blk.{i}.attn_norm.weight":
+                    del tensors[name]
+            tensors.weight(f"blk.{i}.shortconv.conv", N_EMBD, 3)
+            tensors.weight(f"blk.{i}.shortconv.in_proj", 3 * N_EMBD, N_EMBD)
+            tensors.weight(f"blk.{i}.shortconv.out_proj", N_EMBD, N_EMBD)
+    tensors["token_embd_norm.weight"] = tensors.pop("output_norm.weight")
+    more |= {"shortconv.l_cache": 3, "attention.head_count_kv": [0, 2, 0, 2]}
+    return _metadata("lfm2", n_layer=4, **more), tensors
+
+
+def _hybrid_sliding(random: np.random.Generator) -> tuple[dict[str, Any], _Tensors]:
+    return _hybrid(random, **{"attention.sliding_window": WINDOW})
+
+
 def _encoder(random: np.random.Generator, pooling: int = 1) -> tuple[dict[str, Any], _Tensors]:
     tensors = _Tensors(random)
     tensors.weight("token_embd", N_VOCAB, N_EMBD)

@@ -87,3 +87,23 @@ def test_going_back_far_beyond_the_window(opened: Any) -> None:
         greedy(session, 100)
         session.ensure_prefix(PREFIX[:100])
         assert greedy(session) == cold(opened, PREFIX[:100])
+
+
+@pytest.mark.parametrize("name", ["storyteller", "recurrent", "sliding"])
+@pytest.mark.parametrize("kv_unified", [True, False])
+def test_a_snapshot_goes_between_pool_and_session(name: str, kv_unified: bool) -> None:
+    path = infercore_models.path(name, "gguf-f32")
+    fields = {"n_ctx": 512, "n_threads": 1, "flash_attn": "off"}
+    with ic.load_model(path, backend="llamacpp") as model, model.new_session(**fields) as alone:
+        alone.ensure_prefix(PREFIX)
+        first = alone.snapshot()
+        expected = greedy(alone), greedy(alone)
+        with model.new_pool(n_parallel=3, kv_unified=kv_unified, **fields) as pool:
+            others = [pool.open_session() for _ in range(3)]
+            for i, session in enumerate(others):
+                session.ensure_prefix(f"Story {i}.")
+            others[2].restore(first)
+            assert others[2].explain_context().held_tokens
+            assert greedy(others[2]) == expected[0]
+            alone.restore(others[2].snapshot())
+            assert (greedy(alone), greedy(others[2])) == (expected[1], expected[1])

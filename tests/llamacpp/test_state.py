@@ -131,3 +131,56 @@ def test_a_restored_window_does_not_go_back_to_what_was_not_saved(tiny, open_con
     assert second.seq_remove(0, 50, -1)
     assert first.seq_remove(0, 0, 10)  # removed, not lost: going back is right
     assert first.seq_remove(0, 20, -1)
+
+
+CONTEXTS = {
+    "alone": {},
+    "together": {"n_seq_max": 3, "kv_unified": True},
+    "apart": {"n_seq_max": 3, "kv_unified": False},
+    "apart, more": {"n_seq_max": 5, "kv_unified": False, "n_ctx": 2560},
+}
+MEMORIES = {
+    "f16": ("story", {"type_k": "f16", "type_v": "f16"}),
+    "f32, turned": ("story", {"type_k": "f32", "type_v": "f32", "flash_attn": "off"}),
+    "bf16": ("story", {"type_k": "bf16", "type_v": "bf16", "flash_attn": "on"}),
+    "q8_0": ("story", {"type_k": "q8_0", "type_v": "q8_0", "flash_attn": "on"}),
+    "iq4_nl": ("story", {"type_k": "iq4_nl", "type_v": "q5_1", "flash_attn": "on"}),
+    "recurrent": ("recurrent", {}),
+    "sliding": ("sliding", {}),
+    "sliding, narrow": ("sliding", {"swa_full": False}),
+    "places": ("mrope", {}),
+    "hybrid": ("hybrid", {}),
+    "hybrid, sliding": ("hybrid_sliding", {}),
+    "hybrid, narrow": ("hybrid_sliding", {"swa_full": False}),
+}
+
+
+@pytest.mark.parametrize("memory", MEMORIES)
+def test_a_sequence_goes_into_any_context(story, tiny, open_context, memory):
+    kind, fields = MEMORIES[memory]
+    model = story if kind == "story" else tiny(kind)
+    tokens = np.random.default_rng(9).integers(3, 120, 90).astype(np.int32)
+    for own in CONTEXTS.values():
+        source = open_context(model, **{"n_ctx": 1536, **fields, **own})
+        last = own.get("n_seq_max", 1) - 1
+        if last:
+            source.decode(tokens[:7], seq_id=0, logits="none")
+        source.decode(tokens, seq_id=last, logits="none")
+        saved, expected = source.save_sequence(last), next_row(source, seq_id=last)
+        for other in CONTEXTS.values():
+            target = open_context(model, **{"n_ctx": 1536, **fields, **other})
+            place = min(1, other.get("n_seq_max", 1) - 1)
+            target.load_sequence(place, saved)
+            assert target.n_past(place) == 90
+            row = next_row(target, seq_id=place)
+            assert np.abs(row - expected).max() < target.tolerance, (own, other)
+
+
+def test_a_sequence_that_lies_in_more_streams_than_there_are_is_refused(story, open_context):
+    context = open_context(story)
+    context.decode(np.arange(4, 14, dtype=np.int32), seq_id=0, logits="none")
+    saved = bytes(context.save_sequence(0))
+    twice = saved[:8] + (2).to_bytes(4, "little") + 2 * saved[12:]
+    with pytest.raises(ic.SnapshotError):
+        context.load_sequence(0, twice)
+    assert context.n_past(0) == 0

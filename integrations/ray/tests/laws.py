@@ -33,7 +33,7 @@ LONE = {"POOL-16"}
 """Laws of one engine: the bound on load sends one of four sessions at once to the other replica."""
 UNHEARD = {"POOL-3", "POOL-15", "POOL-18", "POOL-24"}
 """Laws that count an engine's steps, of which a replica in another process tells nobody."""
-AS_ASKED = {"n_step_tokens": None, "cache_bytes": 0}
+AS_ASKED = {"n_step_tokens": None}
 """Replicas have the defaults of `infercore serve`, the laws those of a pool."""
 
 

@@ -29,6 +29,7 @@ class Memory:
         # Only keys and values lie in streams: a recurrent state is copied at once.
         is_split = self._n_seq_max > 1 and not chosen.get("kv_unified")
         self._has_streams = is_split and not traits.is_recurrent
+        self.n_streams: int = self._n_seq_max if is_split else 1
         # Saved state has of sliding layers only the window: where it began, by sequence.
         self._restored_from: dict[int, int] = {}
         # What the engine has put off until it next decodes. Before that nothing may read or write

@@ -1,8 +1,10 @@
-"""Looks into the engine's own bytes of saved state for what would spoil a context for good.
+"""Looks into the engine's own bytes of saved state.
 
-A NaN that is loaded stays in its cell when that is given free, and 0 times NaN is NaN: attention
-multiplies masked cells too, so one would spoil every later sequence of the context. And a cell at
-a position below zero, or at the largest integer, is never removed again.
+What would spoil a context for good is refused: a NaN that is loaded stays in its cell when that is
+given free, and 0 times NaN is NaN: attention multiplies masked cells too, so one would spoil every
+later sequence of the context. And a cell at a position below zero, or at the largest integer, is
+never removed again. A saved sequence tells how many streams its context had, and the engine takes
+no other number than that of the context it comes to: so that is rewritten.
 Source of the layout: ``llama_kv_cache::state_write`` in llama.cpp.
 """
 
@@ -13,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from infercore_llamacpp.traits import KV_TYPES
+from infercore_llamacpp.traits import HEAD_BYTES, KV_TYPES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,7 +56,7 @@ def complaint(data: bytes | memoryview, traits: Traits, *, of_sequence: bool) ->
         raise UnknownLayoutError
     reader = _Reader(memoryview(data).cast("B"))
     try:
-        reader.skip(8 if of_sequence else reader.number("I"))
+        reader.skip(HEAD_BYTES if of_sequence else reader.number("I"))
         while not reader.at_end:
             for kind, numbers in _cache(reader, traits):
                 if not _are_finite(kind, numbers):
@@ -64,6 +66,30 @@ def complaint(data: bytes | memoryview, traits: Traits, *, of_sequence: bool) ->
     except (struct.error, KeyError) as error:
         raise UnknownLayoutError from error
     return None
+
+
+def in_streams(data: bytes | memoryview, n_streams: int, traits: Traits) -> bytes | memoryview:
+    """Return a sequence as a context of ``n_streams`` would have written it.
+
+    A layout that is not known is returned as it is; the engine says whether it takes that.
+    """
+    view = memoryview(data).cast("B")
+    number = struct.pack("<I", n_streams)
+    if not traits.n_caches or view[HEAD_BYTES : HEAD_BYTES + 4] == number:
+        return data
+    reader = _Reader(view)
+    pieces: list[bytes | memoryview] = []
+    try:
+        pieces.append(reader.skip(HEAD_BYTES))
+        for _ in range(traits.n_caches):
+            streams = [_whole_stream(reader, traits) for _ in range(reader.count(_FEW))]
+            held = [stream for stream in streams if len(stream) > len(number)]
+            if len(held) > n_streams:
+                return data
+            pieces += [number, *held, bytes(len(number) * (n_streams - len(held)))]
+    except (_PositionError, UnknownLayoutError, struct.error, KeyError):
+        return data
+    return b"".join([*pieces, reader.rest])
 
 
 class _PositionError(ValueError):
@@ -90,6 +116,10 @@ class _Reader:
             raise UnknownLayoutError
         return value
 
+    @property
+    def rest(self) -> memoryview:
+        return self._data[self._at :]
+
     def skip(self, n_bytes: int) -> memoryview:
         start, self._at = self._at, self._at + n_bytes
         if self._at > len(self._data):
@@ -99,23 +129,36 @@ class _Reader:
 
 def _cache(reader: _Reader, traits: Traits) -> Iterator[tuple[str, memoryview]]:
     """Yield type and bytes of each tensor of one cache."""
-    for _ in range(reader.count(_FEW)):  # streams
-        n_cells = reader.count(_MANY)
-        if not n_cells:
-            continue
-        for _ in range(n_cells):
-            if not 0 <= reader.number("i") < _MAX_POSITION:
-                raise _PositionError
-            n_ids = reader.count(_FEW)
-            reader.skip((12 if traits.has_cell_extras else 0) + 4 * n_ids)
-        is_transposed, n_layers = reader.number("I"), reader.count(_FEW)
-        for _ in range(n_layers):
-            kind = _NAMES[reader.number("i")]
-            yield kind, reader.skip(n_cells * reader.number("Q"))
-        for _ in range(0 if traits.shares_kv_types else n_layers):
-            kind = _NAMES[reader.number("i")]
-            row = reader.number("I") * reader.number("I") if is_transposed else reader.number("Q")
-            yield kind, reader.skip(n_cells * row)
+    for _ in range(reader.count(_FEW)):
+        yield from _stream(reader, traits)
+
+
+def _whole_stream(reader: _Reader, traits: Traits) -> memoryview:
+    """Return the bytes of one stream of a cache."""
+    rest = reader.rest
+    for _ in _stream(reader, traits):
+        pass
+    return rest[: len(rest) - len(reader.rest)]
+
+
+def _stream(reader: _Reader, traits: Traits) -> Iterator[tuple[str, memoryview]]:
+    """Yield type and bytes of each tensor of one stream."""
+    n_cells = reader.count(_MANY)
+    if not n_cells:
+        return
+    for _ in range(n_cells):
+        if not 0 <= reader.number("i") < _MAX_POSITION:
+            raise _PositionError
+        n_ids = reader.count(_FEW)
+        reader.skip((12 if traits.has_cell_extras else 0) + 4 * n_ids)
+    is_transposed, n_layers = reader.number("I"), reader.count(_FEW)
+    for _ in range(n_layers):
+        kind = _NAMES[reader.number("i")]
+        yield kind, reader.skip(n_cells * reader.number("Q"))
+    for _ in range(0 if traits.shares_kv_types else n_layers):
+        kind = _NAMES[reader.number("i")]
+        row = reader.number("I") * reader.number("I") if is_transposed else reader.number("Q")
+        yield kind, reader.skip(n_cells * row)
 
 
 def _are_finite(kind: str, data: memoryview) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import struct
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -26,6 +28,7 @@ KV_TYPES = {
 }
 PLAIN_KV_TYPES = ("f32", "f16", "bf16")
 SHIFTED_KV_TYPES = ("f32", "f16")  # the engine dies when it turns keys of another type
+HEAD_BYTES = 8  # of a saved sequence: a mark, and the number it had
 KV_BLOCK = 32  # elements of a block of every quantised type above
 POOLING = ("none", "mean", "cls", "last", "rank")  # by their number in llama.h
 ROPE_SCALING = ("none", "linear", "yarn", "longrope")  # likewise
@@ -66,6 +69,7 @@ class Traits:
     can_shift: bool
     is_causal: bool
     has_gpu: bool
+    n_caches: int  # of keys and values, that begin the saved state of a sequence
 
     def own(self, key: str) -> str | None:
         """Return the metadata value of ``key`` under the model's architecture."""
@@ -198,7 +202,7 @@ def read_traits(model: int, *, has_gpu: bool, overrides: Mapping[str, object] = 
 
     ``overrides`` took the place of what its file says, which the engine goes on telling.
     """
-    has_memory, can_shift, is_causal = _probe(model)
+    has_memory, can_shift, is_causal, n_caches = _probe(model)
     info = read_info(model, has_memory=has_memory, overrides=overrides)
     head = info.n_embd // info.n_head if info.n_head else 0
 
@@ -221,19 +225,34 @@ def read_traits(model: int, *, has_gpu: bool, overrides: Mapping[str, object] = 
         can_shift=can_shift,
         is_causal=is_causal,
         has_gpu=has_gpu,
+        n_caches=n_caches,
     )
 
 
-def _probe(model: int) -> tuple[bool, bool, bool]:
+def _probe(model: int) -> tuple[bool, bool, bool, int]:
     """Ask a context of the smallest size for what only a context knows."""
     params = api.llama_context_default_params()
     params.n_ctx = params.n_batch = params.n_ubatch = 1
     context = api.llama_init_from_model(model, params)
     if not context:  # new_context will say why
-        return True, False, True
+        return True, False, True, 0
     try:
         memory = api.llama_get_memory(context)
         can_shift = bool(memory) and api.llama_memory_can_shift(memory)
-        return bool(memory), can_shift, api.llama_get_causal_attn(context)
+        return bool(memory), can_shift, api.llama_get_causal_attn(context), _n_caches(context)
     finally:
         api.llama_free(context)
+
+
+def _n_caches(context: int) -> int:
+    """Return how many caches begin what an empty context of one stream saves of a sequence.
+
+    0 where others stand behind a recurrent state, whose end only the engine knows.
+    """
+    buffer = (ctypes.c_uint8 * api.llama_state_seq_get_size(context, 0))()
+    api.llama_state_seq_get_data(context, buffer, len(buffer), 0)
+    data, empty_cache = bytes(buffer)[HEAD_BYTES:], struct.pack("<II", 1, 0)
+    n = 0
+    while data[8 * n : 8 * n + 8] == empty_cache:
+        n += 1
+    return 0 if len(data) > 8 * n and data.endswith(empty_cache) else n
