@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import subprocess
@@ -599,6 +600,23 @@ def test_an_observer_hears_of_steps(pool: Any) -> None:
         ic.set_observer(None)
     assert sum(step.n_running for step in heard) >= 5
     assert sum(step.n_prompt for step in heard) >= 4
+
+
+def test_a_warning_of_the_engines_process_is_logged_here_once(
+    pack_path: Path, backend_name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    fields = {**FIELDS, "cache_dir": str(tmp_path / "file" / "cache")}
+    with (
+        caplog.at_level(logging.WARNING),
+        ic.open_pool(pack_path, backend=backend_name, isolate=True, **fields) as opened,
+        opened.open_session() as session,
+    ):
+        text = session.generate("Once", max_tokens=4, temperature=0)
+        kill(opened)
+        assert session.generate("Once", max_tokens=4, temperature=0) == text
+    told = [(r.name, r.levelno) for r in caplog.records if "cache_dir" in r.getMessage()]
+    assert told == [("infercore.session", logging.WARNING)]
 
 
 def test_a_timeout_is_of_the_whole_whatever_died_meanwhile(pool: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections import deque
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from infercore.isolated import wire, worker
+from infercore.isolated.logs import Told
 from infercore.isolated.process import EngineProcess
 from infercore.isolated.replay import NotedSampler, Replay
 from infercore.sampling.portable import PortableSampler
@@ -148,3 +150,29 @@ def test_a_reader_that_cannot_be_woken_stops_no_other() -> None:
     assert good.items.qsize() == 3
     assert bad.cancelled
     assert not good.cancelled
+
+
+# -- what a worker logs ----------------------------------------------------------------------------
+
+
+def test_a_line_is_logged_by_one_process_of_a_pool(caplog: pytest.LogCaptureFixture) -> None:
+    told = Told()
+    for epoch in (1, 1, 2):
+        told.log(epoch, "infercore.some", logging.WARNING, "100 % full", False)
+    assert [record.getMessage() for record in caplog.records] == ["100 % full"] * 2
+
+
+def test_an_engines_logger_is_silent_here_as_there() -> None:
+    Told().log(1, "infercore.silent-engine", logging.WARNING, "x", True)
+    (handler,) = logging.getLogger("infercore.silent-engine").handlers
+    assert isinstance(handler, logging.NullHandler)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [("root", 30, "x"), ("infercorex", 30, "x"), ([], 30, "x"), ("infercore", 10, "x"),
+     ("infercore", [], "x"), ("infercore", 30, b"x")],
+)  # fmt: skip
+def test_what_is_no_record_of_ours_is_refused(record: Any) -> None:
+    with pytest.raises(ValueError, match="no log record"):
+        Told().log(1, *record, False)

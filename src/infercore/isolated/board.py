@@ -20,8 +20,8 @@ _LANE_AT = _OBSERVED_AT // 8 * 8 - _LANE.size
 _FRESH_AT = SIZE // 2
 _N = struct.Struct("<I")
 _MOST = (_LANE_AT - _FRESH_AT - _N.size) // 4
-PING, STEP = 0, -1
-"""In place of a request's number: nobody waits for it; no answer, but a step that was taken."""
+PING, STEP, LOG = 0, -1, -2
+"""In place of a request's number: nobody waits for it; no answer, but a step, or a log record."""
 COUNTED = (
     *("prompt_tokens", "cached_tokens", "restored_tokens", "generated_tokens", "n_steps"),
     *("n_batched", "n_preempted", "n_moved_out", "n_restarts"),

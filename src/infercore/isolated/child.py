@@ -17,7 +17,7 @@ import attrs
 
 from infercore.engine.gate import fork_count
 from infercore.isolated import wire
-from infercore.isolated.board import OF_POOL, PING, SIZE, STEP, Board
+from infercore.isolated.board import LOG, OF_POOL, PING, SIZE, STEP, Board
 from infercore.isolated.lane import Arrival, Lane
 from infercore.session.handing import gathering, send_once
 from infercore.session.jobs import Latch
@@ -70,8 +70,14 @@ class Request:
 class Child:
     """One process, its pipes, and the requests that it has not answered."""
 
-    def __init__(self, keeper: Keeper, on_death: weakref.WeakMethod[Callable[..., object]]) -> None:
+    def __init__(
+        self,
+        keeper: Keeper,
+        on_death: weakref.WeakMethod[Callable[..., object]],
+        log: Callable[..., object],
+    ) -> None:
         self._on_death = on_death
+        self._log = log
         self._keeper = keeper
         self._is_waited_for = False
         self._files: list[int] = []
@@ -279,6 +285,9 @@ class Child:
         number, is_well, result, value = answer
         if number == STEP:
             tell("on_step", Step(**dict(zip(_OF_STEP, result, strict=True))))
+            return
+        if number == LOG:
+            self._log(*result)
             return
         call = self.calls.pop(number, None)
         if call is None:

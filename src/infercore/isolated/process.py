@@ -11,6 +11,7 @@ import time
 import weakref
 from collections import deque
 from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from infercore.errors import (
 from infercore.isolated.board import COUNTED, OF_POOL
 from infercore.isolated.child import Child, DeathError, Request
 from infercore.isolated.keeper import Keeper
+from infercore.isolated.logs import Told
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -100,6 +102,7 @@ class EngineProcess:
         self.fatal: SessionFatalError | None = None
         self.closed = False
         self.epoch = 0
+        self._told = Told()
         self.n_restarts = 0
         self._looked_at = self._lenient_until = time.monotonic()
         self._n_pauses = 0
@@ -156,7 +159,8 @@ class EngineProcess:
         """Start a process and load the model; return the facts about it."""
         while True:
             try:
-                child = Child(self._kept(), weakref.WeakMethod(self._noted_death))
+                log = partial(self._told.log, self.epoch + 1)
+                child = Child(self._kept(), weakref.WeakMethod(self._noted_death), log)
             except (OSError, RuntimeError) as error:  # no file, no folder, no thread is to be had
                 path = str(self._load["path"])
                 raise ModelLoadError(

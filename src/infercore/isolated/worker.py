@@ -24,6 +24,7 @@ from infercore.errors import (
 )
 from infercore.isolated import wire
 from infercore.isolated.board import COUNTED, OF_POOL, STEP, Board
+from infercore.isolated.logs import ToProgram
 from infercore.isolated.replay import NotedSampler, Replay
 from infercore.session import snapshots
 from infercore.session.chat_stream import ChatStream
@@ -738,7 +739,9 @@ def main(requests: int, answers: int, board: int, lane: int, life: int) -> None:
     """Work for the program at the other end of the pipes; end when that of ``life`` is closed."""
     threading.Thread(target=_wait_for_end, args=(life,), daemon=True).start()
     sys.setswitchinterval(_SWITCH_SECONDS)
+    line = _Line(requests, answers, board, lane)
+    ToProgram(line.send).listen()
     try:
-        Worker(_Line(requests, answers, board, lane)).run()
+        Worker(line).run()
     except (OSError, wire.FrameError, InferCoreError):
         os._exit(1)
