@@ -26,6 +26,7 @@ import kill_cases  # noqa: E402
 FORMATS = {"llamacpp": "gguf-f32", "openvino": "openvino"}
 _EVERY = 100
 _MOST_A_CASE = 8
+_SETTLE_SECONDS = 10.0
 
 
 def checked(pool: Any, model: Any, seed: int, n_kills: int, fields: dict[str, Any]) -> Counter[str]:
@@ -69,6 +70,9 @@ def main() -> None:
                 if total["kills"] // _EVERY > n_told:
                     n_told = total["kills"] // _EVERY
                     print(f"{total['kills']} kills, {total['texts']} texts", flush=True)
+            until = time.monotonic() + _SETTLE_SECONDS  # threads that have ended may be there yet
+            while me.num_threads() > n_threads and time.monotonic() < until:
+                time.sleep(0.1)
             more = me.num_fds() - n_files, me.num_threads() - n_threads
             n_restarts = pool.stats().n_restarts
         left = [child.cmdline()[:3] for child in me.children(recursive=True)]
