@@ -66,6 +66,8 @@ class Endings:
         job.error = error
         if isinstance(job, Generating):
             self._admission.count(job, counts=False)
+        if error is None and not job.cancelled:
+            self._roster.expect()
         job.done.open()
 
     def finish(self, job: Generating, reason: str) -> None:

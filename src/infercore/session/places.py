@@ -59,9 +59,20 @@ class Places:
             if not idle:
                 return False
             self.let_go(idle[0], keep=True)
-        sequence.seq_id = self.free_ids.pop()
+        sequence.seq_id = self.take_beside()
         sequence.n_held = sequence.n_cells = 0
         return True
+
+    def take_beside(self) -> int:
+        """Take the free one with most neighbours among those that run, the last freed of several.
+
+        An engine may evaluate neighbours at once, and others apart; see `steady.place`.
+        """
+        running = {job.sequence.seq_id for job in self._roster.running}
+        free = self.free_ids
+        best = max(reversed(free), key=lambda i: (i - 1 in running) + (i + 1 in running))
+        free.remove(best)
+        return best
 
     def start_over(self, sequence: Sequence) -> None:
         """Let ``sequence``, which cannot be cut, hold nothing."""

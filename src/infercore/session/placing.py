@@ -135,7 +135,7 @@ class Placing:
         kinds = context.capabilities
         if source.seq_id is not None and kinds.kv_copy != "none" and self._places.free_ids:
             engine.trim(source)
-            target.seq_id = self._places.free_ids.pop()
+            target.seq_id = self._places.take_beside()
             context.seq_copy(source.seq_id, target.seq_id)
             target.n_held = target.n_cells = source.n_held
         elif source.is_cut and source.seq_id is not None and kinds.sequence_state:

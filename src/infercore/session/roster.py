@@ -12,6 +12,10 @@ from infercore.session.waiting import Waiting
 if TYPE_CHECKING:
     from infercore.session.jobs import Job
 
+_EXPECTED_S = 0.1
+"""So long after its call a caller may come back at once, to which HTTP adds its time."""
+_MOST_EXPECTED = 64
+
 
 class Roster:
     """The jobs that have not ended.
@@ -28,6 +32,7 @@ class Roster:
         self.alone: deque[Job] = deque()
         self.n_changes = 0
         self._age = 0
+        self._ends: deque[float] = deque(maxlen=_MOST_EXPECTED)
 
     def every(self) -> list[Job]:
         """Return all of them."""
@@ -37,7 +42,20 @@ class Roster:
         """Let ``job`` wait for a place, as the youngest."""
         self._age += 1
         job.age = self._age
+        if self._ends:
+            self._ends.pop()
         self.waiting.append(job)
+
+    def expect(self) -> None:
+        """Expect that a caller, whose job has just ended well, comes back with another."""
+        self._ends.append(time.perf_counter())
+
+    def expected(self) -> tuple[int, float]:
+        """Return how many callers are expected, and when the last of their jobs ended."""
+        ends, since = self._ends, time.perf_counter() - _EXPECTED_S
+        while ends and ends[0] < since:
+            ends.popleft()
+        return len(ends), ends[-1] if ends else 0.0
 
     def give_place(self, job: Job) -> None:
         """Let ``job``, which was taken out of those waiting, run."""

@@ -188,6 +188,7 @@ def _work(scheduler: Scheduler) -> None:
                 _wait(scheduler)
             while not inbox.empty():
                 scheduler.do(inbox.get())
+            _gather(scheduler)
             idle = not scheduler.step()
     except BaseException as error:  # noqa: BLE001  (nobody may be left waiting)
         scheduler.endings.fail(SessionFatalError(f"the pool's thread failed: {error}", cause=error))
@@ -197,6 +198,16 @@ def _work(scheduler: Scheduler) -> None:
         _do_all(scheduler)
         scheduler.outbox.send()
         scheduler.outbox.close()
+
+
+def _gather(scheduler: Scheduler) -> None:
+    """Do what is posted while calls are waited for that may begin together."""
+    while (until := scheduler.gathers_until()) is not None:
+        try:
+            work = scheduler.inbox.get(timeout=max(0.0, until - time.perf_counter()))
+        except Empty:
+            return
+        scheduler.do(work)
 
 
 def _do_all(scheduler: Scheduler) -> None:

@@ -43,6 +43,13 @@ if TYPE_CHECKING:
     from infercore.session.sequence import Sequence
     from infercore.session.store import Store
 
+_GATHERING_S = 0.02
+_GATHERING_S_EACH = 0.004
+_GATHERING_STEPS = 1 / 3
+"""Calls that may come are waited for so long at most: in all, for each, of a step of all."""
+_FIRST_S, _LOOK_S = 0.004, 0.0005
+"""A first token has so long to be read; how often that is looked at."""
+
 
 class Scheduler:
     """Lets the sequences of many sessions share the engine calls of one context.
@@ -81,6 +88,7 @@ class Scheduler:
         self.on_work: Callable[..., object] | None = None  # as the owner begins work and ends it
         self.stopping = False
         self.ended = False
+        self._was_woken = False
         self.count = tally = Tally()
         self.admission = Admission(n_places=engine.n_places, max_waiting=max_waiting, tally=tally)
         self.outbox = Outbox()
@@ -193,6 +201,7 @@ class Scheduler:
     def do(self, work: Callable[[], object] | None) -> None:
         """Do what was posted; for the owner."""
         if work is None:
+            self._was_woken = True
             return
         self.stepping.look_anew()
         if self.on_work is not None:
@@ -275,8 +284,29 @@ class Scheduler:
 
     # -- the step ------------------------------------------------------------------------------
 
+    def gathers_until(self) -> float | None:
+        """Return until when to wait for calls that may begin in one engine call with those here.
+
+        Apart, each of their prompts has an engine call of its own, and so have the ends of their
+        answers. None where the step is to be taken now: nobody is expected, there are places for
+        no more, calls take turns, somebody was woken, or somebody runs, who would have to wait.
+        """
+        roster, waiting = self.roster, self.roster.waiting
+        if not waiting or roster.running or self._was_woken or self.takes_turns:
+            return None
+        n_expected, ended = roster.expected()
+        n = min(len(waiting) + n_expected, self.n_places)
+        if n <= len(waiting):
+            return None
+        step_s = (self._costs.step_ms(n) or 0.0) / 1e3
+        most_s = min(_GATHERING_S, _GATHERING_S_EACH * (n - 1), _GATHERING_STEPS * step_s)
+        came = min(job.waiting_since or 0.0 for job in waiting)
+        until, deadline = max(came, ended) + most_s, roster.next_deadline()
+        return until if deadline is None else min(until, deadline)
+
     def step(self) -> bool:
         """Take one step; False where there was nothing to do. Never raises for a job's fault."""
+        self._was_woken = False
         if self.on_work is not None:
             self.on_work(begins=True)
         try:
@@ -293,6 +323,7 @@ class Scheduler:
             if waiting:
                 self._admit()
             self.outbox.send()  # who begins with its row there has a token now, before the call
+            self._let_first_be_read()
             done = self.stepping.evaluate()
         except Exception as error:  # noqa: BLE001  (each call is tried again)
             self._restart(error)
@@ -301,6 +332,18 @@ class Scheduler:
             self.endings.end(next(iter(waiting)), _stuck())
             return True
         return done
+
+    def _let_first_be_read(self) -> None:
+        """Let the first token of who is alone reach its reader before the engine goes on.
+
+        Each thread and process on its way would wait for a processor while the engine has all.
+        """
+        running = self.roster.running
+        if len(running) != 1 or not isinstance(running[0], Generating) or running[0].n_given != 1:
+            return
+        job, until = running[0], time.perf_counter() + _FIRST_S
+        while job.n_asked <= 1 and self.inbox.empty() and time.perf_counter() < until:
+            time.sleep(_LOOK_S)
 
     def _look_after(self) -> None:
         """End what was cancelled or is late, rest what is ahead of its reader, and go on."""
