@@ -24,6 +24,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from itertools import count
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,6 @@ import pooled
 import rivals
 
 import infercore as ic
-from infercore.measuring.stats import in_turns
 
 if TYPE_CHECKING:
     import argparse
@@ -284,38 +284,45 @@ def added(path: str, options: argparse.Namespace) -> list[pairs.Row]:
     return rows
 
 
+def each_alone(
+    servers: Mapping[str, Server], work: Callable[[Server], float]
+) -> Iterator[tuple[str, float]]:
+    """Give what ``work`` finds of each, while the others are stopped."""
+    for measured in servers:
+        for by, server in servers.items():
+            server.go_on() if by == measured else server.stop()
+        yield measured, work(servers[measured])
+
+
 def beside(
     path: str, options: argparse.Namespace, rival: str, other: Callable[..., Server], *, warm: bool
 ) -> list[pairs.Row]:
-    """Two servers in turns, each stopped while the other is measured."""
+    """Two servers in turns.
+
+    Each round starts both anew: where a process has its memory changes its speed by some percent.
+    """
+    clients, starts = Clients(path, options), {OURS: ours, rival: other}
+    rates: dict[str, list[float]] = {by: [] for by in starts}
+    firsts: dict[str, list[float]] = {by: [] for by in starts}
+    numbers = count()
+    for turn in range(options.rounds):
+        with ExitStack() as stack:
+            order = sorted(starts, reverse=bool(turn % 2))
+            servers = {by: stack.enter_context(starts[by](path, options)) for by in order}
+            for _ in each_alone(servers, clients.rate):  # for nothing
+                pass
+            for by, value in each_alone(servers, clients.rate):
+                rates[by].append(value)
+            if warm:
+                for by, value in each_alone(servers, lambda s: warm_turn(s, 16, next(numbers))):
+                    firsts[by].append(value)
     name = pairs.name_of(path)
-    clients = Clients(path, options)
-    with ExitStack() as stack:
-        servers = {OURS: ours(path, options), rival: other(path, options)}
-        for server in servers.values():
-            stack.enter_context(server)
-
-        def alone(measured: str, work: Callable[[Server], float]) -> float:
-            for by, server in servers.items():
-                server.go_on() if by == measured else server.stop()
-            return work(servers[measured])
-
-        numbers = iter(range(10**9))
-        rates: dict[str, Callable[[], float]] = {
-            by: lambda by=by: alone(by, clients.rate) for by in servers
-        }
-        firsts: dict[str, Callable[[], float]] = {
-            by: lambda by=by: alone(by, lambda server: warm_turn(server, 16, next(numbers)))
-            for by in servers
-        }
-        figure = f"{options.clients} clients, {options.answers} times "
-        figure += f"{pooled.N_BEFORE} + {options.tokens} tokens"
-        rows = pairs.compare(
-            rates, model=name, figure=figure, unit="tokens/s", rounds=options.rounds
-        )
-        if warm:
-            found = in_turns(firsts, options.rounds)
-            rows += pairs.rows_of(found, model=name, figure="first token of a warm turn", unit="ms")
+    figure = f"{options.clients} clients, {options.answers} times "
+    figure += f"{pooled.N_BEFORE} + {options.tokens} tokens"
+    rows = pairs.rows_of(rates, model=name, figure=figure, unit="tokens/s")
+    if warm:
+        figure = "first token of a warm turn"
+        rows += pairs.rows_of(firsts, model=name, figure=figure, unit="ms")
     return rows
 
 

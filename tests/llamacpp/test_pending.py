@@ -76,6 +76,19 @@ def test_a_copy_is_carried_out_before_cells_are_read_or_written(
         assert np.abs(next_row(context, seq_id) - expected[len(text)]).max() < 1e-4
 
 
+def test_what_is_copied_is_saved_as_it_is(story, open_context, expected):
+    """The copy reads its cells and leaves them: to carry it out first would evaluate a token."""
+    context = filled(open_context, story, OTHER)
+    context.seq_copy(0, 1, -1, -1)
+    data = context.save_sequence(0)
+    assert context.memory.pending
+    context.seq_remove(0, -1, -1)
+    context.seq_copy(1, 0, -1, -1)
+    context.load_sequence(2, data)
+    for seq_id in (0, 1, 2):
+        assert np.abs(next_row(context, seq_id) - expected[len(OTHER)]).max() < 1e-4
+
+
 def test_a_sequence_beside_a_copy_waits_for_none(story, open_context, expected, saved):
     """To carry a copy out evaluates a token: a pool that moves others out would for each."""
     context = filled(open_context, story, ONE)

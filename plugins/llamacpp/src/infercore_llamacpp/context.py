@@ -71,24 +71,20 @@ class LlamaContext(Decoding):
         self._carry_out_pending()
         state.load(self.handle, self.memory, data, self.model.traits)
 
-    def _settle(self, seq_id: int) -> None:
-        """Carry out what was put off, if it concerns a sequence: that evaluates a token."""
-        if not self.memory.is_settled(seq_id):
-            self._carry_out_pending()
-
     def save_sequence(self, seq_id: int) -> memoryview:
         """Return one sequence as bytes."""
-        self._settle(seq_id)
+        if not self.memory.may_read(seq_id):
+            self._carry_out_pending()  # which evaluates a token
         return state.save_sequence(self.handle, seq_id)
 
     def sequence_size(self, seq_id: int) -> int:
         """Return how many bytes `save_sequence` gives."""
-        self._settle(seq_id)
         return int(api.llama_state_seq_get_size(self.handle, seq_id))
 
     def load_sequence(self, seq_id: int, data: bytes | memoryview) -> None:
         """Replace a sequence by what `save_sequence` returned; emptied where it is refused."""
-        self._settle(seq_id)
+        if not self.memory.may_write(seq_id):
+            self._carry_out_pending()
         state.load_sequence(self.handle, self.memory, seq_id, data, self.model.traits)
 
     # -- live controls -------------------------------------------------------------------------

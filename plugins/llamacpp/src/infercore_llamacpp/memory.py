@@ -35,7 +35,8 @@ class Memory:
         # What the engine has put off until it next decodes. Before that nothing may read or write
         # the cells: it would copy a stream over what was loaded meanwhile, also after a clear.
         self.pending = 0
-        self._copied: set[int] = set()  # sequences of the copies among that
+        self._copied_from: set[int] = set()  # sequences of the copies among that
+        self._copied_to: set[int] = set()
         # Cells keep their bits when they are given free, and a masked NaN still poisons sums.
         self.may_hold_nan = False
         self._pos_max = _pos_max
@@ -122,13 +123,19 @@ class Memory:
             self._restored_from[dst] = self._restored_from[src]
         if self._has_streams:
             if not self.pending & COPIES:
-                self._copied.clear()
-            self._copied.update((src, dst))
+                self._copied_from.clear()
+                self._copied_to.clear()
+            self._copied_from.add(src)
+            self._copied_to.add(dst)
             self.pending |= COPIES
 
-    def is_settled(self, seq_id: int) -> bool:
+    def may_read(self, seq_id: int) -> bool:
+        """Whether nothing that was put off writes the cells of a sequence."""
+        return not self.pending or not (self.pending & SHIFTS or seq_id in self._copied_to)
+
+    def may_write(self, seq_id: int) -> bool:
         """Whether nothing that was put off reads or writes the cells of a sequence."""
-        return not self.pending & SHIFTS and not (self.pending and seq_id in self._copied)
+        return self.may_read(seq_id) and not (self.pending and seq_id in self._copied_from)
 
     def shift(self, seq_id: int, p0: int, p1: int, delta: int) -> None:
         """Add ``delta`` to the positions in [p0, p1)."""
