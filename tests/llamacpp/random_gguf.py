@@ -1,7 +1,7 @@
 """Writes small GGUF files with random weights, of architectures that the model pack lacks.
 
-They have no vocabulary, only ids. Source of the layout: ``docs/gguf.md`` in the ggml repository;
-of the names: ``gguf/constants.py`` in llama.cpp.
+All but one have no vocabulary, only ids. Source of the layout: ``docs/gguf.md`` in the ggml
+repository; of the names: ``gguf/constants.py`` in llama.cpp.
 """
 
 from __future__ import annotations
@@ -128,6 +128,23 @@ def _llama(random: np.random.Generator, n_head: int = 2) -> tuple[dict[str, Any]
         tensors.layer(i)
     rope = {"rope.dimension_count": N_EMBD // n_head}
     return _metadata("llama", n_head=n_head, **rope), tensors
+
+
+def _spm(random: np.random.Generator) -> tuple[dict[str, Any], _Tensors]:
+    """One with a vocabulary: SentencePiece with a token for each byte."""
+    metadata, tensors = _llama(random)
+    plain = ["\u2581", *"abcdefghijklmnopqrstuvwxyz", "\u2581a", "on", "ce"]
+    texts = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *plain]
+    kinds = [2, 3, 3, *[6] * 256, *[1] * len(plain)]
+    for name in ("token_embd", "output"):
+        tensors.weight(name, len(texts), N_EMBD)
+    metadata |= {
+        "llama.vocab_size": len(texts),
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": texts,
+        "tokenizer.ggml.token_type": kinds,
+    }
+    return metadata, tensors
 
 
 def _deep(random: np.random.Generator) -> tuple[dict[str, Any], _Tensors]:

@@ -14,6 +14,11 @@ NUMBERS = (
 )  # fmt: skip
 
 
+def replaced(data: bytes, at: int, piece: bytes) -> bytes:
+    """Return ``data`` with other bytes at ``at``."""
+    return data[:at] + piece + data[at + len(piece) :]
+
+
 def damaged(data: bytes, random: Random, start: int = 0, end: int | None = None) -> bytes:
     """Return ``data`` with up to four changes in [start, end)."""
     changed = bytearray(data)

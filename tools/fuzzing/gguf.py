@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 import infercore as ic
-from fuzzing._bytes import damaged
+from fuzzing import Wrong
+from fuzzing._bytes import damaged, replaced
 from fuzzing._forked import loaded
+from infercore.registry import default_registry
 
 if TYPE_CHECKING:
     from random import Random
@@ -22,13 +24,15 @@ LIMIT_S = 150.0
 BATCH = 200
 KINDS = (
     "llama", "head16", "mrope", "sliding", "recurrent", "encoder", "rank", "learned",
-    "biased", "t5",
+    "biased", "t5", "spm",
 )  # fmt: skip
 PACK = (("storyteller", "gguf-q8_0"), ("encoder", "gguf-f32"), ("recurrent", "gguf-f32"))
 _HEADER_SHARE = 0.85
 _TENSOR = re.compile(
     rb"(?:blk\.\d+\.\w+|output\w*|token_\w+|position_embd|cls\w*)\.(?:weight|bias)"
 )
+_UNSOUND_SHARE = 0.1
+_NEVER_TYPES = (9, 15, 24, 25, 26, 27, 28, 36)
 _TYPES = (*range(45), 255, 2**31)
 
 
@@ -54,6 +58,10 @@ class Gguf:
     def case(self, random: Random) -> str:
         """Change a file, load it, and use what was loaded."""
         data = random.choice(self._models)
+        if random.random() < _UNSOUND_SHARE:
+            self._path.write_bytes(unsound(data, random))
+            default_registry().get("llamacpp").check_file(str(self._path))
+            raise Wrong("reading alone does not refuse it")
         self._path.write_bytes(self._changed(data, random))
         return f"{len(data)} bytes, {loaded('llamacpp', str(self._path), use)}"
 
@@ -64,6 +72,22 @@ class Gguf:
             return retyped(data, found.end(), random)
         header = names[-1].end() + 60 if random.random() < _HEADER_SHARE else None
         return damaged(data, random, 4, header)
+
+
+def unsound(data: bytes, random: Random) -> bytes:
+    """Return ``data`` with what ends the engine's process, and no trial is needed to know it."""
+    key = b"tokenizer.ggml.token_type\x09\0\0\0"
+    number = random.randrange(0xA0, 0x100)
+    byte, kinds = data.find(b"<0x%02X>" % number), data.find(key)
+    places = [(byte, random.choice((b"<0xG", b"<0x%02x" % number)))] * (byte > 0)
+    places += [(kinds + len(key) + 12 + 4 * random.randrange(3), b"\6\0\0\0")] * (kinds > 0)
+    if places and random.random() < 0.7:
+        at, piece = random.choice(places)
+    else:
+        at = random.choice(list(_TENSOR.finditer(data[: 1 << 20]))).end()
+        at += 4 + 8 * int.from_bytes(data[at : at + 4], "little")
+        piece = random.choice(_NEVER_TYPES).to_bytes(4, "little")
+    return replaced(data, at, piece)
 
 
 def retyped(data: bytes, at: int, random: Random) -> bytes:
@@ -79,7 +103,7 @@ def retyped(data: bytes, at: int, random: Random) -> bytes:
         "place": (at + 8 + 8 * n_dims, 8, 32 * random.randrange(1000)),
     }
     start, size, value = where[random.choice(("type", "type", "type", "size", "place"))]
-    return data[:start] + value.to_bytes(size, "little") + data[start + size :]
+    return replaced(data, start, value.to_bytes(size, "little"))
 
 
 def use(model: ic.Model) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import struct
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import infercore as ic
 from fuzzing import Wrong
-from fuzzing._bytes import NUMBERS, damaged
+from fuzzing._bytes import NUMBERS, damaged, replaced
 from infercore.engine import blob
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ FIELDS: dict[str, tuple[dict[str, Any], ...]] = {
 ONE = {"n_threads": 1, "n_threads_batch": 1}  # busy machines wait long for two at once
 MODELS = {"llamacpp": "gguf-f32", "openvino": "openvino"}
 ODD = (None, -1, True, 1.5, "x", [], [-1], [[0, 2**31]], {}, [{"seq_id": 0}], 2**70, *NUMBERS[:12])
+POSITIONS = (-(2**31), -5, -1, 2, 100, 2**31 - 2, 2**31 - 1)
 TEXT, OTHER = list(range(20, 50)), list(range(60, 75))
 
 
@@ -66,8 +68,11 @@ class States:
                     context.decode([5, 6], seq_id=seq_id)
             return "taken"
         finally:
-            context.seq_remove(-1)
-            context.decode(OTHER)
+            try:
+                context.seq_remove(-1)
+                context.decode(OTHER)
+            except ic.InferCoreError as error:
+                raise Wrong(f"nothing goes in after it: {error!r}") from error
             gap = float(np.abs(context.logits() - row).max())
             context.clear()
             if not gap <= context.tolerance:
@@ -90,8 +95,15 @@ def changed(data: bytes, random: Random) -> bytes:
         return blob.pack(kept, payload, logits)
     if random.random() < 0.1:
         return blob.pack(kept, payload, damaged(bytes(logits) or b"\\0", random))
-    end = None if random.random() < 0.5 else 400
-    return blob.pack(kept, damaged(bytes(payload), random, 0, end), logits)
+    kind, cells = random.random(), bytes(payload)
+    if kind < 0.2:
+        changed_cells = replaced(cells, random.randrange(40, len(cells)), b"\xff" * 8)  # NaN
+    elif kind < 0.4:  # where a cell is
+        at = cells.find(struct.pack("<i", random.randrange(1, 29)), 12)
+        changed_cells = replaced(cells, at, struct.pack("<i", random.choice(POSITIONS)))
+    else:
+        changed_cells = damaged(cells, random, 0, random.choice((None, 400)))
+    return blob.pack(kept, changed_cells, logits)
 
 
 def parts(value: Any) -> list[Any]:

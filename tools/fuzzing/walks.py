@@ -9,6 +9,7 @@ of the same kind that is given the same tokens at once.
 
 from __future__ import annotations
 
+import itertools
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ import numpy as np
 
 import infercore as ic
 from fuzzing import Wrong
+from infercore.engine.arguments import numbers_of
 
 if TYPE_CHECKING:
     from random import Random
@@ -37,7 +39,8 @@ FORMATS = {
 }
 MODELS = (*("storyteller",) * 4, "agent", "recurrent", "sliding", "encoder")
 PLANNED_MODELS = (*("storyteller",) * 4, "agent", "sliding")
-_MAY_BE_HALF = ("decode", "decode_batch", "eval", "decode_one")
+_AFTER_PENDING = ("save", "load", "seq_remove", "aborted")
+_MAY_BE_HALF = ("decode", "decode_spans", "decode_batch", "eval", "decode_one")
 Call = tuple[str, tuple[Any, ...], dict[str, Any]]
 
 
@@ -49,7 +52,7 @@ class _Positions:
 
     def __init__(self) -> None:
         self.held: list[dict[int, int]] = [{} for _ in range(N_SEQ)]
-        self.saved: list[dict[int, int]] = []
+        self.saved: list[dict[int, dict[int, int]]] = []
         self.is_sure = True
 
     def note(self, call: Call) -> None:
@@ -61,10 +64,14 @@ class _Positions:
             if method == "eval":
                 self._keep(seq, lambda at: at < given[1])
             self._append(seq, given[0] if isinstance(given[0], list) else [given[0]])
+        elif method == "decode_spans":
+            self._append(given[0][0][0], numbers_of(given[0][0][1]))
         elif method == "decode_batch":
             for token, seqs, _ in given[0]:
                 for each in seqs:
                     self._append(each, [token])
+        elif method == "load":
+            self._load(seq, given[1])
         elif method == "seq_remove":
             p0, p1 = self._range(*given[1:])
             for each in range(N_SEQ) if seq == -1 else (seq,):
@@ -81,6 +88,16 @@ class _Positions:
             self.held = [kept if each == seq else {} for each in range(N_SEQ)]
         else:
             self._move(method, seq, *given[1:])
+
+    def save(self, seq: int) -> None:
+        """Keep what a sequence, or all of them (-1), hold."""
+        kept = {each: dict(self.held[each]) for each in (range(N_SEQ) if seq < 0 else (seq,))}
+        self.saved.append(kept)
+
+    def _load(self, seq: int, number: int) -> None:
+        kept = self.saved[number]
+        for each in range(N_SEQ) if seq < 0 else (seq,):
+            self.held[each] = dict(kept[each] if seq < 0 else next(iter(kept.values())))
 
     def _move(self, method: str, seq: int, p0: int, p1: int, by: int) -> None:
         p0, p1 = self._range(p0, p1)
@@ -147,6 +164,7 @@ class Walks:
             return _encode(random, f"{name} on {backend}", model)
         has_oracle = "hf" in forms
         oracle = self._model(name if has_oracle else "storyteller", "reference")
+        self._n_embd = model.info.n_embd if has_oracle else 1  # rows of it are refused
         self._n_vocab = min(m.tokenizer.n_vocab for m in (model, oracle))
         fields = {
             "n_ctx": N_CTX,
@@ -178,23 +196,28 @@ class Walks:
     ) -> str:
         """Make calls; ``fresh`` is what logits are compared with, None for the reference."""
         walk: list[Call] = []
-        saved: list[tuple[Any, Any]] = []
+        saved: list[list[Any]] = []
         told = _Positions()
         for i in range(N_CALLS):
             last = walk[-1][0] if walk else ""
             call = plan[i] if i < len(plan) else self._call(random, engine, last)
             walk.append(call)
             if call[0] == "save":
-                seq = call[1][0]
-                saved.append((engine.save_sequence(seq), reference.save_sequence(seq)))
-                told.saved.append(dict(told.held[seq]))
+                saved.append([_saved(each, call[1][0]) for each in (engine, reference)])
+                told.save(call[1][0])
                 continue
-            if call[0] == "load":
-                if saved:
-                    ours, theirs = saved[call[1][1] % len(saved)]
-                    load = ("load_sequence", (call[1][0],), {})
-                    self._both(walk, name, load, (engine, ours), (reference, theirs))
-                    told.held[call[1][0]] = dict(told.saved[call[1][1] % len(saved)])
+            if call[0] == "aborted":
+                walk[-1] = call = self._aborted(engine, reference, call, walk, name)
+                told.note(call)
+            elif call[0] == "load":
+                seq, of_all = call[1][0], call[1][0] < 0
+                fitting = [at for at, kept in enumerate(told.saved) if (len(kept) > 1) == of_all]
+                if not fitting:
+                    continue
+                at = fitting[call[1][1] % len(fitting)]
+                load = ("load_state" if of_all else "load_sequence", () if of_all else (seq,), {})
+                self._both(walk, name, load, *zip((engine, reference), saved[at], strict=True))
+                told.note(("load", (seq, at), {}))
             elif self._both(walk, name, call, (engine, None), (reference, None)) != "ok":
                 walk[-1] = (f"refused {call[0]}", *call[1:])
                 told.is_sure = told.is_sure and call[0] not in _MAY_BE_HALF
@@ -223,26 +246,55 @@ class Walks:
             raise Wrong(f"{name}: {walk}: {results[0]}, the reference {results[1]}")
         return results[0]
 
+    @staticmethod
+    def _aborted(engine: Any, reference: Any, call: Call, walk: list[Call], name: str) -> Call:
+        """Decode until the engine has asked a number of times; return what that came to.
+
+        The reference is given the tokens that are there.
+        """
+        _, (tokens, n_asked), fields = call
+        asked = itertools.count()
+        before = engine.n_resident(seq := fields["seq_id"])
+        engine.set_abort_callback(lambda: next(asked) >= n_asked)
+        outcome = _outcome(engine, ("decode", (tokens,), fields), None)
+        engine.set_abort_callback(None)
+        done: Call = ("decode", (tokens[: engine.n_resident(seq) - before],), fields)
+        if outcome not in ("ok", "DecodeAbortedError", "ContextOverflowError"):
+            raise Wrong(f"{name}: {walk}: {outcome}")
+        if done[1][0]:
+            reference.decode(*done[1], **fields)
+        return done
+
     def _pending(self, random: Random) -> list[Call]:
         """Return calls of which one is put off by some engines, and must not be over the next."""
         r = random
-        texts = [[r.randrange(self._n_vocab) for _ in range(r.choice((3, 9)))] for _ in range(2)]
-        late: tuple[Call, ...] = (
-            *[("seq_copy", (0, 1), {})] * 3, ("seq_shift", (0, 0, -1, 2), {}),
-        )  # fmt: skip
-        over: tuple[list[Call], ...] = (
-            [("load", (0, 0), {})], [("load", (1, 0), {})], [("load", (2, 0), {})],
-            [("save", (1,), {}), ("load", (2, 1), {})], [("save", (0,), {}), ("load", (2, 1), {})],
-            [("save", (1,), {}), ("clear", (), {}), ("load", (0, 1), {})],
+        texts = [[r.randrange(self._n_vocab) for _ in range(n)] for n in (6, 9, 12)]
+        saves: list[list[Call]] = [
+            *[[("save", (seq,), {}), ("load", (2, 1), {})] for seq in (0, 0, 1)],
+            [("save", (-1,), {}), ("clear", (), {}), ("load", (-1, 1), {})],
+        ]  # fmt: skip
+        loads: list[list[Call]] = [[("load", (seq, 0), {})] for seq in (-1, -1, 0, 1, 2)]
+        clears: list[list[Call]] = [[("clear", (), {}), *load] for load in loads]
+        rest: list[list[Call]] = [
             [("seq_copy", (1, 2), {})], [("seq_remove", (0, -1, -1), {})], [("clear", (), {})],
             [("seq_remove", (0, 1, 3), {})], [("seq_remove", (1, 1, 3), {})],
             [("eval", (texts[0], 2), {"seq_id": 0})],
-        )  # fmt: skip
+        ]  # fmt: skip
+        turned: list[list[Call]] = [
+            [("aborted", (texts[0], r.randrange(12)), {"seq_id": 0})] for _ in range(6)
+        ]
+        late, over = r.choice((
+            *[(("seq_copy", (0, 1), {}), (*saves, *loads * 2, *clears, *rest))] * 3,
+            (("seq_copy", (0, 1, 4, -1), {}), ([("seq_copy", (0, 1, 0, 4), {})], *rest)),
+            (("seq_shift", (0, 0, -1, 2), {}), (*saves, *loads, *turned)),
+            (("seq_divide", (0, 0, -1, 2), {}), (*saves, *turned)),
+        ))  # fmt: skip
         ends: list[Call] = [("decode_one", (texts[0][0],), {"seq_id": s}) for s in (0, 1, 2)]
         r.shuffle(ends)
         return [
-            ("decode", (texts[0],), {"seq_id": 0}), ("save", (0,), {}),
-            ("decode", (texts[1],), {"seq_id": 0}), r.choice(late), *r.choice(over), *ends,
+            ("decode", (texts[0],), {"seq_id": 0}), ("decode", (texts[2],), {"seq_id": 1}),
+            ("save", (0,), {}), ("save", (-1,), {}), ("clear", (), {}),
+            ("decode", (texts[1],), {"seq_id": 0}), late, *r.choice(over), *ends,
         ]  # fmt: skip
 
     def _call(self, random: Random, engine: Any, last: str) -> Call:
@@ -250,12 +302,16 @@ class Walks:
         r = random
         seq = r.randrange(N_SEQ)
         tokens = [r.randrange(self._n_vocab) for _ in range(r.choice((1, 1, 2, 5, 17)))]
+        rows = np.array([[r.gauss(0, 1) for _ in range(self._n_embd)] for _ in range(2)])
+        rows[1, -1] = r.choice((0.5, np.nan, np.inf))
         end = max(0, engine.n_past(seq))
         p0, p1 = sorted((r.randrange(end + 1), r.randrange(end + 2)))
         ways: tuple[Call, ...] = (
             ("decode", (tokens,), {"seq_id": seq, "logits": r.choice(("last", "last", "all"))}),
             ("decode", (tokens,), {"seq_id": seq}),
             ("decode_one", (tokens[0],), {"seq_id": seq}),
+            ("decode_spans", ([(seq, rows.astype(np.float32), "last")],), {}),
+            ("aborted", (tokens, r.randrange(60)), {"seq_id": seq}),
             ("eval", (tokens, r.randrange(end + 2)), {"seq_id": seq}),
             (
                 "decode_batch",
@@ -265,16 +321,18 @@ class Walks:
             ("seq_remove", (seq, r.choice((p0, -1)), r.choice((p1, -1, -1))), {}),
             ("seq_remove", (seq, p0, -1), {}),
             ("seq_copy", (seq, r.randrange(N_SEQ)), {}),
-            ("seq_copy", (seq, r.randrange(N_SEQ), 0, p1), {}),
+            ("seq_copy", (seq, r.randrange(N_SEQ), r.choice((0, p0)), p1), {}),
             ("seq_keep", (seq,), {}),
             ("seq_shift", (seq, p0, -1, r.choice((-1, 1, 3, -p0))), {}),
             ("seq_divide", (seq, p0, r.choice((p1, -1)), r.choice((1, 2, 3))), {}),
             ("clear", (), {}),
             ("save", (seq,), {}),
             ("load", (seq, r.randrange(9)), {}),
+            ("save", (-1,), {}),
+            ("load", (-1, r.randrange(9)), {}),
         )
         if last in ("seq_copy", "seq_shift", "seq_divide") and r.random() < _SHARE_PENDING:
-            return r.choice([way for way in ways if way[0] in ("save", "load", "seq_remove")])
+            return r.choice([way for way in ways if way[0] in _AFTER_PENDING])
         if last == "load" and r.random() < _SHARE_PENDING:
             return r.choice(ways[:3])
         return r.choice((*ways[:4] * 2, *ways, ("save", (seq,), {})))
@@ -286,7 +344,7 @@ class Walks:
                 raise Wrong(f"{name}: {walk}: sequence {seq} {held[0]}, the reference {held[1]}")
 
     def _compare_logits(self, name: str, walk: list[Call], engine: Any, reference: Any) -> None:
-        if walk[-1][0] not in ("decode", "decode_one", "eval", "decode_batch"):
+        if walk[-1][0] not in _MAY_BE_HALF:
             return
         try:
             rows = [context.logits(-1).copy() for context in (engine, reference)]
@@ -294,7 +352,7 @@ class Walks:
             return
         span = float(np.ptp(rows[1]))
         off = float(np.abs(rows[0] - rows[1]).max())
-        if off > TOLERANCE * max(1.0, span / 20):
+        if not off <= TOLERANCE * max(1.0, span / 20):
             raise Wrong(f"{name}: {walk}: logits off by {off:.4f} of {span:.1f}")
 
     @staticmethod
@@ -353,11 +411,15 @@ def _kind(random: Random, model: Any) -> dict[str, Any]:
 
 def _is_plain(walk: list[Call]) -> bool:
     """Whether no key was turned, and nothing cut out of what other keys have seen."""
-    moves = ("seq_shift", "seq_divide", "eval")
+    moves = ("seq_shift", "seq_divide", "eval", "decode_spans")
     return all(
         method not in moves and (method != "seq_remove" or arguments[2] == -1)
         for method, arguments, _ in walk
     ) and not any(method == "seq_copy" and len(arguments) > 2 for method, arguments, _ in walk)
+
+
+def _saved(context: Any, seq: int) -> Any:
+    return context.save_state() if seq < 0 else context.save_sequence(seq)
 
 
 def _outcome(context: Any, call: Call, data: Any) -> str:
