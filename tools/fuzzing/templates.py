@@ -6,9 +6,11 @@ text is compared with that one's.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import resource
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jinja2.ext import loopcontrols
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 LIMIT_S = 25.0  # a template has 2 s of a processor, and 10 s by the clock
 BATCH = 100
 MAX_GROWTH = 200 << 20  # bytes that this process may take more, whatever the template does
+MAX_OTHER = 400 << 20  # bytes of the process that renders, which may take 256 MiB
+MAX_TEXT = 16 << 20
 
 # Each with arguments that it takes; NUMBER and TEXT are filled in.
 FILTERS = (
@@ -62,6 +66,7 @@ MESSAGES = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": "What is 2 + 2?"},
 ]
+_PEAK = re.compile(r"VmHWM:\s*(\d+)")
 _ADDRESS, _CLOCK = re.compile("0x[0-9a-f]+", re.IGNORECASE), re.compile("strftime_now|lipsum")
 VARIABLES: dict[str, Any] = {"add_generation_prompt": True, "tools": None, "bos_token": "<s>"}
 
@@ -195,6 +200,17 @@ def _plain_text(template: str) -> str | None:
         return None
 
 
+def _most_of_children() -> int:
+    """Return the most bytes that a process which renders has held, as far as this can be seen."""
+    most = [resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10]  # of those that ended
+    for listed in Path("/proc/self/task").glob("*/children"):
+        for pid in listed.read_text().split():
+            with contextlib.suppress(OSError):
+                found = _PEAK.search(Path(f"/proc/{pid}/status").read_text())
+                most.append(int(found[1]) << 10 if found else 0)
+    return max(most)
+
+
 def _resident_bytes() -> int:
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
@@ -210,6 +226,7 @@ class Templates:
         self._tokenizer = self._model.tokenizer
         self._tokenizer.apply_chat_template(MESSAGES, chat_template="{{ messages }}")
         self._before = _resident_bytes()
+        self._most = MAX_OTHER
 
     def case(self, random: Random) -> str:
         """Render; the text comes out or a typed error, and this process stays small."""
@@ -248,6 +265,11 @@ class Templates:
             if grown > MAX_GROWTH:
                 self._before += grown
                 raise Wrong(f"the process grew by {grown >> 20} MiB")
+            if sys.platform == "linux" and (held := _most_of_children()) > self._most:
+                self._most = 2 * held
+                raise Wrong(f"the process that renders took {held >> 20} MiB")
+        if (n_bytes := len(text.encode(errors="surrogatepass"))) > MAX_TEXT:
+            raise Wrong(f"a text of {n_bytes} bytes")
         return f"{len(text)} characters"
 
 
