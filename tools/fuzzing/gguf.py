@@ -54,11 +54,13 @@ class Gguf:
             with ic.load_model(file, backend="llamacpp", check_in_child=False) as model:
                 use(model)
         self._models = [file.read_bytes() for file in files]
+        self._with_bytes = [data for data in self._models if b"<0xFF>" in data]
 
     def case(self, random: Random) -> str:
         """Change a file, load it, and use what was loaded."""
         data = random.choice(self._models)
         if random.random() < _UNSOUND_SHARE:
+            data = random.choice((data, random.choice(self._with_bytes)))
             self._path.write_bytes(unsound(data, random))
             default_registry().get("llamacpp").check_file(str(self._path))
             raise Wrong("reading alone does not refuse it")

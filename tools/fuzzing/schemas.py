@@ -20,6 +20,7 @@ BATCH = 200
 N_TEXTS = 5
 MAX_LENGTH = 160
 _HUGE_SHARE = 0.1
+_POINTED_SHARE = 0.1
 _ODD_SHARE = 0.2  # of schemas with a value that is none there
 NAMES = ("a", "b", "c d", "é", "x-1", "")
 PATTERNS = ("^[a-c]+$", "^x[0-9]{2}$", "b", "^$", "(ab|c)d?", "^[^a]*$", "[", "(?=a)", "\\d")
@@ -125,6 +126,24 @@ class _Maker:
             found["patternProperties"] = {r.choice(PATTERNS): self.schema(depth - 1)}
         return found
 
+    def pointed(self) -> dict[str, Any]:
+        """Return an object of a few listed values, and what few of its texts keep."""
+        r = self._random
+        names = r.sample(NAMES[:5], 3)
+        found: dict[str, Any] = {
+            "type": "object",
+            "properties": {name: {"enum": [0, "a"]} for name in names},
+            "additionalProperties": False,
+        }
+        a, b, _ = names
+        found |= r.choice((
+            {"dependentRequired": {a: [b]}}, {"propertyNames": {"enum": [a, b]}},
+            {"propertyNames": {"pattern": "^[a-c]"}}, {"maxProperties": 1}, {"minProperties": 2},
+            {"if": {"required": [a]}, "then": {"required": [b]}}, {"not": {"required": [a]}},
+            {"if": {"properties": {a: {"const": 0}}}, "else": {"properties": {b: {"const": "a"}}}},
+        ))  # fmt: skip
+        return found
+
     def _condition(self, found: dict[str, Any], names: list[str], depth: int) -> None:
         r = self._random
         name = r.choice(names)
@@ -157,7 +176,8 @@ class Schemas:
 
     def case(self, random: Random) -> str:
         """Compile, write, judge."""
-        schema = _Maker(random).schema(3)
+        maker = _Maker(random)
+        schema = maker.pointed() if random.random() < _POINTED_SHARE else maker.schema(3)
         if isinstance(schema, bool):
             schema = {}
         if is_odd := random.random() < _ODD_SHARE:

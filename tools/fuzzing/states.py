@@ -31,7 +31,7 @@ MODELS = {"llamacpp": "gguf-f32", "openvino": "openvino"}
 ODD = (None, -1, True, 1.5, "x", [], [-1], [[0, 2**31]], {}, [{"seq_id": 0}], 2**70, *NUMBERS[:12])
 POSITIONS = (-(2**31), -5, -1, 2, 100, 2**31 - 2, 2**31 - 1)
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q4_0", "u8")
-_FOREIGN_SHARE = 0.15
+_FOREIGN_SHARE = 0.2
 TEXT, OTHER = list(range(20, 50)), list(range(60, 75))
 
 
