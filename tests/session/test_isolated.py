@@ -458,8 +458,37 @@ def test_a_caller_that_is_killed_leaves_no_worker(
         if is_stopped:
             os.kill(pid, signal.SIGSTOP)
     started = time.monotonic()
-    wait_until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie", 5.0)
+    wait_until(lambda: is_gone(pid), 5.0)
     assert time.monotonic() - started < 2.0  # a second, on a machine that has others to serve
+
+
+def is_gone(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it ends itself, once it works")
+def test_a_caller_that_is_killed_leaves_nobody_who_starts_workers(
+    pack_path: Path, backend_name: str
+) -> None:
+    process = subprocess.Popen([sys.executable, "-c", CALLER, str(pack_path), backend_name])
+    found: list[psutil.Process] = []
+
+    def has_begun() -> bool:
+        found[:] = psutil.Process(process.pid).children()
+        return any("isolated" in " ".join(each.cmdline()) for each in found)
+
+    try:
+        wait_until(has_begun)
+        time.sleep(0.01)  # the caller's next lines; the keeper needs far longer until it works
+        found[0].suspend()
+    finally:
+        process.kill()
+        process.wait()
+    try:
+        wait_until(lambda: is_gone(found[0].pid), 5.0)
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found[0].kill()
 
 
 def test_an_interruption_is_the_callers(pack_path: Path, backend_name: str) -> None:

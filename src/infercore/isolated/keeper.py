@@ -54,6 +54,7 @@ class Keeper:
                 pass_fds=given,
                 start_new_session=True,  # Ctrl-C at the terminal is this program's business
             )
+            _end_with(life, self._process.pid)
         except BaseException:
             self._close_files()
             raise
@@ -130,13 +131,27 @@ class Keeper:
         self._process.returncode = 0
 
 
+def _end_with(life: int, group: int) -> None:
+    """Let the kernel end a keeper and its workers when the other end of ``life`` is closed.
+
+    Also while an engine holds the interpreter, or where somebody stopped them; done here, so that
+    a keeper that still starts ends as well. Elsewhere than on Linux a thread of the worker does it.
+    """
+    if sys.platform == "linux":
+        import fcntl  # noqa: PLC0415  (POSIX)
+
+        fcntl.fcntl(life, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(life, fcntl.F_SETOWN, -group)
+        flags = fcntl.fcntl(life, fcntl.F_GETFL)
+        fcntl.fcntl(life, fcntl.F_SETFL, flags | os.O_ASYNC)
+
+
 # -- in the process of the keeper ------------------------------------------------------------------
 
 
 def main(control: int, life: int, backend: str) -> None:
     """Fork workers for the program at the other end of ``control`` until that is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the program's business
-    _end_with(life)
     channel = socket.socket(fileno=control)
     for name in _MODULES:
         importlib.import_module(name)
@@ -179,18 +194,3 @@ def _forked(channel: socket.socket, files: list[int], life: int) -> int:
         work(requests, answers, board, lane, life)
     finally:
         os._exit(1)
-
-
-def _end_with(life: int) -> None:
-    """Let the kernel end this process and its workers when the other end of ``life`` is closed.
-
-    Also while an engine holds the interpreter, or where somebody stopped them. Elsewhere than on
-    Linux a thread of the worker does that.
-    """
-    if sys.platform == "linux":
-        import fcntl  # noqa: PLC0415  (POSIX)
-
-        fcntl.fcntl(life, fcntl.F_SETSIG, signal.SIGKILL)
-        fcntl.fcntl(life, fcntl.F_SETOWN, -os.getpgrp())
-        flags = fcntl.fcntl(life, fcntl.F_GETFL)
-        fcntl.fcntl(life, fcntl.F_SETFL, flags | os.O_ASYNC)
