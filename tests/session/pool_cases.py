@@ -364,8 +364,7 @@ def _is_near_tie(  # noqa: PLR0917  (what was run, and what came)
         with _single(model, case, fields) as session:
             live(session, calls[:-1], disturbed=False)
             processor = _Moved(n, moves)
-            call = attrs.evolve(calls[-1], n_tokens=n + 1, stop_after=None)
-            again = _again(session, call, processor, forked=forked)
+            again = _again(session, calls[-1], n + 1, processor, forked=forked)
             token = again.tokens[n] if n < len(again.tokens) else None
             return token, processor.row, float(session.context.tolerance)
 
@@ -380,13 +379,15 @@ def _is_near_tie(  # noqa: PLR0917  (what was run, and what came)
     return any(chosen(moves)[0] == wanted for moves in tries)
 
 
-def _again(session: Any, call: Call, processor: _Moved, *, forked: bool) -> Ended:
+def _again(session: Any, call: Call, n: int, processor: _Moved, *, forked: bool) -> Ended:
+    """Return the first ``n`` tokens of a call, or of a fork behind it, with ``processor``."""
+    fields = {**call.fields, "processors": [processor]}
+    moved = attrs.evolve(call, n_tokens=n, stop_after=None, fields=fields)
     if not forked:
-        evolved = attrs.evolve(call, fields={**call.fields, "processors": [processor]})
-        return _one(session, evolved, disturbed=False)
+        return _one(session, moved, disturbed=False)
     _one(session, call, disturbed=False)
     with session.fork() as twin:
-        return _decoded(twin, call, processors=[processor])
+        return _decoded(twin, moved)
 
 
 def _life_until(calls: list[Call], found: list[Ended], at: int) -> tuple[list[Call], bool]:
