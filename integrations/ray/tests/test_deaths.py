@@ -8,11 +8,13 @@ import random
 import threading
 from concurrent.futures import Future
 from contextvars import ContextVar
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from local import LocalReplicas, Response
 from ray.exceptions import ActorDiedError
+from ray.serve.exceptions import DeploymentUnavailableError
 
 import infercore
 from infercore.errors import SessionClosedError, SessionFatalError
@@ -283,3 +285,41 @@ def test_each_call_has_a_context_of_its_own(replicas: LocalReplicas, pool: Any) 
         del replicas.remote
     assert seen
     assert not any(seen)
+
+
+class _Waiting:
+    """Answers nothing, as Serve does where it looks for a replica of what was deleted."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+        self.is_cancelled = False
+
+    def result(self, timeout_s: float | None = None) -> Any:
+        assert timeout_s is not None, "it would wait for ever"
+        raise self._error
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+def test_a_call_ends_that_waits_for_what_is_not_served_any_more(
+    replicas: LocalReplicas, pool: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, looks = [], []
+
+    def forgotten(*request: Any) -> Any:
+        error: Exception = TimeoutError()
+        if not request and looks:
+            deployment: Any = SimpleNamespace(name="model-tale", app_name="tale")
+            error = DeploymentUnavailableError(deployment)
+        (calls if request else looks).append(waiting := _Waiting(error))
+        return waiting
+
+    with pool.open_session() as session:
+        session.ensure_prefix(PROMPT)
+        monkeypatch.setattr(replicas, "remote", forgotten)
+        with pytest.raises(SessionFatalError, match="not served any more"):
+            session.generate("", max_tokens=1)
+        monkeypatch.undo()
+    assert calls[0].is_cancelled
+    assert looks[0].is_cancelled  # it found no replica in time, which may come yet

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 import attrs
 import ray
 from ray import serve
+from ray.exceptions import RayError
 from ray.serve.exceptions import DeploymentUnavailableError
 
 from infercore.errors import (
@@ -46,6 +47,7 @@ _MOST_DEATHS_OF_STREAMS = 6
 """Streams of one replica see its death together, so one of them is no proof."""
 _MOST_READERS = 1024
 _STATS_S = 5.0
+_LOOK_S = 1.0
 _LEAVE_S = 2.0
 _MOST_ID = 2**62
 _AFTER_THE_FACT = frozenset({"cancel", "close", "explain_context"})
@@ -119,7 +121,18 @@ class Engines:
         # Serve would give all calls of an HTTP request one id, by which a router takes one for the
         # other, and cancel them with the request
         response = Context().run(self._calls.remote, ours, frame)
-        return Request(response, answered, self._threads)
+        return Request(response, answered, self._threads, self._look)
+
+    def _look(self) -> None:
+        """Raise `DeploymentUnavailableError` where the model is not served any more."""
+        asked = Context().run(self._handle.options(method_name="where").remote)
+        try:
+            off_loop(partial(asked.result, timeout_s=_LOOK_S))
+        except TimeoutError:  # it waits for a replica: there may be none yet
+            with suppress(Exception):  # it may have ended just now
+                asked.cancel()
+        except RayError:  # it has just died
+            pass
 
     def ask(self, name: str, *args: Any, **fields: Any) -> Any:
         """Return what a replica answers, another one where one died over it."""

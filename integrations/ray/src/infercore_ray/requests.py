@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import io
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +22,9 @@ from infercore_ray.replica import GONE
 if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Executor
+
+LOOK_S = 10.0
+"""Seconds of waiting after which is asked whether the model is served at all."""
 
 
 def off_loop(work: Callable[[], Any]) -> Any:
@@ -38,7 +43,9 @@ def off_loop(work: Callable[[], Any]) -> Any:
 class Request:
     """A call of a replica; ``error`` is a `DeathError` where that died, or has not the session.
 
-    ``answered`` is called once, with this; ``has_died`` says whether the replica died.
+    ``answered`` is called once, with this; ``has_died`` says whether the replica died. Serve never
+    answers what waited for a replica when the application was deleted, so ``look`` is called from
+    time to time, which raises `DeploymentUnavailableError` then.
     """
 
     def __init__(
@@ -46,8 +53,10 @@ class Request:
         response: Any,
         answered: Callable[[Request], object] | None = None,
         threads: Executor | None = None,
+        look: Callable[[], object] | None = None,
     ) -> None:
         self._response = response
+        self._look = look
         self._lock = threading.Lock()
         self._threads = threads
         self._answered = answered
@@ -76,8 +85,7 @@ class Request:
 
     def _waited(self, timeout: float) -> bool:
         try:
-            seconds = None if timeout < 0 else timeout
-            self.replica, frame = off_loop(partial(self._response.result, timeout_s=seconds))
+            self.replica, frame = self._answer(None if timeout < 0 else time.monotonic() + timeout)
         except TimeoutError:
             return False
         except (RequestCancelledError, RayError) as error:
@@ -93,6 +101,28 @@ class Request:
         if self._answered is not None:
             self._answered(self)
         return True
+
+    def _answer(self, until: float | None) -> tuple[str, bytes]:
+        """Return who answers, and what. Raises `TimeoutError`."""
+        while True:
+            left = LOOK_S if until is None else until - time.monotonic()
+            seconds = max(0.0, min(left, LOOK_S))
+            try:
+                found: tuple[str, bytes] = off_loop(
+                    partial(self._response.result, timeout_s=seconds)
+                )
+            except TimeoutError:
+                if left < LOOK_S:
+                    raise
+            else:
+                return found
+            try:
+                if self._look is not None:
+                    self._look()
+            except DeploymentUnavailableError:
+                with suppress(Exception):  # it may have ended just now
+                    self._response.cancel()  # Serve would look for a replica for ever
+                raise
 
     def _take(self, frame: bytes) -> None:
         if frame == GONE:
