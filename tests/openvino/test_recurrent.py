@@ -135,9 +135,22 @@ def test_state_is_saved_and_restored(open_context: Any, story: list[int]) -> Non
     assert np.array_equal(rows[0], rows[2])
 
 
+def test_any_sequence_goes_into_a_context_of_one(
+    open_context: Any, cold: Any, story: list[int]
+) -> None:
+    context, other = open_context(n_seq_max=3), open_context()
+    context.decode(story[:20], seq_id=2)
+    other.decode([5, 6, 7])
+    other.load_sequence(0, context.save_sequence(2))
+    other.decode_one(9)
+    assert np.allclose(other.logits(), cold([*story[:20], 9]), atol=other.tolerance)
+    with pytest.raises(ic.SnapshotError):
+        other._inner.load_state(context._inner.save_state())
+
+
 @pytest.mark.parametrize(
     "wrong",
-    [{"n": -1}, {"n": 2.5}, {"n": 0}, {"shapes": []}, {"shapes": 3}, {"seq_id": 9}, "two", "nan"],
+    [{"n": -1}, {"n": 2.5}, {"n": 0}, {"shapes": []}, {"shapes": 3}, {"seq_id": -1}, "two", "nan"],
 )
 def test_a_state_that_cannot_be_is_refused(open_context: Any, wrong: Any, story: list[int]) -> None:
     from infercore_openvino import state

@@ -262,6 +262,8 @@ class RecurrentContext(BaseContext):
         saved = header.get("sequences")
         if not isinstance(saved, list) or not all(map(self._is_entry, saved)):
             raise state.refused("has sequences that no context can have")
+        if seq_id is None and any(entry["seq_id"] >= len(self._n) for entry in saved):
+            raise state.refused(f"has more than the {len(self._n)} sequences of this context")
         if seq_id is not None and len(saved) != 1:
             raise state.refused(f"has {len(saved)} sequences where one is wanted")
         shapes = [shape for entry in saved for shape in entry["shapes"]]
@@ -288,7 +290,7 @@ class RecurrentContext(BaseContext):
         if not all(type(n) is int and n >= 0 for n in numbers):
             return False
         n_arrays = len(_variables(self._requests[0])) if entry["n"] else 0
-        return entry["seq_id"] < len(self._n) and len(shapes) == n_arrays
+        return len(shapes) == n_arrays
 
     def save_sequence(self, seq_id: int) -> bytes:
         """Return the sequence as bytes."""
