@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import infercore as ic
-from fuzzing import Wrong
+from fuzzing import Patience, Wrong
 from infercore.protocols import public, session
 from infercore.values import checks
 
@@ -406,7 +406,13 @@ def swept(world: World, entry: tuple[str, str, str, str, int]) -> str:
 
 
 async def _with_patience(work: Any) -> Any:
-    return await asyncio.wait_for(work, LIMIT_S / 2)
+    """Wait for it, and not for a machine that stood still."""
+    task, patience = asyncio.ensure_future(work), Patience(LIMIT_S / 2)
+    while not (await asyncio.wait({task}, timeout=patience.step_s()))[0]:
+        patience.spend()
+        if patience.left_s <= 0:
+            return await asyncio.wait_for(task, 0)
+    return await task
 
 
 async def _read(stream: Any) -> None:

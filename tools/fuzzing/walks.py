@@ -208,7 +208,8 @@ class Walks:
                 continue
             if call[0] == "aborted":
                 walk[-1] = call = self._aborted(engine, reference, call, walk, name)
-                told.note(call)
+                if call[0] == "decode":
+                    told.note(call)
             elif call[0] == "load":
                 seq, of_all = call[1][0], call[1][0] < 0
                 fitting = [at for at, kept in enumerate(told.saved) if (len(kept) > 1) == of_all]
@@ -258,12 +259,12 @@ class Walks:
         engine.set_abort_callback(lambda: next(asked) >= n_asked)
         outcome = _outcome(engine, ("decode", (tokens,), fields), None)
         engine.set_abort_callback(None)
-        done: Call = ("decode", (tokens[: engine.n_resident(seq) - before],), fields)
         if outcome not in ("ok", "DecodeAbortedError", "ContextOverflowError"):
             raise Wrong(f"{name}: {walk}: {outcome}")
-        if done[1][0]:
-            reference.decode(*done[1], **fields)
-        return done
+        if not (done := tokens[: engine.n_resident(seq) - before]):
+            return "refused decode", (tokens,), fields
+        reference.decode(done, **fields)
+        return "decode", (done,), fields
 
     def _pending(self, random: Random) -> list[Call]:
         """Return calls of which one is put off by some engines, and must not be over the next."""
