@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ipaddress
 import logging
@@ -135,7 +134,7 @@ def serve(models: tuple[str, ...], **options: Any) -> None:
     server.observe()
     app = server.App(server.Models(opens, n_warm=config.n_warm), config, idle_timeout=idle)
     where = {name: options[name] for name in ("host", "port", "lazy")}
-    asyncio.run(server.run(app, **where, say=tell))
+    server.run(app, **where, say=tell)
 
 
 def _server_extra() -> Any:

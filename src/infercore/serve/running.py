@@ -17,6 +17,11 @@ from infercore.serve.config import ServeConfig
 from infercore.serve.models import Models, Opening
 from infercore.serve.tracing import observe
 
+try:
+    from uvloop import run as run_loop
+except ImportError:  # Windows, PyPy
+    from asyncio import run as run_loop  # type: ignore[assignment]
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -100,11 +105,15 @@ def _url(bound: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-async def run(app: App, *, host: str, port: int, lazy: bool, say: Callable[[str], None]) -> None:
+def run(app: App, *, host: str, port: int, lazy: bool, say: Callable[[str], None]) -> None:
     """Load, listen, and serve until Ctrl-C or SIGTERM; then let what runs end.
 
     Raises what opening a pool raises, and `OSError` where the address is taken.
     """
+    run_loop(_serve(app, host=host, port=port, lazy=lazy, say=say))
+
+
+async def _serve(app: App, *, host: str, port: int, lazy: bool, say: Callable[[str], None]) -> None:
     bound = _bound(host, port, app.config.reader_timeout)
     config = uvicorn.Config(
         app,
