@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import itertools
 import random
+from typing import TYPE_CHECKING
 
 import pytest
 
 from infercore.session.compose import LENGTHS
 from infercore.session.cost_model import N_FIRST, STALE, STEP_MS, CostModel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 Q8_0 = {1: 14.3, 2: 55.0, 3: 68.0, 4: 76.0, 6: 101.0, 8: 84.7, 12: 106.0, 16: 123.0}
 """ms a call on a machine where 2 to 6 sequences are slower than turns."""
@@ -193,5 +197,64 @@ def test_a_length_that_was_slow_once_is_tried_again() -> None:
         model.record(8, n, 20.0 + 4.0 * n)
     for _ in range(2 * STALE):
         n = model.prompt_tokens(8)
+        model.record(8, 0, 20.0)
         model.record(8, n, 20.0 + 0.5 * n)
     assert 20.0 + 0.5 * n >= 1.8 * 20.0
+
+
+def prompts(
+    model: CostModel, pace: Callable[[int], float], *, n_running: int, n_prompts: int
+) -> list[float]:
+    """Let prompts of 2,048 tokens come, one behind the other with steps without one between them.
+
+    Return how long each step with a piece took, over what one without took at that moment.
+    """
+    steps, rng, now = [], random.Random(0), 0
+    for _ in range(n_prompts):
+        for _ in range(50):
+            now += 1
+            model.record(n_running, 0, 40.0 * pace(now) * rng.uniform(0.97, 1.03))
+        left = 2048
+        while left > 0:
+            n = 0 if model.wants_step() else min(left, model.prompt_tokens(n_running))
+            now, left = now + 1, left - n
+            steps.append((40.0 + 3.0 * n) / 40.0 * rng.uniform(0.97, 1.03))
+            model.record(n_running, n, 40.0 * steps[-1] * pace(now))
+    return steps
+
+
+def test_now_and_then_a_step_has_no_piece_to_compare_with() -> None:
+    for model, expected in ((CostModel(), 8), (CostModel(step_tokens=64), 0)):
+        n_without = 0
+        for _ in range(200):
+            if model.wants_step():
+                n_without += 1
+                model.record(1, 0, 40.0)
+            else:
+                model.record(1, 8, 80.0)
+        assert n_without == expected
+
+
+@pytest.mark.parametrize("n_running", [1, 8])
+def test_hardly_any_gap_is_a_try_of_what_was_too_long(n_running: int) -> None:
+    model = CostModel(batching="always")
+    prompts(model, lambda _: 1.0, n_running=n_running, n_prompts=1)  # meets all lengths
+    steps = prompts(model, lambda _: 1.0, n_running=n_running, n_prompts=20)
+    assert sum(step > 2.5 for step in steps) <= 0.005 * len(steps)
+    assert sum(steps) / len(steps) >= 1.85  # and what a step may take is used
+
+
+@pytest.mark.parametrize("n_running", [1, 8])
+@pytest.mark.parametrize("n_calls", [30, 200])
+def test_a_machine_that_gets_slower_and_faster_changes_no_piece(
+    n_running: int, n_calls: int
+) -> None:
+    model = CostModel(batching="always")
+
+    def pace(now: int) -> float:
+        return 1.8 if now // n_calls % 2 else 1.0
+
+    prompts(model, pace, n_running=n_running, n_prompts=2)
+    steps = prompts(model, pace, n_running=n_running, n_prompts=20)
+    assert sum(step > 2.5 for step in steps) <= 0.03 * len(steps)
+    assert sum(steps) / len(steps) >= 1.7

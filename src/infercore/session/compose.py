@@ -56,6 +56,10 @@ class Costs(Protocol):
         """
         ...
 
+    def wants_step(self) -> bool:
+        """Return whether a step without a piece of prompt is due, to learn what it takes now."""
+        ...
+
 
 @attrs.frozen
 class Budget:
@@ -91,20 +95,8 @@ class StepPlan(Generic[S]):
 
 LENGTHS: tuple[int, ...] = (
     *range(1, 17),
-    24,
-    32,
-    48,
-    64,
-    96,
-    128,
-    192,
-    256,
-    384,
-    512,
-    768,
-    1024,
-    1536,
-    2048,
+    *(quarters * 2**k for k in range(2, 7) for quarters in (5, 6, 7, 8)),
+    *(768, 1024, 1536, 2048),
 )
 """The lengths of a call that mixes: few, because a new one costs some engines tens of ms."""
 
@@ -203,14 +195,15 @@ def _mixed(running: list[S], prompts: list[S], budget: Budget, costs: Costs) -> 
         chosen = longest_waiting(turns, n_most)
         n_prompt = sum(1 for sequence in chosen if sequence.is_prompt)
         return StepPlan([(sequence, 1) for sequence in chosen], len(chosen) - n_prompt, n_prompt)
-    n_running = len(running)
+    n_running, parts = len(running), [(sequence, 1) for sequence in running]
+    if costs.wants_step():
+        return StepPlan(parts, n_running, 0)
     n_fitting = costs.prompt_tokens(n_running, min(prompts, key=_age).n_held)
     room = min(budget.n_tokens - n_running, max(1, n_fitting))
     wanted = sum(map(_missing, prompts))
     n_prompt = min(room, wanted)
     if costs.learns or n_prompt < wanted:  # else a few left over would take a call of their own
         n_prompt = max(1, round_down(n_running + n_prompt) - n_running)
-    parts = [(sequence, 1) for sequence in running]
     return StepPlan(*_pieces(parts, prompts, n_prompt, budget.n_sequences))
 
 

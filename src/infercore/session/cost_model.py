@@ -15,10 +15,14 @@ SIZES = (128, 64, 32, 16, 8, 4, 2, 1)
 """Numbers of sequences that are tried, beside all that run."""
 N_FIRST = 3
 """Of the first few times the least counts: a first call of a shape prepares things."""
-WEIGHT = 0.125
-"""Weight of a new time in the moving average."""
-OUTLIER = 4.0
+WEIGHT = 0.25
+"""Weight of a new time in the moving average of its kind, where another kind came before it."""
+PACE_WEIGHT = 0.125
+"""Weight in that of the machine's pace, where calls of one kind follow each other."""
+OUTLIER = 2.0
 """A time counts as at most this many times what was expected: a busy machine, a new shape."""
+IN_A_ROW = 24
+"""So many steps with a piece of prompt are followed by one without, to compare them with."""
 MARGIN = 0.98
 """Fewer sequences a call must cost less than this part, a token, to be chosen."""
 REFRESH = 16
@@ -42,7 +46,9 @@ LEAP = 2.0
 N_TRIES = 2
 """So often a length is tried before its time is believed: the first may prepare things."""
 FORGOTTEN = 256
-"""A length that was not made in so many calls is tried again where it may fit by now."""
+"""A length that was too long is tried once more after so many calls, and, where it still was,"""
+MOST_FORGOTTEN = 2048
+"""after twice as many, up to these: a try that fails is a gap that somebody sees."""
 DEPTHS = 128
 """Choices are made for so many tokens of a prompt together."""
 FADING = 0.98
@@ -50,40 +56,27 @@ FADING = 0.98
 
 
 class _Time:
-    """A moving average of one quantity: least of the first few, then with a small weight."""
+    """What calls of one kind take at the usual pace, and ``depth``: how far into prompts they were.
 
-    __slots__ = ("last", "n", "value")
+    A moving average, but of the first few the least. What was not made for ``stale`` calls counts
+    half.
+    """
 
-    def __init__(self) -> None:
-        self.value, self.n, self.last = 0.0, 0, 0
+    __slots__ = ("depth", "last", "n", "stale", "value")
 
-    def add(self, value: float, now: int) -> None:
+    def __init__(self, stale: int = STALE) -> None:
+        self.value, self.depth, self.n, self.last, self.stale = 0.0, 0.0, 0, 0, stale
+
+    def is_forgotten(self, now: int) -> bool:
+        return now - self.last > self.stale
+
+    def add(self, value: float, depth: float, now: int) -> None:
         if self.n < N_FIRST:
-            self.value = min(self.value, value) if self.n else value
+            weight = 1.0 if not self.n or value < self.value else 0.0
         else:
-            weight = 0.5 if now - self.last > STALE else WEIGHT
-            self.value += weight * (min(value, OUTLIER * self.value) - self.value)
-        self.n += 1
-        self.last = now
-
-
-class _Mixed(_Time):
-    """What calls of one length took, and ``depth``: how far into the prompts they were."""
-
-    __slots__ = ("depth",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.depth = 0.0
-
-    def take(self, ms: float, depth: float, now: int) -> None:
-        """Take in a call, whose ``depth`` goes into the average as its time does."""
-        before = self.value
-        self.add(ms, now)
-        if self.n <= N_FIRST:
-            self.depth = depth if self.n == 1 or self.value != before else self.depth
-        else:
-            self.depth += WEIGHT * (depth - self.depth)
+            weight = 0.5 if self.is_forgotten(now) else WEIGHT
+        self.value += weight * (value - self.value)
+        self.depth += weight * (depth - self.depth)
 
 
 class CostModel:
@@ -98,8 +91,11 @@ class CostModel:
         self._batching = batching
         self._step_tokens = step_tokens
         self._step: dict[int, _Time] = {}  # by number of sequences, without a prompt
-        self._mixed: dict[int, _Mixed] = {}  # with a prompt, by all tokens of the call
+        self._mixed: dict[int, _Time] = {}  # with a prompt, by all tokens of the call
         self._deeper = _Slope()
+        self._pace = 1.0  # what a call takes by now, over what calls of its kind take as a rule
+        self._last: _Time | None = None
+        self._n_in_a_row = 0
         self._now = 0
         self._per_call: dict[int, int] = {}
         self._pieces: dict[tuple[int, int], int] = {}
@@ -119,28 +115,65 @@ class CostModel:
         """
         self._now += 1
         if not n_prompt:
-            self._step.setdefault(n_running, _Time()).add(elapsed_ms, self._now)
+            self._take_step(n_running, elapsed_ms)
         else:
             n_tokens = n_running + n_prompt
             if n_tokens == round_down(n_tokens):  # others, as at a prompt's end, come but once
-                known = self._mixed.get(n_tokens)
-                if known is None or self._now - known.last > FORGOTTEN:
-                    known = self._mixed[n_tokens] = _Mixed()
-                if known.n >= N_TRIES:
-                    more_ms = min(elapsed_ms, OUTLIER * known.value) - known.value
-                    self._deeper.add(n_prompt * (depth - known.depth), more_ms)
-                known.take(elapsed_ms, depth, self._now)
-                if known.n <= N_TRIES:
-                    self._pieces.clear()
+                self._take_mixed(n_tokens, n_prompt, elapsed_ms, depth)
         if self._now % REFRESH == 0 or self._now < REFRESH:
             self._per_call.clear()
             self._pieces.clear()
+
+    def _take_step(self, n_running: int, elapsed_ms: float) -> None:
+        self._n_in_a_row = 0
+        self._take(self._step.setdefault(n_running, _Time()), elapsed_ms)
+
+    def _take_mixed(self, n_tokens: int, n_prompt: int, elapsed_ms: float, depth: float) -> None:
+        self._n_in_a_row += 1
+        known = self._mixed.setdefault(n_tokens, _Time(FORGOTTEN))
+        was_new, was_forgotten = known.n < N_TRIES, known.is_forgotten(self._now)
+        before, deeper = known.value, n_prompt * (depth - known.depth)
+        if not was_new:
+            more_ms = min(elapsed_ms / self._pace, OUTLIER * before) - before
+            self._deeper.add(deeper, more_ms)
+        self._take(known, elapsed_ms, depth, self._deeper.value * deeper)
+        if was_new or was_forgotten:
+            self._pieces.clear()
+        if was_forgotten and not was_new:
+            still = known.value > (1.0 - WEIGHT) * before
+            known.stale = min(2 * known.stale, MOST_FORGOTTEN) if still else FORGOTTEN
+
+    def _take(
+        self, known: _Time, elapsed_ms: float, depth: float = 0.0, more_ms: float = 0.0
+    ) -> None:
+        """Take in a call of a kind that was expected to take ``more_ms`` beyond its average.
+
+        Where the call before was of the same kind, a difference is the machine's pace; else it is
+        what this kind takes beside the other.
+        """
+        ms, expected = elapsed_ms / self._pace, max(0.0, known.value + more_ms)
+        if known.n >= N_FIRST:
+            ms = min(OUTLIER * expected, max(expected / OUTLIER, ms))
+        if known.n < N_FIRST or known is not self._last:
+            known.add(ms, depth, self._now)
+        elif expected:
+            self._pace *= 1.0 + PACE_WEIGHT * (ms / expected - 1.0)
+        known.n += 1
+        known.last, self._last = self._now, known
+
+    def wants_step(self) -> bool:
+        """Return whether the next step is to be one without a piece of prompt, to learn from."""
+        return self.learns and self._n_in_a_row >= IN_A_ROW
 
     def step_ms(self, n_running: int) -> float | None:
         """Return the time of a call with one token of each of ``n_running``, None = not known.
 
         Between numbers that were measured it is a straight line, beyond them in proportion.
         """
+        ms = self._step_at_usual_pace(n_running)
+        return None if ms is None else ms * self._pace
+
+    def _step_at_usual_pace(self, n_running: int) -> float | None:
         if n_running == 0:
             return 0.0
         known = self._step.get(n_running)
@@ -203,11 +236,12 @@ class CostModel:
         and so is one that was too long a while ago. One that is known never costs more than that in
         proportion.
         """
-        step = self.step_ms(n_running)
+        step = self._step_at_usual_pace(n_running)
         if step is None or not (n_running or self._mixed):
             return FIRST_PIECE
         factor = STEP_FACTOR_OF_MANY if n_running > 1 else STEP_FACTOR
-        most = min(factor * step, max(STEP_MS, SLOW_FACTOR * step)) if n_running else STEP_MS
+        bound = STEP_MS / self._pace
+        most = min(factor * step, max(bound, SLOW_FACTOR * step)) if n_running else bound
         fitting, below, below_ms = n_running + 1, max(n_running, 1), step
         for n in LENGTHS:
             if n <= n_running:
@@ -220,7 +254,7 @@ class CostModel:
                 there = max(step, known.value + deeper_ms)
                 expected = min(there, below_ms * (1.0 + more) or there)
                 below, below_ms = n, expected
-                if expected > most and self._now - known.last > FORGOTTEN:
+                if expected > most and known.is_forgotten(self._now):
                     expected = hoped
             if expected <= most:
                 fitting = n
