@@ -236,3 +236,9 @@ def test_round_down_gives_a_known_length(n: int) -> None:
 def test_nothing_to_do_is_an_empty_plan() -> None:
     assert compose([], Budget(8, 8), Costs()).parts == ()
     assert compose([Seq()], Budget(0, 8), Costs()).parts == ()
+
+
+def test_prompts_of_which_none_generates_get_the_whole_call() -> None:
+    mix = [Seq(n_missing=60, is_prompt=True, age=age) for age in range(3)]
+    assert compose(mix, Budget(512, 8), Costs(piece=8)).n_prompt == 180
+    assert compose([*mix, Seq()], Budget(512, 8), Costs(piece=8)).n_prompt == 8

@@ -21,6 +21,8 @@ REFUSED: list[tuple[str, Any]] = [
     ("n_cells", 0),
     ("n_step_tokens", 0),
     ("n_step_tokens", 1.5),
+    ("max_step_ms", 0),
+    ("max_step_ms", "fast"),
     ("max_waiting", -1),
     ("batching", "sometimes"),
     ("batching", None),
@@ -57,6 +59,7 @@ def test_defaults_are_the_documented_ones() -> None:
         "n_parallel": 8,
         "n_cells": None,
         "n_step_tokens": None,
+        "max_step_ms": None,
         "max_waiting": 1024,
         "batching": "auto",
         "batch_invariant": False,
@@ -110,6 +113,13 @@ def test_one_window_must_fit_the_cells() -> None:
 def test_a_step_fits_the_batch() -> None:
     with pytest.raises(ic.InvalidInputError, match="n_batch"):
         pool_config(None, {"n_step_tokens": 65, "n_batch": 64})
+
+
+@pytest.mark.parametrize("other", [{"n_step_tokens": 64}, {"batch_invariant": True}])
+def test_the_longest_step_goes_with_nothing_else_that_cuts_prompts(other: dict[str, Any]) -> None:
+    with pytest.raises(ic.InvalidInputError, match=next(iter(other))) as caught:
+        pool_config(None, {"max_step_ms": 100.0, **other})
+    assert caught.value.field == "max_step_ms"
 
 
 def test_batch_invariant_never_batches() -> None:

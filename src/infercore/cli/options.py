@@ -153,8 +153,11 @@ POOL: Mapping[str, Row] = MappingProxyType({
         "--n-parallel times that, or as many as fit in memory.", metavar="N",
     ),
     "n_step_tokens": Row(
-        "Maximum number of tokens in one engine call.", metavar="N",
-        default=SERVED["n_step_tokens"],
+        "Maximum number of tokens in one engine call, instead of --max-step-ms.", metavar="N",
+    ),
+    "max_step_ms": Row(
+        "Longest pause of running answers while a prompt is read, in milliseconds.", metavar="MS",
+        default=SERVED["max_step_ms"],
     ),
     "max_waiting": Row("Requests that may wait for a place; one more gets 429.", metavar="N"),
     "batching": Row(choices=("auto", "always", "never"), default=SERVED["batching"]),

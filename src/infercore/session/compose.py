@@ -114,10 +114,11 @@ def compose(sequences: Sequence[S], budget: Budget, costs: Costs) -> StepPlan[S]
     """Return the next engine call for ``sequences``, all of which want at least a token.
 
     A sequence that is alone gets as much as the budget allows: how its prompt is split does not
-    depend on what was measured. Else each running one gets its token, and what the cost model
-    allows beside them goes to the prompts, oldest first, of which the first has at least one
-    token. Where the budget has no room for all that, or fewer at once are faster, those take turns
-    that waited longest. The plan is empty only where ``sequences`` or the budget is.
+    depend on what was measured. So do prompts of which none generates yet. Else each running one
+    gets its token, and what the cost model allows beside them goes to the prompts, oldest first,
+    of which the first has at least one token. Where the budget has no room for all that, or fewer
+    at once are faster, those take turns that waited longest. The plan is empty only where
+    ``sequences`` or the budget is.
     """
     if not sequences or budget.n_tokens < 1 or budget.n_sequences < 1:
         return StepPlan((), 0, 0)
@@ -129,8 +130,7 @@ def compose(sequences: Sequence[S], budget: Budget, costs: Costs) -> StepPlan[S]
     if not prompts:
         return _running(sequences, budget, costs)
     if len(prompts) == len(sequences):
-        n_prompt = min(budget.n_tokens, max(1, costs.prompt_tokens(0)))
-        return StepPlan(*_pieces([], prompts, n_prompt, budget.n_sequences))
+        return StepPlan(*_pieces([], prompts, budget.n_tokens, budget.n_sequences))
     running = [sequence for sequence in sequences if not sequence.is_prompt]
     return _mixed(running, prompts, budget, costs)
 

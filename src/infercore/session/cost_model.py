@@ -101,13 +101,21 @@ class CostModel:
     """Milliseconds of a call with n sequences and m prompt tokens, and what follows from them.
 
     ``batching`` is "auto", "always" or "never", as in `PoolConfig`; with ``step_tokens`` the tokens
-    of a call are as many, whatever they cost. Not safe for threads: it belongs to whoever makes
-    the calls.
+    of a call are as many, whatever they cost; else a call with a piece of prompt takes at most
+    ``max_step_ms`` (None = as `STEP_FACTOR` says). Not safe for threads: it belongs to whoever
+    makes the calls.
     """
 
-    def __init__(self, *, batching: str = "auto", step_tokens: int | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        batching: str = "auto",
+        step_tokens: int | None = None,
+        max_step_ms: float | None = None,
+    ) -> None:
         self._batching = batching
         self._step_tokens = step_tokens
+        self._max_step_ms = max_step_ms
         self._step: dict[int, _Time] = {}  # by number of sequences, without a prompt
         self._mixed: dict[int, _Time] = {}  # with a prompt, by all tokens of the call
         self._deeper = _Slope()
@@ -276,12 +284,13 @@ class CostModel:
         proportion, than a shorter one that was made since.
         """
         step = self._step_at_usual_pace(n_running)
-        if step is None or not (n_running or self._mixed):
+        if step is None:
             return FIRST_PIECE
         factor = STEP_FACTOR_OF_MANY if n_running > 1 else STEP_FACTOR
-        bound = STEP_MS / self._pace
-        most = min(factor * step, max(bound, SLOW_FACTOR * step)) if n_running else bound
-        fitting, below, below_ms, below_last = n_running + 1, max(n_running, 1), step, self._now
+        most = max((self._max_step_ms or STEP_MS) / self._pace, SLOW_FACTOR * step)
+        if self._max_step_ms is None:
+            most = min(factor * step, most)
+        fitting, below, below_ms, below_last = n_running + 1, n_running, step, self._now
         for n in LENGTHS:
             if n <= n_running:
                 continue

@@ -106,7 +106,11 @@ class SessionPool:
         self._store = _store_of(config, model.capabilities)
         scheduler = Scheduler(
             lambda: _open_context(model, wanted, config, self.window),
-            costs=CostModel(batching=config.batching, step_tokens=config.n_step_tokens),
+            costs=CostModel(
+                batching=config.batching,
+                step_tokens=config.n_step_tokens,
+                max_step_ms=config.max_step_ms,
+            ),
             n_parallel=config.n_parallel,
             max_waiting=config.max_waiting,
             n_step_tokens=config.n_step_tokens,

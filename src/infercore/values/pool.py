@@ -24,7 +24,7 @@ NOT_IN_A_POOL = {
 }
 """Fields of a context that a pool decides itself, and what to do instead."""
 SERVED: Mapping[str, Any] = MappingProxyType(
-    {"n_step_tokens": 512, "batching": "always", "cache_bytes": GIB}
+    {"max_step_ms": 250.0, "batching": "always", "cache_bytes": GIB}
 )
 """Fields of a pool behind a server, where the caller leaves them open."""
 
@@ -51,11 +51,12 @@ class PoolConfig:
     ``n_cells`` is the number of tokens that all of them can hold together (None = ``n_parallel``
     times the window, or, where the backend can plan its memory, what that has room for), while
     ``context.n_ctx`` is the window of each.
-    ``n_step_tokens`` bounds the tokens of one call (None = chosen by measuring), ``max_waiting``
-    the calls that wait for a place; beyond that, a namespace without any call still gets one in.
-    ``batching`` is "always", "never" or "auto", which takes turns
-    where that is faster here. With ``batch_invariant`` a session computes the same bits as it does
-    alone, and nothing is batched.
+    ``n_step_tokens`` bounds the tokens of one call. None = a piece of prompt beside sessions that
+    generate is chosen by measuring: such a call takes at most ``max_step_ms`` milliseconds (None =
+    near 2.5 times as long as without the piece, at most 250). ``max_waiting`` bounds the calls that
+    wait for a place; beyond that, a namespace without any call still gets one in. ``batching`` is
+    "always", "never" or "auto", which takes turns where that is faster here. With
+    ``batch_invariant`` a session computes the same bits as it does alone, and nothing is batched.
 
     Sequences that lose their cells go to ``cache_bytes`` bytes of host memory, then to at most
     ``cache_dir_bytes`` bytes of files in ``cache_dir``. With ``cache_bytes``, where ``n_cells`` and
@@ -77,6 +78,7 @@ class PoolConfig:
     )
     n_cells: int | None = attrs.field(default=None, validator=checks.integer(1, 2**31 - 1))
     n_step_tokens: int | None = attrs.field(default=None, validator=checks.integer(1, 2**31 - 1))
+    max_step_ms: float | None = attrs.field(default=None, validator=checks.number(1.0, 1e9))
     max_waiting: int = attrs.field(
         default=1024, validator=checks.integer(0, 2**31 - 1, optional=False)
     )
@@ -110,6 +112,10 @@ class PoolConfig:
             raise checks.refuse(
                 "batching", self.batching, "'auto' or 'never' with batch_invariant=True"
             )
+        if self.max_step_ms is not None:
+            for name in ("n_step_tokens", "batch_invariant"):
+                if getattr(self, name):
+                    raise checks.refuse("max_step_ms", self.max_step_ms, f"None with {name}")
         n_batch = self.context.n_batch
         if self.n_step_tokens is not None and n_batch is not None and self.n_step_tokens > n_batch:
             raise checks.refuse(
@@ -181,8 +187,8 @@ def served_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
         defaults = {"cache_bytes": SERVED["cache_bytes"]}
     elif fields.get("precision") != "accurate":
         defaults["flash_attn"] = "auto"
-    if "n_step_tokens" in defaults and fields.get("n_batch") is not None:
-        defaults["n_step_tokens"] = min(defaults["n_step_tokens"], fields["n_batch"])
+    if fields.get("n_step_tokens") is not None:
+        defaults.pop("max_step_ms", None)
     return {**defaults, **fields}
 
 
