@@ -108,6 +108,27 @@ def test_keys(pool: Any) -> None:
         assert cached == [False, True, False, True], "keys share no prefixes"
 
 
+def test_the_document_says_of_each_route_whether_it_asks_for_a_key(pool: Any) -> None:
+    with serving({"tale": pool}, api_keys=["first"]) as served:
+        key = {"Authorization": "Bearer first"}
+        document = httpx.get(f"{served.url}/openapi.json", headers=key).json()
+        asked = {
+            (method, path): ("security" in told, "401" in told["responses"])
+            for path, methods in document["paths"].items()
+            for method, told in methods.items()
+        }
+        for (method, path), told in asked.items():
+            url = f"{served.url}{path}".replace("{name}", "tale")
+            is_refused = httpx.request(method, url).status_code == 401
+            assert told == (is_refused, is_refused), path
+            if method == "get":
+                assert httpx.get(url, headers=key).status_code == 200
+    posts = {f"/v1/{name}" for name in ("chat/completions", "completions", "embeddings", "rerank")}
+    posts |= {"/v1/responses", "/tokenize", "/detokenize"}
+    gets = {"/v1/models", "/v1/models/{name}", "/health", "/metrics", "/openapi.json", "/"}
+    assert set(asked) == {("post", path) for path in posts} | {("get", path) for path in gets}
+
+
 def test_limits(pool: Any) -> None:
     with serving({"tale": pool}, max_body_bytes=2_000, max_tokens=3) as served:
         large = {**ASK, "messages": [{"role": "user", "content": "x" * 3_000}]}
