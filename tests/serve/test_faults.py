@@ -479,6 +479,48 @@ def test_the_command_serves_until_it_is_told_to_end_and_starts_warm(
     assert evaluated[0] > evaluated[1] == 1, "all but the last token comes back from the folder"
 
 
+def refuses(url: str) -> bool:
+    try:
+        httpx.get(url)
+    except httpx.TransportError:
+        return True
+    return False
+
+
+def test_a_second_signal_ends_it_at_once_without_a_trace(
+    pack_path: Path, backend_name: str
+) -> None:
+    asked = command(
+        f"tale={pack_path}", "--port", "0", "--n-ctx", "1024", "--backend", backend_name,
+        "--n-threads", "1",
+    )  # fmt: skip
+    body = {**LONG, "max_tokens": 900}
+    with (
+        subprocess.Popen(asked, stderr=subprocess.PIPE, text=True) as process,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        assert process.stderr is not None
+        url = next(line.split()[-1] for line in process.stderr if "serving at" in line)
+        try:
+            with httpx.stream("POST", f"{url}{CHAT}", json={**body, "stream": True}) as answer:
+                lines = answer.iter_lines()
+                next(lines)
+                whole = threads.submit(httpx.post, f"{url}{CHAT}", json=body, timeout=60)
+                running = 'sessions_running{model="tale"} 2.0'
+                eventually(lambda: running in httpx.get(f"{url}/metrics").text)
+                process.send_signal(signal.SIGINT)
+                eventually(lambda: refuses(url))
+                process.send_signal(signal.SIGINT)
+                told = process.stderr.read()
+                process.wait(60)
+        finally:
+            code = process.poll()
+            process.kill()
+    assert code == 0
+    assert "Traceback" not in told
+    assert whole.result().status_code == 503
+
+
 def test_who_is_not_answered_before_the_end_is_told_to_ask_again(pool: Any) -> None:
     body = [{"type": "http.request", "body": json.dumps(LONG).encode()}]
     sent: list[Any] = []
