@@ -104,6 +104,20 @@ def test_a_refusal_names_the_field_of_its_route(served: Served, name: str) -> No
     assert "retry-after" not in answer.headers
 
 
+@pytest.mark.parametrize(
+    ("field", "given"),
+    [("tools", "web_search"), ("tools", "mcp"), ("input", "item_reference")],
+)
+def test_what_responses_do_not_know_is_refused_by_name(
+    served: Served, field: str, given: str
+) -> None:
+    answer = httpx.post(f"{served.url}/v1/responses", json={**RESPONSE, field: [{"type": given}]})
+    assert answer.status_code == 400
+    told = answer.json()["error"]
+    assert told["param"] == field
+    assert f"type '{given}' is not supported here" in told["message"]
+
+
 def test_a_method_that_a_route_does_not_have(served: Served) -> None:
     answer = httpx.get(f"{served.url}{CHAT}")
     assert (answer.status_code, answer.headers["allow"]) == (405, "POST")

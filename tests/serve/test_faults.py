@@ -108,6 +108,27 @@ def test_keys(pool: Any) -> None:
         assert cached == [False, True, False, True], "keys share no prefixes"
 
 
+def test_the_document_says_of_each_route_whether_it_asks_for_a_key(pool: Any) -> None:
+    with serving({"tale": pool}, api_keys=["first"]) as served:
+        key = {"Authorization": "Bearer first"}
+        document = httpx.get(f"{served.url}/openapi.json", headers=key).json()
+        asked = {
+            (method, path): ("security" in told, "401" in told["responses"])
+            for path, methods in document["paths"].items()
+            for method, told in methods.items()
+        }
+        for (method, path), told in asked.items():
+            url = f"{served.url}{path}".replace("{name}", "tale")
+            is_refused = httpx.request(method, url).status_code == 401
+            assert told == (is_refused, is_refused), path
+            if method == "get":
+                assert httpx.get(url, headers=key).status_code == 200
+    posts = {f"/v1/{name}" for name in ("chat/completions", "completions", "embeddings", "rerank")}
+    posts |= {"/v1/responses", "/tokenize", "/detokenize"}
+    gets = {"/v1/models", "/v1/models/{name}", "/health", "/metrics", "/openapi.json", "/"}
+    assert set(asked) == {("post", path) for path in posts} | {("get", path) for path in gets}
+
+
 def test_limits(pool: Any) -> None:
     with serving({"tale": pool}, max_body_bytes=2_000, max_tokens=3) as served:
         large = {**ASK, "messages": [{"role": "user", "content": "x" * 3_000}]}
@@ -456,6 +477,48 @@ def test_the_command_serves_until_it_is_told_to_end_and_starts_warm(
         n_cached = counted["prompt_tokens_details"]["cached_tokens"]
         evaluated.append(counted["prompt_tokens"] - n_cached)
     assert evaluated[0] > evaluated[1] == 1, "all but the last token comes back from the folder"
+
+
+def refuses(url: str) -> bool:
+    try:
+        httpx.get(url)
+    except httpx.TransportError:
+        return True
+    return False
+
+
+def test_a_second_signal_ends_it_at_once_without_a_trace(
+    pack_path: Path, backend_name: str
+) -> None:
+    asked = command(
+        f"tale={pack_path}", "--port", "0", "--n-ctx", "1024", "--backend", backend_name,
+        "--n-threads", "1",
+    )  # fmt: skip
+    body = {**LONG, "max_tokens": 900}
+    with (
+        subprocess.Popen(asked, stderr=subprocess.PIPE, text=True) as process,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        assert process.stderr is not None
+        url = next(line.split()[-1] for line in process.stderr if "serving at" in line)
+        try:
+            with httpx.stream("POST", f"{url}{CHAT}", json={**body, "stream": True}) as answer:
+                lines = answer.iter_lines()
+                next(lines)
+                whole = threads.submit(httpx.post, f"{url}{CHAT}", json=body, timeout=60)
+                running = 'sessions_running{model="tale"} 2.0'
+                eventually(lambda: running in httpx.get(f"{url}/metrics").text)
+                process.send_signal(signal.SIGINT)
+                eventually(lambda: refuses(url))
+                process.send_signal(signal.SIGINT)
+                told = process.stderr.read()
+                process.wait(60)
+        finally:
+            code = process.poll()
+            process.kill()
+    assert code == 0
+    assert "Traceback" not in told
+    assert whole.result().status_code == 503
 
 
 def test_who_is_not_answered_before_the_end_is_told_to_ask_again(pool: Any) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from infercore.isolated import wire, worker
-from infercore.isolated.logs import Told
+from infercore.isolated.logs import Told, ToProgram
 from infercore.isolated.process import EngineProcess
 from infercore.isolated.replay import NotedSampler, Replay
 from infercore.sampling.portable import PortableSampler
@@ -168,10 +168,35 @@ def test_an_engines_logger_is_silent_here_as_there() -> None:
     assert isinstance(handler, logging.NullHandler)
 
 
+def test_a_level_between_those_that_have_names_is_one(caplog: pytest.LogCaptureFixture) -> None:
+    Told().log(1, "infercore.plugin", 35, "x", False)
+    assert [record.levelno for record in caplog.records] == [35]
+
+
+def sent_of(text: str, *args: Any, error: Any = None) -> list[Any]:
+    """Return what a worker sends of what its plugin logs."""
+    sent: list[Any] = []
+    exc_info = None if error is None else (type(error), error, None)
+    ToProgram(sent.append).handle(
+        logging.LogRecord("infercore.plugin", logging.ERROR, "", 1, text, args, exc_info)
+    )
+    return sent
+
+
+def test_an_exception_is_told_too() -> None:
+    ((_, _, (*_, text, _), _),) = sent_of("%s failed", "it", error=ValueError("of the plugin"))
+    assert text == "it failed\nValueError: of the plugin"
+
+
+def test_what_logs_wrongly_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    assert not sent_of("%d tokens", "many")
+    assert "Logging error" in capsys.readouterr().err  # as everywhere
+
+
 @pytest.mark.parametrize(
     "record",
     [("root", 30, "x"), ("infercorex", 30, "x"), ([], 30, "x"), ("infercore", 10, "x"),
-     ("infercore", [], "x"), ("infercore", 30, b"x")],
+     ("infercore", [], "x"), ("infercore", True, "x"), ("infercore", 30, b"x")],
 )  # fmt: skip
 def test_what_is_no_record_of_ours_is_refused(record: Any) -> None:
     with pytest.raises(ValueError, match="no log record"):

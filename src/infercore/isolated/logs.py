@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 _ROOT = "infercore"
 _MOST_CHARACTERS = 10_000
 _MOST_TOLD = 1000
-_LEVELS = (logging.WARNING, logging.ERROR, logging.CRITICAL)
 
 
 class ToProgram(logging.Handler):
@@ -25,13 +24,17 @@ class ToProgram(logging.Handler):
         self._send = send
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Send a record's text, and whether it is silent where nobody listens."""
+        """Send a record's text, traceback and all, and whether it is silent if nobody listens."""
+        try:
+            text = self.format(record)[:_MOST_CHARACTERS]
+        except Exception:  # noqa: BLE001  (it is no fault of the call that logged)
+            self.handleError(record)
+            return
         is_silent = any(
             isinstance(handler, logging.NullHandler)
             for handler in logging.getLogger(record.name).handlers
         )
-        told = [record.name, record.levelno, record.getMessage()[:_MOST_CHARACTERS], is_silent]
-        self._send([LOG, True, told, None])
+        self._send([LOG, True, [record.name, record.levelno, text, is_silent], None])
 
     def listen(self) -> None:
         """Take all that is logged in this process."""
@@ -50,7 +53,8 @@ class Told:
 
         Raises `ValueError` for what is no record of this package.
         """
-        if not f"{name}.".startswith(f"{_ROOT}.") or type(text) is not str or level not in _LEVELS:
+        is_ours = f"{name}.".startswith(f"{_ROOT}.") and type(text) is str
+        if not is_ours or type(level) is not int or level < logging.WARNING:
             raise ValueError("no log record of ours")
         if len(self._by) < _MOST_TOLD and self._by.setdefault((name, text), epoch) != epoch:
             return

@@ -38,7 +38,7 @@ def _origins(value: Sequence[str]) -> tuple[str, ...]:
 class ServeConfig:
     """Keys, limits and habits of a server.
 
-    With ``api_keys`` every request but ``/health`` must bring one of them as
+    With ``api_keys`` every request but ``/health`` and ``/`` must bring one of them as
     ``Authorization: Bearer KEY``; each key has a namespace of its own, so that callers never
     share prefixes. ``max_body_bytes`` bounds a request's body, ``max_tokens`` the answer of one
     that asks for more or for no limit (None = until the window is full), and

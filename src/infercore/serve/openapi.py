@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 import infercore
+from infercore.serve.guarding import OPEN_PATHS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -14,12 +15,17 @@ if TYPE_CHECKING:
     from infercore.serve.wire import Request
 
 _REF = "#/components/schemas/{name}"
+_NO_MODEL = "No such model"
 _GETS = {
-    "/v1/models": "The models that are served",
-    "/health": "Whether the server takes requests",
-    "/metrics": "Metrics in the text format of Prometheus",
-    "/openapi.json": "This document",
+    "/v1/models": ("The models that are served", {}),
+    "/v1/models/{name}": ("One of them", {"404": _NO_MODEL}),
+    "/health": ("Whether the server takes requests", {}),
+    "/metrics": ("Metrics in the text format of Prometheus", {}),
+    "/openapi.json": ("This document", {}),
+    "/": ("A page to chat", {}),
 }
+_KEY: list[dict[str, list[str]]] = [{}, {"key": []}]
+"""A key, on a server that has any."""
 _ERROR = {
     "type": "object",
     "required": ["error"],
@@ -36,10 +42,11 @@ _ERROR = {
         }
     },
 }
+_NO_KEY = "A key is missing or wrong"
 _REFUSALS = {
     "400": "The request is wrong; the message says how",
-    "401": "A key is missing or wrong",
-    "404": "No such model",
+    "401": _NO_KEY,
+    "404": _NO_MODEL,
     "408": "The request's time was over before the first token",
     "413": "The body is too large",
     "429": "Too many requests; Retry-After says when to ask again",
@@ -53,8 +60,7 @@ def document(posts: Mapping[str, type[Request]], models: Sequence[str]) -> dict[
     for kind in posts.values():
         components[kind.__name__]["properties"]["model"] = {"type": "string", "enum": [*models]}
     paths: dict[str, Any] = {path: {"post": _post(kind)} for path, kind in posts.items()}
-    for path, summary in _GETS.items():
-        paths[path] = {"get": {"summary": summary, "responses": {"200": {"description": "OK"}}}}
+    paths |= {path: {"get": _get(path, *told)} for path, told in _GETS.items()}
     return {
         "openapi": "3.1.0",
         "info": {"title": "infercore", "version": infercore.__version__},
@@ -66,16 +72,27 @@ def document(posts: Mapping[str, type[Request]], models: Sequence[str]) -> dict[
     }
 
 
+def _get(path: str, summary: str, refusals: Mapping[str, str]) -> dict[str, Any]:
+    name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+    told: dict[str, Any] = {"summary": summary}
+    if "{name}" in path:
+        told["parameters"] = [name]
+    if path in OPEN_PATHS:
+        return {**told, "responses": _answers(refusals)}
+    return {**told, "security": _KEY, "responses": _answers({"401": _NO_KEY, **refusals})}
+
+
 def _post(kind: type[Request]) -> dict[str, Any]:
     schema = {"$ref": _REF.format(name=kind.__name__)}
-    error = {"application/json": {"schema": {"$ref": _REF.format(name="Error")}}}
-    refusals = {
-        status: {"description": text, "content": error} for status, text in _REFUSALS.items()
-    }
-    summary = (kind.__doc__ or "").strip()
     return {
-        "summary": summary,
-        "security": [{}, {"key": []}],
+        "summary": (kind.__doc__ or "").strip(),
+        "security": _KEY,
         "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
-        "responses": {"200": {"description": "OK"}, **refusals},
+        "responses": _answers(_REFUSALS),
     }
+
+
+def _answers(refusals: Mapping[str, str]) -> dict[str, Any]:
+    error = {"application/json": {"schema": {"$ref": _REF.format(name="Error")}}}
+    told = {status: {"description": text, "content": error} for status, text in refusals.items()}
+    return {"200": {"description": "OK"}, **told}

@@ -41,6 +41,15 @@ def _refused(field: str, value: Any, allowed: str) -> InvalidInputError:
     )
 
 
+def _of_no_kind(field: str, what: str, kind: Any, allowed: str) -> InvalidInputError:
+    return InvalidInputError(
+        f"{what} of type {kind!r} is not supported here; send {allowed}",
+        field=field,
+        value=kind,
+        allowed=allowed,
+    )
+
+
 def asked_of(
     request: ResponsesRequest, served: Served, namespace: str, config: ServeConfig
 ) -> Asked:
@@ -112,7 +121,7 @@ def _chosen(choice: str | Mapping[str, Any]) -> str:
 
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     if tool.get("type") != "function":
-        raise _refused("tools", tool.get("type"), "tools of type 'function'")
+        raise _of_no_kind("tools", "a tool", tool.get("type"), "tools of type 'function'")
     function = {key: value for key, value in tool.items() if key != "type"}
     return {"type": "function", "function": function}
 
@@ -165,7 +174,7 @@ def _add_item(messages: list[dict[str, Any]], item: dict[str, Any]) -> None:
             raise _refused("input.output", output, "text")
         messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": output})
     elif kind != "reasoning":  # a thought of an earlier turn: templates leave it out as well
-        raise _refused("input", kind, "message, function_call or function_call_output items")
+        raise _of_no_kind("input", "an item", kind, ", ".join(_ITEMS))
 
 
 def _part(part: Any) -> Any:

@@ -84,6 +84,16 @@ class Server(uvicorn.Server):
         await super().startup(sockets=sockets)
         self._listening()
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let requests end, and then the rest: they are told so before their engines are closed."""
+        await super().shutdown(sockets=sockets)
+        left = list(self.server_state.tasks)
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        if self.force_exit:  # which is no reason to end the application without a word
+            await self.lifespan.shutdown()
+
 
 def _bound(host: str, port: int, reader_timeout: float) -> socket.socket:
     """Return a socket that listens at an address. Raises `OSError`.
