@@ -42,6 +42,9 @@ def main() -> None:
     parser.add_argument("--backend", default="reference", choices=["reference", *FORMATS])
     parser.add_argument("--name", default="storyteller", help="a model of the pack")
     parser.add_argument("--invariant", action="store_true", help="with batch_invariant=True")
+    parser.add_argument(
+        "--apart", action="store_true", help="cells of its own for each that runs, as a server has"
+    )
     options = parser.parse_args()
     fields: dict[str, Any] = {}
     if options.backend == "reference":
@@ -53,7 +56,8 @@ def main() -> None:
     total: Counter[str] = Counter()
     with model:
         for seed in range(options.first, options.first + options.cases):
-            total += checked(model, seed, invariant=options.invariant, **fields)
+            kind = {"invariant": options.invariant, "apart": options.apart}
+            total += checked(model, seed, **kind, **fields)
     share = total["near_ties"] / max(1, total["texts"])
     print(dict(total), f"near ties: {share:.2%} of texts")
     if total["wrong"]:

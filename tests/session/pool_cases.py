@@ -67,7 +67,7 @@ def text_of(rng: random.Random, n_words: int, shared: str) -> str:
     return f"{shared} {words}" if rng.random() < 0.5 else words
 
 
-def case_of(seed: int, *, invariant: bool = False) -> Case:
+def case_of(seed: int, *, invariant: bool = False, apart: bool = False) -> Case:
     rng = random.Random(seed)
     n_sessions = rng.randint(2, 8)
     n_ctx = rng.randint(60, 160)
@@ -83,6 +83,8 @@ def case_of(seed: int, *, invariant: bool = False) -> Case:
     }
     if invariant:
         pool.update(batch_invariant=True, batching="auto", n_cells=None)
+    if apart:
+        pool.update(kv_unified=False, n_cells=None)
     lives = [
         [call_of(rng, n_ctx, shared) for _ in range(rng.randint(1, 4))] for _ in range(n_sessions)
     ]
@@ -259,12 +261,15 @@ class Failing:
         return call
 
 
-def check(model: Any, seed: int, *, invariant: bool = False, **fields: Any) -> Counter[str]:
+def check(
+    model: Any, seed: int, *, invariant: bool = False, apart: bool = False, **fields: Any
+) -> Counter[str]:
     """Raise AssertionError where a life in the pool differs from the same life alone.
 
-    With ``invariant`` alone means alone in such a pool, and there are no near ties.
+    With ``invariant`` alone means alone in such a pool, and there are no near ties. With ``apart``
+    each that runs has cells of its own.
     """
-    case = case_of(seed, invariant=invariant)
+    case = case_of(seed, invariant=invariant, apart=apart)
     expected = [_alone(model, case, calls, fields) for calls in case.lives]
     counts: Counter[str] = Counter(cases=1)
     with model.new_pool(**case.pool, **fields) as pool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from collections.abc import Sequence as Parts
 
     from infercore.session.jobs import Job
@@ -35,6 +36,8 @@ class Places:
         self._sequences = sequences
         self._keeping = keeping
         self._tally = tally
+        self._move: tuple[Sequence, int] | None = None
+        self._n_changes = self._n_waited = 0
         self.free_all()
 
     def free_all(self) -> None:
@@ -72,6 +75,44 @@ class Places:
         free = self.free_ids
         best = max(reversed(free), key=lambda i: (i - 1 in running) + (i + 1 in running))
         free.remove(best)
+        return best
+
+    def close_gap(self) -> None:
+        """Let who runs have neighbouring places again, where one between them has become free.
+
+        An engine with a cache for each may evaluate neighbours at once, and others apart. Nobody
+        knows how long they will run: so a cache is copied once the gap has cost as many steps as
+        the copy takes.
+        """
+        engine, roster = self._engine, self._roster
+        if self._n_changes != roster.n_changes:
+            self._n_changes, self._n_waited = roster.n_changes, 0
+            batches = engine.copies_caches and engine.n_sequences > 1
+            self._move = self._best_move() if batches and len(roster.running) > 1 else None
+        if self._move is None:
+            return
+        self._n_waited += 1
+        if self._n_waited <= engine.n_least_copied:
+            return
+        (sequence, seq_id), self._move = self._move, None
+        if seq_id not in self.free_ids:
+            return
+        engine.context.seq_copy(sequence.own_id, seq_id)
+        engine.context.seq_remove(sequence.own_id)
+        self.free_ids.remove(seq_id)
+        self.free_ids.append(sequence.own_id)
+        sequence.seq_id = seq_id
+        roster.n_changes += 1
+
+    def _best_move(self) -> tuple[Sequence, int] | None:
+        """Return who may go to which free place, so that those that run lie in fewer pieces."""
+        of_id = {job.sequence.own_id: job.sequence for job in self._roster.running}
+        best, least = None, _n_pieces(of_id)
+        for seq_id in (max(of_id), min(of_id)):
+            for free in self.free_ids:
+                n = _n_pieces({*of_id, free} - {seq_id})
+                if n < least:
+                    best, least = (of_id[seq_id], free), n
         return best
 
     def start_over(self, sequence: Sequence) -> None:
@@ -138,6 +179,11 @@ class Places:
                 self._engine.trim(job.sequence)
             return self.make_free(parts[0][0].sequence, sum(n for _, n in parts))
         return all(self.make_free(job.sequence, n) for job, n in parts)
+
+
+def _n_pieces(ids: Collection[int]) -> int:
+    """Return in how many runs of neighbours ``ids`` lie."""
+    return sum(i - 1 not in ids for i in ids)
 
 
 def _used(sequence: Sequence) -> int:

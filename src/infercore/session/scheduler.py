@@ -324,6 +324,7 @@ class Scheduler:
                 self._admit()
             self.outbox.send()  # who begins with its row there has a token now, before the call
             self._let_first_be_read()
+            self.places.close_gap()
             done = self.stepping.evaluate()
         except Exception as error:  # noqa: BLE001  (each call is tried again)
             self._restart(error)

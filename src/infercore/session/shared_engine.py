@@ -44,9 +44,10 @@ class SharedEngine:
         self.n_sequences = 1 if one_a_call or not batches else self.n_places
         self.is_shared = self.context.n_seq_max == 1 or self.context.n_ctx_seq == self.context.n_ctx
         """Whether all sequences count together in one window."""
-        copies_caches = kinds.kv_copy == "full" and self.can_truncate and not self.is_shared
+        self.copies_caches = kinds.kv_copy == "full" and self.can_truncate and not self.is_shared
+        """Whether each sequence has a cache of its own, which is copied as a whole."""
         window = int(self.context.n_ctx_seq)
-        self.n_least_copied = max(1, window // _CELLS_A_TOKEN) if copies_caches else 1
+        self.n_least_copied = max(1, window // _CELLS_A_TOKEN) if self.copies_caches else 1
         """Fewer tokens are evaluated sooner than the cache that holds them is copied."""
 
     def reopen(self) -> None:
