@@ -31,7 +31,6 @@ class Abort:
         optional = native.optional
         declared = native.capabilities.abort
         self._engine_abort = optional.abort if declared else None
-        self.stops_in_step = self._engine_abort is not None
         self.asks_before_step = False
         """Whether the callback must be asked before a step, as the engine cannot within one."""
 

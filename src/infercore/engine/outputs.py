@@ -139,7 +139,7 @@ class Outputs:
             self._from_engine = False
 
     def set_each(self, seq_ids: Sequence[int]) -> FloatArray | list[FloatArray]:
-        """Say that the engine's last call made a row for each of ``seq_ids``; return them."""
+        """Say that the engine's last call made a row for each of ``seq_ids``; return its own."""
         n = len(seq_ids)
         before, owners, ends = self._each
         if seq_ids != before:
@@ -150,14 +150,13 @@ class Outputs:
         self._all_rows = True
         self.n_plain = n
         if self._engine_rows is None:
-            rows = [self.from_engine(i) for i in range(n)]
-            return [read_only(row) if row.flags.writeable else row for row in rows]
+            return [self.from_engine(i) for i in range(n)]
         block = self._engine_rows(n)
         shape = n, self.n_vocab
         if type(block) is not np.ndarray or block.dtype is not _FLOAT or block.shape != shape:
             told = f"gave {shown(block)}, not float32 {list(shape)}"
             raise wrong(self._backend, f"logits_rows({n})", told)
-        return read_only(block) if block.flags.writeable else block
+        return block
 
     def restore(self, row: FloatArray, owners: Iterable[int]) -> None:
         """Add a row that was saved, behind the last token of its owners; other rows stay."""
@@ -219,16 +218,19 @@ class Outputs:
         index = max((i for i, ids in enumerate(self._owners) if ids), default=None)
         if index is None or not self.are_shown:
             return None, []
-        return self.row(index), [s for s, row in self._ends.items() if row == index]
+        return read_only(self.row(index)), [s for s, row in self._ends.items() if row == index]
 
     def row(self, i: int) -> FloatArray:
-        """Return row ``i`` (negative from the end), read-only float32 [n_vocab]."""
+        """Return row ``i`` (negative from the end), float32 [n_vocab]; maybe the engine's own."""
+        n = self.n_plain
+        if type(i) is int and -n <= i < n:
+            return self.from_engine(i if i >= 0 else i + n)
         index = self._index(i)
         row = self._restored.get(index)
         if row is None:
             gathered = self._gathered
             row = self.from_engine(index) if gathered is None else gathered[index]
-        return read_only(row) if row.flags.writeable else row
+        return row
 
     def _index(self, i: int) -> int:
         if not checks.is_integer(i):

@@ -5,8 +5,8 @@
 from __future__ import annotations
 
 import copy
-import math
 import secrets
+from math import isfinite
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from infercore.sampling.constraints import Constraint
     from infercore.values.config import SamplingConfig
     from infercore.values.session import TokenLogprob
-
-_FLOAT32 = np.dtype(np.float32)
 
 
 class _Step(NamedTuple):
@@ -87,7 +85,6 @@ class PortableSampler:
     ) -> None:
         self._config = config
         self._n_vocab = n_vocab
-        self._shape = (n_vocab,)
         self._constraint = constraint
         self._keeps_rows = logprobs
         self._are_logprobs = are_logprobs
@@ -96,6 +93,7 @@ class PortableSampler:
         self._n_held_back, self._held_back = _held_back(held_back, n_vocab)
         greedy = config.temperature == 0 and constraint is None and not self._n_held_back
         self.not_best = self._rules.only_lowered if greedy else None
+        self._needs_row = self.not_best is None or logprobs
         self._seed = secrets.randbelow(MAX_SEED + 1) if config.seed is None else int(config.seed)
         self._closed = False
         self._rewind()
@@ -105,7 +103,8 @@ class PortableSampler:
         self._history = TokenHistory(self._n_vocab, self._rules.counted_window)
         self._mu = chain.first_mu(self._config)
         self._last: _Step | None = None
-        self._best: tuple[int, float, FloatArray | None] | None = None
+        self._best: tuple[int, float] | None = None  # the latest step, where it was just that
+        self._best_row: FloatArray | None = None
         self._n_chosen = 0
 
     def __repr__(self) -> str:
@@ -157,30 +156,30 @@ class PortableSampler:
         `InvalidStateError` where a logit is NaN or infinite or where no token is left, and
         whatever a processor raises: state unchanged.
         """
-        if self._closed:
-            self._check_open()
-        try:
-            logits = context.logits(i)
-        except AttributeError as error:
-            if hasattr(context, "logits"):
-                raise
-            raise checks.refuse("context", context, "a context") from error
+        # This runs once a token: mostly the largest logit is all that is needed of a row.
+        largest = None if self._needs_row else getattr(context, "largest", None)
+        if largest is None:
+            return self._sample_row(_row_of(context, i))
+        best = largest(i)
+        token, peak = best
+        if token in self.not_best or not isfinite(peak):  # NaN counts as the largest
+            return self._sample_row(_row_of(context, i))
+        self._best = best
+        return token
+
+    def _sample_row(self, logits: FloatArray) -> int:
+        self._check_open()
         if self.not_best is None:
             return self._draw(logits)
-        # In place, not in a method: this runs once a token.
-        if (
-            type(logits) is not np.ndarray
-            or logits.dtype is not _FLOAT32
-            or logits.shape != self._shape
-        ):
-            self._rules.check_row(logits)
+        self._rules.check_row(logits)
         token = int(logits.argmax())
         peak = logits.item(token)
-        if not -math.inf < peak < math.inf:  # NaN counts as the largest
+        if not isfinite(peak):
             self._rules.check_values(logits)
         if token in self.not_best:
             return self._draw(logits)
-        self._best = token, peak, logits.copy() if self._keeps_rows else None
+        self._best_row = logits.copy() if self._keeps_rows else None
+        self._best = token, peak
         return token
 
     def sample_logits(self, logits: FloatArray) -> int:
@@ -206,9 +205,9 @@ class PortableSampler:
 
     def _latest(self) -> _Step | None:
         if self._best is not None:
-            token, peak, row = self._best
-            self._last = _Step(token, row, Candidates(np.array([token]), np.array([peak])))
-            self._best = None
+            token, peak = self._best
+            out_of = Candidates(np.array([token]), np.array([peak]))
+            self._last, self._best = _Step(token, self._best_row, out_of), None
         return self._last
 
     def _choose(self, kept: Candidates) -> Selected:
@@ -296,9 +295,9 @@ class PortableSampler:
 
     def close(self) -> None:
         """Let go of constraint and buffers; idempotent. Any later use is `SessionClosedError`."""
-        self._closed = True
+        self._closed = self._needs_row = True
         self._constraint = None
-        self._last = self._best = None
+        self._last = self._best = self._best_row = None
 
     def _check_open(self) -> None:
         if self._closed:
@@ -311,6 +310,15 @@ class PortableSampler:
             value=token,
             allowed=f"0 to {self._n_vocab - 1}",
         )
+
+
+def _row_of(context: Context, i: int) -> FloatArray:
+    try:
+        return context.logits(i)
+    except AttributeError as error:
+        if hasattr(context, "logits"):
+            raise
+        raise checks.refuse("context", context, "a context") from error
 
 
 def _held_back(given: tuple[int, Sequence[int]] | None, n_vocab: int) -> tuple[int, IdArray | None]:

@@ -151,7 +151,7 @@ class LlamaContext(Decoding):
             return
         token = self.model.tokenizer.bos or 0
         batch = self._batch.fill(np.array([token], np.int32), 0, 0, every=True, last=True)
-        run = api.llama_encode if self._needs_encoder_output else self._decode
+        run = api.llama_encode if self._needs_encoder_output else api.llama_decode
         self._rows = ()
         self._check(run(self.handle, batch), 1, (0,))
         self.memory.clear()
