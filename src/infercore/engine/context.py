@@ -296,9 +296,10 @@ class GuardedContext:
     def decode_each(
         self, tokens: Sequence[int], seq_ids: Sequence[int]
     ) -> FloatArray | Sequence[FloatArray]:
-        """Append a token to each of several sequences, in one call; return their rows.
+        """Append a token to each of several sequences, in one call; return the engine's rows.
 
-        As one array where the engine has them so. A row is a view that the next call overwrites.
+        As one array where the engine has them so. A row is a view that the next call overwrites,
+        and is not to be written to.
         Raises as `decode_spans`.
         """
         with self._gate:
@@ -336,7 +337,11 @@ class GuardedContext:
     def logits(self, i: int = -1) -> FloatArray:
         """Return output row ``i`` of the last call; see `Context.logits`."""
         with self._gate:
-            row = self._row(i)
+            try:
+                row = self._outputs.row(i)
+            except Exception as error:
+                self._native.judge(error)
+                raise
             return read_only(row) if row.flags.writeable else row
 
     def largest(self, i: int = -1) -> tuple[int, float]:
@@ -345,16 +350,13 @@ class GuardedContext:
         Of equal ones it is the first, and NaN is larger than any number. Raises as `logits`.
         """
         with self._gate:
-            row = self._row(i)  # the engine's own: `argmax` copies a row that is read-only
-            token = int(row.argmax())
+            try:
+                row = self._outputs.row(i)
+            except Exception as error:
+                self._native.judge(error)
+                raise
+            token = int(row.argmax())  # which copies a row that is read-only; so not of `logits`
             return token, row.item(token)
-
-    def _row(self, i: int) -> FloatArray:
-        try:
-            return self._outputs.row(i)
-        except Exception as error:
-            self._native.judge(error)
-            raise
 
     def sample_native(self, sample: Callable[[Any, int], int], i: int) -> int:
         """Let an engine's sampler choose from output row ``i``, once it is known to exist."""

@@ -69,6 +69,7 @@ class Outputs:
         "_gathered",
         "_owners",
         "_restored",
+        "_shape",
         "are_shown",
         "engine_logits",
         "n_plain",
@@ -89,6 +90,7 @@ class Outputs:
         self.are_shown = engine_logits is not None
         self.engine_logits = engine_logits or self._refuse
         self.n_vocab = n_vocab
+        self._shape = (n_vocab,)
         self.serial = -1
         # Whose rows those of the last `set_each` were: most steps of a pool have the same ones.
         self._each: tuple[list[int], list[Owners], dict[int, int]] = ([], [], {})
@@ -254,7 +256,7 @@ class Outputs:
     def from_engine(self, i: int) -> FloatArray:
         """Return row ``i`` of the engine's last call. Raises `PluginError` for what is no row."""
         row: FloatArray = self.engine_logits(i)
-        if type(row) is np.ndarray and row.dtype is _FLOAT and row.shape == (self.n_vocab,):
+        if type(row) is np.ndarray and row.dtype is _FLOAT and row.shape == self._shape:
             return row
         if fault := wrong_row(row, self.n_vocab, self._backend):
             raise fault

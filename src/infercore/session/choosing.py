@@ -218,6 +218,12 @@ class Rows:
     def __init__(self, rows: FloatArray | Sequence[FloatArray]) -> None:
         self.logits = rows.__getitem__
 
+    def largest(self, i: int) -> tuple[int, float]:
+        """Return the token with the largest logit of row ``i``, and that logit."""
+        row = self.logits(i)
+        token = int(row.argmax())
+        return token, row.item(token)
+
 
 def _largest(rows: FloatArray | Sequence[FloatArray]) -> list[int] | None:
     """Return the token of the largest logit of each row; None unless all are known at once."""

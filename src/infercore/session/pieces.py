@@ -26,7 +26,8 @@ class Pieces(dict[int, Piece]):
     def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__()
         self._tokenizer = tokenizer
-        self._strips: bool | None = None
+        self.strips: bool | None = None
+        """Whether the vocabulary puts a space before each text; None where nobody asked yet."""
         self._splits: dict[int, bool] = {}
 
     def __missing__(self, token: int) -> Piece:
@@ -42,10 +43,10 @@ class Pieces(dict[int, Piece]):
         and take it away again.
         """
         data = self[token].data
-        if previous is None or self._strips is False or not data.startswith(b" "):
+        if previous is None or self.strips is False or not data.startswith(b" "):
             return data
-        if self._strips is None:
-            self._strips = self._text(token) != data.decode("utf-8", "replace")
+        if self.strips is None:
+            self.strips = self._text(token) != data.decode("utf-8", "replace")
         if previous not in self._splits:
             behind = self._text(previous) + data[1:].decode("utf-8", "replace")
             self._splits[previous] = self._text(previous, token) == behind

@@ -55,6 +55,7 @@ class TextAssembler:
     def __init__(self, stops: Sequence[str] = (), *, include: bool = False) -> None:
         self._part = b""  # of a character
         self._stops = StopMatcher(stops, include=include)
+        self._has_stops = bool(stops)
 
     @property
     def stopped(self) -> bool:
@@ -77,7 +78,7 @@ class TextAssembler:
         text, n = utf_8_decode(data, "replace", False)
         if part or n != len(data):
             self._part = data[n:]
-        if not text or not self._stops.stops:
+        if not text or not self._has_stops:
             return text
         self._stops.looks = looks
         return self._stops.push(text)
