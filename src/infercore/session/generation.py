@@ -88,6 +88,15 @@ class Generation:
     the finish reason once the end is known, ``ended_by`` the token that ended it, if one did.
     """
 
+    # Attributes beyond 30 lie in a dictionary, which a token would look through some fifty times.
+    __slots__ = (
+        "_drafter", "_first_at", "_is_constrained", "_last_at", "_logprobs", "_may_stop",
+        "_min_tokens", "_n_logprobs", "_n_shown", "_pieces", "_previous", "_queue", "_rest",
+        "_sample_s", "_sampler", "_sampling", "_shown", "_special_text", "_stops", "_text",
+        "config", "ended_by", "is_native", "looks_ahead", "most", "n_accepted", "n_completion",
+        "n_drafted", "not_best", "pending", "prompt_logprobs", "reason", "shifted", "shows_later",
+    )  # fmt: skip
+
     def __init__(
         self, sampler: Any, config: DecodeConfig, *, drafter: Drafter | None, pieces: Pieces
     ) -> None:

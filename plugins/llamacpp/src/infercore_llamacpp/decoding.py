@@ -50,6 +50,8 @@ _pooled_row = bind("llama_get_embeddings_seq", ctypes.c_void_p, ctypes.c_void_p,
 class Decoding:
     """The part of a context that evaluates tokens and keeps the outputs of the last call.
 
+    It has at most 30 attributes: Python keeps more in a dictionary, where each takes longer.
+
     ``handle`` is the engine's context, which ``owned`` frees. Arguments have been checked by the
     caller.
     """
@@ -67,7 +69,6 @@ class Decoding:
         self.effective: Mapping[str, Any] = MappingProxyType(effective)
         self.capabilities = capabilities.of_context(traits, effective, self.memory.handle)
         self.tolerance = capabilities.tolerance(traits, effective)
-        self.shares_cells: bool = effective["kv_unified"]
         self.n_batch: int = effective["n_batch"]
         self.n_ubatch: int = effective["n_ubatch"]
         self._embeddings: bool = effective["embeddings"]
@@ -87,12 +88,23 @@ class Decoding:
         self._switch = AbortSwitch(handle)
         self._decode = _decode
         self._row_at = _logits_row if traits.has_gpu else _quick_row
-        self.seq_pos_max = self.memory.pos_max
-        self.seq_pos_min = self.memory.pos_min
 
     def n_past(self, seq_id: int) -> int:
         """Return the sequence's next position."""
-        return self.seq_pos_max(seq_id) + 1
+        return self.memory.pos_max(seq_id) + 1
+
+    def seq_pos_max(self, seq_id: int) -> int:
+        """Return the last position held, -1 when empty."""
+        return self.memory.pos_max(seq_id)
+
+    def seq_pos_min(self, seq_id: int) -> int:
+        """Return the first position held, -1 when empty."""
+        return self.memory.pos_min(seq_id)
+
+    @property
+    def shares_cells(self) -> bool:
+        """Whether copies share the cells of one cache that all sequences use."""
+        return bool(self._effective["kv_unified"])
 
     def native_handle(self) -> int:
         """Return the address of the ``llama_context``."""
