@@ -21,6 +21,11 @@ class Abort:
     returned, never a later one. ``asked`` and ``running`` are the two sides of that.
     """
 
+    __slots__ = (
+        "_callback", "_callback_error", "_engine_abort", "_lock", "_native", "asked",
+        "asks_before_step", "running",
+    )  # fmt: skip
+
     def __init__(self, native: Native) -> None:
         self._native = native
         self._lock = threading.RLock()  # a signal handler may abort

@@ -199,7 +199,7 @@ class GuardedContext:
                 seq_id = self._sequence(seq_id)
             cells = self._cells
             held = cells.n_cells
-            if (held if self._shares_window else cells.length(seq_id)) >= self.n_ctx_seq:
+            if held >= self.n_ctx_seq:  # no sequence holds more cells than all of them do
                 self._room.check(seq_id, 1)
             if self._decode_one_inner is None:
                 self._appending.append(np.array([token], dtype=np.int32), seq_id, "last")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     Owners = tuple[int, ...]
 
 
-_FLOAT = np.dtype(np.float32)
+_Array, _FLOAT = np.ndarray, np.dtype(np.float32)
 _ROUNDED = 1e-3
 
 
@@ -226,7 +226,7 @@ class Outputs:
         """Return row ``i`` (negative from the end), float32 [n_vocab]; maybe the engine's own."""
         n = self.n_plain
         if type(i) is int and -n <= i < n:
-            return self.from_engine(i if i >= 0 else i + n)
+            return self.from_engine(i % n)
         index = self._index(i)
         row = self._restored.get(index)
         if row is None:
@@ -256,7 +256,7 @@ class Outputs:
     def from_engine(self, i: int) -> FloatArray:
         """Return row ``i`` of the engine's last call. Raises `PluginError` for what is no row."""
         row: FloatArray = self.engine_logits(i)
-        if type(row) is np.ndarray and row.dtype is _FLOAT and row.shape == self._shape:
+        if type(row) is _Array and row.dtype is _FLOAT and row.shape == self._shape:
             return row
         if fault := wrong_row(row, self.n_vocab, self._backend):
             raise fault

@@ -157,10 +157,12 @@ class PortableSampler:
         whatever a processor raises: state unchanged.
         """
         # This runs once a token: mostly the largest logit is all that is needed of a row.
-        largest = None if self._needs_row else getattr(context, "largest", None)
-        if largest is None:
+        if self._needs_row:
             return self._sample_row(_row_of(context, i))
-        best = largest(i)
+        try:
+            best = context.largest(i)  # type: ignore[attr-defined]  # the core's own have it
+        except AttributeError:
+            return self._sample_row(_row_of(context, i))
         token, peak = best
         if token in self.not_best or not isfinite(peak):  # NaN counts as the largest
             return self._sample_row(_row_of(context, i))

@@ -52,6 +52,8 @@ def _overlap(text: str, stop: str) -> int:
 class TextAssembler:
     """Turns token bytes into text: UTF-8 decoded incrementally, stop strings held back."""
 
+    __slots__ = ("_has_stops", "_part", "_stops")
+
     def __init__(self, stops: Sequence[str] = (), *, include: bool = False) -> None:
         self._part = b""  # of a character
         self._stops = StopMatcher(stops, include=include)

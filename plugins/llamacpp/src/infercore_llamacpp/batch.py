@@ -128,6 +128,8 @@ class OneToken:
     It has no position: the engine takes the sequence's next one then.
     """
 
+    __slots__ = ("_count", "_pointer", "_seq_id", "_wanted", "of", "struct", "token")
+
     def __init__(self) -> None:
         self.token, self._seq_id = ctypes.c_int32(), ctypes.c_int32()
         self.of = 0

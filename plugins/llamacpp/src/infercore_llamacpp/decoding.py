@@ -127,13 +127,13 @@ class Decoding:
 
     def decode_one(self, token: int, *, seq_id: int = 0) -> None:
         """Append one token and make its row."""
-        one, memory = self._one, self.memory
+        one, pending = self._one, self.memory.pending
         one.token.value = token
         if one.of != seq_id:
             one.belong(seq_id)
         if self._needs_encoder_output:
             raise _nothing_encoded()
-        if memory.pending:
+        if pending:
             self._rows = ()
             self._carry_out_shifts()
         code = self._decode(self._pointer, one.struct)
@@ -141,8 +141,8 @@ class Decoding:
             self._rows, self._n_tokens = (), 0
             self._check(code, 1, (seq_id,))
         self._rows, self._n_tokens, self._is_read = _FIRST_ROW, 1, False
-        if memory.pending:
-            memory.pending = 0
+        if pending:
+            self.memory.pending = 0
         if log.was_raised:
             log.raise_kept()
 
@@ -309,10 +309,11 @@ class Decoding:
 
         Where they lie changes seldom, so the view before mostly serves.
         """
-        first, n = (0, self._n_tokens) if self._embeddings else (self._rows[0], len(self._rows))
-        address = self._row_at(self._pointer, first)
+        rows = range(self._n_tokens) if self._embeddings else self._rows
+        address = self._row_at(self._pointer, rows[0])
         if not address:
             raise self._unavailable("logits")
+        n = len(rows)
         if address != self._view_at or n > len(self._view):
             memory: Any = (ctypes.c_float * (self._n_vocab * n)).from_address(address)
             if self._owned is not None:
