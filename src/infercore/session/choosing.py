@@ -92,7 +92,8 @@ class Choosing:
                     continue
                 sequence = job.sequence
                 n_after = len(sequence.tokens) + 1
-                if token is None or generation.at_limit or n_after >= job.window:
+                n_left = generation.most - generation.n_completion
+                if token is None or n_left < 1 or n_after >= job.window:
                     goes_on = False
                     self._want_pending(job)
                 else:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, NamedTuple
+
+from infercore.sampling.per_tokenizer import PerTokenizer
 
 if TYPE_CHECKING:
     from infercore.protocols.public import Tokenizer
@@ -17,15 +20,16 @@ class Piece(NamedTuple):
 
 
 class Pieces(dict[int, Piece]):
-    """The pieces of a vocabulary by token, filled as they are looked up.
+    """The pieces of a vocabulary by token, filled as they are looked up; threads may share it.
 
     Asking the tokenizer takes three checked calls, and a decode asks once a token. Raises
-    `InvalidTokenError` for an id outside the vocabulary.
+    `InvalidTokenError` for an id outside the vocabulary. Whoever uses it keeps the tokenizer, which
+    it does not.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__()
-        self._tokenizer = tokenizer
+        self._tokenizer = weakref.proxy(tokenizer)
         self.strips: bool | None = None
         """Whether the vocabulary puts a space before each text; None where nobody asked yet."""
         self._splits: dict[int, bool] = {}
@@ -53,4 +57,9 @@ class Pieces(dict[int, Piece]):
         return data[1:] if self._splits[previous] else data
 
     def _text(self, *tokens: int) -> str:
-        return self._tokenizer.decode(tokens)
+        text: str = self._tokenizer.decode(tokens)
+        return text
+
+
+pieces_of = PerTokenizer(Pieces)
+"""The pieces that all sessions of a tokenizer share."""
