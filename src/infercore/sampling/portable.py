@@ -93,7 +93,8 @@ class PortableSampler:
         self._n_held_back, self._held_back = _held_back(held_back, n_vocab)
         greedy = config.temperature == 0 and constraint is None and not self._n_held_back
         self.not_best = self._rules.only_lowered if greedy else None
-        self._needs_row = self.not_best is None or logprobs
+        # The row is only needed where its best is one of these; None: always.
+        self._needs_row_for = None if logprobs else self.not_best
         self._seed = secrets.randbelow(MAX_SEED + 1) if config.seed is None else int(config.seed)
         self._closed = False
         self._rewind()
@@ -157,14 +158,15 @@ class PortableSampler:
         whatever a processor raises: state unchanged.
         """
         # This runs once a token: mostly the largest logit is all that is needed of a row.
-        if self._needs_row:
+        needs_row_for = self._needs_row_for
+        if needs_row_for is None:
             return self._sample_row(_row_of(context, i))
         try:
-            best = context.largest(i)  # type: ignore[attr-defined]  # the core's own have it
-        except AttributeError:
+            best: tuple[int, float] = context.largest(i)  # type: ignore[attr-defined]
+        except AttributeError:  # only the core's own contexts have it
             return self._sample_row(_row_of(context, i))
         token, peak = best
-        if token in self.not_best or not isfinite(peak):  # NaN counts as the largest
+        if token in needs_row_for or not isfinite(peak):  # NaN counts as the largest
             return self._sample_row(_row_of(context, i))
         self._best = best
         return token
@@ -297,7 +299,7 @@ class PortableSampler:
 
     def close(self) -> None:
         """Let go of constraint and buffers; idempotent. Any later use is `SessionClosedError`."""
-        self._closed = self._needs_row = True
+        self._closed, self._needs_row_for = True, None
         self._constraint = None
         self._last = self._best = self._best_row = None
 
