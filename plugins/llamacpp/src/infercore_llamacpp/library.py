@@ -95,15 +95,13 @@ def bind(name: str, result: Any, *arguments: Any) -> Any:
     """
     function = api._lib[name]  # noqa: SLF001  (the library has no public name)
     function.restype = result
-    function.argtypes = list(arguments) or None
+    function.argtypes = list(arguments)
     return function
 
 
 def bind_quick(name: str, result: Any, *arguments: Any) -> Any:
     """Return such a function that keeps the interpreter's lock: for one that only looks."""
-    function = ctypes.PYFUNCTYPE(result, *arguments)((name, api._lib))  # noqa: SLF001  (as above)
-    function.argtypes = list(arguments) or None
-    return function
+    return ctypes.PYFUNCTYPE(result, *arguments)((name, api._lib))  # noqa: SLF001  (as above)
 
 
 def text_of(fill: Any, *arguments: Any) -> str | None:
