@@ -160,19 +160,20 @@ class PortableSampler:
         # This runs once a token: mostly the largest logit is all that is needed of a row.
         needs_row_for = self._needs_row_for
         if needs_row_for is None:
-            return self._sample_row(_row_of(context, i))
+            return self._sample_row(context, i)
         try:
             best: tuple[int, float] = context.largest(i)  # type: ignore[attr-defined]
         except AttributeError:  # only the core's own contexts have it
-            return self._sample_row(_row_of(context, i))
+            return self._sample_row(context, i)
         token, peak = best
         if token in needs_row_for or not isfinite(peak):  # NaN counts as the largest
-            return self._sample_row(_row_of(context, i))
+            return self._sample_row(context, i)
         self._best = best
         return token
 
-    def _sample_row(self, logits: FloatArray) -> int:
+    def _sample_row(self, context: Context, i: int) -> int:
         self._check_open()
+        logits = _row_of(context, i)
         if self.not_best is None:
             return self._draw(logits)
         self._rules.check_row(logits)
