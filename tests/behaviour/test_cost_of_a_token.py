@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import infercore as ic
+from infercore.sampling.factory import new_portable_sampler
 from infercore.values.session import text_chunk
 
 IN_PLACE = 30
@@ -64,3 +65,13 @@ def test_a_chunk_of_text_is_as_any_other() -> None:
         assert twin == built
     with pytest.raises(AttributeError):
         made.text = "b"  # type: ignore[misc]
+
+
+def test_a_sampler_refuses_the_rows_of_another_vocabulary(new_context: Any, model: Any) -> None:
+    context = new_context()
+    context.decode(model.tokenizer.encode("Once upon a time"))
+    other = new_portable_sampler(
+        ic.SamplingConfig(temperature=0), model.tokenizer, model.tokenizer.n_vocab + 1
+    )
+    with pytest.raises(ic.InvalidInputError):
+        other.sample(context)

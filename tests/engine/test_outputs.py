@@ -47,7 +47,7 @@ def test_the_largest_of_a_row_is_what_argmax_finds(toy):
     toy.decode(IDS, logits="all")
     for i in (0, 3, 9, -1, -10):
         best = int(toy.logits(i).argmax())
-        assert toy.largest(i) == (best, toy.logits(i)[best])
+        assert toy.largest(i) == (best, toy.logits(i)[best], toy._n_vocab)
     for i in (10, -11, None, "0"):
         with pytest.raises((OutputNotAvailableError, InvalidInputError)):
             toy.largest(i)

@@ -344,8 +344,8 @@ class GuardedContext:
                 raise
             return read_only(row) if row.flags.writeable else row
 
-    def largest(self, i: int = -1) -> tuple[int, float]:
-        """Return the token with the largest logit of output row ``i``, and that logit.
+    def largest(self, i: int = -1) -> tuple[int, float, int]:
+        """Return the token with the largest logit of output row ``i``, that logit, and ``n_vocab``.
 
         Of equal ones it is the first, and NaN is larger than any number. Raises as `logits`.
         """
@@ -356,7 +356,7 @@ class GuardedContext:
                 self._native.judge(error)
                 raise
             token = int(row.argmax())  # which copies a row that is read-only; so not of `logits`
-            return token, row.item(token)
+            return token, row.item(token), self._n_vocab
 
     def sample_native(self, sample: Callable[[Any, int], int], i: int) -> int:
         """Let an engine's sampler choose from output row ``i``, once it is known to exist."""

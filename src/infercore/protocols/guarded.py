@@ -44,8 +44,8 @@ class SessionContext(Context, Protocol):
     def row_of(self, seq_id: int = 0) -> int | None:
         """Return the output row behind the sequence's last token, None where there is none."""
 
-    def largest(self, i: int = -1) -> tuple[int, float]:
-        """Return the token with the largest logit of output row ``i``, and that logit."""
+    def largest(self, i: int = -1) -> tuple[int, float, int]:
+        """Return the token with the largest logit of row ``i``, that logit, and ``n_vocab``."""
 
     def decode_each(
         self, tokens: Sequence[int], seq_ids: Sequence[int]

@@ -162,13 +162,14 @@ class PortableSampler:
         if needs_row_for is None:
             return self._sample_row(context, i)
         try:
-            best: tuple[int, float] = context.largest(i)  # type: ignore[attr-defined]
+            found: tuple[int, float, int] = context.largest(i)  # type: ignore[attr-defined]
         except AttributeError:  # only the core's own contexts have it
             return self._sample_row(context, i)
-        token, peak = best
-        if token in needs_row_for or not isfinite(peak):  # NaN counts as the largest
+        token, peak, n_vocab = found
+        fits = n_vocab == self._n_vocab and isfinite(peak)  # NaN counts as the largest
+        if not fits or token in needs_row_for:
             return self._sample_row(context, i)
-        self._best = best
+        self._best = token, peak
         return token
 
     def _sample_row(self, context: Context, i: int) -> int:

@@ -219,11 +219,11 @@ class Rows:
     def __init__(self, rows: FloatArray | Sequence[FloatArray]) -> None:
         self.logits = rows.__getitem__
 
-    def largest(self, i: int) -> tuple[int, float]:
-        """Return the token with the largest logit of row ``i``, and that logit."""
+    def largest(self, i: int) -> tuple[int, float, int]:
+        """Return the token with the largest logit of row ``i``, that logit, and ``n_vocab``."""
         row = self.logits(i)
         token = int(row.argmax())
-        return token, row.item(token)
+        return token, row.item(token), len(row)
 
 
 def _largest(rows: FloatArray | Sequence[FloatArray]) -> list[int] | None:

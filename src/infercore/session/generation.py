@@ -181,7 +181,7 @@ class Generation:
             chosen = self._sample(context, row)
         else:
             started = time.perf_counter()
-            token, peak = context.largest(row)
+            token, peak, _ = context.largest(row)
             if token in self.not_best or not math.isfinite(peak):  # NaN counts as the largest
                 token = self._sampler.sample(context, row)
             chosen, self._last_at = _new(Chosen, (token, False, None)), time.perf_counter()
