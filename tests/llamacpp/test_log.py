@@ -136,3 +136,31 @@ def test_what_a_handler_raises_in_a_thread_comes_out_there(handler, calls):
     assert len(found) == 1
     handler.at = None
     by_name["warmup"]()  # nothing of it comes out here
+
+
+@pytest.mark.parametrize("call", ["decode", "decode_one"])
+def test_what_the_log_raises_within_a_decode_is_raised_behind_it(context, prompt, call):
+    """No exception passes through the engine: it is kept for the end of the call."""
+
+    class Interrupting(logging.Handler):
+        def emit(self, record):
+            raise KeyboardInterrupt(record.getMessage())
+
+    def decode(*arguments):
+        log.receive(3, b"in the midst\n")
+        return own(*arguments)
+
+    own, handler = context._decode, Interrupting()
+    context._decode = decode
+    log.LOGGER.addHandler(handler)
+    try:
+        with pytest.raises(KeyboardInterrupt, match="in the midst"):
+            if call == "decode":
+                context.decode(prompt[:2], seq_id=0, logits="last")
+            else:
+                context.decode_one(5, seq_id=0)
+    finally:
+        log.LOGGER.removeHandler(handler)
+    context._decode = own
+    assert context.n_past(0) == (2 if call == "decode" else 1)
+    context.decode_one(5, seq_id=0)
