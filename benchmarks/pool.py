@@ -231,16 +231,18 @@ class EngineClock:
     """CPU seconds within ``llama_decode``, which with one thread works in its caller's."""
 
     def __init__(self) -> None:
-        from infercore_llamacpp.library import api  # noqa: PLC0415  (needs the plugin)
+        from infercore_llamacpp import decoding  # noqa: PLC0415  (needs the plugin)
 
-        self.seconds, self.n_calls, self._api, self._own = 0.0, 0, api, api.llama_decode
+        self._module: Any = decoding
+        self._own = self._module._decode  # noqa: SLF001  (what contexts opened from now on call)
+        self.seconds, self.n_calls = 0.0, 0
 
     def __enter__(self) -> Self:
-        self._api.llama_decode = self._decode
+        self._module._decode = self._decode  # noqa: SLF001
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._api.llama_decode = self._own
+        self._module._decode = self._own  # noqa: SLF001
 
     def _decode(self, *arguments: Any) -> int:
         begun = time.thread_time()

@@ -216,17 +216,6 @@ def busy(call, gate):
         call(gate)
 
 
-def test_what_is_called_on_the_way_in_may_fail():
-    def fail():
-        raise KeyError("mine")
-
-    gate = Gate("thing", fail)
-    with pytest.raises(KeyError, match="mine"):
-        enter(gate)
-    gate.on_enter = None
-    assert in_thread(lambda: enter(gate)) == "inside"
-
-
 def test_who_comes_beside_a_close_is_told_of_it():
     """Also while the closing thread has the lock and has not barred the way yet."""
     told = []

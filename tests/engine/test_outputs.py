@@ -43,6 +43,28 @@ def test_all_rows_count_over_all_chunks(toy):
             toy.logits(i)
 
 
+def test_the_largest_of_a_row_is_what_argmax_finds(toy):
+    toy.decode(IDS, logits="all")
+    for i in (0, 3, 9, -1, -10):
+        best = int(toy.logits(i).argmax())
+        assert toy.largest(i) == (best, toy.logits(i)[best], toy._n_vocab)
+    for i in (10, -11, None, "0"):
+        with pytest.raises((OutputNotAvailableError, InvalidInputError)):
+            toy.largest(i)
+    toy.clear()
+    with pytest.raises(OutputNotAvailableError):
+        toy.largest()
+
+
+def test_rows_are_read_only_also_where_the_engine_s_own_are_not(toy):
+    toy.decode(IDS)
+    own = toy._inner.logits(0)
+    own.flags.writeable = True
+    row = toy.logits()
+    assert np.shares_memory(row, own)
+    assert not row.flags.writeable
+
+
 @pytest.mark.parametrize("i", [None, "0", 0.0, True])
 def test_a_row_is_named_by_an_integer(toy, i):
     toy.decode(IDS)

@@ -136,3 +136,27 @@ def test_what_a_handler_raises_in_a_thread_comes_out_there(handler, calls):
     assert len(found) == 1
     handler.at = None
     by_name["warmup"]()  # nothing of it comes out here
+
+
+@pytest.mark.parametrize("call", ["decode", "decode_one"])
+def test_what_a_handler_raises_within_a_decode_is_raised_behind_it(handler, context, prompt, call):
+    """No exception passes through the engine: it is kept for the end of the call."""
+    from infercore_llamacpp import log
+
+    own = context._decode
+
+    def decode(*arguments):
+        log.receive(3, b"in the midst\n")
+        return own(*arguments)
+
+    calls = {
+        "decode": lambda: context.decode(prompt[:1], seq_id=0, logits="last"),
+        "decode_one": lambda: context.decode_one(5, seq_id=0),
+    }
+    context._decode = decode
+    handler.n_lines, handler.at = 0, 1
+    with pytest.raises(Boom):
+        calls[call]()
+    context._decode = own
+    assert context.n_past(0) == 1
+    context.decode_one(5, seq_id=0)

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+import gc
 import random
 from types import SimpleNamespace
 from typing import Any
+from weakref import ref
 
 import pytest
 
 import infercore as ic
 import pack
-from infercore.session.pieces import Pieces
+from infercore.session.pieces import Pieces, pieces_of
 
 
 def test_each_token_is_asked_once() -> None:
@@ -18,7 +20,10 @@ def test_each_token_is_asked_once() -> None:
         asked.append(token)
         return bytes([token])
 
-    tokenizer: Any = SimpleNamespace(
+    class Asked(SimpleNamespace):  # it can be referred to weakly
+        pass
+
+    tokenizer: Any = Asked(
         token_bytes=token_bytes, is_control=lambda t: t == 1, is_eog=lambda t: t == 2
     )
     pieces = Pieces(tokenizer)
@@ -34,6 +39,23 @@ def test_a_token_outside_the_vocabulary_is_refused_each_time(toy: Any) -> None:
         with pytest.raises(ic.InvalidTokenError):
             pieces[bad]
     assert len(pieces) == 0
+
+
+def test_sessions_of_a_model_share_what_they_asked(toy: Any) -> None:
+    with toy.new_session(n_ctx=16) as one, toy.new_session(n_ctx=16) as two:
+        assert one.pieces is two.pieces
+        one.ensure_prefix("a")
+        list(one.decode(max_tokens=2))
+        assert two.pieces
+
+
+def test_no_tokenizer_is_kept_by_what_was_asked() -> None:
+    tokenizer = SpacePrefix()
+    gone = ref(tokenizer)
+    assert pieces_of(tokenizer)[1] == pieces_of(tokenizer)[1]
+    del tokenizer
+    gc.collect()
+    assert gone() is None
 
 
 class SpacePrefix:

@@ -21,6 +21,11 @@ class Abort:
     returned, never a later one. ``asked`` and ``running`` are the two sides of that.
     """
 
+    __slots__ = (
+        "_callback", "_callback_error", "_engine_abort", "_lock", "_native", "asked",
+        "asks_before_step", "running",
+    )  # fmt: skip
+
     def __init__(self, native: Native) -> None:
         self._native = native
         self._lock = threading.RLock()  # a signal handler may abort
@@ -31,7 +36,6 @@ class Abort:
         optional = native.optional
         declared = native.capabilities.abort
         self._engine_abort = optional.abort if declared else None
-        self.stops_in_step = self._engine_abort is not None
         self.asks_before_step = False
         """Whether the callback must be asked before a step, as the engine cannot within one."""
 

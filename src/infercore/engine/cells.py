@@ -79,6 +79,8 @@ class CellMap:
     ``n_cells`` counts the cells that are held, a shared one once.
     """
 
+    __slots__ = ("_lengths", "_runs", "_tails", "n_cells", "n_seq_max")
+
     def __init__(self, n_seq_max: int) -> None:
         self.n_seq_max = n_seq_max
         self._runs: list[list[_Run]] = [[] for _ in range(n_seq_max)]

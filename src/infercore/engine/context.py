@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from infercore.values.info import Capabilities, PerfCounters
 
 _clock = time.perf_counter
-_FLOAT = np.dtype(np.float32)
 _INTS = {int}
 
 
@@ -70,7 +69,6 @@ class GuardedContext:
         self._n_vocab = n_vocab
         self._cells = CellMap(window.n_seq_max)
         self._gate.backend = backend
-        self._row_shape = (n_vocab,)
         self._outputs = Outputs(rows_of(inner, n_vocab, backend), n_vocab, backend, all_of(inner))
         self._native = native = Native(inner, self._gate, backend)
         self._shares_window = window.shared
@@ -92,9 +90,6 @@ class GuardedContext:
             n_ctx=window.n_ctx,
             causal=inner.effective.get("attention_type", "causal") != "non-causal",
         )
-        self._decode_one_inner = (
-            None if self._appending.only_encodes else native.optional.decode_one
-        )
         self._saving = Saving(
             native,
             self._cells,
@@ -111,6 +106,7 @@ class GuardedContext:
         self._config = config
         self.attempts = tuple(attempts)
         self.capabilities: Capabilities = inner.capabilities
+        self._choose_step()
         self.tolerance = inner.tolerance
         self.n_ctx = window.n_ctx
         self.n_seq_max = window.n_seq_max
@@ -201,17 +197,17 @@ class GuardedContext:
                 token = arguments.check_token(token, self._n_vocab)
             if type(seq_id) is not int or seq_id != 0:
                 seq_id = self._sequence(seq_id)
-            cells, outputs, embeddings = self._cells, self._outputs, self._embeddings
+            cells = self._cells
             held = cells.n_cells
-            if (held if self._shares_window else cells.length(seq_id)) >= self.n_ctx_seq:
+            if held >= self.n_ctx_seq:  # no sequence holds more cells than all of them do
                 self._room.check(seq_id, 1)
-            if self._decode_one_inner is None or embeddings.on:
+            if self._decode_one_inner is None:
                 self._appending.append(np.array([token], dtype=np.int32), seq_id, "last")
             else:
-                abort, counters = self._abort, self._counters
-                if abort.asks_before_step or embeddings.n_tokens or abort.asked:
+                abort, outputs, counters = self._abort, self._outputs, self._counters
+                if abort.asked or self._prepares:
                     self._before_step(seq_id)
-                abort.running = abort.stops_in_step
+                abort.running = True
                 started = _clock()
                 try:
                     self._decode_one_inner(token, seq_id=seq_id)
@@ -228,6 +224,12 @@ class GuardedContext:
                 if counters.timed:
                     counters.decode_s += _clock() - started
                     counters.decode_tokens += 1
+
+    def _choose_step(self) -> None:
+        """Decide whether a single token is evaluated by the engine's own call, and what before."""
+        plain = not (self._appending.only_encodes or self._embeddings.on)
+        self._decode_one_inner = self._native.optional.decode_one if plain else None
+        self._prepares = self._abort.asks_before_step or self.capabilities.encoder
 
     def _before_step(self, seq_id: int) -> None:
         """What a single token seldom needs before it."""
@@ -294,9 +296,10 @@ class GuardedContext:
     def decode_each(
         self, tokens: Sequence[int], seq_ids: Sequence[int]
     ) -> FloatArray | Sequence[FloatArray]:
-        """Append a token to each of several sequences, in one call; return their rows.
+        """Append a token to each of several sequences, in one call; return the engine's rows.
 
-        As one array where the engine has them so. A row is a view that the next call overwrites.
+        As one array where the engine has them so. A row is a view that the next call overwrites,
+        and is not to be written to.
         Raises as `decode_spans`.
         """
         with self._gate:
@@ -335,22 +338,25 @@ class GuardedContext:
         """Return output row ``i`` of the last call; see `Context.logits`."""
         with self._gate:
             try:
-                outputs = self._outputs
-                n = outputs.n_plain
-                if type(i) is not int or not -n <= i < n:
-                    return outputs.row(i)
-                index = i if i >= 0 else i + n
-                row = outputs.engine_logits(index)
-                if (
-                    row.__class__ is not np.ndarray
-                    or row.dtype is not _FLOAT
-                    or row.shape != self._row_shape
-                ):
-                    row = outputs.from_engine(index)
-                return read_only(row) if row.flags.writeable else row
+                row = self._outputs.row(i)
             except Exception as error:
                 self._native.judge(error)
                 raise
+            return read_only(row) if row.flags.writeable else row
+
+    def largest(self, i: int = -1) -> tuple[int, float, int]:
+        """Return the token with the largest logit of output row ``i``, that logit, and ``n_vocab``.
+
+        Of equal ones it is the first, and NaN is larger than any number. Raises as `logits`.
+        """
+        with self._gate:
+            try:
+                row = self._outputs.row(i)
+            except Exception as error:
+                self._native.judge(error)
+                raise
+            token = int(row.argmax())  # which copies a row that is read-only; so not of `logits`
+            return token, row.item(token), self._n_vocab
 
     def sample_native(self, sample: Callable[[Any, int], int], i: int) -> int:
         """Let an engine's sampler choose from output row ``i``, once it is known to exist."""
@@ -578,8 +584,10 @@ class GuardedContext:
             self._native.need("embeddings", declared=self.capabilities.embeddings)
             own = self._native.inner.set_embeddings
             live.change(self._native, own, (on,), (self._embeddings.on,))
+            self._decode_one_inner = None  # until it is known, which an interruption may prevent
             self._embeddings.on = on
             self._results.forget()
+            self._choose_step()
 
     def set_causal_attention(self, on: bool) -> None:  # noqa: FBT001
         """Switch between causal and bidirectional attention."""
@@ -636,7 +644,9 @@ class GuardedContext:
         with self._gate:
             if callback is not None and not callable(callback):
                 raise checks.refuse("callback", callback, "a callable or None")
+            self._prepares = True  # until it is known, which an interruption may prevent
             self._abort.set_callback(callback)
+            self._choose_step()
 
     def abort(self) -> None:
         """Make the call that runs stop; without one running it does nothing."""

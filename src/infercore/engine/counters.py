@@ -12,6 +12,11 @@ BESIDE = ("tokenize", "sample", "grammar")  # what sessions do beside evaluating
 class Counters:
     """What was evaluated in which time; ``timed`` says whether anybody wants to know."""
 
+    __slots__ = (
+        "_load_ms", "beside_s", "decode_s", "decode_tokens", "prefill_s", "prefill_tokens",
+        "reused_tokens", "timed",
+    )  # fmt: skip
+
     def __init__(self, *, timed: bool, load_ms: float) -> None:
         self.timed = timed
         self._load_ms = load_ms

@@ -49,15 +49,15 @@ class Gate(RLock):  # type: ignore[misc]  # it may be inherited from, whatever t
 
     Raises `SessionBusyError` when another call is inside, `SessionClosedError` after `shut`,
     `InvalidStateError` in a forked child and `SessionFatalError` after `fail`. ``bar`` is what
-    keeps calls out for good, None where nothing does; ``on_enter`` is called on the way in,
-    ``backend`` is blamed for what its engine raises.
+    keeps calls out for good, None where nothing does; ``backend`` is blamed for what its engine
+    raises.
 
     A Ctrl-C shows at the start of a Python function and behind a call of C. So the way out is the
     lock's own, which no interruption can precede, and the way in lets go of the lock without a
     function where it is not known whether it was got.
     """
 
-    __slots__ = ("_born", "_is_shutting", "_name", "backend", "bar", "fatal", "on_enter")
+    __slots__ = ("_born", "_is_shutting", "_name", "backend", "bar", "fatal")
 
     # `threading.Condition` asks this too; any other way to know would take the lock for a moment.
     entered_here = RLock._is_owned  # type: ignore[attr-defined]  # noqa: SLF001
@@ -67,13 +67,12 @@ class Gate(RLock):  # type: ignore[misc]  # it may be inherited from, whatever t
         """Return a lock; it takes no arguments itself."""
         return super().__new__(cls)
 
-    def __init__(self, name: str, on_enter: Callable[[], object] | None = None) -> None:
+    def __init__(self, name: str) -> None:
         self._name = name
         self._born = _forks
         self._is_shutting = False
         self.bar: str | None = None
         self.fatal: SessionFatalError | None = None
-        self.on_enter = on_enter
         self.backend = ""
         _gates.add(self)
 
@@ -87,8 +86,6 @@ class Gate(RLock):  # type: ignore[misc]  # it may be inherited from, whatever t
             if self.bar is not None:
                 self.release()  # first: Python 3.10 looks for a Ctrl-C before an except clause
                 raise self.refusal()
-            if self.on_enter is not None:
-                self.on_enter()
         except BaseException:
             try:  # noqa: SIM105  (an interruption could come before what suppress() does)
                 self.release()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     Owners = tuple[int, ...]
 
 
-_FLOAT = np.dtype(np.float32)
+_Array, _FLOAT = np.ndarray, np.dtype(np.float32)
 _ROUNDED = 1e-3
 
 
@@ -69,6 +69,7 @@ class Outputs:
         "_gathered",
         "_owners",
         "_restored",
+        "_shape",
         "are_shown",
         "engine_logits",
         "n_plain",
@@ -89,6 +90,7 @@ class Outputs:
         self.are_shown = engine_logits is not None
         self.engine_logits = engine_logits or self._refuse
         self.n_vocab = n_vocab
+        self._shape = (n_vocab,)
         self.serial = -1
         # Whose rows those of the last `set_each` were: most steps of a pool have the same ones.
         self._each: tuple[list[int], list[Owners], dict[int, int]] = ([], [], {})
@@ -139,7 +141,7 @@ class Outputs:
             self._from_engine = False
 
     def set_each(self, seq_ids: Sequence[int]) -> FloatArray | list[FloatArray]:
-        """Say that the engine's last call made a row for each of ``seq_ids``; return them."""
+        """Say that the engine's last call made a row for each of ``seq_ids``; return its own."""
         n = len(seq_ids)
         before, owners, ends = self._each
         if seq_ids != before:
@@ -150,14 +152,13 @@ class Outputs:
         self._all_rows = True
         self.n_plain = n
         if self._engine_rows is None:
-            rows = [self.from_engine(i) for i in range(n)]
-            return [read_only(row) if row.flags.writeable else row for row in rows]
+            return [self.from_engine(i) for i in range(n)]
         block = self._engine_rows(n)
         shape = n, self.n_vocab
         if type(block) is not np.ndarray or block.dtype is not _FLOAT or block.shape != shape:
             told = f"gave {shown(block)}, not float32 {list(shape)}"
             raise wrong(self._backend, f"logits_rows({n})", told)
-        return read_only(block) if block.flags.writeable else block
+        return block
 
     def restore(self, row: FloatArray, owners: Iterable[int]) -> None:
         """Add a row that was saved, behind the last token of its owners; other rows stay."""
@@ -219,16 +220,19 @@ class Outputs:
         index = max((i for i, ids in enumerate(self._owners) if ids), default=None)
         if index is None or not self.are_shown:
             return None, []
-        return self.row(index), [s for s, row in self._ends.items() if row == index]
+        return read_only(self.row(index)), [s for s, row in self._ends.items() if row == index]
 
     def row(self, i: int) -> FloatArray:
-        """Return row ``i`` (negative from the end), read-only float32 [n_vocab]."""
+        """Return row ``i`` (negative from the end), float32 [n_vocab]; maybe the engine's own."""
+        n = self.n_plain
+        if type(i) is int and -n <= i < n:
+            return self.from_engine(i % n)
         index = self._index(i)
         row = self._restored.get(index)
         if row is None:
             gathered = self._gathered
             row = self.from_engine(index) if gathered is None else gathered[index]
-        return read_only(row) if row.flags.writeable else row
+        return row
 
     def _index(self, i: int) -> int:
         if not checks.is_integer(i):
@@ -252,7 +256,7 @@ class Outputs:
     def from_engine(self, i: int) -> FloatArray:
         """Return row ``i`` of the engine's last call. Raises `PluginError` for what is no row."""
         row: FloatArray = self.engine_logits(i)
-        if type(row) is np.ndarray and row.dtype is _FLOAT and row.shape == (self.n_vocab,):
+        if type(row) is _Array and row.dtype is _FLOAT and row.shape == self._shape:
             return row
         if fault := wrong_row(row, self.n_vocab, self._backend):
             raise fault

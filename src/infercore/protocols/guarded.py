@@ -44,10 +44,13 @@ class SessionContext(Context, Protocol):
     def row_of(self, seq_id: int = 0) -> int | None:
         """Return the output row behind the sequence's last token, None where there is none."""
 
+    def largest(self, i: int = -1) -> tuple[int, float, int]:
+        """Return the token with the largest logit of row ``i``, that logit, and ``n_vocab``."""
+
     def decode_each(
         self, tokens: Sequence[int], seq_ids: Sequence[int]
     ) -> FloatArray | Sequence[FloatArray]:
-        """Append a token to each of several sequences, in one call; return their rows."""
+        """Append a token to each of several sequences, in one call; return the engine's rows."""
 
     def look_free(self, seq_id: int, keep: int | None = None) -> int:
         """Return `n_free` without waiting for a running call."""

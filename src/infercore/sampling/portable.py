@@ -5,8 +5,8 @@
 from __future__ import annotations
 
 import copy
-import math
 import secrets
+from math import isfinite
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from infercore.sampling.constraints import Constraint
     from infercore.values.config import SamplingConfig
     from infercore.values.session import TokenLogprob
-
-_FLOAT32 = np.dtype(np.float32)
 
 
 class _Step(NamedTuple):
@@ -87,7 +85,6 @@ class PortableSampler:
     ) -> None:
         self._config = config
         self._n_vocab = n_vocab
-        self._shape = (n_vocab,)
         self._constraint = constraint
         self._keeps_rows = logprobs
         self._are_logprobs = are_logprobs
@@ -96,6 +93,8 @@ class PortableSampler:
         self._n_held_back, self._held_back = _held_back(held_back, n_vocab)
         greedy = config.temperature == 0 and constraint is None and not self._n_held_back
         self.not_best = self._rules.only_lowered if greedy else None
+        # The row is only needed where its best is one of these; None: always.
+        self._needs_row_for = None if logprobs else self.not_best
         self._seed = secrets.randbelow(MAX_SEED + 1) if config.seed is None else int(config.seed)
         self._closed = False
         self._rewind()
@@ -105,7 +104,8 @@ class PortableSampler:
         self._history = TokenHistory(self._n_vocab, self._rules.counted_window)
         self._mu = chain.first_mu(self._config)
         self._last: _Step | None = None
-        self._best: tuple[int, float, FloatArray | None] | None = None
+        self._best: tuple[int, float] | None = None  # the latest step, where it was just that
+        self._best_row: FloatArray | None = None
         self._n_chosen = 0
 
     def __repr__(self) -> str:
@@ -157,30 +157,35 @@ class PortableSampler:
         `InvalidStateError` where a logit is NaN or infinite or where no token is left, and
         whatever a processor raises: state unchanged.
         """
-        if self._closed:
-            self._check_open()
+        # This runs once a token: mostly the largest logit is all that is needed of a row.
+        needs_row_for = self._needs_row_for
+        if needs_row_for is None:
+            return self._sample_row(context, i)
         try:
-            logits = context.logits(i)
-        except AttributeError as error:
-            if hasattr(context, "logits"):
-                raise
-            raise checks.refuse("context", context, "a context") from error
+            found: tuple[int, float, int] = context.largest(i)  # type: ignore[attr-defined]
+        except AttributeError:  # only the core's own contexts have it
+            return self._sample_row(context, i)
+        token, peak, n_vocab = found
+        fits = n_vocab == self._n_vocab and isfinite(peak)  # NaN counts as the largest
+        if not fits or token in needs_row_for:
+            return self._sample_row(context, i)
+        self._best = token, peak
+        return token
+
+    def _sample_row(self, context: Context, i: int) -> int:
+        self._check_open()
+        logits = _row_of(context, i)
         if self.not_best is None:
             return self._draw(logits)
-        # In place, not in a method: this runs once a token.
-        if (
-            type(logits) is not np.ndarray
-            or logits.dtype is not _FLOAT32
-            or logits.shape != self._shape
-        ):
-            self._rules.check_row(logits)
+        self._rules.check_row(logits)
         token = int(logits.argmax())
         peak = logits.item(token)
-        if not -math.inf < peak < math.inf:  # NaN counts as the largest
+        if not isfinite(peak):
             self._rules.check_values(logits)
         if token in self.not_best:
             return self._draw(logits)
-        self._best = token, peak, logits.copy() if self._keeps_rows else None
+        self._best_row = logits.copy() if self._keeps_rows else None
+        self._best = token, peak
         return token
 
     def sample_logits(self, logits: FloatArray) -> int:
@@ -206,9 +211,9 @@ class PortableSampler:
 
     def _latest(self) -> _Step | None:
         if self._best is not None:
-            token, peak, row = self._best
-            self._last = _Step(token, row, Candidates(np.array([token]), np.array([peak])))
-            self._best = None
+            token, peak = self._best
+            out_of = Candidates(np.array([token]), np.array([peak]))
+            self._last, self._best = _Step(token, self._best_row, out_of), None
         return self._last
 
     def _choose(self, kept: Candidates) -> Selected:
@@ -296,9 +301,9 @@ class PortableSampler:
 
     def close(self) -> None:
         """Let go of constraint and buffers; idempotent. Any later use is `SessionClosedError`."""
-        self._closed = True
+        self._closed, self._needs_row_for = True, None
         self._constraint = None
-        self._last = self._best = None
+        self._last = self._best = self._best_row = None
 
     def _check_open(self) -> None:
         if self._closed:
@@ -311,6 +316,15 @@ class PortableSampler:
             value=token,
             allowed=f"0 to {self._n_vocab - 1}",
         )
+
+
+def _row_of(context: Context, i: int) -> FloatArray:
+    try:
+        return context.logits(i)
+    except AttributeError as error:
+        if hasattr(context, "logits"):
+            raise
+        raise checks.refuse("context", context, "a context") from error
 
 
 def _held_back(given: tuple[int, Sequence[int]] | None, n_vocab: int) -> tuple[int, IdArray | None]:

@@ -15,7 +15,7 @@ from infercore.errors import SessionBusyError, SessionFatalError, UnsupportedFea
 from infercore.session.identity import identity
 from infercore.session.observer import observed
 from infercore.session.parts import CLOSED, EMPTY, FATAL, PREFIXED, Parts
-from infercore.session.pieces import Pieces
+from infercore.session.pieces import pieces_of
 from infercore.session.report import context_report
 from infercore.session.resident import Resident
 from infercore.values import checks
@@ -114,7 +114,7 @@ class SessionBase:
         self.shared = shared
         self._has_sequence = True
         self._tokenizer = model.tokenizer
-        self.pieces = Pieces(model.tokenizer)
+        self.pieces = pieces_of(model.tokenizer)
         self._new_sampler = self.new_sampler = new_sampler
         self._options = options
         self.overflow = options.overflow

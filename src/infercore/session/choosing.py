@@ -92,7 +92,8 @@ class Choosing:
                     continue
                 sequence = job.sequence
                 n_after = len(sequence.tokens) + 1
-                if token is None or generation.at_limit or n_after >= job.window:
+                n_left = generation.most - generation.n_completion
+                if token is None or n_left < 1 or n_after >= job.window:
                     goes_on = False
                     self._want_pending(job)
                 else:
@@ -217,6 +218,12 @@ class Rows:
 
     def __init__(self, rows: FloatArray | Sequence[FloatArray]) -> None:
         self.logits = rows.__getitem__
+
+    def largest(self, i: int) -> tuple[int, float, int]:
+        """Return the token with the largest logit of row ``i``, that logit, and ``n_vocab``."""
+        row = self.logits(i)
+        token = int(row.argmax())
+        return token, row.item(token), len(row)
 
 
 def _largest(rows: FloatArray | Sequence[FloatArray]) -> list[int] | None:

@@ -19,7 +19,7 @@ import attrs
 
 from infercore.session.text import TextAssembler
 from infercore.values.config import sampling_of
-from infercore.values.session import StreamChunk, Usage
+from infercore.values.session import StreamChunk, Usage, text_chunk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -69,6 +69,8 @@ class Shown(NamedTuple):
     def chunk(self, **ending: Any) -> StreamChunk:
         """Return the chunk."""
         text, tokens, logprobs, prompt_logprobs, shifted_out = self
+        if logprobs is prompt_logprobs is None and not (shifted_out or ending):
+            return text_chunk(text, tokens)
         return StreamChunk(
             text=text,
             tokens=tokens,
@@ -86,6 +88,15 @@ class Generation:
     the finish reason once the end is known, ``ended_by`` the token that ended it, if one did.
     """
 
+    # Attributes beyond 30 lie in a dictionary, which a token would look through some fifty times.
+    __slots__ = (
+        "_drafter", "_first_at", "_is_constrained", "_last_at", "_logprobs", "_may_stop",
+        "_min_tokens", "_n_logprobs", "_n_shown", "_pieces", "_previous", "_queue", "_rest",
+        "_sample_s", "_sampler", "_sampling", "_shown", "_special_text", "_stops", "_text",
+        "config", "ended_by", "is_native", "looks_ahead", "most", "n_accepted", "n_completion",
+        "n_drafted", "not_best", "pending", "prompt_logprobs", "reason", "shifted", "shows_later",
+    )  # fmt: skip
+
     def __init__(
         self, sampler: Any, config: DecodeConfig, *, drafter: Drafter | None, pieces: Pieces
     ) -> None:
@@ -98,6 +109,7 @@ class Generation:
         self.reason: str | None = None
         self._first_at: float | None = None
         self._last_at = 0.0
+        self._sampler = sampler
         self._is_constrained = getattr(sampler, "constraint", None) is not None
         self.looks_ahead = drafter is not None or self._is_constrained
         self.is_native = bool(getattr(sampler, "is_native", False))
@@ -109,7 +121,6 @@ class Generation:
         self.shows_later = simple and not config.stop
         """Whether its end never depends on its text, which somebody else may make: `show`."""
         self._queue: deque[Chosen] = deque()
-        self._sampler = sampler
         self._n_logprobs = config.logprobs
         self._sample_s = 0.0
         self.ended_by: int | None = None
@@ -121,6 +132,7 @@ class Generation:
         # What shows.
         self._text = TextAssembler(config.stop, include=config.include_stop)
         self._special_text = config.special_text
+        self._may_stop = bool(config.stop)
         self._min_tokens = config.min_tokens
         self._n_shown = 0
         self._previous: int | None = None
@@ -149,22 +161,14 @@ class Generation:
         """Return whether ``token`` ends the decode: it is then not part of the context."""
         return token in self._stops or self._pieces[token].is_eog
 
-    def step(self, context: Any, row: int = -1) -> Shown | None:
-        """Choose the next token and return what to show, None where there is no text for it yet.
-
-        From output row ``row`` of ``context``, unless the token is known. Where this was the end,
-        ``reason`` is set, and ``finish`` makes the last chunk.
-        """
-        token = self.choose(context, row)
-        return None if token is None else self.show(token)
-
     def choose(
         self, context: Any, row: int, best: int | None = None, now: float = 0.0
     ) -> int | None:
         """Choose the next token, to be given to `show`; None where it ends the decode.
 
-        Where there is a `not_best`, ``best`` may be the token with the largest logit of the row,
-        which was found at ``now``.
+        From output row ``row`` of ``context``, unless the token is known. Where this was the end,
+        ``reason`` is set, and ``finish`` makes the last chunk. With a `not_best`, ``best`` may be
+        the token with the largest logit of the row, which was found at ``now``.
         """
         # This runs once a token, behind an engine that has emptied the processor's caches: so what
         # few decodes need is asked first, and in one place.
@@ -173,8 +177,15 @@ class Generation:
         elif self._queue:
             chosen = self._queue.popleft()
             self._last_at = time.perf_counter()
-        else:
+        elif self.not_best is None:
             chosen = self._sample(context, row)
+        else:
+            started = time.perf_counter()
+            token, peak, _ = context.largest(row)
+            if token in self.not_best or not math.isfinite(peak):  # NaN counts as the largest
+                token = self._sampler.sample(context, row)
+            chosen, self._last_at = _new(Chosen, (token, False, None)), time.perf_counter()
+            self._sample_s += self._last_at - started
         token = chosen[0]
         if self._first_at is None:
             self._first_at = self._last_at
@@ -200,11 +211,11 @@ class Generation:
         self._shown.append(token)
         if is_control and not self._special_text:
             data = b""
-        elif data[:1] == b" ":
+        elif data[:1] == b" " and pieces.strips is not False:
             data = pieces.shown(token, self._previous)
         self._previous = token
         text = self._text.push(data, looks=self._n_shown > self._min_tokens)
-        if self._text.stopped:  # the text before a stop string is kept for the last chunk
+        if self._may_stop and self._text.stopped:  # the text before it is for the last chunk
             self.reason, self._rest = "stop", text
             return None
         return self._take_shown(text) if text else None
@@ -317,7 +328,8 @@ class Generation:
     # -- showing -------------------------------------------------------------------------------
 
     def _take_shown(self, text: str) -> Shown:
-        tokens, self._shown = tuple(self._shown), []
+        tokens = tuple(self._shown)
+        self._shown.clear()
         if self._n_logprobs is None and self.prompt_logprobs is None and not self.shifted:
             return _new(Shown, (text, tokens, None, None, ()))
         logprobs = None if self._n_logprobs is None else tuple(self._logprobs)

@@ -69,12 +69,14 @@ class Job:
     another sequence and ``n_restored`` came from memory or disk.
     """
 
-    generation: Generation | None = None
-    ahead: Ahead | None = None
-    primed = False
-    n_given = n_asked = n_unshown = 0
-    n_ahead = sys.maxsize
-    n_looked: int | None = None
+    # Attributes beyond 30 lie in a dictionary, which a step would look through for each job.
+    __slots__ = (
+        "age", "ahead", "called_at", "cancelled", "counts_as_call", "deadline", "done", "error",
+        "failures", "generation", "is_prompt", "n_ahead", "n_asked", "n_base", "n_before",
+        "n_given", "n_held", "n_keep", "n_limit", "n_looked", "n_missing", "n_restored",
+        "n_shared", "n_unshown", "need_row", "on_change", "placed_once", "primed", "result",
+        "sequence", "served", "then", "tokens", "waited_s", "waiting_since",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -88,6 +90,12 @@ class Job:
         then: Callable[[Sequence], Any] | None = None,
     ) -> None:
         self.sequence = sequence
+        self.generation: Generation | None = None
+        self.ahead: Ahead | None = None
+        self.primed = False
+        self.n_given = self.n_asked = self.n_unshown = 0
+        self.n_ahead = sys.maxsize
+        self.n_looked: int | None = None
         self.tokens = tokens
         self.n_keep = len(sequence.tokens) if n_keep is None else n_keep
         self.need_row = need_row
@@ -143,7 +151,8 @@ class Looking(Job):
     """
 
     MOST_ROWS = 64
-    n_looked: int = 0
+
+    __slots__ = ("_each",)
 
     def __init__(
         self,
@@ -156,6 +165,7 @@ class Looking(Job):
     ) -> None:
         super().__init__(sequence, n_keep=n_keep, deadline=deadline, called_at=called_at)
         self._each = each
+        self.n_looked: int = 0
 
     def look(self, row: Callable[[int], FloatArray], first: int, n: int) -> None:
         """Take the rows of the last ``n`` tokens held, the first of which is row ``first``.
@@ -203,6 +213,11 @@ class Generating(Job):
     generation that is further on rests, and gives its place away.
     """
 
+    __slots__ = (
+        "cut", "dropped", "items", "n_batched", "n_steps", "n_sure", "on_item", "reader_timeout",
+        "rested_since", "rests", "shift_from", "usage", "window",
+    )  # fmt: skip
+
     def __init__(  # noqa: PLR0913  (each is its own fact)
         self,
         sequence: Sequence,
@@ -218,8 +233,6 @@ class Generating(Job):
     ) -> None:
         super().__init__(sequence, n_keep=n_keep, deadline=deadline, called_at=usage["started"])
         self.generation: Generation = generation
-        self.is_prompt = True
-        self.primed = False
         self.n_ahead = n_ahead
         self.window = window
         self.shift_from = shift_from
@@ -227,11 +240,9 @@ class Generating(Job):
         self.reader_timeout = reader_timeout
         self.items: SimpleQueue[Shown | Item] = SimpleQueue()
         self.on_item: Callable[[], object] | None = None
-        self.n_asked = self.n_given = self.n_unshown = 0
         self.rests = False
         self.rested_since = 0.0
         self.dropped = False
-        self.ahead = None
         self.n_sure = 0
         self.cut: tuple[int, int] | None = None
         self.n_steps = self.n_batched = 0

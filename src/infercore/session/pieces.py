@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, NamedTuple
+
+from infercore.sampling.per_tokenizer import PerTokenizer
 
 if TYPE_CHECKING:
     from infercore.protocols.public import Tokenizer
@@ -17,16 +20,18 @@ class Piece(NamedTuple):
 
 
 class Pieces(dict[int, Piece]):
-    """The pieces of a vocabulary by token, filled as they are looked up.
+    """The pieces of a vocabulary by token, filled as they are looked up; threads may share it.
 
     Asking the tokenizer takes three checked calls, and a decode asks once a token. Raises
-    `InvalidTokenError` for an id outside the vocabulary.
+    `InvalidTokenError` for an id outside the vocabulary. Whoever uses it keeps the tokenizer, which
+    it does not.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__()
-        self._tokenizer = tokenizer
-        self._strips: bool | None = None
+        self._tokenizer = weakref.proxy(tokenizer)
+        self.strips: bool | None = None
+        """Whether the vocabulary puts a space before each text; None where nobody asked yet."""
         self._splits: dict[int, bool] = {}
 
     def __missing__(self, token: int) -> Piece:
@@ -42,14 +47,19 @@ class Pieces(dict[int, Piece]):
         and take it away again.
         """
         data = self[token].data
-        if previous is None or self._strips is False or not data.startswith(b" "):
+        if previous is None or self.strips is False or not data.startswith(b" "):
             return data
-        if self._strips is None:
-            self._strips = self._text(token) != data.decode("utf-8", "replace")
+        if self.strips is None:
+            self.strips = self._text(token) != data.decode("utf-8", "replace")
         if previous not in self._splits:
             behind = self._text(previous) + data[1:].decode("utf-8", "replace")
             self._splits[previous] = self._text(previous, token) == behind
         return data[1:] if self._splits[previous] else data
 
     def _text(self, *tokens: int) -> str:
-        return self._tokenizer.decode(tokens)
+        text: str = self._tokenizer.decode(tokens)
+        return text
+
+
+pieces_of = PerTokenizer(Pieces)
+"""The pieces that all sessions of a tokenizer share."""

@@ -52,6 +52,7 @@ class DecodeStream:
         self._started = time.perf_counter() if started is None else started
         timeout = generation.config.timeout
         self._deadline = None if timeout is None else self._started + timeout
+        self._n_free = 0  # tokens that surely fit yet
         self.finished = False
 
     def __repr__(self) -> str:
@@ -69,9 +70,7 @@ class DecodeStream:
                 session.in_call = True
                 return self._next_chunk()
             except BaseException as error:
-                if self._begun and not self.finished:
-                    stream_ended(self._started, None, error)
-                self._release()
+                self._failed(error)
                 raise
             finally:
                 session.in_call = False
@@ -83,51 +82,54 @@ class DecodeStream:
             while not self.finished:
                 chunks.append(self._next_chunk())
         except BaseException as error:
-            if self._begun and not self.finished:
-                stream_ended(self._started, None, error)
-            self._release()
+            self._failed(error)
             raise
         return chunks
 
     def _next_chunk(self) -> StreamChunk:
-        session = self._session
-        try:  # not fatal_for_good: this runs once a token
-            while True:
-                chunk = self._advance()
-                if chunk is not None:
-                    return chunk
-        except BaseException as error:
-            session.judge(error)
-            raise
-
-    def _advance(self) -> StreamChunk | None:
-        """Take one step; return a chunk when there is something to show."""
+        """Take steps until there is something to show."""
         if not self._begun:
-            try:
-                self._begin()
-            except DecodeAbortedError:
-                if not self._is_cancelled():
-                    raise
-                return self._finish("cancelled")
+            self._begin()
         generation, resident = self._generation, self._resident
-        if generation.pending is not None:
-            self._settle()
-        reason = self._end_reached()
-        if reason is not None:
-            return self._finish(reason)
-        if not (generation.is_ahead or resident.has_logits()):
-            resident.go_on()
-        shown = generation.step(resident.context)
-        if generation.reason is None:
-            return None if shown is None else shown.chunk()
-        self._session.parts.ended_by = generation.ended_by
-        self._settle()
-        return self._finish(generation.reason)
+        while True:
+            has_row = generation.pending is not None and self._settle()
+            reason = self._end_reached()
+            if reason is not None:
+                return self._finish(reason)
+            if not (has_row or generation.is_ahead or resident.has_logits()):
+                resident.go_on()
+            token = generation.choose(resident.context, -1)
+            shown = None if token is None else generation.show(token)
+            if generation.reason is not None:
+                self._session.parts.ended_by = generation.ended_by
+                self._settle()
+                return self._finish(generation.reason)
+            if shown is not None:
+                return shown.chunk()
+
+    def _failed(self, error: BaseException) -> None:
+        try:
+            self._session.judge(error)
+        except BaseException as judged:
+            error = judged
+            raise
+        finally:
+            if self._begun and not self.finished:
+                stream_ended(self._started, None, error)
+            self._release()
 
     def _begin(self) -> None:
         """Prime the sampler and see to it that the logits are those of the last token."""
         self._begun = True
         stream_begins()
+        try:
+            self._hold_prompt()
+        except DecodeAbortedError:
+            if not self._is_cancelled():
+                raise
+            self._cancelled = True  # the stream ends so, at its first step
+
+    def _hold_prompt(self) -> None:
         if self._generation.is_native and not self._session.context.n_engine_outputs:
             self._resident.forget_logits()  # they were restored: no row for an engine's sampler
         with self._resident.limited(self._time_left()):
@@ -143,20 +145,29 @@ class DecodeStream:
             if look_at_prompt(self._generation, prompt, partial(resident.evaluate_anew, prompt)):
                 self._n_again, self._n_cached = self._n_cached, 0
 
-    def _settle(self) -> None:
-        """Make the token that was shown last resident, after any that a failure took."""
-        chosen = self._generation.pending
+    def _settle(self) -> bool:
+        """Make the token that was shown last resident, after any that a failure took.
+
+        True where the engine's row is that behind it now.
+        """
+        generation, resident = self._generation, self._resident
+        chosen = generation.pending
         if chosen is None:
-            return
-        resident = self._resident
-        n_before = resident.n_wanted
+            return False
+        n_before = resident.tape.logical + len(resident.owed)
         self._session.parts.n_generated += 1
         try:
             if chosen.held:
-                self._generation.pending = None
+                generation.pending = None
                 resident.take_ahead(chosen.token)
-            else:
+            elif generation.looks_ahead and not generation.rests():
                 self._evaluate()
+            else:
+                generation.pending = None
+                resident.append_one(chosen.token)
+                self._n_free -= 1
+                return True
+            self._n_free = 0
         except BaseException as error:
             self._generation.pending = None
             if resident.n_wanted == n_before:
@@ -166,15 +177,11 @@ class DecodeStream:
             resident.cancelled, self._cancelled = False, True
             with contextlib.suppress(DecodeAbortedError):  # cancelled again: it stays owed
                 resident.go_on()
+        return False
 
     def _evaluate(self) -> None:
         """Make the pending token resident, with what can be evaluated in the same call."""
         generation, resident = self._generation, self._resident
-        if generation.rests():
-            chosen, generation.pending = generation.pending, None
-            if chosen is not None:
-                resident.append_one(chosen.token)
-            return
         tape = resident.tape
         ahead = generation.ahead(lambda: tape.tokens(0, tape.logical), resident.free - 1)
         if len(ahead.tokens) == 1:
@@ -193,10 +200,18 @@ class DecodeStream:
         generation = self._generation
         if self._deadline is not None and time.perf_counter() > self._deadline:
             return self._out_of_time()
-        if generation.at_limit:
+        if generation.n_completion >= generation.most:
             return "length"
-        full = self._resident.free < 1 and not generation.is_ahead
-        return "context" if full and not self._make_room() else None
+        if self._n_free < 1:
+            self._n_free = self._look_free()
+            if self._n_free < 1 and not (generation.is_ahead or self._make_room()):
+                return "context"
+        return None
+
+    def _look_free(self) -> int:
+        """Return how many tokens fit: without asking again, as long as nobody else takes room."""
+        free = self._resident.free
+        return free if self._resident.context.n_seq_max == 1 else min(free, 1)
 
     def _time_left(self) -> float | None:
         return None if self._deadline is None else max(1e-6, self._deadline - time.perf_counter())

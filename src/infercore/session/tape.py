@@ -45,6 +45,8 @@ class Tape:
     them than is there now: they are good for going on, not for reuse.
     """
 
+    __slots__ = ("_cut", "_tokens", "logical")
+
     def __init__(self) -> None:
         self._tokens: list[int] = []
         self._cut: int | None = None

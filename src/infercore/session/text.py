@@ -52,9 +52,12 @@ def _overlap(text: str, stop: str) -> int:
 class TextAssembler:
     """Turns token bytes into text: UTF-8 decoded incrementally, stop strings held back."""
 
+    __slots__ = ("_has_stops", "_part", "_stops")
+
     def __init__(self, stops: Sequence[str] = (), *, include: bool = False) -> None:
         self._part = b""  # of a character
         self._stops = StopMatcher(stops, include=include)
+        self._has_stops = bool(stops)
 
     @property
     def stopped(self) -> bool:
@@ -77,7 +80,7 @@ class TextAssembler:
         text, n = utf_8_decode(data, "replace", False)
         if part or n != len(data):
             self._part = data[n:]
-        if not text or not self._stops.stops:
+        if not text or not self._has_stops:
             return text
         self._stops.looks = looks
         return self._stops.push(text)

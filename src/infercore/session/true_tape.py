@@ -34,6 +34,8 @@ class TrueTape:
 
     def __init__(self, context: SequenceContext, seq_id: int = 0) -> None:
         self.context = context
+        self.own_context = cast("SessionContext", context)
+        """The context, where it is no page, with all that such a one can do."""
         self.seq_id = seq_id
         self.tape = Tape()
         self.owed: list[int] = []
@@ -188,6 +190,7 @@ class TrueTape:
     def move_to(self, context: SequenceContext, *, has_logits: bool) -> None:
         """Work on ``context`` from now on, which holds the same tokens in its only sequence."""
         self.context, self.seq_id = context, 0
+        self.own_context = cast("SessionContext", context)
         self.page = _page(context)
         self._checkpoints.move_to(context)
         self._outputs_of = self._serial() if has_logits else None
@@ -196,11 +199,6 @@ class TrueTape:
     def is_paged(self) -> bool:
         """Whether the context is a page of a pool's."""
         return self.page is not None
-
-    @property
-    def own_context(self) -> SessionContext:
-        """The context, where it is no page, with all that such a one can do."""
-        return cast("SessionContext", self.context)
 
     def _serial(self) -> int | None:
         """The number of the context's outputs, None where it has none."""

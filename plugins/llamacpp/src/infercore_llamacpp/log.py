@@ -41,10 +41,13 @@ class _Thread(threading.local):
 
 
 thread = _Thread()
+was_raised = False
+"""Whether any thread ever had a ``raised``: to look at what is a thread's own takes far longer."""
 
 
 def receive(level: int, text: bytes, _data: object = None) -> None:
     """Take a piece of log text; lines come in pieces, each continuing the one before."""
+    global was_raised  # noqa: PLW0603  (in place: a Ctrl-C shows at the start of a function)
     state = thread
     try:
         if level != _CONTINUED:
@@ -56,6 +59,7 @@ def receive(level: int, text: bytes, _data: object = None) -> None:
         if state.pending.endswith("\n"):
             _flush(state)
     except BaseException as error:  # noqa: BLE001  (cannot pass through the engine)
+        was_raised = True
         state.raised = state.raised or error
 
 
@@ -71,9 +75,11 @@ def _flush(state: _Thread) -> None:
 
 
 def _flush_kept(state: _Thread) -> None:
+    global was_raised  # noqa: PLW0603
     try:
         _flush(state)
     except BaseException as error:  # noqa: BLE001  (raised when the call has ended)
+        was_raised = True
         state.raised = state.raised or error
 
 
@@ -109,7 +115,9 @@ def _interruptions_kept() -> Iterator[None]:
     before = sys.unraisablehook
 
     def keep(dropped: sys.UnraisableHookArgs) -> None:
+        global was_raised  # noqa: PLW0603
         if _is_ours(dropped.exc_traceback):
+            was_raised = True
             thread.raised = thread.raised or dropped.exc_value
         else:
             before(dropped)

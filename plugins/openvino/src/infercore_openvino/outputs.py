@@ -32,12 +32,10 @@ class Rows:
             self._parts.append(rows if last else rows.copy())
 
     def all(self) -> Floats:
-        """Return all rows, read-only."""
+        """Return all rows."""
         if len(self._parts) > 1:
             self._parts = [np.concatenate(self._parts)]
-        rows = self._parts[0]
-        rows.flags.writeable = False
-        return rows
+        return self._parts[0]
 
 
 def pooled(kind: str, vectors: Floats) -> Floats:
