@@ -243,21 +243,25 @@ def moved(context, seed: int, n_tokens: int, n_vocab: int) -> float:
 )  # fmt: skip
 def test_the_tolerance_holds_on_a_deep_model(tiny, open_context, type_k, type_v, flash, shallow):
     context = open_context(tiny("deep"), type_k=type_k, type_v=type_v, flash_attn=flash)
-    gaps = [moved(context, seed, 60, 128) for seed in range(4)]
+    gaps = [moved(context, seed, 60, 128) for seed in range(8)]
     assert max(gaps) <= context.tolerance
     assert max(gaps) > shallow  # what shallow models stay below
 
 
 @pytest.mark.parametrize(
-    ("type_k", "type_v", "flash", "seed"),
-    [("q4_0", "q4_0", "on", 229), ("q5_1", "q5_1", "on", 171), ("q4_0", "f16", "off", 15)],
-)
+    ("type_k", "type_v", "flash", "seeds"),
+    [
+        ("q4_0", "q4_0", "on", (80, 229)), ("q5_1", "q5_1", "on", (68, 171)),
+        ("q4_0", "f16", "off", (15, 56)),
+    ],
+)  # fmt: skip
 def test_one_key_rounded_the_other_way_is_within_the_tolerance(
-    story, open_context, type_k, type_v, flash, seed
+    story, open_context, type_k, type_v, flash, seeds
 ):
     fields = {"n_threads": 1, "n_threads_batch": 1, "n_batch": 128}
     context = open_context(story, type_k=type_k, type_v=type_v, flash_attn=flash, **fields)
-    assert 0.05 < moved(context, seed, 0, 1024) <= context.tolerance < 1.5
+    gaps = [moved(context, seed, 0, 1024) for seed in seeds]  # which one, the processor decides
+    assert 0.05 < max(gaps) <= context.tolerance <= 1.5
 
 
 def test_quantised_weights_move_logits_more_with_each_layer(load, open_context, tmp_path):
