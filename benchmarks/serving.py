@@ -49,6 +49,8 @@ CHAT = "/v1/chat/completions"
 SECONDS = 600
 N_FIRST = 3
 """Turns of which none counts: the first is cold, and clients connect."""
+N_WARM = 3
+"""Conversations a round: they are short, and a machine's speed changes from one to the next."""
 PLAIN_LAYOUT = """
 import runpy
 import llama_cpp.llama_cpp as api
@@ -313,7 +315,7 @@ def beside(
                 pass
             for by, value in each_alone(servers, clients.rate):
                 rates[by].append(value)
-            if warm:
+            for _ in range(N_WARM if warm else 0):
                 for by, value in each_alone(servers, lambda s: warm_turn(s, 16, next(numbers))):
                     firsts[by].append(value)
     name = pairs.name_of(path)
