@@ -64,8 +64,7 @@ def test_while_it_waits_a_stream_says_so(pool: Any) -> None:
         serving({"tale": pool}, keep_alive=0.001) as served,
         httpx.stream("POST", f"{served.url}{CHAT}", json={**LONG, "stream": True}) as answer,
     ):
-        lines = [line for _, line in zip(range(40), answer.iter_lines(), strict=False)]
-    assert ": still at work" in lines
+        assert any(line == ": still at work" for line in answer.iter_lines())
 
 
 def test_a_client_that_takes_nothing_is_left(pool: Any, caplog: pytest.LogCaptureFixture) -> None:
