@@ -121,4 +121,4 @@ def test_a_graph_without_room_to_be_compiled_is_the_end_of_nothing(
             assert context.n_past() == 3
         monkeypatch.setattr(limits, "_lost", ["lost"])  # by a step
         with pytest.raises(ic.SessionFatalError, match="lost"):
-            model.new_context(n_ctx=64, precision="accurate")
+            model.new_context(n_ctx=64, rope_freq_base=5000.0)  # a graph of its own
