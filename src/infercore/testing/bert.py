@@ -12,6 +12,7 @@ import attrs
 import numpy as np
 
 from infercore.errors import ModelFormatError
+from infercore.testing.llama import whole
 from infercore.testing.products import Matrix
 from infercore.weight_files.safetensors import take
 
@@ -53,8 +54,8 @@ class Shape:
         """Return the shape. Raises `ModelFormatError` for what is not a plain BERT."""
         try:
             _check_plain(config)
-            sizes = {field: int(config[name]) for field, name in _SIZES.items()}
-            if sizes["n_head"] < 1 or sizes["n_embd"] % sizes["n_head"]:
+            sizes = {field: whole(config, name) for field, name in _SIZES.items()}
+            if sizes["n_embd"] % sizes["n_head"]:
                 raise ValueError(f"{sizes['n_head']} heads do not divide {sizes['n_embd']} numbers")
             return cls(**sizes, norm_eps=float(config["layer_norm_eps"]))
         except (KeyError, TypeError, ValueError) as error:
@@ -101,7 +102,7 @@ class Norm:
         centred = x - x.mean(axis=-1, keepdims=True)
         variance = np.square(centred).mean(axis=-1, keepdims=True)
         scaled = centred / np.sqrt(variance + np.float32(self.eps))
-        return np.asarray(scaled * self.weight + self.bias, dtype=np.float32)
+        return np.asarray(scaled * self.weight + self.bias)
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -183,4 +184,4 @@ class Bert:
 def _gelu(x: FloatArray) -> FloatArray:
     """The tanh form of Hendrycks and Gimpel 2016, "Gaussian Error Linear Units"."""
     inner = np.float32(math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x**3)
-    return np.asarray(np.float32(0.5) * x * (1 + np.tanh(inner)), dtype=np.float32)
+    return np.float32(0.5) * x * (1 + np.tanh(inner))

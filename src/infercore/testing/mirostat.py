@@ -34,7 +34,7 @@ class Mirostat:
         if self._config.mirostat == 1:
             n = _zipf_k(found, self._allowed, n_vocab)
         else:
-            n = sum(p > 0 and -math.log2(p) <= self._allowed for p in found)
+            n = sum(-math.log2(p) <= self._allowed for p in found if p > 0)
         left = left[: max(1, n)]
         found = probabilities(left)
         place = source.choices(range(len(left)), found)[0]
@@ -53,7 +53,7 @@ def _zipf_k(found: list[float], allowed: float, n_vocab: int) -> int:
     s = sum(t * f for t, f in zip(steps, falls, strict=True)) / sum(t * t for t in steps)
     if s <= 0:
         return len(found)
-    excess = s - 1
-    spread = excess / (1 - n_vocab**-excess) if excess else 1 / math.log(n_vocab)
+    excess = s - 1 or math.ulp(s)
+    spread = excess / (1 - n_vocab**-excess)
     log_k = (allowed * math.log(2) + math.log(spread)) / s
-    return len(found) if log_k >= math.log(len(found)) else int(math.exp(log_k))
+    return sum(math.log(rank) <= log_k for rank in range(1, len(found) + 1))

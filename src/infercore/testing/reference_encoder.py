@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from infercore.errors import OutputNotAvailableError, UnsupportedFeatureError
-from infercore.testing.attention import FLASH_BLOCK, attend
+from infercore.testing.attention import attend
 from infercore.testing.reference_base import SHARED, Base
 from infercore.testing.reference_settings import BACKEND
 from infercore.values.info import Capabilities
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from infercore.protocols.spi import FloatArray, TokenArray
     from infercore.testing.bert import Bert
 
-CAPABILITIES = Capabilities(encoder=True, kv_types=("f32",), **SHARED)
+CAPABILITIES = Capabilities(
+    encoder=True, kv_types=("f32",), flash_attention=("auto", "off"), **SHARED
+)
 
 
 class EncoderContext(Base):
@@ -30,9 +32,8 @@ class EncoderContext(Base):
     tolerance = 1e-4
 
     def __init__(self, bert: Bert, effective: dict[str, Any]) -> None:
-        super().__init__(bert.matrices, bert.shape.n_embd, effective)
+        super().__init__(bert.matrices, effective)
         self._bert = bert
-        self._block = FLASH_BLOCK if effective["flash_attn"] == "on" else 0
 
     def encode(self, tokens: TokenArray) -> None:
         """Compute the hidden states of a text, as sequence 0."""
@@ -64,7 +65,7 @@ class EncoderContext(Base):
 
         def attend_layer(q: FloatArray, k: FloatArray, v: FloatArray) -> FloatArray:
             self._check_abort(0)
-            return attend(q, k, v, every, block=self._block)
+            return attend(q, k, v, every, block=0)
 
         return self._bert.forward(tokens, attend_layer, self._product(len(tokens)))
 
