@@ -10,8 +10,10 @@ laws on it until one fails. The sample is even over operators, and over files wi
 mutant runs in a process of its own; one that crashes or hangs is counted apart, one that fails at
 import or in the first load is left out. A line that no law runs counts as survived, and needs no
 run: which law runs which lines is measured first, on the unchanged code, and a law that runs none
-of a mutant's lines cannot see it. Laws of the groups that speak of the changed file come first, so
-that their kills can be told from those of others.
+of a mutant's lines cannot see it. Of the others those come first that cost little, are of the
+groups that speak of the changed file, and have killed in the same function, the same file or
+elsewhere, in this run or in earlier ones (beside the file of ``--baseline``). Without ``--budget``
+every law that runs the lines is tried before a mutant is said to survive.
 
 A survivor that no public call can show may be called equivalent, in
 ``tools/mutation/equivalent.json``, with the argument for it; at most a tenth of those tried. An
@@ -42,8 +44,6 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from mutation import operators, running, scoring, subjects
-
-from infercore.conformance import SUITE_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -87,12 +87,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--goal", type=float, default=0.0, help="the least adjusted score")
     parser.add_argument("--minutes", type=float, default=None, help="stop after so long")
     parser.add_argument(
-        "--budget", type=float, default=None, help="seconds of laws a mutant: a lower bound"
+        "--budget", type=float, default=None, help="seconds of laws a mutant; default: all laws"
     )
     parser.add_argument("--baseline", help="keep what the unchanged subject does in this file")
     parser.add_argument("--again", help="only what survived, and is in this file of --json")
     parser.add_argument("--match", default="", help="only mutants whose label holds this text")
     parser.add_argument("--json", help="write every verdict to this file")
+    parser.add_argument(
+        "--resume", action="store_true", help="go on behind what the file of --json has"
+    )
     return parser
 
 
@@ -109,26 +112,23 @@ def _tell_baseline(baseline: Baseline) -> None:
 def _tried(
     runner: Runner, baseline: Baseline, chosen: Sequence[Mutant], asked: argparse.Namespace
 ) -> list[Verdict]:
-    # A newer law was written against survivors: it is tried sooner, until kills say otherwise.
-    popular: Counter[str] = Counter(
-        {law.id: 5 for law in runner.laws.values() if law.since == SUITE_VERSION}
-    )
+    kills = running.Kills(Path(f"{asked.baseline}.kills") if asked.baseline else None)
     verdicts: list[Verdict] = []
     started = time.monotonic()
     before = _before(asked.again)
+    done = _done(asked.json) if asked.resume else {}
     for mutant in chosen:
         if asked.match not in mutant.label:
             continue
-        if mutant.label in before and before[mutant.label]["outcome"] != running.SURVIVED:
-            known = {k: before[mutant.label][k] for k in ("outcome", "law", "reason", "own")}
+        known = done.get(mutant) or before.get(mutant.label)
+        if known and (mutant in done or known["outcome"] != running.SURVIVED):
             verdicts.append(running.Verdict(mutant=mutant, **known))
             continue
         if asked.minutes is not None and time.monotonic() - started > 60 * asked.minutes:
             print(f"stopped after {asked.minutes} minutes", file=sys.stderr)
             break
-        verdict = running.judged(runner, mutant, baseline, popular, budget_s=asked.budget)
-        for kill in (verdict.law, f"{mutant.file} {verdict.law}"):
-            popular[kill] += verdict.outcome == running.KILLED
+        verdict = running.judged(runner, mutant, baseline, kills, budget_s=asked.budget)
+        kills.add(verdict)
         verdicts.append(verdict)
         own = " (own)" if verdict.own else ""
         print(
@@ -141,21 +141,28 @@ def _tried(
 
 def _before(path: str | None) -> dict[str, dict[str, Any]]:
     """What an earlier run found, by the mutants' labels; a law that killed goes on killing."""
-    if path is None:
+    return {mutant.label: verdict for mutant, verdict in _done(path).items()}
+
+
+def _done(path: str | None) -> dict[Mutant, dict[str, Any]]:
+    """What the file of an earlier run has of each mutant, where there is such a file."""
+    if path is None or not Path(path).exists():
         return {}
     found = json.loads(Path(path).read_text(encoding="utf-8"))["verdicts"]
-    return {
-        f"{v['mutant']['file']}:{v['mutant']['line']} {v['mutant']['operator']}: "
-        f"{v['mutant']['before']} -> {v['mutant']['after']}": v
-        for v in found
-    }
+    return {_mutant(verdict.pop("mutant")): verdict for verdict in found}
+
+
+def _mutant(fields: dict[str, Any]) -> Mutant:
+    return operators.Mutant(**{**fields, "lines": tuple(fields["lines"])})
 
 
 def _tell(score: scoring.Score) -> None:
     print("\nsurvivors:")
     for verdict in score.survivors:
         mutant = verdict.mutant
-        print(f"  {mutant.label}  in {mutant.function or 'the module'}  {verdict.reason}")
+        untried = f"({verdict.n_untried} laws not tried)" if verdict.n_untried else ""
+        where = mutant.function or "the module"
+        print(f"  {mutant.label}  in {where}  {verdict.reason}{untried}")
     print("\nby file, raw:", *score.by("file"), sep="\n")
     print("\nby operator, raw:", *score.by("operator"), sep="\n")
     print()

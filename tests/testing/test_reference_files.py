@@ -13,7 +13,6 @@ import pytest
 from infercore.errors import BackendUnavailableError, ModelFormatError, ModelNotFoundError
 from infercore.testing import load_reference_model
 from infercore.testing.reference import storyteller
-from infercore.values.config import ModelConfig
 from infercore.weight_files import safetensors
 
 
