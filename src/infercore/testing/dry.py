@@ -39,6 +39,9 @@ def penalties(
     multiplier * base ** (n - allowed), for the longest such n. No repetition reaches over a token
     with a breaker in its text, and such a token loses nothing.
     """
+    allowed, base = config.dry_allowed_length, config.dry_base
+    if base < 1 or not config.dry_multiplier:
+        return {}
     window = latest(history, config.dry_penalty_last_n)
     texts = [text.encode() for text in config.dry_sequence_breakers if text]
     ends = {
@@ -46,9 +49,6 @@ def penalties(
         for token in dict.fromkeys(window)
         if any(text in tokenizer.token_bytes(token) for text in texts)
     }
-    allowed, base = config.dry_allowed_length, config.dry_base
-    if base < 1:
-        return {}
     lengths = [(_n_common(window, back, ends), window[back - 1]) for back in range(1, len(window))]
     return {  # of several lengths the longest is the last
         token: config.dry_multiplier * base ** (n - allowed)

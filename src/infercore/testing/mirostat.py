@@ -51,9 +51,7 @@ def _zipf_k(found: list[float], allowed: float, n_vocab: int) -> int:
     steps = [math.log((rank + 1) / rank) for rank in range(1, len(best))]
     falls = [math.log(a / b) for a, b in pairwise(best)]
     s = sum(t * f for t, f in zip(steps, falls, strict=True)) / sum(t * t for t in steps)
-    if s <= 0:
-        return len(found)
     excess = s - 1 or math.ulp(s)
     spread = excess / (1 - n_vocab**-excess)
-    log_k = (allowed * math.log(2) + math.log(spread)) / s
-    return sum(math.log(rank) <= log_k for rank in range(1, len(found) + 1))
+    power = allowed * math.log(2) + math.log(spread)  # that of the last rank to keep
+    return sum(s * math.log(rank) <= power for rank in range(1, len(found) + 1))

@@ -55,7 +55,12 @@ class ReferenceSampler:
     def candidates(self, logits: Sequence[float]) -> Candidates:
         """Return what all steps before the selection leave of the row ``logits`` [n_vocab]."""
         config = self.config
-        row = [self._biased(token, logit) for token, logit in enumerate(logits)]
+        row = [*logits]
+        for token, bias in config.logit_bias.items():
+            row[token] += bias
+        if config.ignore_eos:
+            is_end = self._tokenizer.is_eog
+            row = [-math.inf if is_end(token) else logit for token, logit in enumerate(row)]
         self._penalise(row)
         for token, amount in dry.penalties(config, self._history, self._tokenizer).items():
             row[token] -= amount
@@ -67,9 +72,10 @@ class ReferenceSampler:
                 state="no token left",
             )
         left.sort(key=lambda candidate: -candidate[1])  # stable: of equal ones the lowest id
+        left = relative(left)
         if config.temperature == 0:
             return left[:1]
-        return self._tempered(truncated(relative(left), config, self._random))
+        return self._tempered(truncated(left, config, self._random))
 
     def _choose(self, logits: Sequence[float]) -> int:
         left = self.candidates(logits)
@@ -77,11 +83,6 @@ class ReferenceSampler:
             return self._mirostat.choose(left, self._random, n_vocab=len(logits))
         weights = probabilities(left)
         return self._random.choices([token for token, _ in left], weights)[0]
-
-    def _biased(self, token: int, logit: float) -> float:
-        if self.config.ignore_eos and self._tokenizer.is_eog(token):
-            return -math.inf
-        return logit + self.config.logit_bias.get(token, 0.0)
 
     def _penalise(self, row: list[float]) -> None:
         """Lower what was chosen lately: positive logits are divided, others multiplied."""

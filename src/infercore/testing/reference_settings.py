@@ -23,7 +23,7 @@ FLASH_ATTENTION = ("auto", "on", "off")
 DEFAULT_N_BATCH = 512
 
 _MODEL_VALUES: dict[str, tuple[Any, ...]] = {
-    "n_gpu_layers": (0,),
+    "n_gpu_layers": (),
     "split_mode": (),
     "main_gpu": (),
     "tensor_split": (),
@@ -41,8 +41,8 @@ _CONTEXT_VALUES: dict[str, tuple[Any, ...]] = {
     "pooling_type": POOLING,
     "type_k": (*KV_FORMATS,),
     "type_v": (*KV_FORMATS,),
-    "offload_kqv": (False,),
-    "op_offload": (False,),
+    "offload_kqv": (),
+    "op_offload": (),
     "swa_full": (True,),
     "precision": ("default", "accurate"),
 }
@@ -124,8 +124,6 @@ def _common(config: ContextConfig) -> dict[str, Any]:
         "n_seq_max": config.n_seq_max or 1,
         "n_threads": n_threads,
         "n_threads_batch": config.n_threads_batch or n_threads,
-        "offload_kqv": config.offload_kqv,
-        "op_offload": config.op_offload,
         "swa_full": config.swa_full,
         "kv_unified": config.kv_unified is True,
         "no_perf": config.no_perf is True,

@@ -80,12 +80,15 @@ def check_settings_of_an_encoder(rig: Rig) -> None:
     if {"on", "off"} <= told.keys() and "flash_attn" in rig.require:
         differs = told["on"] != told["off"]
         that(differs, "flash_attn='on' changes not a bit; effective says it is on")
-    context = rig.encoder_context(pooling_type="mean")
+    context = rig.encoder_context(pooling_type="mean", embeddings=True)
     context.set_embeddings(True)
     context.encode(text)
     alike(np.array(context.embedding()), plain, "with embeddings switched on")
+    that(context.effective.get("embeddings") is not False, "effective says that there are none")
     with contextlib.suppress(UnsupportedFeatureError):
         context.set_embeddings(False)
+        told = context.effective.get("embeddings")
+        that(told is False, f"switched off, and effective['embeddings'] is {told!r}")
 
 
 @law("ENC-14", **law_of_today)

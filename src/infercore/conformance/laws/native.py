@@ -81,6 +81,7 @@ _PENALTIES: tuple[dict[str, Any], ...] = (
     {"dry_multiplier": 3.0, "dry_sequence_breakers": ("\n", "the ")},
     {"dry_multiplier": 3.0, "dry_sequence_breakers": ("", "\n")},
     {"dry_multiplier": 2.0, "dry_base": 0.5, "dry_sequence_breakers": ()},
+    {"dry_multiplier": 2.0, "dry_base": 1.0, "dry_sequence_breakers": ()},
 )
 
 
@@ -119,10 +120,11 @@ def _check_amount(rig: Rig, context: Any, row: Any) -> None:
         for share in (0.6, 0.95, 1.05, 1.6):
             lifted = {last: float(row[first] - row[last]) + share * 1.5 * 1.3 ** (n - 2)}
             fields: dict[str, Any] = {"temperature": 0, "dry_multiplier": 1.5, "dry_base": 1.3}
-            said = [*run[:n], last, run[8], *run[:n]]
             fields |= {"dry_sequence_breakers": (), "logit_bias": lifted}
-            with contextlib.suppress(UnsupportedFeatureError):
-                _check_same_choices(rig, context, said, fields)
+            long, short = [*run[:n], last, run[8]], [*run[n - 2 : n], last, run[9]]
+            for earlier in (long, [*long, *short], [*short, *long]):  # the longest counts
+                with contextlib.suppress(UnsupportedFeatureError):
+                    _check_same_choices(rig, context, [*earlier, *run[:n]], fields)
 
 
 def _check_breaker_across_tokens(rig: Rig, context: Any, row: Any) -> None:

@@ -19,6 +19,7 @@ from infercore.conformance.oracle import Way
 from infercore.errors import (
     DecodeAbortedError,
     InferCoreError,
+    InvalidInputError,
     PluginError,
     SessionFatalError,
     UnsupportedFeatureError,
@@ -117,6 +118,8 @@ _OTHER: dict[str, tuple[dict[str, Any], ...]] = {
         {"num_key_value_heads": None},
         {"tie_word_embeddings": False},
         {"model_type": "no_such_model"},
+        {"num_attention_heads": 0},
+        {"num_key_value_heads": -2},
     ),
     "bert": (
         {"hidden_act": "relu"},
@@ -125,6 +128,8 @@ _OTHER: dict[str, tuple[dict[str, Any], ...]] = {
         {"add_cross_attention": True},
         {"layer_norm_eps": 0.5},
         {"num_attention_heads": 1},
+        {"num_attention_heads": 0},
+        {"num_attention_heads": -2},
         {"num_hidden_layers": 1},
         {"model_type": "no_such_model"},
     ),
@@ -171,7 +176,36 @@ def _check_config(rig: Rig, path: Path) -> int:
                 found = _with(rig, folder, {k: v for k, v in config.items() if k != name})
                 that(found is not None, f"config.json without {name} is refused")
                 that(np.array_equal(found, plain), f"without {name}, something else is computed")
+        if others and _is_default(config, "head_dim"):
+            _write(folder / "config.json", {**config, "head_dim": None})
+            found = _outputs(rig, folder)
+            that(found is None or np.array_equal(found, plain), "a head_dim of null is another")
+        for name, value in config.items() if others else ():
+            if type(value) is int:
+                found = _with(rig, folder, {**config, name: str(value)})
+                same = found is None or np.array_equal(found, plain)
+                that(same, f"{name} of {str(value)!r}, a text, computes something else")
+        _check_pooling(rig, folder, config)
         return len(others)
+
+
+_POOLINGS = {
+    "mean": "pooling_mode_mean_tokens",
+    "cls": "pooling_mode_cls_token",
+    "last": "pooling_mode_lasttoken",
+}
+
+
+def _check_pooling(rig: Rig, folder: Path, config: dict[str, Any]) -> None:
+    """The pooling that the files of an encoder name is the one that it has by default."""
+    file = folder / "1_Pooling" / "config.json"
+    if not file.is_file():
+        return
+    _write(folder / "config.json", config)
+    for kind in _POOLINGS:
+        _write(file, {name: other == kind for other, name in _POOLINGS.items()})
+        with rig.open_at(str(folder)) as model, model.new_context() as context:
+            equal(context.pooling_type, kind, f"the pooling of files that name {kind}")
 
 
 def _check_small_heads(rig: Rig, folder: Path, config: dict[str, Any]) -> None:
@@ -183,11 +217,32 @@ def _check_small_heads(rig: Rig, folder: Path, config: dict[str, Any]) -> None:
     fewer["num_key_value_heads"] = (config.get("num_key_value_heads") or heads) * by
     _write(folder / "config.json", {**config, **fewer})
     exact = _outputs(rig, folder)
+    _check_what_is_allowed(rig, folder)
     for fields in ({"type_k": "q8_0"}, {"type_v": "q8_0", "flash_attn": "on"}):
         found = None if exact is None else _outputs(rig, folder, **fields)
         if found is not None:
             gap, spread = float(np.abs(found - exact).max()), float(np.ptp(exact))
             that(gap <= 0.1 * spread, f"heads of {head // by} with {fields}: {gap:.3g} off")
+
+
+def _check_what_is_allowed(rig: Rig, folder: Path) -> None:
+    """Where a type of the cache is refused for the size of heads, what is allowed is taken."""
+    try:
+        opened = rig.open_at(str(folder))
+    except InferCoreError:
+        return
+    with opened as model:
+        for fields in ({"type_k": "q8_0"}, {"type_v": "q8_0", "flash_attn": "on"}):
+            name = next(iter(fields))
+            try:
+                model.new_context(**rig.fields(n_ctx=32, **fields)).close()
+            except InvalidInputError as error:
+                facts = (error.field, error.value)
+                equal(facts, (name, "q8_0"), "field and value of the error")
+                kinds = error.allowed if isinstance(error.allowed, (list, tuple)) else ()
+                that(error.allowed, f"the refusal of {fields} says not what is allowed")
+                for kind in kinds:
+                    model.new_context(**rig.fields(n_ctx=32, **{**fields, name: kind})).close()
 
 
 _NUMBERS = {".rope.freq_base": 500.0, "_epsilon": 0.5}

@@ -328,6 +328,10 @@ def _flip(file: Path) -> None:
 # -- memory, files, threads ------------------------------------------------------------------------
 
 
+_BYTES_OF_32 = {"f32": 128, "f16": 64, "bf16": 64, "q8_0": 34}
+"""Bytes that 32 numbers of a type take."""
+
+
 @law("MEM-7", needs="plan_memory", since="1.2")
 def check_the_plan_is_of_the_shape(rig: Rig) -> None:
     """The planned cache is 2 x window x layers x K/V heads x head size x bytes of its type.
@@ -339,14 +343,16 @@ def check_the_plan_is_of_the_shape(rig: Rig) -> None:
     head = int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
     info = rig.model.info
     n_values = 2 * info.n_layer * info.n_head_kv * head
-    kinds = [k for k in ("f32", "f16") if k in rig.context().capabilities.kv_types]
-    for kind in kinds:
-        n_bytes = {"f32": 4, "f16": 2}[kind]
+    for fields in accepted_types(rig):
+        if not {fields["type_k"], fields["type_v"]} <= _BYTES_OF_32.keys():
+            continue
+        n_bytes = (_BYTES_OF_32[fields["type_k"]] + _BYTES_OF_32[fields["type_v"]]) / 64
+        kind = f"{fields['type_k']} and {fields['type_v']}"
         for n_ctx in (512, 2048):
-            fields = rig.fields(n_ctx=n_ctx, type_k=kind, type_v=kind)
+            asked = rig.fields(**{**fields, "n_ctx": n_ctx})
             exact = n_values * n_ctx * n_bytes
             for n_seq_max in (1, 4) if rig.context().capabilities.multi_sequence else (1,):
-                found = rig.model.plan_memory(**{**fields, "n_seq_max": n_seq_max}).kv_bytes
+                found = rig.model.plan_memory(**{**asked, "n_seq_max": n_seq_max}).kv_bytes
                 what = f"{n_ctx} tokens of {kind} in {n_seq_max} sequences"
                 fits = exact <= found <= 1.5 * exact
                 that(fits, f"{found} bytes planned for {what}, not {exact}")
@@ -355,7 +361,7 @@ def check_the_plan_is_of_the_shape(rig: Rig) -> None:
     told = {name: types[name] for name in ("type_k", "type_v") if types.get(name) is not None}
     sizes = [rig.model.plan_memory(**{**own, **fields}).kv_bytes for fields in ({}, told)]
     equal(sizes[0], sizes[1], f"bytes planned without types, and for those in force, {told}")
-    if len(kinds) > 1:
+    if {"f32", "f16"} <= set(rig.context().capabilities.kv_types):
         narrower = {"n_ctx": 2048, "type_k": "f16", "type_v": "f16"}
         wider = {"n_ctx": 2048, "type_k": "f32", "type_v": "f32"}
         sizes = [rig.model.plan_memory(**rig.fields(**each)).kv_bytes for each in (wider, narrower)]
