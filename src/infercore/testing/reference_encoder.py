@@ -20,9 +20,7 @@ if TYPE_CHECKING:
     from infercore.protocols.spi import FloatArray, TokenArray
     from infercore.testing.bert import Bert
 
-CAPABILITIES = Capabilities(
-    encoder=True, kv_types=("f32",), flash_attention=("auto", "off"), **SHARED
-)
+CAPABILITIES = Capabilities(encoder=True, **SHARED)
 
 
 class EncoderContext(Base):

@@ -77,16 +77,14 @@ def resolve(config: ContextConfig, shape: Shape) -> dict[str, Any]:
     """
     _check(config, _CONTEXT_VALUES)
     pooling = config.pooling_type or "none"
-    one_step = pooling != "none" or config.attention_type == "non-causal"
-    embeddings = pooling != "none" if config.embeddings is None else config.embeddings
     return {
         **_common(config),
-        **_sizes(config, one_step=one_step),
+        **_sizes(config),
         **_rope(config, shape),
         **_kv_types(config, shape),
         "pooling_type": pooling,
         "attention_type": config.attention_type or "causal",
-        "embeddings": embeddings,
+        "embeddings": config.embeddings,
     }
 
 
@@ -106,7 +104,7 @@ def resolve_encoder(config: ContextConfig, shape: bert.Shape, pooling: str) -> d
         )
     return {
         **_common(config),
-        **_sizes(config, one_step=True),
+        **_sizes(config),
         "pooling_type": config.pooling_type or pooling,
         "attention_type": "non-causal",
         "flash_attn": "off",
@@ -156,21 +154,15 @@ def _window(config: ContextConfig) -> int:
     return cast("int", n_ctx)
 
 
-def _sizes(config: ContextConfig, *, one_step: bool) -> dict[str, int]:
-    """Batch sizes; ``one_step`` where a call is computed at once or not at all."""
-    n_batch = config.n_batch or config.n_ubatch
-    if n_batch is None:
-        n_batch = _window(config)
-        if not one_step:
-            n_batch = min(DEFAULT_N_BATCH, n_batch)
+def _sizes(config: ContextConfig) -> dict[str, int]:
+    n_batch = config.n_batch or config.n_ubatch or min(DEFAULT_N_BATCH, _window(config))
     return {"n_batch": n_batch, "n_ubatch": min(config.n_ubatch or n_batch, n_batch)}
 
 
 def _rope(config: ContextConfig, shape: Shape) -> dict[str, Any]:
     """Base and scale; 0 is the model's own, as in llama.cpp."""
-    kind = config.rope_scaling_type or ("linear" if config.rope_freq_scale else "none")
     scale = config.rope_freq_scale or 1.0
-    if kind == "none" and scale != 1.0:
+    if config.rope_scaling_type == "none" and scale != 1.0:
         raise InvalidInputError(
             f"rope_freq_scale={scale} needs rope_scaling_type='linear'",
             field="rope_freq_scale",
@@ -178,7 +170,7 @@ def _rope(config: ContextConfig, shape: Shape) -> dict[str, Any]:
             allowed=1.0,
         )
     return {
-        "rope_scaling_type": kind,
+        "rope_scaling_type": config.rope_scaling_type,
         "rope_freq_base": config.rope_freq_base or shape.rope_theta,
         "rope_freq_scale": scale,
     }

@@ -10,7 +10,7 @@ import numpy as np
 from infercore.conformance.expect import equal, raises, that
 from infercore.conformance.law import law
 from infercore.conformance.laws.encoders import alike, encoder_law
-from infercore.errors import DecodeAbortedError, UnsupportedFeatureError
+from infercore.errors import DecodeAbortedError, InvalidInputError, UnsupportedFeatureError
 from infercore.testing import load_reference_model
 from infercore.testing.reference import pack_path
 
@@ -47,6 +47,12 @@ def check_vectors_of_every_length(rig: Rig) -> None:
                 alike(np.array(pooled.embedding()), right, f"{len(text)} tokens, {kind}")
 
 
+_OTHERS: dict[str, Any] = {
+    "attention_type": "causal", "type_k": "f16", "embeddings": False, "rope_freq_base": 5000.0,
+}  # fmt: skip
+"""Options of which an encoder may have nothing: it refuses them then."""
+
+
 @law("ENC-13", **law_of_today)
 def check_settings_of_an_encoder(rig: Rig) -> None:
     """Flash attention and threads leave an encoder's vectors as they are, and are in force.
@@ -80,6 +86,10 @@ def check_settings_of_an_encoder(rig: Rig) -> None:
     if {"on", "off"} <= told.keys() and "flash_attn" in rig.require:
         differs = told["on"] != told["off"]
         that(differs, "flash_attn='on' changes not a bit; effective says it is on")
+    for name, value in _OTHERS.items():
+        with contextlib.suppress(UnsupportedFeatureError, InvalidInputError):
+            told = rig.encoder_context(**{name: value}).effective
+            equal(told.get(name, value), value, f"effective[{name!r}]")
     context = rig.encoder_context(pooling_type="mean", embeddings=True)
     context.set_embeddings(True)
     context.encode(text)

@@ -134,15 +134,18 @@ def _check_breaker_across_tokens(rig: Rig, context: Any, row: Any) -> None:
     if len(texts) < 7:  # noqa: PLR2004
         return
     *run, last, other = list(texts)[:7]
-    breaker = (texts[run[-2]][-1:] + texts[run[-1]]).decode()
-    if any(breaker.encode() in text for text in names.values()):
-        return
     lifted = {last: float(row.max() - row[last]) + 5.0}
     dry = {"temperature": 0, "dry_multiplier": 30.0, "logit_bias": lifted}
-    for breakers in ((), (breaker,), (breaker, "\n")):
-        fields = {**dry, "dry_sequence_breakers": breakers}
-        with contextlib.suppress(UnsupportedFeatureError):
-            _check_same_choices(rig, context, [*run, last, other, *run], fields)
+    said = [*run, last, other, *run]
+    ends = texts[run[-2]][-1:]
+    for whole in (ends + texts[run[-1]], ends + texts[run[-1]][:1]):
+        breaker = whole.decode()
+        if any(whole in texts[token] for token in said):
+            continue
+        for breakers in ((), (breaker,), (breaker, "\n"), ("\n", breaker)):
+            fields = {**dry, "dry_sequence_breakers": breakers}
+            with contextlib.suppress(UnsupportedFeatureError):
+                _check_same_choices(rig, context, said, fields)
 
 
 _BEFORE_CUTS: tuple[dict[str, Any], ...] = (

@@ -116,12 +116,26 @@ def check_rope_options_are_used(rig: Rig) -> None:
         row = _row(rig, tokens, **fields)
         if row is not None:
             rig.near(row, oracle.rows(tokens, way)[-1], f"logits with {fields}")
-    with contextlib.suppress(*REFUSED):
-        context = rig.context(rope_scaling_type="none", rope_freq_scale=0.5)
-        context.decode(tokens)
-        rig.near(context.logits(), oracle.rows(tokens)[-1], "no scaling, whatever the scale")
+    _check_no_scaling(rig, tokens, oracle.rows(tokens)[-1])
     factors = {"rope_scaling_type": "longrope"}  # which a plain llama's files do not have
     that(_row(rig, tokens, **factors) is None, "longrope is taken without its factors")
+
+
+def _check_no_scaling(rig: Rig, tokens: list[int], plain: Any) -> None:
+    """A scale without scaling is not used, or refused; what a refusal allows is taken then."""
+    asked = {"rope_scaling_type": "none", "rope_freq_scale": 0.5}
+    try:
+        context = rig.context(**asked)
+    except InvalidInputError as error:
+        equal(error.value, asked.get(str(error.field)), f"the value of {error.field} refused")
+        that(error.allowed not in (None, ""), "the refusal says not what is allowed")
+        if isinstance(error.allowed, float):
+            rig.context(**{**asked, str(error.field): error.allowed})
+    except (UnsupportedFeatureError, BackendUnavailableError):
+        return
+    else:
+        context.decode(tokens)
+        rig.near(context.logits(), plain, "no scaling, whatever the scale")
 
 
 @law("CAP-24", since="1.2")
@@ -354,7 +368,7 @@ def check_the_plan_is_of_the_shape(rig: Rig) -> None:
             for n_seq_max in (1, 4) if rig.context().capabilities.multi_sequence else (1,):
                 found = rig.model.plan_memory(**{**asked, "n_seq_max": n_seq_max}).kv_bytes
                 what = f"{n_ctx} tokens of {kind} in {n_seq_max} sequences"
-                fits = exact <= found <= 1.5 * exact
+                fits = 0.98 * exact <= found <= 1.5 * exact  # engines round what they log
                 that(fits, f"{found} bytes planned for {what}, not {exact}")
     own = {name: value for name, value in rig.fields().items() if not name.startswith("type_")}
     types = rig.opened(rig.model.new_context(**own)).effective
