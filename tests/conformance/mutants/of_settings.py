@@ -49,7 +49,7 @@ def the_callback_is_asked_in_the_first_step(m: Any) -> None:
         finally:
             self._ask = ask
 
-    around(m, ReferenceContext, "_decode", decode)
+    around(m, ReferenceContext, "decode_batch", decode)
     around(m, ReferenceContext, "_step", step)
 
 
