@@ -11,7 +11,7 @@ from infercore.conformance.expect import equal, raises, that
 from infercore.conformance.law import law
 from infercore.conformance.laws.encoders import alike, encoder_law
 from infercore.errors import DecodeAbortedError, InvalidInputError, UnsupportedFeatureError
-from infercore.testing import load_reference_model
+from infercore.testing import engine_of, load_reference_model
 from infercore.testing.reference import pack_path
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def check_the_plan_of_an_encoder(rig: Rig) -> None:
 
 @law("ENC-15", **law_of_today)
 def check_an_aborted_encoder(rig: Rig) -> None:
-    """An abort callback ends a text, or several in a call; the encoder goes on afterwards."""
+    """A callback or the engine's own abort ends a text; the encoder goes on afterwards."""
     text = [5 + i % 90 for i in range(20)]
     context = rig.encoder_context(pooling_type="mean")
     context.encode(text)
@@ -130,6 +130,11 @@ def check_an_aborted_encoder(rig: Rig) -> None:
     context.set_abort_callback(lambda: True)
     raises(DecodeAbortedError, lambda: context.encode(text), "an aborted text")
     context.set_abort_callback(None)
+    if context.capabilities.abort:
+        engine = engine_of(context)
+        engine.abort()
+        raises(DecodeAbortedError, lambda: context.encode(text), "an engine told to abort")
+        engine.clear_abort()
     context.encode(text)
     rig.same_bits(np.array(context.embedding()), vector, "the text after an abort")
 

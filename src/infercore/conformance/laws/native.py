@@ -136,11 +136,14 @@ def _check_breaker_across_tokens(rig: Rig, context: Any, row: Any) -> None:
     *run, last, other = list(texts)[:7]
     lifted = {last: float(row.max() - row[last]) + 5.0}
     dry = {"temperature": 0, "dry_multiplier": 30.0, "logit_bias": lifted}
-    said = [*run, last, other, *run]
     ends = texts[run[-2]][-1:]
-    for whole in (ends + texts[run[-1]], ends + texts[run[-1]][:1]):
+    pieces = ((i, rig.tokenizer.token_bytes(i)) for i in range(min(rig.tokenizer.n_vocab, 512)))
+    single = next(((i, name) for i, name in pieces if name.isalpha() and len(name) == 1), None)
+    for token, name in ((run[-1], texts[run[-1]]), *([single] if single else ())):
+        run[-1] = token
+        whole, said = ends + name, [*run, last, other, *run]
         breaker = whole.decode()
-        if any(whole in texts[token] for token in said):
+        if any(whole in rig.tokenizer.token_bytes(each) for each in said):
             continue
         for breakers in ((), (breaker,), (breaker, "\n"), ("\n", breaker)):
             fields = {**dry, "dry_sequence_breakers": breakers}
