@@ -63,13 +63,13 @@ FLASH_BLOCK = 64
 
 
 def attend(
-    q: FloatArray, k: FloatArray, v: FloatArray, mask: BoolArray, *, block: int
+    q: FloatArray, k: FloatArray, v: FloatArray, mask: BoolArray, *, block: int | None
 ) -> FloatArray:
     """Return what each query reads, [n_queries, n_head, head_dim].
 
     ``k`` and ``v`` are [n_cells, n_head_kv, head_dim], heads shared by groups of query heads;
-    ``mask`` [n_queries, n_cells] is true where a query may look. Unless ``block`` is 0 the cells
-    are read in blocks of so many, and no more scores than of one block are held: flash attention.
+    ``mask`` [n_queries, n_cells] is true where a query may look. Unless ``block`` is None,
+    cells are read in blocks of so many and no more scores are held at once: flash attention.
     """
     n, n_head, head_dim = q.shape
     n_kv, n_cells = k.shape[1], len(k)
@@ -93,9 +93,7 @@ class OnlineSoftmax:
     """
 
     def __init__(self, shape: tuple[int, ...]) -> None:
-        lowest = np.finfo(
-            np.float32
-        ).min  # a number, so that a block of which nothing is seen adds 0
+        lowest = np.finfo(np.float32).min  # finite: a block of which nothing is seen adds 0
         self._best: FloatArray = np.full((*shape[:-1], 1), lowest, np.float32)
         self._total: FloatArray = np.zeros_like(self._best)
         self._sum: FloatArray = np.zeros(shape, np.float32)

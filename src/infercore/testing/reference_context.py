@@ -49,7 +49,7 @@ class ReferenceContext(Sequences):
         super().__init__(llama, effective)
         self._llama = llama
         self._rope = Rope(effective["rope_freq_base"], effective["rope_freq_scale"])
-        self._block = FLASH_BLOCK if effective["flash_attn"] == "on" else 0
+        self._block = FLASH_BLOCK if effective["flash_attn"] == "on" else None
         self._added: FloatArray | None = None
 
     # -- tokens in -----------------------------------------------------------------------------

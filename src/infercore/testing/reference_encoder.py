@@ -63,7 +63,7 @@ class EncoderContext(Base):
 
         def attend_layer(q: FloatArray, k: FloatArray, v: FloatArray) -> FloatArray:
             self._check_abort(0)
-            return attend(q, k, v, every, block=0)
+            return attend(q, k, v, every, block=len(k))
 
         return self._bert.forward(tokens, attend_layer, self._product(len(tokens)))
 

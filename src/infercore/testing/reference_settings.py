@@ -21,6 +21,7 @@ BACKEND = "reference"
 POOLING = ("none", "mean", "cls", "last")
 FLASH_ATTENTION = ("auto", "on", "off")
 DEFAULT_N_BATCH = 512
+DEFAULT_N_THREADS = 1
 
 _MODEL_VALUES: dict[str, tuple[Any, ...]] = {
     "n_gpu_layers": (),
@@ -115,8 +116,8 @@ def resolve_encoder(config: ContextConfig, shape: bert.Shape, pooling: str) -> d
 
 
 def _common(config: ContextConfig) -> dict[str, Any]:
-    """What is the same for all models. One thread, unless more are asked for."""
-    n_threads = config.n_threads or 1
+    """What is the same for all models."""
+    n_threads = config.n_threads or DEFAULT_N_THREADS
     return {
         "n_ctx": config.n_ctx,
         "n_seq_max": config.n_seq_max or 1,

@@ -132,8 +132,7 @@ def byte_alphabet() -> dict[str, int]:
     Printable bytes stand for themselves, the others for characters from U+0100 on, in order.
     Source: ``bytes_to_unicode`` of OpenAI's GPT-2.
     """
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = [byte for byte in range(256) if byte not in printable]
-    alphabet = {chr(byte): byte for byte in printable}
+    others = [*range(0x21), *range(0x7F, 0xA1), 0xAD]
+    alphabet = {chr(byte): byte for byte in bytes(range(0x100))}
     alphabet.update({chr(0x100 + i): byte for i, byte in enumerate(others)})
     return alphabet
