@@ -62,7 +62,7 @@ class EncoderContext(Base):
         every = np.ones((len(tokens), len(tokens)), np.bool_)
 
         def attend_layer(q: FloatArray, k: FloatArray, v: FloatArray) -> FloatArray:
-            self._check_abort(0)
+            self._check_abort(self.n_past(0))
             return attend(q, k, v, every, block=len(k))
 
         return self._bert.forward(tokens, attend_layer, self._product(len(tokens)))
