@@ -68,7 +68,7 @@ class Base:
         """Replace the whole list; unchanged where one of them cannot be read."""
         target = adapter_target(self._matrices)
         self._adapters = [lora.read(adapter, target) for adapter in adapters]
-        self._effective["adapters"] = tuple(adapters)
+        self._effective["adapters"] = (*adapters,)
 
     def _product(self, n_tokens: int) -> Products:
         """Return what a step of ``n_tokens`` multiplies with."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from infercore.errors import OutputNotAvailableError, UnsupportedFeatureError
+from infercore.errors import UnsupportedFeatureError
 from infercore.testing.attention import attend
 from infercore.testing.reference_base import SHARED, Base
 from infercore.testing.reference_settings import BACKEND
@@ -88,9 +88,5 @@ class EncoderContext(Base):
         return True
 
     def logits(self, i: int) -> NoReturn:
-        """Raise: an encoder makes none."""
-        raise OutputNotAvailableError(
-            "an encoder makes no logits; read embedding() or embeddings()",
-            operation=f"logits({i})",
-            state="no output rows",
-        )
+        """There are none, and so the core asks for none."""
+        raise NotImplementedError

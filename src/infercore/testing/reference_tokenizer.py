@@ -35,9 +35,9 @@ class ReferenceTokenizer:
                 raise ModelFormatError(f"{folder} names token {token!r}, of {n_vocab}", path=folder)
         self.eos: int | None = eog[0]
         self.eot = self._end_of_turn()
-        self.add_bos = self.bos is not None and self._parsing.encode("").ids[:1] == [self.bos]
+        self.add_bos = self.bos in self._parsing.encode("").ids
         self.chat_template = self._template(folder)
-        self._eog = {token for token in (*eog, self.eot) if token is not None}
+        self._eog = {*eog, self.eot}
 
     def _control_tokens(self) -> dict[int, str]:
         added = self._vocabulary.get("added_tokens", ())

@@ -40,6 +40,7 @@ def check_what_was_set_stays_set(rig: Rig) -> None:
     """
     oracle = rig.need_oracle()
     tokens = rig.tokens(14)
+    _check_embeddings(rig)
     for name, (give, way, scale) in _given(rig).items():
         context = rig.context()
         try:
@@ -56,6 +57,15 @@ def check_what_was_set_stays_set(rig: Rig) -> None:
             if way is None or way.causal:
                 context.eval(tokens, 0)
                 rig.near(context.logits(), expected, f"{name}, after {what}, evaluated again")
+
+
+def _check_embeddings(rig: Rig) -> None:
+    """Embeddings that are switched on or off are so by effective, too."""
+    for on in (True, False):
+        with contextlib.suppress(UnsupportedFeatureError):
+            context = rig.context(embeddings=not on)
+            context.set_embeddings(on)
+            equal(context.effective.get("embeddings", on), on, "effective['embeddings']")
 
 
 def _given(rig: Rig) -> dict[str, tuple[Callable[[Any], object], Way | None, float]]:
@@ -128,6 +138,7 @@ _OTHER: dict[str, tuple[dict[str, Any], ...]] = {
         {"add_cross_attention": True},
         {"layer_norm_eps": 0.5},
         {"num_attention_heads": 1},
+        {"num_attention_heads": 3},
         {"num_attention_heads": 0},
         {"num_attention_heads": -2},
         {"num_hidden_layers": 1},
@@ -179,7 +190,8 @@ def _check_config(rig: Rig, path: Path) -> int:
         if others and _is_default(config, "head_dim"):
             _write(folder / "config.json", {**config, "head_dim": None})
             found = _outputs(rig, folder)
-            that(found is None or np.array_equal(found, plain), "a head_dim of null is another")
+            that(found is not None, "config.json with a head_dim of null is refused")
+            that(np.array_equal(found, plain), "a head_dim of null is not one left out")
         for name, value in config.items() if others else ():
             if type(value) is int:
                 found = _with(rig, folder, {**config, name: str(value)})
@@ -351,11 +363,41 @@ def _check_ends_of_folder(rig: Rig, folder: Path) -> None:
     _write(folder / "config.json", {**config, "eos_token_id": n - 1})
     with rig.open_at(str(folder)) as model:
         equal(model.tokenizer.eos, n - 1, "eos, the last id that there is")
+    _check_other_names(rig, folder)
     for name, ids in (("bos_token_id", n), ("eos_token_id", n), ("eos_token_id", [7, -1])):
         _write(folder / "config.json", {**config, name: ids})
         what = f"{name} of {ids}, beyond the ids"
         error = raises(InferCoreError, lambda: rig.open_at(str(folder)).close(), what)
         that(not isinstance(error, PluginError), f"{what}: {error}")
+
+
+_ENDS_OF_TURN = (b"<|im_end|>", b"<|eot_id|>", b"<|end|>", b"<end_of_turn>")
+
+
+def _check_other_names(rig: Rig, folder: Path) -> None:
+    """A turn's end is found by any known name; what is not special is no control token."""
+    file, eot = folder / "tokenizer.json", rig.tokenizer.eot
+    if eot is None or not file.is_file():
+        return
+    whole, own = file.read_bytes(), rig.tokenizer.token_bytes(eot)
+    for name in _ENDS_OF_TURN if own in _ENDS_OF_TURN else ():
+        file.write_bytes(whole.replace(own, name))
+        with rig.open_at(str(folder)) as model:
+            equal(model.tokenizer.eot, eot, f"the end of a turn that is called {name!r}")
+    said = json.loads(whole)
+    for entry in said["added_tokens"]:
+        entry["special"] = entry["special"] and entry["id"] != eot
+    _write(file, said)
+    with rig.open_at(str(folder)) as model:
+        that(not model.tokenizer.is_control(eot), f"token {eot} is not special, and is control")
+    file.write_bytes(whole)
+    template = folder / "chat_template.jinja"
+    if template.is_file():
+        text = "{{ messages[0]['content'] }}"
+        template.unlink()
+        _write(folder / "tokenizer_config.json", {"chat_template": text})
+        with rig.open_at(str(folder)) as model:
+            equal(model.tokenizer.chat_template, text, "the template of tokenizer_config.json")
 
 
 def _write(file: Path, fields: dict[str, Any]) -> None:
