@@ -77,6 +77,7 @@ def check_native_on_rows_that_are_made(rig: Rig) -> None:
             stay = [ids.index(token) for token in left.tolist()]
             equal(sorted(map(ids.index, found)), sorted(stay), f"places {what} that stay")
     _check_mirostat(rig, context, row)
+    _check_adapting(rig, context, row)
 
 
 def _made(rig: Rig, row: Any, logits: Sequence[float]) -> tuple[list[int], dict[int, float]]:
@@ -153,3 +154,22 @@ def _around(fields: dict[str, Any]) -> tuple[float, ...]:
 def _portable(rig: Rig, context: Any, fields: dict[str, Any]) -> set[int]:
     portable = rig.sampler(**fields, seed=rig.random.randrange(999))
     return {int(portable.sample(context)) for _ in range(N_DRAWS)}
+
+
+def _check_adapting(rig: Rig, context: Any, row: Any) -> None:
+    """What a choice surprises by moves what is allowed next: after 2 bits the best alone comes.
+
+    Allowed are 2.3 bits, then 2.3 - (2 - 1.15), then 1.15 more after a choice without surprise.
+    """
+    ids, bias = _made(rig, row, (0.0, -0.01, -0.01, -0.01))
+    asked = {**sampling.PLAIN, "logit_bias": bias, "mirostat": 2, "mirostat_tau": 1.15}
+    runs = []
+    for seed in range(24):
+        try:
+            native = rig.sampler(**asked, mirostat_eta=1.0, implementation="native", seed=seed)
+        except UnsupportedFeatureError:
+            return
+        runs.append([int(native.sample(context)) for _ in range(4)])
+    for i, is_alone in enumerate((False, True, False, True)):
+        seen = {run[i] for run in runs}
+        equal(seen == {ids[0]}, is_alone, f"mirostat adapts: whether one token alone is number {i}")
