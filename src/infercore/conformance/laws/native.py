@@ -266,7 +266,7 @@ def check_native_cuts(rig: Rig) -> None:
 
 WARM = 40.0
 """So warm that of the tokens that filters leave each comes about as often as another."""
-N_MIXES, MOST_LEFT = 32, 9
+N_MIXES, MOST_LEFT = 20, 9
 
 
 @law("SAMP-27", needs="native_sampler", since="1.2")
