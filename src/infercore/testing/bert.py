@@ -99,8 +99,8 @@ class Norm:
 
     def __call__(self, x: FloatArray) -> FloatArray:
         """Return ``x`` [n, n_embd] normalized."""
-        centred = x - x.mean(axis=-1, keepdims=True)
-        variance = np.square(centred).mean(axis=-1, keepdims=True)
+        centred = x - x.mean(axis=1, keepdims=True)
+        variance = np.square(centred).mean(axis=1, keepdims=True)
         scaled = centred / np.sqrt(variance + np.float32(self.eps))
         return np.asarray(scaled * self.weight + self.bias)
 
@@ -124,7 +124,6 @@ class Bert:
 
     def __init__(self, shape: Shape, tensors: Mapping[str, FloatArray], path: str) -> None:
         self.shape = s = shape
-        self.matrices: dict[str, Matrix] = {}
         self._tensors = {name.removeprefix("bert."): x for name, x in tensors.items()}
         self._path = path
         self._words = self._take("embeddings.word_embeddings.weight", s.n_vocab, s.n_embd)
@@ -141,7 +140,6 @@ class Bert:
 
     def _linear(self, name: str, n_out: int, n_in: int) -> Linear:
         matrix = Matrix(name, self._take(f"{name}.weight", n_out, n_in))
-        self.matrices[name] = matrix
         return Linear(matrix, self._take(f"{name}.bias", n_out))
 
     def _layer_norm(self, name: str) -> Norm:

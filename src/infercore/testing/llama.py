@@ -195,7 +195,7 @@ class Llama:
 
 
 def _rms_norm(x: FloatArray, weight: FloatArray, eps: float) -> FloatArray:
-    mean = np.square(x).mean(axis=-1, keepdims=True)
+    mean = np.square(x).mean(axis=1, keepdims=True)
     return np.asarray(x / np.sqrt(mean + np.float32(eps)) * weight)
 
 

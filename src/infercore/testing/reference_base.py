@@ -27,7 +27,6 @@ SHARED: Mapping[str, Any] = {
     "pooling": POOLING,
     "abort": True,
     "live_threads": True,
-    "lora": True,
 }
 """What contexts of every kind of model can do."""
 

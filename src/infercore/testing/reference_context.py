@@ -35,6 +35,7 @@ CAPABILITIES = Capabilities(
     kv_types=(*KV_FORMATS,),
     flash_attention=FLASH_ATTENTION,
     native_sampler=True,
+    lora=True,
     **SHARED,
 )
 """All there is but what needs other hardware (gpu_offload) or another model (encoder)."""

@@ -30,7 +30,7 @@ class EncoderContext(Base):
     tolerance = 1e-4
 
     def __init__(self, bert: Bert, effective: dict[str, Any]) -> None:
-        super().__init__(bert.matrices, effective)
+        super().__init__({}, effective)  # of which no adapter can change any
         self._bert = bert
 
     def encode(self, tokens: TokenArray) -> None:

@@ -27,11 +27,11 @@ from infercore.values.info import MemoryPlan, ModelInfo
 from infercore.weight_files import lora, safetensors
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from infercore.protocols.spi import FloatArray
-    from infercore.testing.products import Matrix
     from infercore.values.config import ContextConfig, ModelConfig, SamplingConfig
+    from infercore.weight_files.lora import Pair
 
 FILES = ("config.json", "model.safetensors", "tokenizer.json")
 _POOLINGS = {
@@ -43,8 +43,6 @@ _POOLINGS = {
 
 class Loaded:
     """What every model of the reference has: files, a tokenizer, and tensors in memory."""
-
-    matrices: Mapping[str, Matrix]
 
     def __init__(
         self, path: str, config: ModelConfig, settings: Mapping[str, Any], shape: Any
@@ -74,16 +72,15 @@ class Loaded:
             **kind,
         )
 
-    def _planned(self, effective: Mapping[str, Any], kv: int, n_scores: int) -> MemoryPlan:
+    def _planned(
+        self, effective: Mapping[str, Any], kv: int, n_scores: int, pairs: Sequence[Pair] = ()
+    ) -> MemoryPlan:
         """Return the plan of a step with ``n_scores`` a head and token, of which 3 copies are held.
 
         What else a step takes is little beside them.
         """
         n_values = effective["n_ubatch"] * 3 * n_scores * self._shape.n_head
         compute = n_values * np.dtype(np.float32).itemsize
-        target = adapter_target(self.matrices)
-        read = [lora.read(adapter, target) for adapter in effective["adapters"]]
-        pairs = [pair for adapter in read for pair in adapter.values()]
         weights = self._weights_bytes + sum(pair.a.nbytes + pair.b.nbytes for pair in pairs)
         return MemoryPlan(
             weights_bytes=weights,
@@ -122,7 +119,10 @@ class ReferenceModel(Loaded):
         n_values = n_ctx * shape.n_layer * shape.n_head_kv * shape.head_dim
         kv = sum(KV_FORMATS[effective[name]].n_bytes(n_values) for name in ("type_k", "type_v"))
         n_scores = FLASH_BLOCK if effective["flash_attn"] == "on" else n_ctx
-        return self._planned(effective, kv, n_scores)
+        target = adapter_target(self.matrices)
+        read = [lora.read(adapter, target) for adapter in effective["adapters"]]
+        pairs = [pair for adapter in read for pair in adapter.values()]
+        return self._planned(effective, kv, n_scores, pairs)
 
     def close(self) -> None:
         """Let the weights go."""
@@ -138,7 +138,6 @@ class ReferenceEncoder(Loaded):
         shape = bert.Shape.from_config(settings, path)
         super().__init__(path, config, settings, shape)
         self._bert = bert.Bert(shape, self.tensors, path)
-        self.matrices = self._bert.matrices
         self._pooling = _pooling_of(path)
         self.info = self._info(settings, shape, n_head_kv=shape.n_head, has_encoder=True)
 
@@ -156,7 +155,7 @@ class ReferenceEncoder(Loaded):
 
     def close(self) -> None:
         """Let the weights go."""
-        del self._bert, self.matrices, self.tensors
+        del self._bert, self.tensors
 
 
 KINDS = {"llama": ReferenceModel, "bert": ReferenceEncoder}

@@ -24,6 +24,7 @@ from infercore.errors import (
     SessionFatalError,
     UnsupportedFeatureError,
 )
+from infercore.testing import load_reference_model
 from infercore.weight_files import gguf
 
 if TYPE_CHECKING:
@@ -180,6 +181,10 @@ def _check_config(rig: Rig, path: Path) -> int:
             found = _with(rig, folder, {**config, **fields})
             same = found is not None and np.array_equal(found, plain)
             that(not same, f"{fields} in config.json is neither computed nor refused")
+            right = None if found is None else _reference(folder)
+            if right is not None:
+                gap = float(np.abs(found - right).max())
+                that(gap <= rig.tolerance, f"{fields} in config.json: {gap:.3g} off the reference")
         if kind == "llama" and plain is not None:
             _check_small_heads(rig, folder, config)
         for name in _SAME.get(kind, ()) if others else ():
@@ -218,6 +223,15 @@ def _check_pooling(rig: Rig, folder: Path, config: dict[str, Any]) -> None:
         _write(file, {name: other == kind for other, name in _POOLINGS.items()})
         with rig.open_at(str(folder)) as model, model.new_context() as context:
             equal(context.pooling_type, kind, f"the pooling of files that name {kind}")
+
+
+def _reference(folder: Path) -> Any:
+    """Return the reference's outputs for this folder, None where it cannot compute them."""
+    try:
+        with load_reference_model(str(folder)) as model:
+            return _computed(model, {"n_ctx": 32})
+    except InferCoreError:
+        return None
 
 
 def _check_small_heads(rig: Rig, folder: Path, config: dict[str, Any]) -> None:
@@ -309,18 +323,23 @@ def _outputs(rig: Rig, folder: Path, **fields: Any) -> Any:
     """Return logits or a vector of a few tokens, None where the model or its context is refused."""
     try:
         with rig.open_at(str(folder)) as model:
-            if model.info.has_encoder:
-                with model.new_context(pooling_type="mean") as context:
-                    context.encode(list(range(5, 25)))
-                    return np.array(context.embedding())
-            with model.new_context(**rig.fields(n_ctx=32, **fields)) as context:
-                context.decode(list(range(5, 25)))
-                context.decode_one(25)
-                return np.array(context.logits())
+            return _computed(model, rig.fields(n_ctx=32, **fields))
     except InferCoreError as error:
         refused = not isinstance(error, (PluginError, SessionFatalError))
         that(refused, f"neither computed nor refused: {error}")
         return None
+
+
+def _computed(model: Any, fields: dict[str, Any]) -> Any:
+    """Return logits or a vector of a few tokens."""
+    if model.info.has_encoder:
+        with model.new_context(pooling_type="mean") as context:
+            context.encode(list(range(5, 25)))
+            return np.array(context.embedding())
+    with model.new_context(**fields) as context:
+        context.decode(list(range(5, 25)))
+        context.decode_one(25)
+        return np.array(context.logits())
 
 
 @law("TOK-20", since="1.2")
