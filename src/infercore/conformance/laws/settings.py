@@ -388,6 +388,7 @@ def _check_ends_of_folder(rig: Rig, folder: Path) -> None:
         what = f"{name} of {ids}, beyond the ids"
         error = raises(InferCoreError, lambda: rig.open_at(str(folder)).close(), what)
         that(not isinstance(error, PluginError), f"{what}: {error}")
+        that(str(folder) in str(getattr(error, "path", folder)), f"{what}: no path in {error!r}")
 
 
 _ENDS_OF_TURN = (b"<|im_end|>", b"<|eot_id|>", b"<|end|>", b"<end_of_turn>")

@@ -208,9 +208,11 @@ def _check_numbers(rig: Rig, where: Path) -> None:
         damaged[at : at + 1024] = b"\xff" * 1024  # a block of any format: its scale is no number
         file.write_bytes(damaged)
         what = f"no numbers {at} bytes into the file"
-        raises(
+        error = raises(
             InferCoreError, lambda: _load(rig, {"check_tensors": True}, str(where)).close(), what
         )
+        if isinstance(error, ModelLoadError):
+            that(str(where) in str(error.path), f"{what}: the path of the error is {error.path!r}")
 
 
 def _check_mapped(rig: Rig, path: str) -> None:
