@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from infercore.errors import BackendUnavailableError, ModelFormatError
@@ -25,6 +24,7 @@ class ReferenceTokenizer:
         self._plain.encode_special_tokens = True
         self._vocabulary = json.loads(text)
         self._control = self._control_tokens()
+        self._alphabet = byte_alphabet()
         self.generation: Mapping[str, Any] = json_object(folder, "generation_config.json")
         eos = self.generation.get("eos_token_id", config.get("eos_token_id"))
         eog = eos if isinstance(eos, list) else [eos]
@@ -68,8 +68,7 @@ class ReferenceTokenizer:
             return b""
         if self._vocabulary["model"]["type"] == "WordPiece":
             return _word_piece(piece)
-        alphabet = byte_alphabet()
-        return bytes(alphabet[character] for character in piece)
+        return bytes(self._alphabet[character] for character in piece)
 
     def is_eog(self, token: int) -> bool:
         """Return whether ``token`` ends a generation."""
@@ -125,7 +124,6 @@ def _word_piece(piece: str) -> bytes:
     return piece[2:].encode() if piece.startswith("##") else b" " + piece.encode()
 
 
-@lru_cache(maxsize=1)
 def byte_alphabet() -> dict[str, int]:
     """Return the byte that each character of a byte-level vocabulary stands for.
 
