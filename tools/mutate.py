@@ -57,7 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = _parser().parse_args(arguments)
     subject = subjects.SUBJECTS[asked.subject]()
     every = [mutant for file in subject.files for mutant in _of_file(subject, file)]
-    chosen = scoring.sampled(every, asked.sample, asked.seed)
+    i, n = map(int, asked.part.split("/"))
+    chosen = scoring.sampled(every, asked.sample, asked.seed)[i - 1 :: n]
     folder = Path(tempfile.mkdtemp(prefix="infercore-mutate-"))
     try:
         runner = running.Runner(subject, folder=folder, seed=asked.seed)
@@ -83,6 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--subject", choices=tuple(subjects.SUBJECTS), required=True)
     parser.add_argument("--sample", type=int, default=None, help="how many; default: all")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--part", default="1/1", help="of the sample, for a run beside others: 1/2")
     parser.add_argument("--only", action="append", help="laws, as in infercore conformance")
     parser.add_argument("--goal", type=float, default=0.0, help="the least adjusted score")
     parser.add_argument("--minutes", type=float, default=None, help="stop after so long")
