@@ -43,10 +43,11 @@ from typing import TYPE_CHECKING, Any
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import attrs
 from mutation import operators, running, scoring, subjects
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from mutation.operators import Mutant
     from mutation.running import Baseline, Runner, Verdict
@@ -66,15 +67,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             asked.only, Path(asked.baseline).absolute() if asked.baseline else None
         )
         _tell_baseline(baseline)
-        verdicts = _tried(runner, baseline, chosen, asked)
+        score = scoring.Score(
+            subject=subject.name, seed=asked.seed, n_mutants=len(every), verdicts=()
+        )
+        for verdict in _tried(runner, baseline, chosen, asked):
+            score = attrs.evolve(score, verdicts=(*score.verdicts, verdict))
+            if asked.json:  # after each, so that a run that is ended can be resumed
+                Path(asked.json).write_text(json.dumps(score.to_dict(), indent=1) + "\n", "utf-8")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    score = scoring.Score(
-        subject=subject.name, seed=asked.seed, n_mutants=len(every), verdicts=tuple(verdicts)
-    )
     _tell(score)
-    if asked.json:
-        Path(asked.json).write_text(json.dumps(score.to_dict(), indent=1) + "\n", encoding="utf-8")
     hits, n = score.share(adjusted=True)
     return 0 if hits >= asked.goal * n and not score.problems else 1
 
@@ -113,9 +115,9 @@ def _tell_baseline(baseline: Baseline) -> None:
 
 def _tried(
     runner: Runner, baseline: Baseline, chosen: Sequence[Mutant], asked: argparse.Namespace
-) -> list[Verdict]:
+) -> Iterator[Verdict]:
     kills = running.Kills(Path(f"{asked.baseline}.kills") if asked.baseline else None)
-    verdicts: list[Verdict] = []
+    n = 0
     started = time.monotonic()
     before = _before(asked.again)
     done = _done(asked.json) if asked.resume else {}
@@ -124,21 +126,22 @@ def _tried(
             continue
         known = done.get(mutant) or before.get(mutant.label)
         if known and (mutant in done or known["outcome"] != running.SURVIVED):
-            verdicts.append(running.Verdict(mutant=mutant, **known))
+            n += 1
+            yield running.Verdict(mutant=mutant, **known)
             continue
         if asked.minutes is not None and time.monotonic() - started > 60 * asked.minutes:
             print(f"stopped after {asked.minutes} minutes", file=sys.stderr)
             break
         verdict = running.judged(runner, mutant, baseline, kills, budget_s=asked.budget)
         kills.add(verdict)
-        verdicts.append(verdict)
+        n += 1
         own = " (own)" if verdict.own else ""
         print(
-            f"{len(verdicts):4} {verdict.elapsed_s:5.1f} s {verdict.outcome} {verdict.law}{own} | "
+            f"{n:4} {verdict.elapsed_s:5.1f} s {verdict.outcome} {verdict.law}{own} | "
             f"{mutant.label} | {' '.join(verdict.reason.split())[:120]}",
             flush=True,
         )
-    return verdicts
+        yield verdict
 
 
 def _before(path: str | None) -> dict[str, dict[str, Any]]:
