@@ -10,8 +10,10 @@ laws on it until one fails. The sample is even over operators, and over files wi
 mutant runs in a process of its own; one that crashes or hangs is counted apart, one that fails at
 import or in the first load is left out. A line that no law runs counts as survived, and needs no
 run: which law runs which lines is measured first, on the unchanged code, and a law that runs none
-of a mutant's lines cannot see it. Laws of the groups that speak of the changed file come first, so
-that their kills can be told from those of others.
+of a mutant's lines cannot see it. Of the others those come first that cost little, are of the
+groups that speak of the changed file, and have killed in the same function, the same file or
+elsewhere, in this run or in earlier ones (beside the file of ``--baseline``). Without ``--budget``
+every law that runs the lines is tried before a mutant is said to survive.
 
 A survivor that no public call can show may be called equivalent, in
 ``tools/mutation/equivalent.json``, with the argument for it; at most a tenth of those tried. An
@@ -41,12 +43,11 @@ from typing import TYPE_CHECKING, Any
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import attrs
 from mutation import operators, running, scoring, subjects
 
-from infercore.conformance import SUITE_VERSION
-
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from mutation.operators import Mutant
     from mutation.running import Baseline, Runner, Verdict
@@ -57,7 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = _parser().parse_args(arguments)
     subject = subjects.SUBJECTS[asked.subject]()
     every = [mutant for file in subject.files for mutant in _of_file(subject, file)]
-    chosen = scoring.sampled(every, asked.sample, asked.seed)
+    i, n = map(int, asked.part.split("/"))
+    chosen = scoring.sampled(every, asked.sample, asked.seed)[i - 1 :: n]
     folder = Path(tempfile.mkdtemp(prefix="infercore-mutate-"))
     try:
         runner = running.Runner(subject, folder=folder, seed=asked.seed)
@@ -65,15 +67,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             asked.only, Path(asked.baseline).absolute() if asked.baseline else None
         )
         _tell_baseline(baseline)
-        verdicts = _tried(runner, baseline, chosen, asked)
+        score = scoring.Score(
+            subject=subject.name, seed=asked.seed, n_mutants=len(every), verdicts=()
+        )
+        for verdict in _tried(runner, baseline, chosen, asked):
+            score = attrs.evolve(score, verdicts=(*score.verdicts, verdict))
+            if asked.json:  # after each, so that a run that is ended can be resumed
+                Path(asked.json).write_text(json.dumps(score.to_dict(), indent=1) + "\n", "utf-8")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    score = scoring.Score(
-        subject=subject.name, seed=asked.seed, n_mutants=len(every), verdicts=tuple(verdicts)
-    )
     _tell(score)
-    if asked.json:
-        Path(asked.json).write_text(json.dumps(score.to_dict(), indent=1) + "\n", encoding="utf-8")
     hits, n = score.share(adjusted=True)
     return 0 if hits >= asked.goal * n and not score.problems else 1
 
@@ -83,16 +86,20 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--subject", choices=tuple(subjects.SUBJECTS), required=True)
     parser.add_argument("--sample", type=int, default=None, help="how many; default: all")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--part", default="1/1", help="of the sample, for a run beside others: 1/2")
     parser.add_argument("--only", action="append", help="laws, as in infercore conformance")
     parser.add_argument("--goal", type=float, default=0.0, help="the least adjusted score")
     parser.add_argument("--minutes", type=float, default=None, help="stop after so long")
     parser.add_argument(
-        "--budget", type=float, default=None, help="seconds of laws a mutant: a lower bound"
+        "--budget", type=float, default=None, help="seconds of laws a mutant; default: all laws"
     )
     parser.add_argument("--baseline", help="keep what the unchanged subject does in this file")
     parser.add_argument("--again", help="only what survived, and is in this file of --json")
     parser.add_argument("--match", default="", help="only mutants whose label holds this text")
     parser.add_argument("--json", help="write every verdict to this file")
+    parser.add_argument(
+        "--resume", action="store_true", help="go on behind what the file of --json has"
+    )
     return parser
 
 
@@ -108,54 +115,59 @@ def _tell_baseline(baseline: Baseline) -> None:
 
 def _tried(
     runner: Runner, baseline: Baseline, chosen: Sequence[Mutant], asked: argparse.Namespace
-) -> list[Verdict]:
-    # A newer law was written against survivors: it is tried sooner, until kills say otherwise.
-    popular: Counter[str] = Counter(
-        {law.id: 5 for law in runner.laws.values() if law.since == SUITE_VERSION}
-    )
-    verdicts: list[Verdict] = []
+) -> Iterator[Verdict]:
+    kills = running.Kills(Path(f"{asked.baseline}.kills") if asked.baseline else None)
+    n = 0
     started = time.monotonic()
     before = _before(asked.again)
+    done = _done(asked.json) if asked.resume else {}
     for mutant in chosen:
         if asked.match not in mutant.label:
             continue
-        if mutant.label in before and before[mutant.label]["outcome"] != running.SURVIVED:
-            known = {k: before[mutant.label][k] for k in ("outcome", "law", "reason", "own")}
-            verdicts.append(running.Verdict(mutant=mutant, **known))
+        known = done.get(mutant) or before.get(mutant.label)
+        if known and (mutant in done or known["outcome"] != running.SURVIVED):
+            n += 1
+            yield running.Verdict(mutant=mutant, **known)
             continue
         if asked.minutes is not None and time.monotonic() - started > 60 * asked.minutes:
             print(f"stopped after {asked.minutes} minutes", file=sys.stderr)
             break
-        verdict = running.judged(runner, mutant, baseline, popular, budget_s=asked.budget)
-        for kill in (verdict.law, f"{mutant.file} {verdict.law}"):
-            popular[kill] += verdict.outcome == running.KILLED
-        verdicts.append(verdict)
+        verdict = running.judged(runner, mutant, baseline, kills, budget_s=asked.budget)
+        kills.add(verdict)
+        n += 1
         own = " (own)" if verdict.own else ""
         print(
-            f"{len(verdicts):4} {verdict.elapsed_s:5.1f} s {verdict.outcome} {verdict.law}{own} | "
+            f"{n:4} {verdict.elapsed_s:5.1f} s {verdict.outcome} {verdict.law}{own} | "
             f"{mutant.label} | {' '.join(verdict.reason.split())[:120]}",
             flush=True,
         )
-    return verdicts
+        yield verdict
 
 
 def _before(path: str | None) -> dict[str, dict[str, Any]]:
     """What an earlier run found, by the mutants' labels; a law that killed goes on killing."""
-    if path is None:
+    return {mutant.label: verdict for mutant, verdict in _done(path).items()}
+
+
+def _done(path: str | None) -> dict[Mutant, dict[str, Any]]:
+    """What the file of an earlier run has of each mutant, where there is such a file."""
+    if path is None or not Path(path).exists():
         return {}
     found = json.loads(Path(path).read_text(encoding="utf-8"))["verdicts"]
-    return {
-        f"{v['mutant']['file']}:{v['mutant']['line']} {v['mutant']['operator']}: "
-        f"{v['mutant']['before']} -> {v['mutant']['after']}": v
-        for v in found
-    }
+    return {_mutant(verdict.pop("mutant")): verdict for verdict in found}
+
+
+def _mutant(fields: dict[str, Any]) -> Mutant:
+    return operators.Mutant(**{**fields, "lines": tuple(fields["lines"])})
 
 
 def _tell(score: scoring.Score) -> None:
     print("\nsurvivors:")
     for verdict in score.survivors:
         mutant = verdict.mutant
-        print(f"  {mutant.label}  in {mutant.function or 'the module'}  {verdict.reason}")
+        untried = f"({verdict.n_untried} laws not tried)" if verdict.n_untried else ""
+        where = mutant.function or "the module"
+        print(f"  {mutant.label}  in {where}  {verdict.reason}{untried}")
     print("\nby file, raw:", *score.by("file"), sep="\n")
     print("\nby operator, raw:", *score.by("operator"), sep="\n")
     print()

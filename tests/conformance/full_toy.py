@@ -333,6 +333,10 @@ class EncoderContext:
     def __init__(self, config: ContextConfig) -> None:
         if (config.n_ctx or 0) > N_ENCODED:
             raise checks.refuse("n_ctx", config.n_ctx, f"at most {N_ENCODED}")
+        if config.attention_type == "causal":
+            raise UnsupportedFeatureError(feature="attention_type='causal'", backend="toy")
+        if config.embeddings is False:
+            raise UnsupportedFeatureError(feature="embeddings=False", backend="toy")
         n_batch = config.n_batch or config.n_ctx or 64
         self.n_batch, self.n_ubatch = n_batch, min(config.n_ubatch or n_batch, n_batch)
         self.effective = {
@@ -367,7 +371,8 @@ class EncoderContext:
         return own.mean(axis=0) if kind == "mean" else own[0 if kind == "cls" else -1]
 
     def set_embeddings(self, on: bool) -> None:
-        pass
+        if not on:
+            raise UnsupportedFeatureError(feature="set_embeddings(False)", backend="toy")
 
     def n_past(self, seq_id: int) -> int:
         return 0

@@ -105,11 +105,11 @@ def test_what_it_cannot_do_is_refused(reference_model, fields):
         ({"n_seq_max": 3, "kv_unified": True}, {"n_seq_max": 3, "kv_unified": True}),
         ({"rope_freq_base": 5e4}, {"rope_freq_base": 5e4}),
         ({"rope_freq_base": 0.0}, {"rope_freq_base": 1e4}),
-        ({"rope_freq_scale": 0.5}, {"rope_freq_scale": 0.5, "rope_scaling_type": "linear"}),
-        ({"attention_type": "non-causal"}, {"attention_type": "non-causal", "n_ubatch": 1024}),
-        ({"pooling_type": "mean"}, {"embeddings": True, "n_ubatch": 1024}),
+        ({"rope_freq_scale": 0.5}, {"rope_freq_scale": 0.5}),
+        ({"attention_type": "non-causal"}, {"attention_type": "non-causal", "n_ubatch": 512}),
+        ({"pooling_type": "mean"}, {"pooling_type": "mean", "n_ubatch": 512}),
         ({"type_k": "f16"}, {"type_k": "f16", "type_v": "f32"}),
-        ({"flash_attn": "auto", "offload_kqv": False}, {"flash_attn": "off"}),
+        ({"flash_attn": "auto"}, {"flash_attn": "off"}),
         ({"flash_attn": "on", "type_k": "bf16"}, {"flash_attn": "on", "type_k": "bf16"}),
         ({"type_v": "q8_0"}, {"flash_attn": "on", "type_k": "f32", "type_v": "q8_0"}),
         ({}, {"n_threads": 1, "n_threads_batch": 1, "adapters": ()}),
@@ -185,7 +185,7 @@ def test_what_numpy_has_not_is_refused(fields):
 def test_what_numpy_has_is_accepted():
     seen = []
     config = ModelConfig(
-        n_gpu_layers=0, device="cpu", use_mmap=False, use_mlock=False, check_tensors=True,
+        device="cpu", use_mmap=False, use_mlock=False, check_tensors=True,
         progress=seen.append,
     )  # fmt: skip
     load_reference_model(config=config).close()

@@ -34,10 +34,9 @@ def golden(request, path):
     return infercore_models.golden_texts("encoder")[request.param]
 
 
-@pytest.mark.parametrize("flash_attn", ["off", "on"])
-def test_hidden_states(encoder, golden, flash_attn):
+def test_hidden_states(encoder, golden):
     assert encoder.tokenizer.encode(golden.text) == list(golden.tokens)
-    with encoder.new_context(pooling_type="none", flash_attn=flash_attn) as context:
+    with encoder.new_context(pooling_type="none") as context:
         context.encode(golden.tokens)
         assert np.abs(context.embeddings() - golden.rows).max() < 1e-5
 

@@ -60,7 +60,7 @@ class Context:
 
 
 def native(**fields):
-    return ReferenceSampler(SamplingConfig(**{**OFF, **fields}), ToyTokenizer(), 1024)
+    return ReferenceSampler(SamplingConfig(**{**OFF, **fields}), ToyTokenizer())
 
 
 def portable(**fields):
@@ -127,6 +127,5 @@ def test_seed_clone_and_reset():
 def test_what_it_cannot_do_is_refused():
     with pytest.raises(UnsupportedFeatureError, match="dry_sequence_breakers"):
         native(dry_multiplier=1.0, dry_sequence_breakers=("\n\n",))
-    native(dry_sequence_breakers=("\n\n",))  # dry is off
     with pytest.raises(InvalidStateError, match="forbid every token"):
         native(logit_bias=dict.fromkeys(range(N_VOCAB), -np.inf)).candidates([0.0] * N_VOCAB)

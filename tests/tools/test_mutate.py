@@ -100,6 +100,24 @@ def test_a_budget_leaves_out_what_does_not_fit_and_no_more(monkeypatch: pytest.M
     assert running._within(steps, baseline, None) == steps
 
 
+def test_what_killed_nearby_counts_more_and_is_remembered(
+    operators: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(str(TOOLS))
+    from mutation import running
+
+    inside, other = operators.mutants("m.py", SOURCE)[-1], operators.mutants("n.py", SOURCE)[-1]
+    assert inside.function == "near"
+    outside = next(m for m in operators.mutants("m.py", SOURCE) if not m.function)
+    for _ in range(2):
+        kills = running.Kills(tmp_path / "kills.json")
+        kills.add(running.Verdict(mutant=inside, outcome=running.KILLED, law="DEC-1"))
+    kills.add(running.Verdict(mutant=inside, outcome=running.SURVIVED))
+    here, near, far = (kills.worth(mutant, "DEC-1") for mutant in (inside, outside, other))
+    assert here > near > far == 2
+    assert kills.worth(inside, "DEC-2") == 0
+
+
 def test_a_sample_of_the_example_s_mutants(tmp_path: Path) -> None:
     found = tmp_path / "found.json"
     command = [sys.executable, str(TOOLS / "mutate.py"), "--subject", "example", "--sample", "8"]
@@ -114,3 +132,11 @@ def test_a_sample_of_the_example_s_mutants(tmp_path: Path) -> None:
     assert score["counts"]["killed"] >= 1
     assert score["counts"]["survived"] >= 1  # so few laws cannot see all
     assert "survivors:" in done.stdout
+    again = subprocess.run(
+        [*command, *laws, "--resume", "--json", str(found)],
+        capture_output=True, text=True, check=False, timeout=100,
+    )  # fmt: skip
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert " s killed " in done.stdout
+    assert " s killed " not in again.stdout  # all had been tried
+    assert json.loads(found.read_text(encoding="utf-8"))["counts"] == score["counts"]

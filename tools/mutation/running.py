@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,7 @@ MAX_BYTES = 12 * 2**30
 _LOADING = ("headers", "kinds", "loading", "told")
 """Modules of laws that load a model of the reference by its path, with options of a user."""
 _MARK = "#subject"
-_NEAR = 4  # times as much as elsewhere a kill counts that was in the same file
+_NEAR = {"file": 4, "function": 16}  # times as much as elsewhere a kill there counts
 _OTHERS = 4  # times later than a law of the mutant's own groups another comes
 
 
@@ -89,7 +90,8 @@ class Baseline:
 class Verdict:
     """What became of a mutant: killed, crashed, timed out, survived or left out, and by what.
 
-    ``own`` tells that it was a law of the groups that speak of the file.
+    ``own`` tells that it was a law of the groups that speak of the file. Of a survivor
+    ``n_untried`` laws that run its lines did not fit into the budget: one of them may see it.
     """
 
     mutant: Mutant
@@ -98,6 +100,7 @@ class Verdict:
     reason: str = ""
     own: bool = False
     elapsed_s: float = 0.0
+    n_untried: int = 0
 
     @property
     def detected(self) -> bool:
@@ -308,6 +311,35 @@ def _rig_name(i: int) -> str:
     return f"infercore-mutant-{i}"
 
 
+class Kills:
+    """How many mutants each law killed: in all, in a file, and in a function of it.
+
+    They are kept in ``place``, so that later runs try the likeliest laws first.
+    """
+
+    def __init__(self, place: Path | None) -> None:
+        self._place = place
+        known = json.loads(place.read_text("utf-8")) if place and place.exists() else {}
+        self._counts: Counter[str] = Counter(known)
+
+    def add(self, verdict: Verdict) -> None:
+        """Take in what became of a mutant."""
+        if verdict.outcome == KILLED:
+            self._counts.update(_where(verdict.mutant, verdict.law).values())
+        if self._place is not None:
+            self._place.write_text(json.dumps(self._counts), encoding="utf-8")
+
+    def worth(self, mutant: Mutant, label: str) -> int:
+        """Return how likely the law is to kill ``mutant``, judged by what it killed before."""
+        where = _where(mutant, label)
+        return self._counts[label] + sum(n * self._counts[where[at]] for at, n in _NEAR.items())
+
+
+def _where(mutant: Mutant, label: str) -> dict[str, str]:
+    file = f"{mutant.file} {label}"
+    return {"anywhere": label, "file": file, "function": f"{mutant.function} {file}"}
+
+
 class Child:
     """A process that runs laws on one mutant, and what it has said so far."""
 
@@ -378,7 +410,7 @@ def judged(
     runner: Runner,
     mutant: Mutant,
     baseline: Baseline,
-    popular: Mapping[str, int],
+    kills: Kills,
     *,
     budget_s: float | None = None,
 ) -> Verdict:
@@ -388,7 +420,7 @@ def judged(
     be one that a law not tried would see.
     """
     own = set(runner.subject.files[mutant.file])
-    every = _ordered(runner, mutant, baseline, popular)
+    every = _ordered(runner, mutant, baseline, kills)
     if not every:
         return Verdict(mutant=mutant, outcome=SURVIVED, reason=NEVER_RUN)
     steps = _within(every, baseline, budget_s) or every[:1]
@@ -410,7 +442,8 @@ def judged(
     if child.said and child.said[0] == "load":
         return Verdict(outcome=LEFT_OUT, reason=child.said[1], **told)
     if child.said and child.said[0] == "done":
-        return Verdict(outcome=SURVIVED, **{**told, "law": ""})
+        n_untried = len(every) - len(steps)
+        return Verdict(outcome=SURVIVED, n_untried=n_untried, **{**told, "law": ""})
     if late:
         return Verdict(outcome=TIMED_OUT, own=group in own, **told)
     reason = f"ended with status {status}"
@@ -430,28 +463,20 @@ def _within(steps: list[Step], baseline: Baseline, budget_s: float | None) -> li
     return kept
 
 
-def _ordered(
-    runner: Runner, mutant: Mutant, baseline: Baseline, popular: Mapping[str, int]
-) -> list[Step]:
-    """The steps that can show the mutant: what has killed others at a small cost comes first."""
+def _ordered(runner: Runner, mutant: Mutant, baseline: Baseline, kills: Kills) -> list[Step]:
+    """The steps that run the mutant's lines: what is likely to kill it at a small cost first."""
     if mutant.at_import:
         steps = [step for step in baseline.seconds if baseline.outcomes[step] != "n/a"]
     else:
         steps = baseline.steps_for(mutant.file, *mutant.lines)
     steps = [step for step in steps if baseline.outcomes[step] not in ("FAIL", "n/a")]
     own = set(runner.subject.files[mutant.file])
-    # What starts processes, and what the first rig has tried already, costs most and kills least.
+    # What the first rig has tried already, kills least.
     first = {step.law for step in steps if not step.rig}
-    steps = [
-        step
-        for step in steps
-        if step.group in own
-        or not (runner.laws[step.law].tier == "process" or (step.rig and step.law in first))
-    ]
+    steps = [step for step in steps if step.group in own or not step.rig or step.law not in first]
 
     def worth(step: Step) -> tuple[Any, ...]:
-        kills = popular.get(step.label, 0) + _NEAR * popular.get(f"{mutant.file} {step.label}", 0)
-        cost = (0.02 + baseline.seconds[step]) / (1 + kills)
+        cost = (0.02 + baseline.seconds[step]) / (1 + kills.worth(mutant, step.label))
         return step.rig, cost if step.group in own else _OTHERS * cost
 
     return sorted(steps, key=worth)

@@ -151,6 +151,9 @@ class Score:
             + ", ".join(f"{counts[kind]} {kind}" for kind in _KINDS if counts[kind])
             + f"; {self.n_equivalent} of the survivors are called equivalent"
         ]
+        n_untried = sum(verdict.n_untried > 0 for verdict in self.survivors)
+        if n_untried:
+            told.append(f"  a lower bound: {n_untried} survivors were not tried with every law")
         for name, adjusted, own in (
             ("raw", False, False),
             ("adjusted", True, False),

@@ -100,12 +100,18 @@ def _rows(rig: Rig) -> None:
     rig.context(n_ctx=64).decode_spans([(0, rows, "last")])
 
 
+def _stopped(rig: Rig) -> None:
+    if not rig.context(n_ctx=64).capabilities.abort:
+        raise UnsupportedFeatureError(feature="abort", backend=rig.backend)
+
+
 def _adapted(rig: Rig) -> None:
     rig.context(n_ctx=64, adapters=rig.adapters_at(0.5)).close()
 
 
 OPTIONS: dict[str, Callable[[Rig], object]] = {
     **{name: partial(_open, every=every) for name, every in _OF_CONTEXTS.items()},
+    "abort": _stopped,
     "adapters": _adapted,
     "decode_vectors": _rows,
     "set_control_vector": _steered,

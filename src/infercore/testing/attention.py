@@ -46,7 +46,7 @@ class Group:
 
     past: Cells
     queries: IntArray
-    members: IntArray
+    members: list[int]
 
 
 def groups_of(seq_ids: Sequence[tuple[int, ...]], sequences: Sequence[Cells]) -> list[Group]:
@@ -55,7 +55,7 @@ def groups_of(seq_ids: Sequence[tuple[int, ...]], sequences: Sequence[Cells]) ->
     groups = []
     for seq_id in dict.fromkeys(first.tolist()):
         members = [i for i, ids in enumerate(seq_ids) if seq_id in ids]
-        groups.append(Group(sequences[seq_id], np.flatnonzero(first == seq_id), np.array(members)))
+        groups.append(Group(sequences[seq_id], np.flatnonzero(first == seq_id), members))
     return groups
 
 
@@ -63,22 +63,23 @@ FLASH_BLOCK = 64
 
 
 def attend(
-    q: FloatArray, k: FloatArray, v: FloatArray, mask: BoolArray, *, block: int = 0
+    q: FloatArray, k: FloatArray, v: FloatArray, mask: BoolArray, *, block: int | None
 ) -> FloatArray:
     """Return what each query reads, [n_queries, n_head, head_dim].
 
     ``k`` and ``v`` are [n_cells, n_head_kv, head_dim], heads shared by groups of query heads;
-    ``mask`` [n_queries, n_cells] is true where a query may look. With ``block`` the cells are
-    read in blocks of so many, and no more scores than of one block are held: flash attention.
+    ``mask`` [n_queries, n_cells] is true where a query may look. Unless ``block`` is None,
+    cells are read in blocks of so many and no more scores are held at once: flash attention.
     """
     n, n_head, head_dim = q.shape
     n_kv, n_cells = k.shape[1], len(k)
     scaled = q * np.float32(head_dim**-0.5)
     per_kv = scaled.reshape(n, n_kv, n_head // n_kv, head_dim).transpose(1, 2, 0, 3)
     softmax = OnlineSoftmax(per_kv.shape)
-    for start in range(0, n_cells, block or n_cells):
-        part = slice(start, start + (block or n_cells))
-        scores = np.matmul(per_kv, k[part].transpose(1, 2, 0)[:, None], dtype=np.float32)
+    size = block or n_cells
+    for start in range(0, n_cells, size):
+        part = slice(start, start + size)
+        scores = per_kv @ k[part].transpose(1, 2, 0)[:, None]
         scores[..., ~mask[:, part]] = -np.inf
         softmax.add(scores, v[part].transpose(1, 0, 2)[:, None])
     return softmax.read().transpose(2, 0, 1, 3).reshape(n, n_head, head_dim)
@@ -92,19 +93,19 @@ class OnlineSoftmax:
     """
 
     def __init__(self, shape: tuple[int, ...]) -> None:
-        self._best: FloatArray = np.full((*shape[:-1], 1), -np.inf, np.float32)
+        lowest = np.finfo(np.float32).min  # finite: a block of which nothing is seen adds 0
+        self._best: FloatArray = np.full((*shape[:-1], 1), lowest, np.float32)
         self._total: FloatArray = np.zeros_like(self._best)
         self._sum: FloatArray = np.zeros(shape, np.float32)
 
     def add(self, scores: FloatArray, values: FloatArray) -> None:
         """Add ``values`` [..., n, head_dim] with ``scores`` [..., n_queries, n]."""
         best: FloatArray = np.maximum(self._best, scores.max(axis=-1, keepdims=True))
-        known = np.where(np.isfinite(best), best, np.float32(0))  # nothing to be seen yet
-        kept, weights = np.exp(self._best - known), np.exp(scores - known)
+        kept, weights = np.exp(self._best - best), np.exp(scores - best)
         self._total = self._total * kept + weights.sum(axis=-1, keepdims=True)
-        self._sum = self._sum * kept + np.matmul(weights, values, dtype=np.float32)
+        self._sum = self._sum * kept + weights @ values
         self._best = best
 
     def read(self) -> FloatArray:
         """Return the means."""
-        return np.asarray(self._sum / self._total, dtype=np.float32)
+        return self._sum / self._total

@@ -12,6 +12,7 @@ import attrs
 import numpy as np
 
 from infercore.errors import ModelFormatError
+from infercore.testing.llama import whole
 from infercore.testing.products import Matrix
 from infercore.weight_files.safetensors import take
 
@@ -53,8 +54,8 @@ class Shape:
         """Return the shape. Raises `ModelFormatError` for what is not a plain BERT."""
         try:
             _check_plain(config)
-            sizes = {field: int(config[name]) for field, name in _SIZES.items()}
-            if sizes["n_head"] < 1 or sizes["n_embd"] % sizes["n_head"]:
+            sizes = {field: whole(config, name) for field, name in _SIZES.items()}
+            if sizes["n_embd"] % sizes["n_head"]:
                 raise ValueError(f"{sizes['n_head']} heads do not divide {sizes['n_embd']} numbers")
             return cls(**sizes, norm_eps=float(config["layer_norm_eps"]))
         except (KeyError, TypeError, ValueError) as error:
@@ -98,10 +99,10 @@ class Norm:
 
     def __call__(self, x: FloatArray) -> FloatArray:
         """Return ``x`` [n, n_embd] normalized."""
-        centred = x - x.mean(axis=-1, keepdims=True)
-        variance = np.square(centred).mean(axis=-1, keepdims=True)
+        centred = x - x.mean(axis=1, keepdims=True)
+        variance = np.square(centred).mean(axis=1, keepdims=True)
         scaled = centred / np.sqrt(variance + np.float32(self.eps))
-        return np.asarray(scaled * self.weight + self.bias, dtype=np.float32)
+        return np.asarray(scaled * self.weight + self.bias)
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -123,7 +124,6 @@ class Bert:
 
     def __init__(self, shape: Shape, tensors: Mapping[str, FloatArray], path: str) -> None:
         self.shape = s = shape
-        self.matrices: dict[str, Matrix] = {}
         self._tensors = {name.removeprefix("bert."): x for name, x in tensors.items()}
         self._path = path
         self._words = self._take("embeddings.word_embeddings.weight", s.n_vocab, s.n_embd)
@@ -140,7 +140,6 @@ class Bert:
 
     def _linear(self, name: str, n_out: int, n_in: int) -> Linear:
         matrix = Matrix(name, self._take(f"{name}.weight", n_out, n_in))
-        self.matrices[name] = matrix
         return Linear(matrix, self._take(f"{name}.bias", n_out))
 
     def _layer_norm(self, name: str) -> Norm:
@@ -183,4 +182,4 @@ class Bert:
 def _gelu(x: FloatArray) -> FloatArray:
     """The tanh form of Hendrycks and Gimpel 2016, "Gaussian Error Linear Units"."""
     inner = np.float32(math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x**3)
-    return np.asarray(np.float32(0.5) * x * (1 + np.tanh(inner)), dtype=np.float32)
+    return np.float32(0.5) * x * (1 + np.tanh(inner))

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from infercore.protocols.spi import TokenArray
     from infercore.testing.kv_formats import KvFormat
 
 _FIELDS = ("tokens", "positions", "k", "v")
@@ -28,7 +27,7 @@ class Cells:
     another position.
     """
 
-    tokens: TokenArray
+    tokens: npt.NDArray[Any]
     positions: npt.NDArray[np.int64]
     k: npt.NDArray[Any]
     v: npt.NDArray[Any]
@@ -40,12 +39,14 @@ class Cells:
             np.empty((n_layer, 0, n_head_kv, head_dim // kind.block), dtype=kind.dtype)
             for kind in kinds
         )
-        return cls(np.empty(0, np.int32), np.empty(0, np.int64), k, v)
+        nothing = np.empty(0, np.int64)
+        return cls(nothing, nothing, k, v)
 
     @property
     def next_position(self) -> int:
         """One more than the highest position, 0 when empty."""
-        return int(self.positions.max(initial=-1)) + 1
+        highest: int = self.positions.max(initial=-1).item()
+        return highest + 1
 
     def inside(self, p0: int, p1: int) -> npt.NDArray[np.bool_]:
         """Tell which cells are in [p0, p1); p1 = -1 is the end."""
@@ -85,5 +86,5 @@ def dump(sequences: dict[int, Cells]) -> bytes:
 def load(data: bytes) -> dict[int, Cells]:
     """Return what `dump` wrote: the core has compared its checksum, and what it is of."""
     with np.load(io.BytesIO(data)) as arrays:
-        seq_ids = sorted({int(name.split(".")[0]) for name in arrays.files})
+        seq_ids = {int(name.split(".")[0]) for name in arrays.files}
         return {s: Cells(*(arrays[f"{s}.{field}"] for field in _FIELDS)) for s in seq_ids}

@@ -14,49 +14,52 @@ if TYPE_CHECKING:
     from infercore.values.config import SamplingConfig
 
 
-def breakers(config: SamplingConfig, tokenizer: EngineTokenizer) -> frozenset[int]:
-    """Return the tokens that no repetition reaches over: those with a breaker in their text.
-
-    Raises `UnsupportedFeatureError` for a breaker of several bytes, which tokens may split.
-    """
-    if not config.dry_multiplier:
-        return frozenset()
-    texts = [text.encode() for text in config.dry_sequence_breakers if text]
-    for text in texts:
-        if len(text) > 1:
+def check_breakers(config: SamplingConfig) -> None:
+    """Raise `UnsupportedFeatureError` for a breaker of several bytes, which tokens may split."""
+    for text in config.dry_sequence_breakers:
+        if len(text.encode()) > 1:
             raise UnsupportedFeatureError(
                 feature=f"dry_sequence_breakers with {text!r}",
                 backend="reference",
                 hint="its own sampler takes single bytes; use implementation='portable'",
             )
-    pieces = ((token, tokenizer.token_bytes(token)) for token in range(tokenizer.n_vocab))
-    return frozenset(token for token, piece in pieces if any(text in piece for text in texts))
 
 
-def penalties(config: SamplingConfig, history: list[int], ends: frozenset[int]) -> dict[int, float]:
+def latest(history: list[int], n: int) -> list[int]:
+    """Return the last ``n`` tokens, or all for -1, the latest first."""
+    return history[::-1][: n if n >= 0 else None]
+
+
+def penalties(
+    config: SamplingConfig, history: list[int], tokenizer: EngineTokenizer
+) -> dict[int, float]:
     """Return what each token loses that would prolong a repetition of the latest tokens.
 
     A token that followed an earlier copy of the last n >= dry_allowed_length tokens loses
-    multiplier * base ** (n - allowed), for the longest such n.
+    multiplier * base ** (n - allowed), for the longest such n. No repetition reaches over a token
+    with a breaker in its text, and such a token loses nothing.
     """
-    last_n = len(history) if config.dry_penalty_last_n < 0 else config.dry_penalty_last_n
-    window = history[-last_n:] if last_n else []
-    if not config.dry_multiplier or config.dry_base < 1:
-        return {}
-    longest: dict[int, int] = {}
-    for place, token in enumerate(window):
-        n = _n_common(window[:place], window, ends)
-        if token not in ends and n >= config.dry_allowed_length and place:
-            longest[token] = max(longest.get(token, 0), n)
     allowed, base = config.dry_allowed_length, config.dry_base
-    return {t: config.dry_multiplier * base ** (n - allowed) for t, n in longest.items()}
+    if base < 1 or not config.dry_multiplier:
+        return {}
+    window = latest(history, config.dry_penalty_last_n)
+    texts = [text.encode() for text in config.dry_sequence_breakers if text]
+    ends = {
+        token
+        for token in dict.fromkeys(window)
+        if any(text in tokenizer.token_bytes(token) for text in texts)
+    }
+    lengths = [(_n_common(window, back, ends), window[back - 1]) for back in range(1, len(window))]
+    return {  # of several lengths the longest is the last
+        token: config.dry_multiplier * base ** (n - allowed)
+        for n, token in sorted(lengths)
+        if n >= allowed and token not in ends
+    }
 
 
-def _n_common(earlier: list[int], window: list[int], ends: frozenset[int]) -> int:
-    """Return how many tokens at the end of both are the same, up to the latest breaker."""
+def _n_common(window: list[int], back: int, ends: set[int]) -> int:
+    """Return how many tokens from ``back`` on are those from 0 on, up to a breaker."""
     n = 0
-    for a, b in zip(reversed(earlier), reversed(window), strict=False):
-        if a != b or b in ends:
-            break
+    while back + n < len(window) and window[back + n] == window[n] and window[n] not in ends:
         n += 1
     return n

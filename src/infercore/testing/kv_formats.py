@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 BLOCK = 32
 _Q8_0 = np.dtype([("scale", "<f2"), ("steps", "i1", (BLOCK,))])
-_Q8_0_STEPS = 127
+_LARGEST = np.iinfo(np.int8).max
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -46,9 +46,8 @@ def _floats(kept: Kept) -> FloatArray:
 
 
 def _pack_bf16(values: FloatArray) -> Kept:
-    """The upper half of a float32, rounded to nearest, ties to even."""
-    bits = values.view(np.uint32)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    """The upper half of a float32, rounded to nearest."""
+    return ((values.view(np.uint32) + 0x8000) >> 16).astype(np.uint16)
 
 
 def _unpack_bf16(kept: Kept) -> FloatArray:
@@ -59,15 +58,15 @@ def _pack_q8_0(values: FloatArray) -> Kept:
     """Blocks of 32: whole steps from -127 to 127, and the size of a step."""
     blocks = values.reshape(*values.shape[:-1], values.shape[-1] // BLOCK, BLOCK)
     kept = np.empty(blocks.shape[:-1], _Q8_0)
-    size = np.abs(blocks).max(axis=-1) / _Q8_0_STEPS
+    size = np.abs(blocks).max(axis=-1) / _LARGEST
     kept["scale"] = size
-    kept["steps"] = np.rint(blocks / np.where(size > 0, size, 1)[..., None])
+    kept["steps"] = np.rint(blocks / np.maximum(size, np.finfo(np.float32).tiny)[..., None])
     return kept
 
 
 def _unpack_q8_0(kept: Kept) -> FloatArray:
-    blocks = kept["steps"] * kept["scale"].astype(np.float32)[..., None]
-    return np.asarray(blocks.reshape(*kept.shape[:-1], kept.shape[-1] * BLOCK), dtype=np.float32)
+    blocks: FloatArray = kept["steps"] * kept["scale"].astype(np.float32)[..., None]
+    return blocks.reshape(*kept.shape[:-1], kept.shape[-1] * BLOCK)
 
 
 KV_FORMATS: Mapping[str, KvFormat] = MappingProxyType(

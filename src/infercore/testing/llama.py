@@ -5,6 +5,7 @@ Source: ``LlamaForCausalLM`` of Hugging Face transformers, whose tensor names ar
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -21,6 +22,24 @@ if TYPE_CHECKING:
 
     Product = Callable[[FloatArray, Matrix], FloatArray]
     Attend = Callable[[int, FloatArray, FloatArray, FloatArray], FloatArray]
+
+
+def whole(config: Mapping[str, Any], name: str) -> int:
+    """Return a size in ``config``. Raises `TypeError` or `ValueError` for anything else."""
+    size = operator.index(config[name])
+    if size < 1:
+        raise ValueError(f"its {name} is {size}")
+    return size
+
+
+_SIZES = {
+    "n_vocab": "vocab_size",
+    "n_embd": "hidden_size",
+    "n_ff": "intermediate_size",
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_ctx_train": "max_position_embeddings",
+}
 
 
 @attrs.frozen(kw_only=True)
@@ -45,20 +64,17 @@ class Shape:
         rope = _rope_of(config)
         try:
             _check_plain(config, rope)
-            n_head = int(config["num_attention_heads"])
-            n_embd = int(config["hidden_size"])
+            sizes = {field: whole(config, name) for field, name in _SIZES.items()}
+            kept = {name: value for name, value in config.items() if value is not None}
+            n_head = sizes["n_head"]
+            usual = {"num_key_value_heads": n_head, "head_dim": sizes["n_embd"] // n_head}
             return cls(
-                n_vocab=int(config["vocab_size"]),
-                n_embd=n_embd,
-                n_ff=int(config["intermediate_size"]),
-                n_layer=int(config["num_hidden_layers"]),
-                n_head=n_head,
-                n_head_kv=int(config.get("num_key_value_heads") or n_head),
-                head_dim=int(config.get("head_dim") or n_embd // n_head),
-                n_ctx_train=int(config["max_position_embeddings"]),
+                **sizes,
+                n_head_kv=whole({**usual, **kept}, "num_key_value_heads"),
+                head_dim=whole({**usual, **kept}, "head_dim"),
                 norm_eps=float(config["rms_norm_eps"]),
-                rope_theta=float(rope.get("rope_theta", 10_000.0)),
-                has_own_head=not config.get("tie_word_embeddings", False),
+                rope_theta=float(rope["rope_theta"]),
+                has_own_head=not config.get("tie_word_embeddings"),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ModelFormatError(
@@ -68,10 +84,10 @@ class Shape:
 
 def _rope_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The rope settings, which older files keep at the top."""
-    return config.get("rope_parameters") or {
-        "rope_theta": config.get("rope_theta", 10_000.0),
-        **(config.get("rope_scaling") or {}),
-    }
+    theta = {name: config[name] for name in ("rope_theta",) if name in config}
+    parts = (theta, config.get("rope_scaling"), config.get("rope_parameters"))
+    said = {name: value for part in parts for name, value in (part or {}).items()}
+    return {"rope_theta": 10_000.0, "rope_type": "default", **said}
 
 
 def _check_plain(config: Mapping[str, Any], rope: Mapping[str, Any]) -> None:
@@ -80,7 +96,7 @@ def _check_plain(config: Mapping[str, Any], rope: Mapping[str, Any]) -> None:
         "hidden_act": config.get("hidden_act", "silu"),
         "attention_bias": config.get("attention_bias", False),
         "mlp_bias": config.get("mlp_bias", False),
-        "rope_type": rope.get("rope_type", "default"),
+        "rope_type": rope["rope_type"],
     }
     plain = ("llama", "silu", False, False, "default")
     for (name, value), expected in zip(found.items(), plain, strict=True):
@@ -160,17 +176,17 @@ class Llama:
         added to what the layers put out.
         """
         s, n = self.shape, len(tokens)
-        x = self._embed[tokens] if tokens.ndim == 1 else np.array(tokens, dtype=np.float32)
+        x = self._embed[tokens] if tokens.ndim == 1 else tokens
         for i, layer in enumerate(self._layers):
             h = _rms_norm(x, layer.attention_norm, s.norm_eps)
             q = product(h, layer.query).reshape(n, s.n_head, s.head_dim)
             k = product(h, layer.key).reshape(n, s.n_head_kv, s.head_dim)
             v = product(h, layer.value).reshape(n, s.n_head_kv, s.head_dim)
-            x += product(attend(i, q, k, v).reshape(n, s.n_head * s.head_dim), layer.output)
+            x = x + product(attend(i, q, k, v).reshape(n, s.n_head * s.head_dim), layer.output)
             h = _rms_norm(x, layer.mlp_norm, s.norm_eps)
-            x += product(_silu(product(h, layer.gate)) * product(h, layer.up), layer.down)
+            x = x + product(_silu(product(h, layer.gate)) * product(h, layer.up), layer.down)
             if added is not None:
-                x += added[i]
+                x = x + added[i]
         return _rms_norm(x, self._norm, s.norm_eps)
 
     def logits(self, hidden: FloatArray, product: Product) -> FloatArray:
@@ -179,10 +195,10 @@ class Llama:
 
 
 def _rms_norm(x: FloatArray, weight: FloatArray, eps: float) -> FloatArray:
-    mean = np.square(x).mean(axis=-1, keepdims=True, dtype=np.float32)
-    return np.asarray(x / np.sqrt(mean + np.float32(eps)) * weight, dtype=np.float32)
+    mean = np.square(x).mean(axis=1, keepdims=True)
+    return np.asarray(x / np.sqrt(mean + np.float32(eps)) * weight)
 
 
 def _silu(x: FloatArray) -> FloatArray:
     half = x * np.float32(0.5)
-    return np.asarray(half + half * np.tanh(half), dtype=np.float32)
+    return half + half * np.tanh(half)

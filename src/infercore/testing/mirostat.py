@@ -34,7 +34,7 @@ class Mirostat:
         if self._config.mirostat == 1:
             n = _zipf_k(found, self._allowed, n_vocab)
         else:
-            n = sum(p > 0 and -math.log2(p) <= self._allowed for p in found)
+            n = sum(-math.log2(p) <= self._allowed for p in found if p > 0)
         left = left[: max(1, n)]
         found = probabilities(left)
         place = source.choices(range(len(left)), found)[0]
@@ -51,9 +51,7 @@ def _zipf_k(found: list[float], allowed: float, n_vocab: int) -> int:
     steps = [math.log((rank + 1) / rank) for rank in range(1, len(best))]
     falls = [math.log(a / b) for a, b in pairwise(best)]
     s = sum(t * f for t, f in zip(steps, falls, strict=True)) / sum(t * t for t in steps)
-    if s <= 0:
-        return len(found)
-    excess = s - 1
-    spread = excess / (1 - n_vocab**-excess) if excess else 1 / math.log(n_vocab)
-    log_k = (allowed * math.log(2) + math.log(spread)) / s
-    return len(found) if log_k >= math.log(len(found)) else int(math.exp(log_k))
+    excess = s - 1 or math.ulp(s)
+    spread = excess / (1 - n_vocab**-excess)
+    power = allowed * math.log(2) + math.log(spread)  # that of the last rank to keep
+    return sum(s * math.log(rank) <= power for rank in range(1, len(found) + 1))

@@ -16,8 +16,11 @@ if TYPE_CHECKING:
     from infercore.protocols.spi import FloatArray
     from infercore.weight_files.lora import Pair
 
-ROWS = 64
-"""Output rows of one piece of work. It is fixed, so the bits do not depend on the threads."""
+ROWS = 93
+"""Output rows of one piece of work. It is fixed, so the bits do not depend on the threads.
+
+Few sizes are a multiple of it, so that the last piece is small, as it may be in any model.
+"""
 
 
 @attrs.frozen(eq=False)

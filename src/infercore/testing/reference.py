@@ -78,12 +78,14 @@ def load_reference_model(
 
 def merge(inner: Any, adapters: Sequence[AdapterSpec]) -> None:
     """Add adapters to a model's weights for good, in place of applying them at each product."""
+    if not adapters:
+        return
     target = adapter_target(inner.matrices)
     for pairs in [lora.read(adapter, target) for adapter in adapters]:
         for name, pair in pairs.items():
             inner.matrices[name].weight[...] += np.float32(pair.scale) * (pair.b @ pair.a)
-    if adapters:  # other weights than the files': no state goes from one to the other
-        inner.runtime = {**inner.runtime, "merged": [attrs.astuple(spec) for spec in adapters]}
+    # Other weights than the files': no state goes from one to the other.
+    inner.runtime = {**inner.runtime, "merged": [attrs.astuple(spec) for spec in adapters]}
 
 
 def wrapped(inner: Any, capabilities: Capabilities, faults: Faults | None) -> Any:

@@ -10,7 +10,7 @@ import numpy as np
 
 from infercore.errors import DecodeAbortedError
 from infercore.testing.products import Products, Workers, adapter_target
-from infercore.testing.reference_settings import FLASH_ATTENTION, POOLING
+from infercore.testing.reference_settings import POOLING
 from infercore.weight_files import lora
 
 if TYPE_CHECKING:
@@ -27,8 +27,6 @@ SHARED: Mapping[str, Any] = {
     "pooling": POOLING,
     "abort": True,
     "live_threads": True,
-    "flash_attention": FLASH_ATTENTION,
-    "lora": True,
 }
 """What contexts of every kind of model can do."""
 
@@ -36,44 +34,40 @@ SHARED: Mapping[str, Any] = {
 class Base:
     """Options in force, and what does not depend on the kind of model.
 
-    ``workers`` are the threads for single tokens and for batches.
+    ``workers`` are the threads for single tokens and for batches. The hidden states are there
+    after the first call: the core asks for none before.
     """
 
-    def __init__(
-        self, matrices: Mapping[str, Matrix], n_embd: int, effective: dict[str, Any]
-    ) -> None:
+    _hidden: FloatArray
+    _hidden_ids: Sequence[tuple[int, ...]]
+
+    def __init__(self, matrices: Mapping[str, Matrix], effective: dict[str, Any]) -> None:
         self._matrices = matrices
         self._effective = effective
         self.effective: Mapping[str, Any] = MappingProxyType(effective)
         self.n_batch: int = effective["n_batch"]
         self.n_ubatch: int = effective["n_ubatch"]
-        self._hidden: FloatArray = np.empty((0, n_embd), np.float32)
-        self._hidden_ids: Sequence[tuple[int, ...]] = ()
         self._aborted = threading.Event()
         self._ask: Callable[[], bool] | None = None
         self._adapters: Sequence[Mapping[str, Pair]] = ()
         self.set_adapters(effective["adapters"])
-        self.workers = self._hired(effective["n_threads"], effective["n_threads_batch"])
+        self.set_threads(effective["n_threads"], effective["n_threads_batch"])
 
     # -- live controls -------------------------------------------------------------------------
 
-    @staticmethod
-    def _hired(n: int, n_batch: int) -> tuple[Workers, Workers]:
-        single = Workers(n)
-        return single, single if n == n_batch else Workers(n_batch)
-
     def set_threads(self, n: int, n_batch: int) -> None:
-        """Let ``n`` threads compute single tokens and ``n_batch`` all else."""
-        for workers in self.workers:
-            workers.close()
-        self.workers = self._hired(n, n_batch)
+        """Let ``n`` threads compute single tokens and ``n_batch`` all else.
+
+        Threads that were there before end with their last reference, which is here.
+        """
+        self.workers = Workers(n), Workers(n_batch)
         self._effective.update(n_threads=n, n_threads_batch=n_batch)
 
     def set_adapters(self, adapters: Sequence[AdapterSpec]) -> None:
         """Replace the whole list; unchanged where one of them cannot be read."""
         target = adapter_target(self._matrices)
         self._adapters = [lora.read(adapter, target) for adapter in adapters]
-        self._effective["adapters"] = tuple(adapters)
+        self._effective["adapters"] = (*adapters,)
 
     def _product(self, n_tokens: int) -> Products:
         """Return what a step of ``n_tokens`` multiplies with."""
@@ -108,7 +102,7 @@ class Base:
         own = self._hidden[np.array([seq_id in ids for ids in self._hidden_ids])]
         kind = self._effective["pooling_type"]
         if kind == "mean":
-            return np.asarray(own.mean(axis=0, dtype=np.float32))
+            return np.asarray(own.mean(axis=0))
         return np.asarray(own[0] if kind == "cls" else own[-1])
 
     def close(self) -> None:

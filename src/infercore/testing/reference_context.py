@@ -12,6 +12,7 @@ from infercore.testing.cells import Cells
 from infercore.testing.kv_formats import KV_FORMATS
 from infercore.testing.reference_base import SHARED
 from infercore.testing.reference_sequences import Sequences
+from infercore.testing.reference_settings import FLASH_ATTENTION
 from infercore.values.info import Capabilities
 
 if TYPE_CHECKING:
@@ -31,8 +32,10 @@ CAPABILITIES = Capabilities(
     state=True,
     sequence_state=True,
     logits_all=True,
-    kv_types=tuple(KV_FORMATS),
+    kv_types=(*KV_FORMATS,),
+    flash_attention=FLASH_ATTENTION,
     native_sampler=True,
+    lora=True,
     **SHARED,
 )
 """All there is but what needs other hardware (gpu_offload) or another model (encoder)."""
@@ -47,8 +50,7 @@ class ReferenceContext(Sequences):
         super().__init__(llama, effective)
         self._llama = llama
         self._rope = Rope(effective["rope_freq_base"], effective["rope_freq_scale"])
-        self._block = FLASH_BLOCK if effective["flash_attn"] == "on" else 0
-        self._rows: FloatArray = np.empty((0, llama.shape.n_vocab), np.float32)
+        self._block = FLASH_BLOCK if effective["flash_attn"] == "on" else None
         self._added: FloatArray | None = None
 
     # -- tokens in -----------------------------------------------------------------------------
@@ -67,13 +69,19 @@ class ReferenceContext(Sequences):
 
     def decode_batch(
         self,
-        tokens: TokenArray,
+        tokens: TokenArray | FloatArray,
         positions: npt.NDArray[Any],
         seq_ids: Sequence[tuple[int, ...]],
         wanted: npt.NDArray[np.bool_],
     ) -> None:
         """Append tokens to their sequences; a row for each that is wanted, in order."""
-        self._decode(tokens, positions, seq_ids, wanted)
+        steps = []
+        for start in range(0, len(tokens), self.n_ubatch):
+            part = slice(start, start + self.n_ubatch)
+            steps.append(self._step(tokens[part], positions[part], seq_ids[part]))
+        hidden = np.concatenate(steps)
+        self._rows = self._llama.logits(hidden[wanted], self._product(len(tokens)))
+        self._hidden, self._hidden_ids = hidden, seq_ids
 
     def decode_vectors(
         self,
@@ -83,22 +91,7 @@ class ReferenceContext(Sequences):
         wanted: npt.NDArray[np.bool_],
     ) -> None:
         """Append rows [n, n_embd] in place of tokens that are looked up."""
-        self._decode(rows, positions, [(seq_id,) for seq_id in seq_ids.tolist()], wanted)
-
-    def _decode(
-        self,
-        tokens: TokenArray | FloatArray,
-        positions: npt.NDArray[Any],
-        seq_ids: Sequence[tuple[int, ...]],
-        wanted: npt.NDArray[np.bool_],
-    ) -> None:
-        steps = []
-        for start in range(0, len(tokens), self.n_ubatch):
-            part = slice(start, start + self.n_ubatch)
-            steps.append(self._step(tokens[part], positions[part], seq_ids[part]))
-        hidden = np.concatenate(steps)
-        self._rows = self._llama.logits(hidden[wanted], self._product(len(tokens)))
-        self._hidden, self._hidden_ids = hidden, seq_ids
+        self.decode_batch(rows, positions, [(seq_id,) for seq_id in seq_ids.tolist()], wanted)
 
     def _step(
         self,
@@ -108,7 +101,7 @@ class ReferenceContext(Sequences):
     ) -> FloatArray:
         """Compute one micro-batch. Its cells are kept once all layers are done, or not at all."""
         step = Cells(
-            np.full(len(tokens), -1) if tokens.ndim > 1 else np.asarray(tokens, dtype=np.int32),
+            np.zeros(len(tokens), np.int64) if tokens.ndim > 1 else tokens,
             positions.astype(np.int64),
             *(
                 np.empty((x.shape[0], len(tokens), *x.shape[2:]), x.dtype)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from infercore.errors import OutputNotAvailableError, UnsupportedFeatureError
-from infercore.testing.attention import FLASH_BLOCK, attend
+from infercore.errors import UnsupportedFeatureError
+from infercore.testing.attention import attend
 from infercore.testing.reference_base import SHARED, Base
 from infercore.testing.reference_settings import BACKEND
 from infercore.values.info import Capabilities
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from infercore.protocols.spi import FloatArray, TokenArray
     from infercore.testing.bert import Bert
 
-CAPABILITIES = Capabilities(encoder=True, kv_types=("f32",), **SHARED)
+CAPABILITIES = Capabilities(encoder=True, **SHARED)
 
 
 class EncoderContext(Base):
@@ -30,9 +30,8 @@ class EncoderContext(Base):
     tolerance = 1e-4
 
     def __init__(self, bert: Bert, effective: dict[str, Any]) -> None:
-        super().__init__(bert.matrices, bert.shape.n_embd, effective)
+        super().__init__({}, effective)  # of which no adapter can change any
         self._bert = bert
-        self._block = FLASH_BLOCK if effective["flash_attn"] == "on" else 0
 
     def encode(self, tokens: TokenArray) -> None:
         """Compute the hidden states of a text, as sequence 0."""
@@ -63,8 +62,8 @@ class EncoderContext(Base):
         every = np.ones((len(tokens), len(tokens)), np.bool_)
 
         def attend_layer(q: FloatArray, k: FloatArray, v: FloatArray) -> FloatArray:
-            self._check_abort(0)
-            return attend(q, k, v, every, block=self._block)
+            self._check_abort(self.n_past(0))
+            return attend(q, k, v, every, block=len(k))
 
         return self._bert.forward(tokens, attend_layer, self._product(len(tokens)))
 
@@ -89,9 +88,5 @@ class EncoderContext(Base):
         return True
 
     def logits(self, i: int) -> NoReturn:
-        """Raise: an encoder makes none."""
-        raise OutputNotAvailableError(
-            "an encoder makes no logits; read embedding() or embeddings()",
-            operation=f"logits({i})",
-            state="no output rows",
-        )
+        """There are none, and so the core asks for none."""
+        raise NotImplementedError

@@ -27,11 +27,11 @@ from infercore.values.info import MemoryPlan, ModelInfo
 from infercore.weight_files import lora, safetensors
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from infercore.protocols.spi import FloatArray
-    from infercore.testing.products import Matrix
     from infercore.values.config import ContextConfig, ModelConfig, SamplingConfig
+    from infercore.weight_files.lora import Pair
 
 FILES = ("config.json", "model.safetensors", "tokenizer.json")
 _POOLINGS = {
@@ -44,16 +44,15 @@ _POOLINGS = {
 class Loaded:
     """What every model of the reference has: files, a tokenizer, and tensors in memory."""
 
-    matrices: Mapping[str, Matrix]
-    _shape: Any
-
-    def __init__(self, path: str, config: ModelConfig, settings: Mapping[str, Any]) -> None:
+    def __init__(
+        self, path: str, config: ModelConfig, settings: Mapping[str, Any], shape: Any
+    ) -> None:
         reference_settings.check_model(config)
+        self._shape = shape
         self.files = tuple(os.path.join(path, name) for name in FILES)
-        self.tokenizer = ReferenceTokenizer(path, int(settings["vocab_size"]), settings)
+        self.tokenizer = ReferenceTokenizer(path, shape.n_vocab, settings)
         self.tensors = safetensors.read(self.files[1])
-        if config.check_tensors:
-            _check_finite(self.tensors, path)
+        _check_finite(self.tensors, path)  # small models: whether check_tensors is asked or not
         self.runtime: Mapping[str, Any] = {"device": "cpu", "precision": "f32"}
         self._weights_bytes = sum(tensor.nbytes for tensor in self.tensors.values())
 
@@ -69,30 +68,26 @@ class Loaded:
             n_head=shape.n_head,
             n_params=sum(tensor.size for tensor in self.tensors.values()),
             size_bytes=os.path.getsize(self.files[1]),
-            description=f"{settings['model_type']} in float32, computed by NumPy",
             metadata={name: json.dumps(value) for name, value in said.items()},
             **kind,
         )
 
     def _planned(
-        self, effective: Mapping[str, Any], caches: dict[str, int], n_scores: int, n_rows: int
+        self, effective: Mapping[str, Any], kv: int, n_scores: int, pairs: Sequence[Pair] = ()
     ) -> MemoryPlan:
-        """Return the plan of a step with ``n_scores`` a head and token, and ``n_rows`` a token."""
-        shape = self._shape
-        n_values = 3 * n_scores * shape.n_head + 3 * shape.n_ff + n_rows
-        compute = 4 * effective["n_ubatch"] * n_values
-        target = adapter_target(self.matrices)
-        read = [lora.read(adapter, target) for adapter in effective["adapters"]]
-        pairs = [pair for adapter in read for pair in adapter.values()]
+        """Return the plan of a step with ``n_scores`` a head and token, of which 3 copies are held.
+
+        What else a step takes is little beside them.
+        """
+        n_values = effective["n_ubatch"] * 3 * n_scores * self._shape.n_head
+        compute = n_values * np.dtype(np.float32).itemsize
         weights = self._weights_bytes + sum(pair.a.nbytes + pair.b.nbytes for pair in pairs)
-        kv = sum(caches.values())
         return MemoryPlan(
             weights_bytes=weights,
             kv_bytes=kv,
             compute_bytes=compute,
             peak_bytes=weights + kv + compute,
             n_ctx=effective["n_ctx"],
-            kv_bytes_by_kind=caches,
         )
 
 
@@ -103,21 +98,18 @@ class ReferenceModel(Loaded):
 
     def __init__(self, path: str, config: ModelConfig, settings: Mapping[str, Any]) -> None:
         shape = llama.Shape.from_config(settings, path)
-        super().__init__(path, config, settings)
-        self._llama: llama.Llama | None = llama.Llama(shape, self.tensors, path)
+        super().__init__(path, config, settings, shape)
+        self._llama = llama.Llama(shape, self.tensors, path)
         self.matrices = self._llama.matrices
-        self._shape = shape
         self.info = self._info(settings, shape, n_head_kv=shape.n_head_kv)
 
     def new_context(self, config: ContextConfig) -> ReferenceContext:
         """Return a new context on these weights."""
-        if self._llama is None:
-            raise ValueError("the model is closed")
         return ReferenceContext(self._llama, reference_settings.resolve(config, self._shape))
 
     def new_sampler(self, config: SamplingConfig) -> ReferenceSampler:
         """Return the reference's own sampler."""
-        return ReferenceSampler(config, self.tokenizer, self.info.n_ctx_train)
+        return ReferenceSampler(config, self.tokenizer)
 
     def plan_memory(self, config: ContextConfig) -> MemoryPlan:
         """Return the bytes of the weights, a full cache and one step's scores and logits."""
@@ -127,12 +119,14 @@ class ReferenceModel(Loaded):
         n_values = n_ctx * shape.n_layer * shape.n_head_kv * shape.head_dim
         kv = sum(KV_FORMATS[effective[name]].n_bytes(n_values) for name in ("type_k", "type_v"))
         n_scores = FLASH_BLOCK if effective["flash_attn"] == "on" else n_ctx
-        return self._planned(effective, {"full": kv}, n_scores, shape.n_vocab)
+        target = adapter_target(self.matrices)
+        read = [lora.read(adapter, target) for adapter in effective["adapters"]]
+        pairs = [pair for adapter in read for pair in adapter.values()]
+        return self._planned(effective, kv, n_scores, pairs)
 
     def close(self) -> None:
         """Let the weights go."""
-        self._llama = None
-        self.matrices, self.tensors = {}, {}
+        del self._llama, self.matrices, self.tensors
 
 
 class ReferenceEncoder(Loaded):
@@ -142,17 +136,13 @@ class ReferenceEncoder(Loaded):
 
     def __init__(self, path: str, config: ModelConfig, settings: Mapping[str, Any]) -> None:
         shape = bert.Shape.from_config(settings, path)
-        super().__init__(path, config, settings)
-        self._bert: bert.Bert | None = bert.Bert(shape, self.tensors, path)
-        self.matrices = self._bert.matrices
-        self._shape = shape
+        super().__init__(path, config, settings, shape)
+        self._bert = bert.Bert(shape, self.tensors, path)
         self._pooling = _pooling_of(path)
         self.info = self._info(settings, shape, n_head_kv=shape.n_head, has_encoder=True)
 
     def new_context(self, config: ContextConfig) -> EncoderContext:
         """Return a new context on these weights."""
-        if self._bert is None:
-            raise ValueError("the model is closed")
         return EncoderContext(self._bert, self._resolve(config))
 
     def _resolve(self, config: ContextConfig) -> dict[str, Any]:
@@ -161,12 +151,11 @@ class ReferenceEncoder(Loaded):
     def plan_memory(self, config: ContextConfig) -> MemoryPlan:
         """Return the bytes of the weights and of one step's scores; there is no cache."""
         effective = self._resolve(config)
-        return self._planned(effective, {}, effective["n_ubatch"], 0)
+        return self._planned(effective, 0, effective["n_ubatch"])
 
     def close(self) -> None:
         """Let the weights go."""
-        self._bert = None
-        self.matrices, self.tensors = {}, {}
+        del self._bert, self.tensors
 
 
 KINDS = {"llama": ReferenceModel, "bert": ReferenceEncoder}
@@ -174,7 +163,7 @@ KINDS = {"llama": ReferenceModel, "bert": ReferenceEncoder}
 
 def load(path: str, config: ModelConfig) -> Loaded:
     """Return the model in the directory ``path``. Raises `ModelFormatError`."""
-    settings = json_object(path, "config.json", default=None)
+    settings = json_object(path, "config.json")
     kind = KINDS.get(str(settings.get("model_type")))
     if kind is None:
         raise ModelFormatError(
@@ -187,7 +176,7 @@ def load(path: str, config: ModelConfig) -> Loaded:
 
 def match(path: str) -> float:
     """Return 1 for a directory with a model in Hugging Face's format, else 0."""
-    return float(all(os.path.isfile(os.path.join(path, name)) for name in FILES[:2]))
+    return float(all(os.path.isfile(os.path.join(path, name)) for name in FILES))
 
 
 def _pooling_of(path: str) -> str:

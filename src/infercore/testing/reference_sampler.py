@@ -12,12 +12,14 @@ import copy
 import math
 import random
 import secrets
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from infercore.errors import InvalidStateError
 from infercore.testing import dry
 from infercore.testing.mirostat import Mirostat
-from infercore.testing.truncation import entropy, probabilities, truncated
+from infercore.testing.truncation import entropy, probabilities, relative, truncated
+from infercore.values.config import MAX_SEED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,21 +29,15 @@ if TYPE_CHECKING:
 
     Candidates = list[tuple[int, float]]
 
-N_SEEDS = 2**32 - 1
-
 
 class ReferenceSampler:
     """Chooses tokens from a context's rows, and remembers them for its penalties."""
 
-    def __init__(self, config: SamplingConfig, tokenizer: EngineTokenizer, n_ctx: int) -> None:
+    def __init__(self, config: SamplingConfig, tokenizer: EngineTokenizer) -> None:
+        dry.check_breakers(config)
         self.config = config
-        self.seed = secrets.randbelow(N_SEEDS) if config.seed is None else config.seed
-        self._n_ctx = n_ctx
-        self._breakers = dry.breakers(config, tokenizer)
-        self._bias = dict(config.logit_bias)
-        if config.ignore_eos:
-            ends = filter(tokenizer.is_eog, range(tokenizer.n_vocab))
-            self._bias.update(dict.fromkeys(ends, -math.inf))
+        self.seed = secrets.randbelow(MAX_SEED) if config.seed is None else config.seed
+        self._tokenizer = tokenizer
         self.reset()
 
     def reset(self) -> None:
@@ -59,11 +55,16 @@ class ReferenceSampler:
     def candidates(self, logits: Sequence[float]) -> Candidates:
         """Return what all steps before the selection leave of the row ``logits`` [n_vocab]."""
         config = self.config
-        row = [logit + self._bias.get(token, 0.0) for token, logit in enumerate(logits)]
+        row = [*logits]
+        for token, bias in config.logit_bias.items():
+            row[token] += bias
+        if config.ignore_eos:
+            is_end = self._tokenizer.is_eog
+            row = [-math.inf if is_end(token) else logit for token, logit in enumerate(row)]
         self._penalise(row)
-        for token, amount in dry.penalties(config, self._history, self._breakers).items():
+        for token, amount in dry.penalties(config, self._history, self._tokenizer).items():
             row[token] -= amount
-        left = [(token, logit) for token, logit in enumerate(row) if logit > -math.inf]
+        left = [(token, logit) for token, logit in enumerate(row) if math.isfinite(logit)]
         if not left:
             raise InvalidStateError(
                 "logit_bias and ignore_eos forbid every token; forbid less",
@@ -71,6 +72,7 @@ class ReferenceSampler:
                 state="no token left",
             )
         left.sort(key=lambda candidate: -candidate[1])  # stable: of equal ones the lowest id
+        left = relative(left)
         if config.temperature == 0:
             return left[:1]
         return self._tempered(truncated(left, config, self._random))
@@ -85,26 +87,22 @@ class ReferenceSampler:
     def _penalise(self, row: list[float]) -> None:
         """Lower what was chosen lately: positive logits are divided, others multiplied."""
         config = self.config
-        last_n = self._n_ctx if config.penalty_last_n < 0 else config.penalty_last_n
-        window = self._history[-last_n:] if last_n else []
-        for token in set(window):
-            by, logit = config.repeat_penalty, row[token]
-            logit = logit / by if logit > 0 else logit * by
-            count = window.count(token)
+        window = dry.latest(self._history, config.penalty_last_n)
+        for token, count in Counter(window).items():
+            logit = row[token] / config.repeat_penalty ** math.copysign(1, row[token])
             row[token] = logit - count * config.frequency_penalty - config.presence_penalty
 
     def _tempered(self, left: Candidates) -> Candidates:
         """Divide by the temperature, which with a range follows how unsure the model is."""
         config, degree = self.config, self.config.temperature
-        if config.dynatemp_range > 0 and len(left) > 1:
+        if config.dynatemp_range and len(left) > 1:
             low = max(0.0, degree - config.dynatemp_range)
             high = degree + config.dynatemp_range
             unsure = entropy(probabilities(left)) / math.log(len(left))
             degree = low + (high - low) * unsure**config.dynatemp_exponent
         if degree <= 0:
             return left[:1]
-        best = left[0][1]
-        return [(token, (logit - best) / degree) for token, logit in left]
+        return [(token, logit / degree) for token, logit in relative(left)]
 
     def observe(self, tokens: Sequence[int]) -> None:
         """Take ``tokens`` as chosen before."""

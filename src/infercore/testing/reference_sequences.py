@@ -20,7 +20,7 @@ class Sequences(Base):
 
     def __init__(self, llama: Llama, effective: dict[str, Any]) -> None:
         shape = llama.shape
-        super().__init__(llama.matrices, shape.n_embd, effective)
+        super().__init__(llama.matrices, effective)
         self._kinds = [KV_FORMATS[effective[name]] for name in ("type_k", "type_v")]
         self.tolerance = max(kind.tolerance for kind in self._kinds)
         self._empty = Cells.empty(shape.n_layer, shape.n_head_kv, shape.head_dim, self._kinds)

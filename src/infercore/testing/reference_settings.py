@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 
@@ -21,9 +21,10 @@ BACKEND = "reference"
 POOLING = ("none", "mean", "cls", "last")
 FLASH_ATTENTION = ("auto", "on", "off")
 DEFAULT_N_BATCH = 512
+DEFAULT_N_THREADS = 1
 
 _MODEL_VALUES: dict[str, tuple[Any, ...]] = {
-    "n_gpu_layers": (0,),
+    "n_gpu_layers": (),
     "split_mode": (),
     "main_gpu": (),
     "tensor_split": (),
@@ -39,19 +40,20 @@ _CONTEXT_VALUES: dict[str, tuple[Any, ...]] = {
     "yarn_beta_slow": (),
     "yarn_orig_ctx": (),
     "pooling_type": POOLING,
-    "type_k": tuple(KV_FORMATS),
-    "type_v": tuple(KV_FORMATS),
-    "offload_kqv": (False,),
-    "op_offload": (False,),
+    "type_k": (*KV_FORMATS,),
+    "type_v": (*KV_FORMATS,),
+    "offload_kqv": (),
+    "op_offload": (),
     "swa_full": (True,),
     "precision": ("default", "accurate"),
 }
 _ENCODER_VALUES: dict[str, tuple[Any, ...]] = {
     **_CONTEXT_VALUES,
-    "rope_scaling_type": ("none",),
-    "rope_freq_base": (0.0,),
-    "rope_freq_scale": (0.0, 1.0),
+    "rope_scaling_type": (),
+    "rope_freq_base": (),
+    "rope_freq_scale": (),
     "attention_type": ("non-causal",),
+    "flash_attn": ("auto", "off"),
     "type_k": ("f32",),
     "type_v": ("f32",),
     "embeddings": (True,),
@@ -76,15 +78,14 @@ def resolve(config: ContextConfig, shape: Shape) -> dict[str, Any]:
     """
     _check(config, _CONTEXT_VALUES)
     pooling = config.pooling_type or "none"
-    embeddings = pooling != "none" if config.embeddings is None else config.embeddings
     return {
         **_common(config),
-        **_sizes(config, one_step=pooling != "none" or config.attention_type == "non-causal"),
+        **_sizes(config),
         **_rope(config, shape),
         **_kv_types(config, shape),
         "pooling_type": pooling,
         "attention_type": config.attention_type or "causal",
-        "embeddings": embeddings,
+        "embeddings": config.embeddings,
     }
 
 
@@ -94,7 +95,7 @@ def resolve_encoder(config: ContextConfig, shape: bert.Shape, pooling: str) -> d
     Raises as `resolve`; the window cannot exceed the positions that were learned.
     """
     _check(config, _ENCODER_VALUES)
-    if (config.n_ctx or 0) > shape.n_ctx_train:
+    if _window(config) > shape.n_ctx_train:
         raise InvalidInputError(
             f"n_ctx={config.n_ctx} is beyond the {shape.n_ctx_train} positions that this encoder "
             f"has learned; give n_ctx={shape.n_ctx_train} or less",
@@ -104,10 +105,10 @@ def resolve_encoder(config: ContextConfig, shape: bert.Shape, pooling: str) -> d
         )
     return {
         **_common(config),
-        **_sizes(config, one_step=True),
+        **_sizes(config),
         "pooling_type": config.pooling_type or pooling,
         "attention_type": "non-causal",
-        "flash_attn": "on" if config.flash_attn == "on" else "off",
+        "flash_attn": "off",
         "type_k": "f32",
         "type_v": "f32",
         "embeddings": True,
@@ -115,16 +116,14 @@ def resolve_encoder(config: ContextConfig, shape: bert.Shape, pooling: str) -> d
 
 
 def _common(config: ContextConfig) -> dict[str, Any]:
-    """What is the same for all models. One thread, unless more are asked for."""
-    n_threads = config.n_threads or 1
+    """What is the same for all models."""
+    n_threads = config.n_threads or DEFAULT_N_THREADS
     return {
         "n_ctx": config.n_ctx,
         "n_seq_max": config.n_seq_max or 1,
         "n_threads": n_threads,
         "n_threads_batch": config.n_threads_batch or n_threads,
-        "offload_kqv": False,
-        "op_offload": False,
-        "swa_full": True,
+        "swa_full": config.swa_full,
         "kv_unified": config.kv_unified is True,
         "no_perf": config.no_perf is True,
         "precision": "accurate",  # everything is computed in float32, whatever is asked
@@ -150,20 +149,21 @@ def _kv_types(config: ContextConfig, shape: Shape) -> dict[str, str]:
     return {"flash_attn": "on" if on else "off", "type_k": type_k, "type_v": type_v}
 
 
-def _sizes(config: ContextConfig, *, one_step: bool) -> dict[str, int]:
-    """Batch sizes; ``one_step`` where a call is computed at once or not at all."""
-    n_ctx = config.n_ctx or DEFAULT_N_BATCH
-    n_batch = config.n_batch or max(min(DEFAULT_N_BATCH, n_ctx), config.n_ubatch or 0)
-    if one_step and config.n_batch is None and config.n_ubatch is None:
-        n_batch = n_ctx
+def _window(config: ContextConfig) -> int:
+    """The window asked for, which is a number by the time that it comes here."""
+    n_ctx: Any = config.n_ctx
+    return cast("int", n_ctx)
+
+
+def _sizes(config: ContextConfig) -> dict[str, int]:
+    n_batch = config.n_batch or config.n_ubatch or min(DEFAULT_N_BATCH, _window(config))
     return {"n_batch": n_batch, "n_ubatch": min(config.n_ubatch or n_batch, n_batch)}
 
 
 def _rope(config: ContextConfig, shape: Shape) -> dict[str, Any]:
     """Base and scale; 0 is the model's own, as in llama.cpp."""
-    kind = config.rope_scaling_type or ("linear" if config.rope_freq_scale else "none")
     scale = config.rope_freq_scale or 1.0
-    if kind == "none" and scale != 1.0:
+    if config.rope_scaling_type == "none" and scale != 1.0:
         raise InvalidInputError(
             f"rope_freq_scale={scale} needs rope_scaling_type='linear'",
             field="rope_freq_scale",
@@ -171,7 +171,7 @@ def _rope(config: ContextConfig, shape: Shape) -> dict[str, Any]:
             allowed=1.0,
         )
     return {
-        "rope_scaling_type": kind,
+        "rope_scaling_type": config.rope_scaling_type,
         "rope_freq_base": config.rope_freq_base or shape.rope_theta,
         "rope_freq_scale": scale,
     }

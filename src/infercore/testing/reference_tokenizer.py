@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from infercore.errors import BackendUnavailableError, ModelFormatError
@@ -25,6 +24,7 @@ class ReferenceTokenizer:
         self._plain.encode_special_tokens = True
         self._vocabulary = json.loads(text)
         self._control = self._control_tokens()
+        self._alphabet = byte_alphabet()
         self.generation: Mapping[str, Any] = json_object(folder, "generation_config.json")
         eos = self.generation.get("eos_token_id", config.get("eos_token_id"))
         eog = eos if isinstance(eos, list) else [eos]
@@ -35,9 +35,9 @@ class ReferenceTokenizer:
                 raise ModelFormatError(f"{folder} names token {token!r}, of {n_vocab}", path=folder)
         self.eos: int | None = eog[0]
         self.eot = self._end_of_turn()
-        self.add_bos = self.bos is not None and self._parsing.encode("").ids[:1] == [self.bos]
+        self.add_bos = self.bos in self._parsing.encode("").ids
         self.chat_template = self._template(folder)
-        self._eog = {token for token in (*eog, self.eot) if token is not None}
+        self._eog = {*eog, self.eot}
 
     def _control_tokens(self) -> dict[int, str]:
         added = self._vocabulary.get("added_tokens", ())
@@ -68,8 +68,7 @@ class ReferenceTokenizer:
             return b""
         if self._vocabulary["model"]["type"] == "WordPiece":
             return _word_piece(piece)
-        alphabet = byte_alphabet()
-        return bytes(alphabet[character] for character in piece)
+        return bytes(self._alphabet[character] for character in piece)
 
     def is_eog(self, token: int) -> bool:
         """Return whether ``token`` ends a generation."""
@@ -125,15 +124,13 @@ def _word_piece(piece: str) -> bytes:
     return piece[2:].encode() if piece.startswith("##") else b" " + piece.encode()
 
 
-@lru_cache(maxsize=1)
 def byte_alphabet() -> dict[str, int]:
     """Return the byte that each character of a byte-level vocabulary stands for.
 
     Printable bytes stand for themselves, the others for characters from U+0100 on, in order.
     Source: ``bytes_to_unicode`` of OpenAI's GPT-2.
     """
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = [byte for byte in range(256) if byte not in printable]
-    alphabet = {chr(byte): byte for byte in printable}
+    others = [*range(0x21), *range(0x7F, 0xA1), 0xAD]
+    alphabet = {chr(byte): byte for byte in bytes(range(0x100))}
     alphabet.update({chr(0x100 + i): byte for i, byte in enumerate(others)})
     return alphabet

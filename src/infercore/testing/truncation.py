@@ -1,6 +1,7 @@
 """The steps of the reference's sampler that leave candidates out.
 
-Each takes candidates, the likeliest first, and returns those that stay, at least one.
+Each takes candidates, the likeliest first, and returns those that stay, at least one. Logits are
+relative to that of the likeliest of all, which has 0.
 """
 
 from __future__ import annotations
@@ -18,10 +19,15 @@ if TYPE_CHECKING:
     from infercore.values.config import SamplingConfig
 
 
-def probabilities(candidates: Candidates) -> list[float]:
-    """Return the softmax of the candidates' logits."""
+def relative(candidates: Candidates) -> Candidates:
+    """Return the candidates with their logits less that of the first."""
     best = candidates[0][1]
-    weights = [math.exp(logit - best) for _, logit in candidates]
+    return [(token, logit - best) for token, logit in candidates]
+
+
+def probabilities(candidates: Candidates) -> list[float]:
+    """Return the softmax of the candidates' logits, of which none is above 0."""
+    weights = [math.exp(logit) for _, logit in candidates]
     total = math.fsum(weights)
     return [weight / total for weight in weights]
 
@@ -33,13 +39,14 @@ def entropy(found: Sequence[float]) -> float:
 
 def truncated(left: Candidates, config: SamplingConfig, source: random.Random) -> Candidates:
     """Return what top_n_sigma, top_k, typical, top_p, min_p and xtc leave, in this order."""
-    keep = max(1, config.min_keep)
+    keep = config.min_keep
     left = top_n_sigma(left, config.top_n_sigma)
     left = left[: config.top_k] if config.top_k else left
-    left = typical(left, config.typical_p, keep)
-    left = top_p(left, config.top_p, keep)
+    for step, p in ((typical, config.typical_p), (top_p, config.top_p)):
+        if p < 1:
+            left = step(left, p, keep)
     left = min_p(left, config.min_p, keep)
-    if config.xtc_probability > 0 and source.random() <= config.xtc_probability:
+    if source.random() <= config.xtc_probability:
         left = xtc(left, config.xtc_threshold, keep)
     return left
 
@@ -48,38 +55,31 @@ def top_n_sigma(left: Candidates, n: float) -> Candidates:
     """Leave out logits more than ``n`` standard deviations below the best; n <= 0 is off."""
     if n <= 0:
         return left
-    lowest = left[0][1] - n * statistics.pstdev([logit for _, logit in left])
-    return [candidate for candidate in left if candidate[1] >= lowest]
+    lowest = -n * statistics.pstdev([logit for _, logit in left])
+    return [(token, logit) for token, logit in left if logit >= lowest]
 
 
 def typical(left: Candidates, p: float, keep: int) -> Candidates:
-    """Keep the tokens whose surprise is nearest to the expected one, of mass above ``p``."""
-    if p >= 1:
-        return left
+    """Keep the tokens whose surprise is nearest to the expected one, of mass above ``p``.
+
+    Surprise is a constant less the logit, so their distances are those of logits from the mean.
+    """
     found = probabilities(left)
-    expected = entropy(found)
-
-    def oddness(place: int) -> float:
-        return abs(-math.log(found[place]) - expected) if found[place] > 0 else math.inf
-
-    order = sorted(range(len(left)), key=oddness)
-    sums = accumulate(found[place] for place in order)
-    n = next((i for i, total in enumerate(sums, 1) if total > p), len(left))
+    mean = math.fsum(share * logit for share, (_, logit) in zip(found, left, strict=True))
+    order = sorted(range(len(left)), key=lambda place: abs(left[place][1] - mean))
+    n = 1 + sum(total <= p for total in accumulate(found[place] for place in order))
     return [left[place] for place in sorted(order[: max(n, keep)])]
 
 
 def top_p(left: Candidates, p: float, keep: int) -> Candidates:
     """Keep the likeliest tokens whose probabilities reach ``p`` together."""
-    if p >= 1:
-        return left
-    sums = accumulate(probabilities(left))
-    n = next((i for i, total in enumerate(sums, 1) if total >= p), len(left))
+    n = 1 + sum(total < p for total in accumulate(probabilities(left)))
     return left[: max(n, keep)]
 
 
 def min_p(left: Candidates, p: float, keep: int) -> Candidates:
-    """Keep the tokens at least ``p`` times as likely as the best."""
-    if p <= 0:
+    """Keep the tokens at least ``p`` times as likely as the best; p = 0 is off."""
+    if not p:
         return left
     lowest = left[0][1] + math.log(p)
     n = sum(logit >= lowest for _, logit in left)
@@ -89,6 +89,6 @@ def min_p(left: Candidates, p: float, keep: int) -> Candidates:
 def xtc(left: Candidates, threshold: float, keep: int) -> Candidates:
     """Leave out all but the last of the tokens that reach ``threshold``."""
     n = sum(p >= threshold for p in probabilities(left))
-    if n == 0 or len(left) - n + 1 < keep:
+    if len(left) - n + 1 < keep:
         return left
-    return left[n - 1 :]
+    return left[max(n, 1) - 1 :]

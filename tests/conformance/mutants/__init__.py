@@ -93,6 +93,7 @@ def load_all() -> dict[str, Mutant]:
         of_files,
         of_further,
         of_lives,
+        of_made_rows,
         of_pools,
         of_sampling,
         of_sequences,

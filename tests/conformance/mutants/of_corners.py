@@ -27,7 +27,7 @@ def rows_are_counted_by_tokens_while_embeddings_are_made(m: Any) -> None:
         old(self, tokens, positions, seq_ids, np.ones_like(wanted) if every else wanted)
         self._rows = self._rows[:n]
 
-    around(m, ReferenceContext, "_decode", decode)
+    around(m, ReferenceContext, "decode_batch", decode)
 
 
 @breaks("KV-29", **real)
@@ -239,4 +239,4 @@ def a_whole_step_gives_the_row_before(m: Any) -> None:
             wanted = np.roll(wanted, -1)
         old(self, tokens, positions, seq_ids, wanted)
 
-    around(m, ReferenceContext, "_decode", decode)
+    around(m, ReferenceContext, "decode_batch", decode)

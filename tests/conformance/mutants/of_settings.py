@@ -49,7 +49,7 @@ def the_callback_is_asked_in_the_first_step(m: Any) -> None:
         finally:
             self._ask = ask
 
-    around(m, ReferenceContext, "_decode", decode)
+    around(m, ReferenceContext, "decode_batch", decode)
     around(m, ReferenceContext, "_step", step)
 
 
@@ -161,7 +161,11 @@ def an_encoder_pads_long_texts(m: Any) -> None:
 
 @breaks("ENC-13", **real)
 def an_encoder_always_says_that_flash_is_off(m: Any) -> None:
-    result(m, reference_settings, "resolve_encoder", lambda found: {**found, "flash_attn": "off"})
+    settings = ("auto", "on", "off")
+    m.setitem(reference_settings._ENCODER_VALUES, "flash_attn", settings)
+    kinds = attrs.evolve(ReferenceEncoder.capabilities, flash_attention=settings)
+    for cls in (ReferenceEncoder, EncoderContext):
+        m.setattr(cls, "capabilities", kinds)
 
 
 @breaks("ENC-14", **real)

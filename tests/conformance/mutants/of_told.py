@@ -184,7 +184,8 @@ def min_p_comes_before_top_p(m: Any) -> None:
 def a_bias_counts_in_whole_numbers(m: Any) -> None:
     def new(old: Any, self: Any, *args: Any) -> None:
         old(self, *args)
-        self._bias = {t: round(b) if abs(b) < 2**20 else b for t, b in self._bias.items()}
+        bias = {t: round(b) if abs(b) < 2**20 else b for t, b in self.config.logit_bias.items()}
+        self.config = attrs.evolve(self.config, logit_bias=bias)
 
     around(m, ReferenceSampler, "__init__", new)
 

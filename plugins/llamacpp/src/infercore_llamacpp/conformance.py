@@ -29,8 +29,8 @@ _REQUIRED = (
 # The same of options and calls: what is refused though it was honoured.
 _ALWAYS = (
     "n_batch", "n_ubatch", "n_seq_max", "kv_unified", "n_threads", "attention_type", "precision",
-    "pooling_type", "swa_full", "decode_vectors", "set_control_vector", "set_causal_attention",
-    "warmup",
+    "pooling_type", "swa_full", "decode_vectors", "set_control_vector",
+    "set_causal_attention", "warmup",
     *(
         f"native.{name}"
         for name in (
@@ -41,7 +41,7 @@ _ALWAYS = (
     ),
 )  # fmt: skip
 _WITH_ATTENTION = (
-    "rope_freq_base", "rope_freq_scale", "yarn", "flash_attn", "type_k", "type_v", "f16", "q8_0",
+    "rope_freq_base", "rope_freq_scale", "yarn", "flash_attn", "type_k", "type_v", "f16", "q8_0", "abort",
 )  # fmt: skip
 _REMOVES = ("kv_remove", "kv_shift", "kv_divide")
 _EXACT = {

@@ -23,7 +23,7 @@ _REQUIRED = (
     # options and calls that are honoured
     "n_batch", "n_ubatch", "n_threads", "rope_freq_base", "rope_freq_scale", "yarn", "precision",
     "attention_type", "pooling_type", "f16", "swa_full", "adapters", "decode_vectors",
-    "set_control_vector", "warmup",
+    "set_control_vector", "warmup", "abort",
 )  # fmt: skip
 _OF_BLOCKS = (
     "kv_copy_any", "kv_shift", "kv_divide", "multi_sequence", "n_seq_max", "kv_unified",

@@ -232,3 +232,4 @@ class OpenVinoModel:
     def close(self) -> None:
         """Free the weights."""
         self._graphs.close()
+        del self._default_graph

@@ -66,7 +66,10 @@ def check_an_adapter_changes_the_logits(rig: Rig) -> None:
 
 @law("LORA-2", **lora_law)
 def check_the_adapter_is_the_reference_s(rig: Rig) -> None:
-    """The logits with the pack's adapter are those of weights it was merged into."""
+    """The logits with the pack's adapter are those of weights it was merged into.
+
+    Also at a scale that drives scores of attention to thousands, where an exponential overflows.
+    """
     whole = _adapter(rig)
     if rig.adapter_name is None:
         rig.leave("the adapter is none of the pack's")
@@ -75,7 +78,7 @@ def check_the_adapter_is_the_reference_s(rig: Rig) -> None:
 
     tokens, context = rig.tokens(12), rig.context()
     path = str(infercore_models.path(rig.adapter_name, "hf"))
-    for scale in (1.0, -0.5):
+    for scale in (1.0, -0.5, 10.0):
         merged = load_reference_model(merged=[AdapterSpec(path=path, scale=scale)])
         with merged, merged.new_context(n_ctx=rig.n_ctx) as oracle:
             oracle.decode(tokens)

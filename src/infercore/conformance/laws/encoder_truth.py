@@ -10,8 +10,8 @@ import numpy as np
 from infercore.conformance.expect import equal, raises, that
 from infercore.conformance.law import law
 from infercore.conformance.laws.encoders import alike, encoder_law
-from infercore.errors import DecodeAbortedError, UnsupportedFeatureError
-from infercore.testing import load_reference_model
+from infercore.errors import DecodeAbortedError, InvalidInputError, UnsupportedFeatureError
+from infercore.testing import engine_of, load_reference_model
 from infercore.testing.reference import pack_path
 
 if TYPE_CHECKING:
@@ -47,6 +47,12 @@ def check_vectors_of_every_length(rig: Rig) -> None:
                 alike(np.array(pooled.embedding()), right, f"{len(text)} tokens, {kind}")
 
 
+_OTHERS: dict[str, Any] = {
+    "attention_type": "causal", "type_k": "f16", "embeddings": False, "rope_freq_base": 5000.0,
+}  # fmt: skip
+"""Options of which an encoder may have nothing: it refuses them then."""
+
+
 @law("ENC-13", **law_of_today)
 def check_settings_of_an_encoder(rig: Rig) -> None:
     """Flash attention and threads leave an encoder's vectors as they are, and are in force.
@@ -80,12 +86,22 @@ def check_settings_of_an_encoder(rig: Rig) -> None:
     if {"on", "off"} <= told.keys() and "flash_attn" in rig.require:
         differs = told["on"] != told["off"]
         that(differs, "flash_attn='on' changes not a bit; effective says it is on")
-    context = rig.encoder_context(pooling_type="mean")
+    for name, value in _OTHERS.items():
+        with contextlib.suppress(UnsupportedFeatureError, InvalidInputError):
+            told = rig.encoder_context(**{name: value}).effective
+            equal(told.get(name, value), value, f"effective[{name!r}]")
+    context = rig.encoder_context(pooling_type="mean", embeddings=True)
     context.set_embeddings(True)
     context.encode(text)
     alike(np.array(context.embedding()), plain, "with embeddings switched on")
-    with contextlib.suppress(UnsupportedFeatureError):
+    that(context.effective.get("embeddings") is not False, "effective says that there are none")
+    try:
         context.set_embeddings(False)
+    except UnsupportedFeatureError as error:
+        equal(error.backend, rig.backend, "the backend that refuses to switch embeddings off")
+    else:
+        found = context.effective.get("embeddings")
+        that(found is False, f"switched off, and effective['embeddings'] is {found!r}")
 
 
 @law("ENC-14", **law_of_today)
@@ -109,14 +125,20 @@ def check_the_plan_of_an_encoder(rig: Rig) -> None:
 
 @law("ENC-15", **law_of_today)
 def check_an_aborted_encoder(rig: Rig) -> None:
-    """An abort callback ends a text, or several in a call; the encoder goes on afterwards."""
+    """A callback or the engine's own abort ends a text; the encoder goes on afterwards."""
     text = [5 + i % 90 for i in range(20)]
     context = rig.encoder_context(pooling_type="mean")
     context.encode(text)
     vector = np.array(context.embedding())
     context.set_abort_callback(lambda: True)
-    raises(DecodeAbortedError, lambda: context.encode(text), "an aborted text")
+    error = raises(DecodeAbortedError, lambda: context.encode(text), "an aborted text")
+    equal(error.resident_tokens, 0, "tokens resident after an aborted text")
     context.set_abort_callback(None)
+    if context.capabilities.abort:
+        engine = engine_of(context)
+        engine.abort()
+        raises(DecodeAbortedError, lambda: context.encode(text), "an engine told to abort")
+        engine.clear_abort()
     context.encode(text)
     rig.same_bits(np.array(context.embedding()), vector, "the text after an abort")
 

@@ -44,6 +44,10 @@ _CONTEXT_OPTIONS: dict[str, tuple[Any, ...]] = {
     "rope_freq_scale": (0.5,),
     "precision": ("fast", "default", "accurate"),
 }
+_OF_ENCODERS: dict[str, tuple[Any, ...]] = {
+    "attention_type": ("causal",), "embeddings": (False,), "type_k": ("f16",),
+}  # fmt: skip
+_BREAKERS: tuple[tuple[str, ...], ...] = (("the ",), ("", ":"), (":", "a" * 50))
 
 
 def _load(rig: Rig, path: str, **fields: Any) -> Any:
@@ -108,7 +112,10 @@ def _is_below(at: float, fraction: float) -> bool:
 
 @law("BAD-16", since="1.2")
 def check_what_refusals_say(rig: Rig) -> None:
-    """A refused option is named, with its value, the backend, and what to do instead."""
+    """A refused option is named, with its value, the backend, and what to do instead.
+
+    Those of models, contexts, encoders and samplers.
+    """
     path = _path(rig)
     for fields in _MODEL_OPTIONS:
         _refusal(rig, fields, lambda fields=fields: _load(rig, path, **fields))
@@ -116,6 +123,17 @@ def check_what_refusals_say(rig: Rig) -> None:
         for value in values:
             fields = {"n_ctx": 64, name: value}
             _refusal(rig, {name: value}, partial(rig.model.new_context, **fields))
+    if rig.model.capabilities.native_sampler:
+        native = partial(rig.model.new_sampler, implementation="native", dry_multiplier=1.0)
+        for breakers in _BREAKERS:
+            asked = {"dry_sequence_breakers": breakers}
+            _refusal(rig, asked, partial(native, **asked))
+    if rig.encoder is not None and not rig.is_encoder:
+        beyond = {"n_ctx": (rig.encoder_model.info.n_ctx_train + 1,)}
+        for name, values in {**_OF_ENCODERS, **beyond}.items():
+            for value in values:
+                opened = partial(rig.encoder_model.new_context, **{name: value})
+                _refusal(rig, {name: value}, opened)
 
 
 def _refusal(rig: Rig, fields: dict[str, Any], opened: Any) -> None:

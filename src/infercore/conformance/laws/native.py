@@ -81,6 +81,7 @@ _PENALTIES: tuple[dict[str, Any], ...] = (
     {"dry_multiplier": 3.0, "dry_sequence_breakers": ("\n", "the ")},
     {"dry_multiplier": 3.0, "dry_sequence_breakers": ("", "\n")},
     {"dry_multiplier": 2.0, "dry_base": 0.5, "dry_sequence_breakers": ()},
+    {"dry_multiplier": 2.0, "dry_base": 1.0, "dry_sequence_breakers": ()},
 )
 
 
@@ -119,10 +120,11 @@ def _check_amount(rig: Rig, context: Any, row: Any) -> None:
         for share in (0.6, 0.95, 1.05, 1.6):
             lifted = {last: float(row[first] - row[last]) + share * 1.5 * 1.3 ** (n - 2)}
             fields: dict[str, Any] = {"temperature": 0, "dry_multiplier": 1.5, "dry_base": 1.3}
-            said = [*run[:n], last, run[8], *run[:n]]
             fields |= {"dry_sequence_breakers": (), "logit_bias": lifted}
-            with contextlib.suppress(UnsupportedFeatureError):
-                _check_same_choices(rig, context, said, fields)
+            long, short = [*run[:n], last, run[8]], [*run[n - 2 : n], last, run[9]]
+            for earlier in (long, [*long, *short], [*short, *long]):  # the longest counts
+                with contextlib.suppress(UnsupportedFeatureError):
+                    _check_same_choices(rig, context, [*earlier, *run[:n]], fields)
 
 
 def _check_breaker_across_tokens(rig: Rig, context: Any, row: Any) -> None:
@@ -132,15 +134,21 @@ def _check_breaker_across_tokens(rig: Rig, context: Any, row: Any) -> None:
     if len(texts) < 7:  # noqa: PLR2004
         return
     *run, last, other = list(texts)[:7]
-    breaker = (texts[run[-2]][-1:] + texts[run[-1]]).decode()
-    if any(breaker.encode() in text for text in names.values()):
-        return
     lifted = {last: float(row.max() - row[last]) + 5.0}
     dry = {"temperature": 0, "dry_multiplier": 30.0, "logit_bias": lifted}
-    for breakers in ((), (breaker,), (breaker, "\n")):
-        fields = {**dry, "dry_sequence_breakers": breakers}
-        with contextlib.suppress(UnsupportedFeatureError):
-            _check_same_choices(rig, context, [*run, last, other, *run], fields)
+    ends = texts[run[-2]][-1:]
+    pieces = ((i, rig.tokenizer.token_bytes(i)) for i in range(min(rig.tokenizer.n_vocab, 512)))
+    single = next(((i, name) for i, name in pieces if name.isalpha() and len(name) == 1), None)
+    for token, name in ((run[-1], texts[run[-1]]), *([single] if single else ())):
+        run[-1] = token
+        whole, said = ends + name, [*run, last, other, *run]
+        breaker = whole.decode()
+        if any(whole in rig.tokenizer.token_bytes(each) for each in said):
+            continue
+        for breakers in ((), (breaker,), (breaker, "\n"), ("\n", breaker)):
+            fields = {**dry, "dry_sequence_breakers": breakers}
+            with contextlib.suppress(UnsupportedFeatureError):
+                _check_same_choices(rig, context, said, fields)
 
 
 _BEFORE_CUTS: tuple[dict[str, Any], ...] = (
@@ -258,7 +266,7 @@ def check_native_cuts(rig: Rig) -> None:
 
 WARM = 40.0
 """So warm that of the tokens that filters leave each comes about as often as another."""
-N_MIXES, MOST_LEFT = 32, 9
+N_MIXES, MOST_LEFT = 20, 9
 
 
 @law("SAMP-27", needs="native_sampler", since="1.2")

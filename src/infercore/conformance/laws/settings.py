@@ -19,10 +19,12 @@ from infercore.conformance.oracle import Way
 from infercore.errors import (
     DecodeAbortedError,
     InferCoreError,
+    InvalidInputError,
     PluginError,
     SessionFatalError,
     UnsupportedFeatureError,
 )
+from infercore.testing import load_reference_model
 from infercore.weight_files import gguf
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ def check_what_was_set_stays_set(rig: Rig) -> None:
     """
     oracle = rig.need_oracle()
     tokens = rig.tokens(14)
+    _check_embeddings(rig)
     for name, (give, way, scale) in _given(rig).items():
         context = rig.context()
         try:
@@ -55,6 +58,15 @@ def check_what_was_set_stays_set(rig: Rig) -> None:
             if way is None or way.causal:
                 context.eval(tokens, 0)
                 rig.near(context.logits(), expected, f"{name}, after {what}, evaluated again")
+
+
+def _check_embeddings(rig: Rig) -> None:
+    """Embeddings that are switched on or off are so by effective, too."""
+    for on in (True, False):
+        with contextlib.suppress(UnsupportedFeatureError):
+            context = rig.context(embeddings=not on)
+            context.set_embeddings(on)
+            equal(context.effective.get("embeddings", on), on, "effective['embeddings']")
 
 
 def _given(rig: Rig) -> dict[str, tuple[Callable[[Any], object], Way | None, float]]:
@@ -117,6 +129,8 @@ _OTHER: dict[str, tuple[dict[str, Any], ...]] = {
         {"num_key_value_heads": None},
         {"tie_word_embeddings": False},
         {"model_type": "no_such_model"},
+        {"num_attention_heads": 0},
+        {"num_key_value_heads": -2},
     ),
     "bert": (
         {"hidden_act": "relu"},
@@ -125,6 +139,9 @@ _OTHER: dict[str, tuple[dict[str, Any], ...]] = {
         {"add_cross_attention": True},
         {"layer_norm_eps": 0.5},
         {"num_attention_heads": 1},
+        {"num_attention_heads": 3},
+        {"num_attention_heads": 0},
+        {"num_attention_heads": -2},
         {"num_hidden_layers": 1},
         {"model_type": "no_such_model"},
     ),
@@ -164,6 +181,10 @@ def _check_config(rig: Rig, path: Path) -> int:
             found = _with(rig, folder, {**config, **fields})
             same = found is not None and np.array_equal(found, plain)
             that(not same, f"{fields} in config.json is neither computed nor refused")
+            right = None if found is None else _reference(folder)
+            if right is not None:
+                gap = float(np.abs(found - right).max())
+                that(gap <= rig.tolerance, f"{fields} in config.json: {gap:.3g} off the reference")
         if kind == "llama" and plain is not None:
             _check_small_heads(rig, folder, config)
         for name in _SAME.get(kind, ()) if others else ():
@@ -171,7 +192,46 @@ def _check_config(rig: Rig, path: Path) -> int:
                 found = _with(rig, folder, {k: v for k, v in config.items() if k != name})
                 that(found is not None, f"config.json without {name} is refused")
                 that(np.array_equal(found, plain), f"without {name}, something else is computed")
+        if others and _is_default(config, "head_dim"):
+            _write(folder / "config.json", {**config, "head_dim": None})
+            found = _outputs(rig, folder)
+            that(found is not None, "config.json with a head_dim of null is refused")
+            that(np.array_equal(found, plain), "a head_dim of null is not one left out")
+        for name, value in config.items() if others else ():
+            if type(value) is int:
+                found = _with(rig, folder, {**config, name: str(value)})
+                same = found is None or np.array_equal(found, plain)
+                that(same, f"{name} of {str(value)!r}, a text, computes something else")
+        _check_pooling(rig, folder, config)
         return len(others)
+
+
+_POOLINGS = {
+    "mean": "pooling_mode_mean_tokens",
+    "cls": "pooling_mode_cls_token",
+    "last": "pooling_mode_lasttoken",
+}
+
+
+def _check_pooling(rig: Rig, folder: Path, config: dict[str, Any]) -> None:
+    """The pooling that the files of an encoder name is the one that it has by default."""
+    file = folder / "1_Pooling" / "config.json"
+    if not file.is_file():
+        return
+    _write(folder / "config.json", config)
+    for kind in _POOLINGS:
+        _write(file, {name: other == kind for other, name in _POOLINGS.items()})
+        with rig.open_at(str(folder)) as model, model.new_context() as context:
+            equal(context.pooling_type, kind, f"the pooling of files that name {kind}")
+
+
+def _reference(folder: Path) -> Any:
+    """Return the reference's outputs for this folder, None where it cannot compute them."""
+    try:
+        with load_reference_model(str(folder)) as model:
+            return _computed(model, {"n_ctx": 32})
+    except InferCoreError:
+        return None
 
 
 def _check_small_heads(rig: Rig, folder: Path, config: dict[str, Any]) -> None:
@@ -183,11 +243,32 @@ def _check_small_heads(rig: Rig, folder: Path, config: dict[str, Any]) -> None:
     fewer["num_key_value_heads"] = (config.get("num_key_value_heads") or heads) * by
     _write(folder / "config.json", {**config, **fewer})
     exact = _outputs(rig, folder)
+    _check_what_is_allowed(rig, folder)
     for fields in ({"type_k": "q8_0"}, {"type_v": "q8_0", "flash_attn": "on"}):
         found = None if exact is None else _outputs(rig, folder, **fields)
         if found is not None:
             gap, spread = float(np.abs(found - exact).max()), float(np.ptp(exact))
             that(gap <= 0.1 * spread, f"heads of {head // by} with {fields}: {gap:.3g} off")
+
+
+def _check_what_is_allowed(rig: Rig, folder: Path) -> None:
+    """Where a type of the cache is refused for the size of heads, what is allowed is taken."""
+    try:
+        opened = rig.open_at(str(folder))
+    except InferCoreError:
+        return
+    with opened as model:
+        for fields in ({"type_k": "q8_0"}, {"type_v": "q8_0", "flash_attn": "on"}):
+            name = next(iter(fields))
+            try:
+                model.new_context(**rig.fields(n_ctx=32, **fields)).close()
+            except InvalidInputError as error:
+                facts = (error.field, error.value)
+                equal(facts, (name, "q8_0"), "field and value of the error")
+                kinds = error.allowed if isinstance(error.allowed, (list, tuple)) else ()
+                that(error.allowed, f"the refusal of {fields} says not what is allowed")
+                for kind in kinds:
+                    model.new_context(**rig.fields(n_ctx=32, **{**fields, name: kind})).close()
 
 
 _NUMBERS = {".rope.freq_base": 500.0, "_epsilon": 0.5}
@@ -242,18 +323,23 @@ def _outputs(rig: Rig, folder: Path, **fields: Any) -> Any:
     """Return logits or a vector of a few tokens, None where the model or its context is refused."""
     try:
         with rig.open_at(str(folder)) as model:
-            if model.info.has_encoder:
-                with model.new_context(pooling_type="mean") as context:
-                    context.encode(list(range(5, 25)))
-                    return np.array(context.embedding())
-            with model.new_context(**rig.fields(n_ctx=32, **fields)) as context:
-                context.decode(list(range(5, 25)))
-                context.decode_one(25)
-                return np.array(context.logits())
+            return _computed(model, rig.fields(n_ctx=32, **fields))
     except InferCoreError as error:
         refused = not isinstance(error, (PluginError, SessionFatalError))
         that(refused, f"neither computed nor refused: {error}")
         return None
+
+
+def _computed(model: Any, fields: dict[str, Any]) -> Any:
+    """Return logits or a vector of a few tokens."""
+    if model.info.has_encoder:
+        with model.new_context(pooling_type="mean") as context:
+            context.encode(list(range(5, 25)))
+            return np.array(context.embedding())
+    with model.new_context(**fields) as context:
+        context.decode(list(range(5, 25)))
+        context.decode_one(25)
+        return np.array(context.logits())
 
 
 @law("TOK-20", since="1.2")
@@ -296,11 +382,42 @@ def _check_ends_of_folder(rig: Rig, folder: Path) -> None:
     _write(folder / "config.json", {**config, "eos_token_id": n - 1})
     with rig.open_at(str(folder)) as model:
         equal(model.tokenizer.eos, n - 1, "eos, the last id that there is")
+    _check_other_names(rig, folder)
     for name, ids in (("bos_token_id", n), ("eos_token_id", n), ("eos_token_id", [7, -1])):
         _write(folder / "config.json", {**config, name: ids})
         what = f"{name} of {ids}, beyond the ids"
         error = raises(InferCoreError, lambda: rig.open_at(str(folder)).close(), what)
         that(not isinstance(error, PluginError), f"{what}: {error}")
+        that(str(folder) in str(getattr(error, "path", folder)), f"{what}: no path in {error!r}")
+
+
+_ENDS_OF_TURN = (b"<|im_end|>", b"<|eot_id|>", b"<|end|>", b"<end_of_turn>")
+
+
+def _check_other_names(rig: Rig, folder: Path) -> None:
+    """A turn's end is found by any known name; what is not special is no control token."""
+    file, eot = folder / "tokenizer.json", rig.tokenizer.eot
+    if eot is None or not file.is_file():
+        return
+    whole, own = file.read_bytes(), rig.tokenizer.token_bytes(eot)
+    for name in _ENDS_OF_TURN if own in _ENDS_OF_TURN else ():
+        file.write_bytes(whole.replace(own, name))
+        with rig.open_at(str(folder)) as model:
+            equal(model.tokenizer.eot, eot, f"the end of a turn that is called {name!r}")
+    said = json.loads(whole)
+    for entry in said["added_tokens"]:
+        entry["special"] = entry["special"] and entry["id"] != eot
+    _write(file, said)
+    with rig.open_at(str(folder)) as model:
+        that(not model.tokenizer.is_control(eot), f"token {eot} is not special, and is control")
+    file.write_bytes(whole)
+    template = folder / "chat_template.jinja"
+    if template.is_file():
+        text = "{{ messages[0]['content'] }}"
+        template.unlink()
+        _write(folder / "tokenizer_config.json", {"chat_template": text})
+        with rig.open_at(str(folder)) as model:
+            equal(model.tokenizer.chat_template, text, "the template of tokenizer_config.json")
 
 
 def _write(file: Path, fields: dict[str, Any]) -> None:

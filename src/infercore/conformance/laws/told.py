@@ -116,12 +116,26 @@ def check_rope_options_are_used(rig: Rig) -> None:
         row = _row(rig, tokens, **fields)
         if row is not None:
             rig.near(row, oracle.rows(tokens, way)[-1], f"logits with {fields}")
-    with contextlib.suppress(*REFUSED):
-        context = rig.context(rope_scaling_type="none", rope_freq_scale=0.5)
-        context.decode(tokens)
-        rig.near(context.logits(), oracle.rows(tokens)[-1], "no scaling, whatever the scale")
+    _check_no_scaling(rig, tokens, oracle.rows(tokens)[-1])
     factors = {"rope_scaling_type": "longrope"}  # which a plain llama's files do not have
     that(_row(rig, tokens, **factors) is None, "longrope is taken without its factors")
+
+
+def _check_no_scaling(rig: Rig, tokens: list[int], plain: Any) -> None:
+    """A scale without scaling is not used, or refused; what a refusal allows is taken then."""
+    asked = {"rope_scaling_type": "none", "rope_freq_scale": 0.5}
+    try:
+        context = rig.context(**asked)
+    except InvalidInputError as error:
+        equal(error.value, asked.get(str(error.field)), f"the value of {error.field} refused")
+        that(error.allowed not in (None, ""), "the refusal says not what is allowed")
+        if isinstance(error.allowed, float):
+            rig.context(**{**asked, str(error.field): error.allowed})
+    except (UnsupportedFeatureError, BackendUnavailableError):
+        return
+    else:
+        context.decode(tokens)
+        rig.near(context.logits(), plain, "no scaling, whatever the scale")
 
 
 @law("CAP-24", since="1.2")
@@ -194,9 +208,11 @@ def _check_numbers(rig: Rig, where: Path) -> None:
         damaged[at : at + 1024] = b"\xff" * 1024  # a block of any format: its scale is no number
         file.write_bytes(damaged)
         what = f"no numbers {at} bytes into the file"
-        raises(
+        error = raises(
             InferCoreError, lambda: _load(rig, {"check_tensors": True}, str(where)).close(), what
         )
+        if isinstance(error, ModelLoadError):
+            that(str(where) in str(error.path), f"{what}: the path of the error is {error.path!r}")
 
 
 def _check_mapped(rig: Rig, path: str) -> None:
@@ -253,11 +269,11 @@ def check_the_tolerance_holds(rig: Rig) -> None:
     typed = [rig.fields(**fields) for fields in accepted_types(rig)]
     for fields in (rig.fields(), default, *typed):
         rows = []
-        for cut in (60, 59, 30, 7):
+        for cut in (60, 59, 30, 1):
             with rig.model.new_context(**fields) as context:
                 context.decode(tokens[:cut])
-                for start in range(cut, 60, 17):
-                    context.decode(tokens[start : start + 17])
+                for start in range(cut, 60, 11):
+                    context.decode(tokens[start : start + 11])
                 rows.append(np.array(context.logits()))
                 stated = context.tolerance
         gap = max(float(np.abs(row - rows[0]).max()) for row in rows)
@@ -328,6 +344,10 @@ def _flip(file: Path) -> None:
 # -- memory, files, threads ------------------------------------------------------------------------
 
 
+_BYTES_OF_32 = {"f32": 128, "f16": 64, "bf16": 64, "q8_0": 34}
+"""Bytes that 32 numbers of a type take."""
+
+
 @law("MEM-7", needs="plan_memory", since="1.2")
 def check_the_plan_is_of_the_shape(rig: Rig) -> None:
     """The planned cache is 2 x window x layers x K/V heads x head size x bytes of its type.
@@ -339,23 +359,25 @@ def check_the_plan_is_of_the_shape(rig: Rig) -> None:
     head = int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
     info = rig.model.info
     n_values = 2 * info.n_layer * info.n_head_kv * head
-    kinds = [k for k in ("f32", "f16") if k in rig.context().capabilities.kv_types]
-    for kind in kinds:
-        n_bytes = {"f32": 4, "f16": 2}[kind]
+    for fields in accepted_types(rig):
+        if not {fields["type_k"], fields["type_v"]} <= _BYTES_OF_32.keys():
+            continue
+        n_bytes = (_BYTES_OF_32[fields["type_k"]] + _BYTES_OF_32[fields["type_v"]]) / 64
+        kind = f"{fields['type_k']} and {fields['type_v']}"
         for n_ctx in (512, 2048):
-            fields = rig.fields(n_ctx=n_ctx, type_k=kind, type_v=kind)
+            asked = rig.fields(**{**fields, "n_ctx": n_ctx})
             exact = n_values * n_ctx * n_bytes
             for n_seq_max in (1, 4) if rig.context().capabilities.multi_sequence else (1,):
-                found = rig.model.plan_memory(**{**fields, "n_seq_max": n_seq_max}).kv_bytes
+                found = rig.model.plan_memory(**{**asked, "n_seq_max": n_seq_max}).kv_bytes
                 what = f"{n_ctx} tokens of {kind} in {n_seq_max} sequences"
-                fits = exact <= found <= 1.5 * exact
+                fits = 0.98 * exact <= found <= 1.5 * exact  # engines round what they log
                 that(fits, f"{found} bytes planned for {what}, not {exact}")
     own = {name: value for name, value in rig.fields().items() if not name.startswith("type_")}
     types = rig.opened(rig.model.new_context(**own)).effective
     told = {name: types[name] for name in ("type_k", "type_v") if types.get(name) is not None}
     sizes = [rig.model.plan_memory(**{**own, **fields}).kv_bytes for fields in ({}, told)]
     equal(sizes[0], sizes[1], f"bytes planned without types, and for those in force, {told}")
-    if len(kinds) > 1:
+    if {"f32", "f16"} <= set(rig.context().capabilities.kv_types):
         narrower = {"n_ctx": 2048, "type_k": "f16", "type_v": "f16"}
         wider = {"n_ctx": 2048, "type_k": "f32", "type_v": "f32"}
         sizes = [rig.model.plan_memory(**rig.fields(**each)).kv_bytes for each in (wider, narrower)]

@@ -1,0 +1,82 @@
+"""Wrong backends over real attention that only rows, scales and files made for it show."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from conformance.mutants import around, breaks, nothing
+from infercore.errors import InvalidInputError
+from infercore.testing import mirostat, reference_model, reference_settings, truncation
+from infercore.testing.attention import OnlineSoftmax
+from infercore.testing.kv_formats import KvFormat
+from infercore.testing.reference_model import ReferenceModel
+from infercore.testing.truncation import probabilities
+
+real = {"base": "reference"}
+
+
+@breaks("SAMP-28", **real)
+def top_p_goes_on_where_it_is_reached(m: Any) -> None:
+    def top_p(left: Any, p: float, keep: int) -> Any:
+        n = 1 + sum(total <= p for total in accumulate(probabilities(left)))
+        return left[: max(n, keep)]
+
+    m.setattr(truncation, "top_p", top_p)
+
+
+@breaks("SAMP-28", **real)
+def mirostat_looks_at_99_tokens(m: Any) -> None:
+    m.setattr(mirostat, "N_ESTIMATED", 99)
+
+
+@breaks("LORA-2", **real)
+def large_scores_overflow(m: Any) -> None:
+    def add(old: Any, self: Any, scores: Any, values: Any) -> None:
+        del old
+        weights = np.exp(scores)
+        self._total = self._total + weights.sum(axis=-1, keepdims=True)
+        self._sum = self._sum + weights @ values
+
+    around(m, OnlineSoftmax, "add", add)
+
+
+@breaks("MEM-11", **real)
+def closed_models_keep_their_weights(m: Any) -> None:
+    nothing(m, ReferenceModel, "close")
+
+
+@breaks("MEM-7", **real)
+def blocks_are_planned_as_values(m: Any) -> None:
+    m.setattr(KvFormat, "n_bytes", lambda self, n_values: n_values * self.dtype.itemsize)
+
+
+@breaks("ENC-13", **real)
+def an_encoder_passes_over_options(m: Any) -> None:
+    old = reference_settings._check
+
+    def check(config: Any, values: Any) -> None:
+        if values is not reference_settings._ENCODER_VALUES:
+            old(config, values)
+
+    m.setattr(reference_settings, "_check", check)
+
+
+@breaks("BAD-16", **real)
+def an_encoder_refuses_without_facts(m: Any) -> None:
+    old = reference_settings.resolve_encoder
+
+    def resolve(*args: Any) -> Any:
+        try:
+            return old(*args)
+        except InvalidInputError as error:
+            raise InvalidInputError(str(error)) from error
+
+    m.setattr(reference_settings, "resolve_encoder", resolve)
+
+
+@breaks("CAP-39", **real)
+def the_pooling_of_the_files_is_not_read(m: Any) -> None:
+    m.setattr(reference_model, "_pooling_of", lambda path: "mean")
