@@ -41,7 +41,8 @@ _ALWAYS = (
     ),
 )  # fmt: skip
 _WITH_ATTENTION = (
-    "rope_freq_base", "rope_freq_scale", "yarn", "flash_attn", "type_k", "type_v", "f16", "q8_0", "abort",
+    "rope_freq_base", "rope_freq_scale", "yarn", "flash_attn", "type_k", "type_v", "f16", "q8_0",
+    "abort",
 )  # fmt: skip
 _REMOVES = ("kv_remove", "kv_shift", "kv_divide")
 _EXACT = {
