@@ -67,6 +67,31 @@ def test_while_it_waits_a_stream_says_so(pool: Any) -> None:
         assert any(line == ": still at work" for line in answer.iter_lines())
 
 
+def test_a_comment_that_was_sent_when_the_next_was_due_ends_nothing() -> None:
+    import asyncio
+
+    from infercore.serve.responding import COMMENT, _Client
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    async def send(_: Any) -> None:
+        pass
+
+    async def stream() -> bool:
+        client = _Client(receive, send, 100.0, 100.0)
+        sent = asyncio.ensure_future(client.take(COMMENT))
+        await sent
+        client._comment = asyncio.ensure_future(client.take(COMMENT))
+        client._leave(sent)
+        has_left = client.has_left
+        await client._comment
+        await client.close()
+        return has_left
+
+    assert not asyncio.run(stream())
+
+
 def test_a_client_that_takes_nothing_is_left(pool: Any, caplog: pytest.LogCaptureFixture) -> None:
     body = {**LONG, "n": 8, "stream": True, "logprobs": True, "top_logprobs": 20}
     text = json.dumps(body).encode()

@@ -195,7 +195,7 @@ class _Client:
 
     def _leave(self, ended: asyncio.Future[None]) -> None:
         """End the task with the connection; a comment that was sent ends nothing."""
-        was_sent = ended is self._comment and not (ended.cancelled() or ended.exception())
+        was_sent = ended is not self._gone and not (ended.cancelled() or ended.exception())
         if not was_sent:
             self.has_left = True
             self._task.cancel()
