@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import attrs
 import numpy as np
@@ -79,7 +79,7 @@ def attend(
     size = block or n_cells
     for start in range(0, n_cells, size):
         part = slice(start, start + size)
-        scores = per_kv @ k[part].transpose(1, 2, 0)[:, None]
+        scores = cast("FloatArray", per_kv @ k[part].transpose(1, 2, 0)[:, None])
         scores[..., ~mask[:, part]] = -np.inf
         softmax.add(scores, v[part].transpose(1, 0, 2)[:, None])
     return softmax.read().transpose(2, 0, 1, 3).reshape(n, n_head, head_dim)

@@ -182,4 +182,5 @@ class Bert:
 def _gelu(x: FloatArray) -> FloatArray:
     """The tanh form of Hendrycks and Gimpel 2016, "Gaussian Error Linear Units"."""
     inner = np.float32(math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x**3)
-    return np.float32(0.5) * x * (1 + np.tanh(inner))
+    activated: FloatArray = np.float32(0.5) * x * (1 + np.tanh(inner))
+    return activated

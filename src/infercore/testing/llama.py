@@ -6,7 +6,7 @@ Source: ``LlamaForCausalLM`` of Hugging Face transformers, whose tensor names ar
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 import numpy as np
@@ -176,7 +176,7 @@ class Llama:
         added to what the layers put out.
         """
         s, n = self.shape, len(tokens)
-        x = self._embed[tokens] if tokens.ndim == 1 else tokens
+        x: FloatArray = self._embed[tokens] if tokens.ndim == 1 else cast("FloatArray", tokens)
         for i, layer in enumerate(self._layers):
             h = _rms_norm(x, layer.attention_norm, s.norm_eps)
             q = product(h, layer.query).reshape(n, s.n_head, s.head_dim)
@@ -201,4 +201,5 @@ def _rms_norm(x: FloatArray, weight: FloatArray, eps: float) -> FloatArray:
 
 def _silu(x: FloatArray) -> FloatArray:
     half = x * np.float32(0.5)
-    return half + half * np.tanh(half)
+    activated: FloatArray = half + half * np.tanh(half)
+    return activated
