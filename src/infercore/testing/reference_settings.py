@@ -85,7 +85,7 @@ def resolve(config: ContextConfig, shape: Shape) -> dict[str, Any]:
         **_kv_types(config, shape),
         "pooling_type": pooling,
         "attention_type": config.attention_type or "causal",
-        "embeddings": config.embeddings,
+        "embeddings": pooling != "none" if config.embeddings is None else config.embeddings,
     }
 
 
