@@ -156,7 +156,7 @@ POOL: Mapping[str, Row] = MappingProxyType({
         "Maximum number of tokens in one engine call, instead of --max-step-ms.", metavar="N",
     ),
     "max_step_ms": Row(
-        "Longest pause of running answers while a prompt is read, in milliseconds.", metavar="MS",
+        "Pause of running answers to aim at while a prompt is read, in ms.", metavar="MS",
         default=SERVED["max_step_ms"],
     ),
     "max_waiting": Row("Requests that may wait for a place; one more gets 429.", metavar="N"),

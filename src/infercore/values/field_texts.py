@@ -165,7 +165,7 @@ POOL = {
     "n_parallel": "number of sessions that run at the same time, in one engine call",
     "n_cells": "number of tokens that all sessions can hold together, at least `n_ctx`; None = `n_parallel * n_ctx`, or as many as fit in memory",
     "n_step_tokens": "maximum number of tokens in one engine call; None = chosen by measuring, so that a long prompt does not hold up the others",
-    "max_step_ms": "longest engine call with a piece of a prompt beside sessions that generate, in milliseconds; None = near 2.5 times the call without the piece, at most 250",
+    "max_step_ms": "how long an engine call with a piece of a prompt beside sessions that generate is to take, in milliseconds, as far as earlier calls tell; None = near 2.5 times the call without the piece, at most 250",
     "max_waiting": "number of calls that may wait for a place; one more raises `PoolFullError`",
     "batching": "run several sessions in one call: always, never, or where that is faster here",
     "batch_invariant": "each session computes exactly what it would compute alone; refused where the engine cannot guarantee that",

@@ -165,7 +165,7 @@ class PoolFields(PoolContextFields, total=False):
     n_step_tokens: int | None
     """Maximum number of tokens in one engine call; None = chosen by measuring, so that a long prompt does not hold up the others."""
     max_step_ms: float | None
-    """Longest engine call with a piece of a prompt beside sessions that generate, in milliseconds; None = near 2.5 times the call without the piece, at most 250."""
+    """How long an engine call with a piece of a prompt beside sessions that generate is to take, in milliseconds, as far as earlier calls tell; None = near 2.5 times the call without the piece, at most 250."""
     max_waiting: int
     """Number of calls that may wait for a place; one more raises ``PoolFullError``."""
     batching: Literal["auto", "always", "never"]

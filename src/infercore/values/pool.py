@@ -52,7 +52,7 @@ class PoolConfig:
     times the window, or, where the backend can plan its memory, what that has room for), while
     ``context.n_ctx`` is the window of each.
     ``n_step_tokens`` bounds the tokens of one call. None = a piece of prompt beside sessions that
-    generate is chosen by measuring: such a call takes at most ``max_step_ms`` milliseconds (None =
+    generate is chosen by measuring: such a call is to take ``max_step_ms`` milliseconds (None =
     near 2.5 times as long as without the piece, at most 250). ``max_waiting`` bounds the calls that
     wait for a place; beyond that, a namespace without any call still gets one in. ``batching`` is
     "always", "never" or "auto", which takes turns where that is faster here. With
