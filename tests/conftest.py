@@ -49,7 +49,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.parent.name in _OTHER_PROCESSES or "isolated" in item.path.stem:
+        file = item.path.stem
+        if item.path.parent.name in _OTHER_PROCESSES or "isolated" in file or "limits" in file:
             item.add_marker(pytest.mark.flaky(reruns=1))
 
 
