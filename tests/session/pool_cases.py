@@ -88,6 +88,8 @@ def case_of(seed: int, *, invariant: bool = False, apart: bool = False) -> Case:
     lives = [
         [call_of(rng, n_ctx, shared) for _ in range(rng.randint(1, 4))] for _ in range(n_sessions)
     ]
+    if apart:
+        lives = [_reopened(random.Random(f"{seed} {i}"), calls) for i, calls in enumerate(lives)]
     faults = [
         (rng.randint(1, 12), rng.choice(["before", "after", "aborted"]))
         for _ in range(rng.choice([0, 0, 1, 2]))
@@ -117,6 +119,19 @@ def call_of(rng: random.Random, n_ctx: int, shared: str) -> Call:
     return Call(kind, text, n_tokens, fields, stop_after, cancel_after, then)
 
 
+def _reopened(rng: random.Random, calls: list[Call]) -> list[Call]:
+    """Let some calls be another session's, which goes on from the text of the one before."""
+    found = calls[:1]
+    for call in calls[1:]:
+        before = found[-1]
+        if before.then or before.cancel_after is not None or rng.random() < 0.5:
+            found.append(call)
+            continue
+        found[-1] = attrs.evolve(before, then="reopen")
+        found.append(attrs.evolve(call, kind="prefix", text=f"{before.text} {call.text}"))
+    return found
+
+
 def _prefixed(calls: list[Call]) -> list[Call]:
     """Begin anew behind a call that is cancelled: how far it came is chance."""
     after = [False, *(call.cancel_after is not None for call in calls)]
@@ -126,24 +141,43 @@ def _prefixed(calls: list[Call]) -> list[Call]:
     ]
 
 
-def live(session: Any, calls: list[Call], *, disturbed: bool) -> list[Ended]:
-    """Return what ``calls`` give; ``disturbed`` lets those be cancelled that are to be."""
+def live(session: Any, calls: list[Call]) -> list[Ended]:
+    """Return what ``calls`` give one after the other, undisturbed."""
     found: list[Ended] = []
     for call in calls:
-        try:
-            found.append(_one(session, call, disturbed=disturbed))
-        except ic.ContextOverflowError as error:
-            found.append(Ended([], f"ContextOverflowError {error.stage}"))
-        except ic.DecodeAbortedError:
-            if call.cancel_after is None:
-                raise
-            found.append(Ended([], "cancelled"))
-        if call.then == "snapshot":
-            session.restore(session.snapshot())
-        elif call.then == "fork" and session.state != "EMPTY":
-            with session.fork() as twin:
-                found.append(_decoded(twin, attrs.evolve(call, n_tokens=4, stop_after=None)))
+        _lived(session, call, found, disturbed=False)
     return found
+
+
+def live_in(pool: Any, calls: list[Call]) -> list[Ended]:
+    """Return what ``calls`` give in sessions of ``pool``; those are cancelled that are to be."""
+    found: list[Ended] = []
+    session = pool.open_session()
+    try:
+        for call in calls:
+            _lived(session, call, found, disturbed=True)
+            if call.then == "reopen":
+                session.close()
+                session = pool.open_session()
+    finally:
+        session.close()
+    return found
+
+
+def _lived(session: Any, call: Call, found: list[Ended], *, disturbed: bool) -> None:
+    try:
+        found.append(_one(session, call, disturbed=disturbed))
+    except ic.ContextOverflowError as error:
+        found.append(Ended([], f"ContextOverflowError {error.stage}"))
+    except ic.DecodeAbortedError:
+        if call.cancel_after is None:
+            raise
+        found.append(Ended([], "cancelled"))
+    if call.then == "snapshot":
+        session.restore(session.snapshot())
+    elif call.then == "fork" and session.state != "EMPTY":
+        with session.fork() as twin:
+            found.append(_decoded(twin, attrs.evolve(call, n_tokens=4, stop_after=None)))
 
 
 def _one(session: Any, call: Call, *, disturbed: bool) -> Ended:
@@ -188,8 +222,7 @@ def together(pool: Any, case: Case) -> list[Any]:
 
     def work(i: int) -> None:
         try:
-            with pool.open_session() as session:
-                found[i] = live(session, case.lives[i], disturbed=True)
+            found[i] = live_in(pool, case.lives[i])
         except BaseException as error:  # noqa: BLE001
             found[i] = error
 
@@ -301,7 +334,7 @@ def check(
 
 def _alone(model: Any, case: Case, calls: list[Call], fields: dict[str, Any]) -> list[Ended]:
     with _single(model, case, fields) as session:
-        return live(session, calls, disturbed=False)
+        return live(session, calls)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ def test_batch_invariant_lives_are_bit_for_bit_those_alone(reference: Any) -> No
 def test_a_near_tie_of_a_fork_is_looked_for_where_the_fork_was(reference: Any) -> None:
     call = pool_cases.Call("prefix", "Once upon a time", 2, {"temperature": 0}, then="fork")
     with reference.new_session(n_ctx=64) as session:
-        _, told = pool_cases.live(session, [call], disturbed=False)
+        _, told = pool_cases.live(session, [call])
     moved = pool_cases._Moved(3)
     with reference.new_session(n_ctx=64) as session:
         again = pool_cases._again(session, call, 4, moved, forked=True)

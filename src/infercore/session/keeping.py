@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from infercore.session.store import Found, Store
     from infercore.session.tally import Tally
 
-_WORTH_KEEPING = 32
+WORTH_KEEPING = 32
 """Fewer tokens than these are evaluated sooner than they are moved out and back."""
 
 
@@ -42,6 +42,17 @@ class Keeping:
         self._store = store
         self._own_bytes = own_bytes
         self.identity = ""
+
+    @property
+    def stays_in_place(self) -> bool:
+        """Whether what closed sessions held may stay where it is until the place is wanted.
+
+        Only where host memory would keep it otherwise, and where it costs others nothing: each
+        sequence has a cache of its own, which no other's step looks at.
+        """
+        engine = self._engine
+        has_memory = self._store is not None and self._store.has_memory
+        return has_memory and engine.copies_caches and engine.multiple is None
 
     def move_out(self, sequence: Sequence) -> None:
         """Keep what ``sequence`` holds, where there is a place for it."""
@@ -72,7 +83,7 @@ class Keeping:
     def before_cut(self, sequence: Sequence, n_keep: int) -> None:
         """Move ``sequence`` out if most of what it holds is given up: it may be asked for again."""
         n_lost = sequence.n_held - n_keep
-        worthless = sequence.is_cut or n_lost < max(_WORTH_KEEPING, n_keep)
+        worthless = sequence.is_cut or n_lost < max(WORTH_KEEPING, n_keep)
         if self._store is not None and self._engine.can_truncate and not worthless:
             self.move_out(sequence)
 
@@ -91,6 +102,11 @@ class Keeping:
             return None
         wanted = sequence.tokens[: max(0, n_most)]
         return self._store.find(sequence.namespace, self.identity, wanted)
+
+    def flush(self, namespace: str | None) -> None:
+        """Forget what is stored, in all namespaces or in one."""
+        if self._store is not None:
+            self._store.flush(namespace)
 
     def close(self) -> None:
         """Let the store write what is to outlast the program."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from infercore.session.keeping import WORTH_KEEPING
+
 if TYPE_CHECKING:
     from collections.abc import Collection
     from collections.abc import Sequence as Parts
@@ -20,7 +22,8 @@ class Places:
     """Gives sequences of the engine to sequences of sessions, and takes them back.
 
     Who has none of the places where tokens are evaluated may lose its cells, the least recently
-    used first. ``sequences`` are all that are known.
+    used first. ``sequences`` are all that are known; ``left`` are those of closed sessions, which
+    hold cells until somebody wants these or what is in them.
     """
 
     def __init__(
@@ -38,10 +41,13 @@ class Places:
         self._tally = tally
         self._move: tuple[Sequence, int] | None = None
         self._n_changes = self._n_waited = 0
+        self.left: set[Sequence] = set()
         self.free_all()
 
     def free_all(self) -> None:
         """Take all that the engine has for free: it was opened anew."""
+        self._sequences -= self.left
+        self.left.clear()
         self.free_ids = list(range(self._engine.context.n_seq_max - 1, -1, -1))
 
     def adopt(self, sequence: Sequence, seq_id: int) -> None:
@@ -65,6 +71,44 @@ class Places:
         sequence.seq_id = self.take_beside()
         sequence.n_held = sequence.n_cells = 0
         return True
+
+    def leave(self, sequence: Sequence) -> None:
+        """Let a closed session's cells stay, or free them and keep what they hold elsewhere."""
+        if self._keeping.stays_in_place and sequence.n_held and not sequence.is_cut:
+            self._engine.trim(sequence)
+            sequence.set_row(None)
+            self.left.add(sequence)
+        else:
+            self._sequences.discard(sequence)
+            self.let_go(sequence, keep=True)
+
+    def take_over(self, sequence: Sequence, left: Sequence, n: int) -> bool:
+        """Let ``sequence``, which has no cells, have those of ``left`` with the first ``n`` tokens.
+
+        False where ``left`` is not left, or has more that is worth keeping.
+        """
+        is_new = sequence.seq_id is None and sequence.saved is None
+        if not is_new or left not in self.left or left.n_held - n >= WORTH_KEEPING:
+            return False
+        sequence.seq_id, sequence.n_held, sequence.n_cells = left.seq_id, n, left.n_cells
+        sequence.n_high = max(sequence.n_high, n)
+        sequence.ends = [end for end in left.ends if end <= n] + [
+            end for end in sequence.ends if end > n
+        ]
+        self._drop(left)
+        return True
+
+    def _drop(self, sequence: Sequence) -> None:
+        sequence.lose()
+        if sequence in self.left:
+            self.left.remove(sequence)
+            self._sequences.discard(sequence)
+
+    def flush(self, namespace: str | None) -> None:
+        """Free the cells of those left, of all namespaces or of one, and keep nothing of them."""
+        for sequence in [*self.left]:
+            if namespace is None or sequence.namespace == namespace:
+                self.let_go(sequence, keep=False)
 
     def take_beside(self) -> int:
         """Take the free one with most neighbours among those that run, the last freed of several.
@@ -95,6 +139,10 @@ class Places:
         if self._n_waited <= engine.n_least_copied:
             return
         (sequence, seq_id), self._move = self._move, None
+        for left in self.left:
+            if left.seq_id == seq_id:
+                self.let_go(left, keep=True)
+                break
         if seq_id not in self.free_ids:
             return
         engine.context.seq_copy(sequence.own_id, seq_id)
@@ -109,7 +157,7 @@ class Places:
         of_id = {job.sequence.own_id: job.sequence for job in self._roster.running}
         best, least = None, _n_pieces(of_id)
         for seq_id in (max(of_id), min(of_id)):
-            for free in self.free_ids:
+            for free in (*self.free_ids, *(left.own_id for left in self.left)):
                 n = _n_pieces({*of_id, free} - {seq_id})
                 if n < least:
                     best, least = (of_id[seq_id], free), n
@@ -128,7 +176,7 @@ class Places:
             self._keeping.move_out(sequence)
         self._engine.context.seq_remove(sequence.seq_id)
         self.free_ids.append(sequence.seq_id)
-        sequence.lose()
+        self._drop(sequence)
 
     def let_go_all(self) -> None:
         """Free the cells of all that are idle, and keep what they hold."""

@@ -58,6 +58,9 @@ class Placing:
         looks = job.n_looked is not None
         if not looks and self._prefixes.is_coming(sequence, n_found, self._roster.running):
             return None
+        if source is not None and places.take_over(sequence, source, n_shared):
+            self._count_restored(job, n_shared)
+            source = None
         if not places.take_id(sequence, source):
             source, n_shared = None, 0
             if not places.take_id(sequence):
@@ -165,10 +168,12 @@ class Placing:
             return
         engine.empty(sequence)
         if self._load(sequence, data):
-            n_restored = max(0, sequence.n_held - n_kept)
-            if not job.placed_once:
-                job.n_restored = n_restored
-            self._tally.restored_tokens += n_restored
+            self._count_restored(job, max(0, sequence.n_held - n_kept))
+
+    def _count_restored(self, job: Job, n: int) -> None:
+        if not job.placed_once:
+            job.n_restored = n
+        self._tally.restored_tokens += n
 
     def _load(self, sequence: Sequence, data: bytes) -> bool:
         """Put saved state into the engine; False where it was refused."""

@@ -211,6 +211,7 @@ class SessionPool:
         count = scheduler.count
         n_cells = int(scheduler.context.n_ctx)
         used, shared = (0, 0) if scheduler.closed else scheduler.context.look_taken()
+        used = max(0, used - sum(left.n_cells for left in tuple(scheduler.places.left)))
         return PoolStats(
             n_open=self._n_open,
             n_running=scheduler.n_running,
@@ -336,9 +337,14 @@ class SessionPool:
         return await asyncio.to_thread(self.rerank, query, documents, top_n=top_n)
 
     def flush_cache(self, namespace: str | None = None) -> None:
-        """Forget what is kept of sequences that lost their cells, in all namespaces or in one."""
+        """Forget what is kept of closed sessions and of sequences that lost their cells.
+
+        In all namespaces, or in one.
+        """
         if self._store is not None:
             self._store.flush(namespace)
+        if self._owner is not None:
+            self._owner.scheduler.flush(namespace)
 
     @lists_fields("SessionOptions")
     async def aopen_session(

@@ -239,17 +239,26 @@ class Scheduler:
         self.post(lambda: self.forget(sequence))
 
     def forget(self, sequence: Sequence) -> None:
-        """Forget ``sequence`` and free its cells; for the owner."""
+        """Forget ``sequence`` and free its cells, or leave them to others; for the owner."""
         if sequence.job is not None:
             self.endings.drop(sequence.job)
-        self.sequences.discard(sequence)
         self.stepping.lone.discard(sequence)
         if self.endings.refuses:
+            self.sequences.discard(sequence)
             return
         try:
-            self.places.let_go(sequence, keep=True)
+            self.places.leave(sequence)
         except Exception as error:  # noqa: BLE001  (who closes a session is not concerned)
             self._restart(error)
+
+    def flush(self, namespace: str | None) -> None:
+        """Forget what closed sessions left, of all namespaces or of one."""
+        self.post(lambda: self._flush(namespace))
+
+    def _flush(self, namespace: str | None) -> None:
+        if not self.endings.refuses:
+            self.places.flush(namespace)
+        self.keeping.flush(namespace)  # what was moved there since it was asked for, too
 
     def adopt(self, sequence: Sequence, seq_id: int, *, is_cut: bool) -> None:
         """Know ``sequence``, which holds all its tokens in ``seq_id``; before the first step."""

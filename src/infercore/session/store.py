@@ -71,6 +71,11 @@ class Store:
         self.n_bytes = 0
         """Bytes of host memory that are used."""
 
+    @property
+    def has_memory(self) -> bool:
+        """Whether host memory may be used, and not the folder alone."""
+        return self._most_bytes > 0
+
     def put(self, namespace: str, identity: str, tokens: Sequence[int], data: bytes) -> bool:
         """Store ``data``, which holds ``tokens``; return whether it is stored now."""
         entry = _Entry(Key.of(namespace, identity), tuple(tokens), bytes(data))

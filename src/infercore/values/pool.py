@@ -232,9 +232,10 @@ class PoolStats:
     """What a pool has done since it was opened, and what it is doing now.
 
     ``n_open`` sessions are open, ``n_running`` of them have a place and ``n_waiting`` calls wait
-    for one. Of ``n_cells``, ``n_cells_used`` hold tokens, ``n_cells_shared`` of them for more than
-    one session. ``prompt_tokens`` were requested; of these ``cached_tokens`` were resident (held by
-    the same session or copied from another) and ``restored_tokens`` came back from memory or disk.
+    for one. Of ``n_cells``, ``n_cells_used`` hold tokens of open sessions, ``n_cells_shared`` of
+    them for more than one. ``prompt_tokens`` were requested; of these ``cached_tokens`` were
+    resident (held by the same session or copied from another) and ``restored_tokens`` came back
+    from memory or disk, or were where a closed session had left them.
     ``mean_batch`` is the mean number of sessions per step; ``step_ms`` a moving average of a step's
     time. ``batching`` says what is in force, "always" or "never" (with "auto" the last choice).
     ``n_preempted`` counts sessions that lost their cells while running, ``n_moved_out`` sequences
