@@ -400,7 +400,7 @@ def _is_near_tie(  # noqa: PLR0917  (what was run, and what came)
 
     def chosen(moves: Any) -> tuple[int | None, Any, float]:
         with _single(model, case, fields) as session:
-            live(session, calls[:-1], disturbed=False)
+            live(session, calls[:-1])
             processor = _Moved(n, moves)
             again = _again(session, calls[-1], n + 1, processor, forked=forked)
             token = again.tokens[n] if n < len(again.tokens) else None
