@@ -120,9 +120,14 @@ def call_of(rng: random.Random, n_ctx: int, shared: str) -> Call:
 
 
 def _reopened(rng: random.Random, calls: list[Call]) -> list[Call]:
-    """Let some calls be another session's, which goes on from the text of the one before."""
+    """Let some calls be another session's, which goes on from the text of the one before.
+
+    The call behind such a one begins anew: where its text did not fit, nothing is held.
+    """
     found = calls[:1]
-    for call in calls[1:]:
+    for i, own in enumerate(calls[1:], 1):
+        behind = i > 1 and found[i - 2].then == "reopen"
+        call = attrs.evolve(own, kind="prefix") if behind else own
         before = found[-1]
         if before.then or before.cancel_after is not None or rng.random() < 0.5:
             found.append(call)
