@@ -122,7 +122,8 @@ def call_of(rng: random.Random, n_ctx: int, shared: str) -> Call:
 def _reopened(rng: random.Random, calls: list[Call]) -> list[Call]:
     """Let some calls be another session's, which goes on from the text of the one before.
 
-    The call behind such a one begins anew: where its text did not fit, nothing is held.
+    Where its text does not fit, a new session holds nothing, and an old one what it held: so it is
+    not forked, and the call behind it begins anew.
     """
     found = calls[:1]
     for i, own in enumerate(calls[1:], 1):
@@ -133,7 +134,8 @@ def _reopened(rng: random.Random, calls: list[Call]) -> list[Call]:
             found.append(call)
             continue
         found[-1] = attrs.evolve(before, then="reopen")
-        found.append(attrs.evolve(call, kind="prefix", text=f"{before.text} {call.text}"))
+        text = f"{before.text} {call.text}"
+        found.append(attrs.evolve(call, kind="prefix", text=text, then=""))
     return found
 
 
