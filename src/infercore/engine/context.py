@@ -551,11 +551,11 @@ class GuardedContext:
             self._native.need("sequence_state", declared=self.capabilities.sequence_state)
             self._saving.load_sequence(self._sequence(seq_id), data)
 
-    def hand_over(self, seq_id: int) -> Handed:
+    def hand_over(self, seq_id: int, *, row: bool = True) -> Handed:
         """Return one sequence for `take_over` of a like context: saved, but not packed."""
         with self._gate:
             self._native.need("sequence_state", declared=self.capabilities.sequence_state)
-            return self._saving.hand_over(self._sequence(seq_id))
+            return self._saving.hand_over(self._sequence(seq_id), has_row=row)
 
     def take_over(self, seq_id: int, handed: Handed) -> None:
         """Restore what `hand_over` returned; see `load_sequence`."""

@@ -25,11 +25,20 @@ if TYPE_CHECKING:
 
 
 class Handed(NamedTuple):
-    """What saved state consists of, unpacked: between two contexts of one process."""
+    """What saved state consists of, unpacked: it never leaves the process as it is."""
 
     header: Mapping[str, Any]
     payload: memoryview
     logits: memoryview
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes that it takes in memory, about."""
+        return len(self.payload) + len(self.logits)
+
+    def pack(self) -> bytes:
+        """Return it as `Context.save_sequence` does."""
+        return blob.pack(dict(self.header), self.payload, self.logits)
 
 
 class Saving:
@@ -106,11 +115,12 @@ class Saving:
             header["note"] = dict(note)
         payload = self._native.judged(save)
         with calls.typed(self._native.backend, "packing saved state"):
-            return Handed(header, memoryview(payload).cast("B"), memoryview(logits))
+            view = memoryview(self._given(memoryview(payload).cast("B")))
+            return Handed(header, view, memoryview(logits))
 
     def _pack(self, handed: Handed) -> bytes:
         with calls.typed(self._native.backend, "packing saved state"):
-            return blob.pack(dict(handed.header), handed.payload, handed.logits)
+            return handed.pack()
 
     def load_state(self, data: Buffer) -> None:
         """Restore what `save_state` returned; all is empty where the engine refuses it."""
@@ -164,8 +174,14 @@ class Saving:
             self._inner.seq_remove(seq_id, 0, -1)
 
     def _given(self, payload: memoryview) -> Buffer:
-        """Return ``payload`` as the engine takes it: a copy unless it says that a view will do."""
-        return payload if self._native.optional.takes_views else bytes(payload)
+        """Return ``payload`` as the engine takes it, and as nobody changes it later.
+
+        That is bytes, unless the engine says that a view will do.
+        """
+        if self._native.optional.takes_views:
+            return payload
+        own = payload.obj
+        return own if isinstance(own, bytes) and len(own) == len(payload) else bytes(payload)
 
     @staticmethod
     def _load(work: Callable[[], None], what: str) -> None:

@@ -76,7 +76,7 @@ class SessionContext(Context, Protocol):
     def compute_like(self, other: SessionContext) -> None:
         """Set what was set on ``other`` while it was open, so that both compute the same."""
 
-    def hand_over(self, seq_id: int) -> Any:
+    def hand_over(self, seq_id: int, *, row: bool = True) -> Any:
         """Return one sequence, unpacked, for `take_over` of a similar context."""
 
     def take_over(self, seq_id: int, handed: Any) -> None:

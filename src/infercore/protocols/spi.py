@@ -52,7 +52,7 @@ of a sequence follow each other at its next positions. ``logits_rows(n)`` gives 
 of the last call as one float32 [n, n_vocab], where they lie so: the same as ``logits(0)`` to
 ``logits(n - 1)``. Saved state may be bytes or any other
 contiguous buffer; it comes back as bytes, or as a memoryview where the context has
-``takes_views = True``, which saves a copy.
+``takes_views = True``, which saves a copy: then a buffer that was returned must never change.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from infercore.engine import blob
 from infercore.errors import SessionFatalError
+from infercore.session.store import n_bytes_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -65,14 +66,14 @@ class Keeping:
             return
         try:
             row = not engine.can_truncate  # else the last token is evaluated anew
-            data = engine.context.save_sequence(sequence.own_id, row=row)
+            data = engine.context.hand_over(sequence.own_id, row=row)
         except SessionFatalError:
             raise
         except Exception:  # noqa: BLE001  (what cannot be kept is evaluated anew)
             return
         if own:
-            kept = sum(len(s.saved) for s in self._sequences if s.saved is not None)
-            if not sequence.is_cut and kept + len(data) > self._own_bytes:
+            kept = sum(n_bytes_of(s.saved) for s in self._sequences if s.saved is not None)
+            if not sequence.is_cut and kept + data.n_bytes > self._own_bytes:
                 return
             sequence.save(data)
         elif self._store is not None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from infercore.session.roster import Roster
     from infercore.session.sequence import Sequence
     from infercore.session.shared_engine import SharedEngine
-    from infercore.session.store import Found
+    from infercore.session.store import Found, Saved
     from infercore.session.tally import Tally
 
 
@@ -144,7 +144,7 @@ class Placing:
         elif source.is_cut and source.seq_id is not None and kinds.sequence_state:
             engine.trim(source)
             target.n_held = source.n_held
-            target.save(context.save_sequence(source.seq_id))
+            target.save(context.hand_over(source.seq_id))
             target.n_held = 0
         else:
             target.saved, target.n_saved = source.saved, source.n_saved
@@ -175,11 +175,14 @@ class Placing:
             job.n_restored = n
         self._tally.restored_tokens += n
 
-    def _load(self, sequence: Sequence, data: bytes) -> bool:
+    def _load(self, sequence: Sequence, data: Saved) -> bool:
         """Put saved state into the engine; False where it was refused."""
         engine = self._engine
         try:
-            engine.context.load_sequence(sequence.own_id, data)
+            if isinstance(data, bytes):
+                engine.context.load_sequence(sequence.own_id, data)
+            else:
+                engine.context.take_over(sequence.own_id, data)
         except SnapshotError:
             self.look_at_engine()
             return False

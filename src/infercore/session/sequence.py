@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from infercore.protocols.spi import FloatArray
     from infercore.session.jobs import Job
+    from infercore.session.store import Saved
 
 
 class Sequence:
@@ -44,7 +45,7 @@ class Sequence:
         self.row: FloatArray | None = None
         self.serial = 0
         self.is_cut = False
-        self.saved: bytes | None = None
+        self.saved: Saved | None = None
         self.n_saved = 0
         self.ghost: list[int] = []
         self.ghost_ends: list[int] = []
@@ -132,7 +133,7 @@ class Sequence:
         i = bisect_right(self.ends, self.n_held)
         self.n_held = self.ends[i - 1] if i else 0
 
-    def save(self, data: bytes | None) -> None:
+    def save(self, data: Saved | None) -> None:
         """Keep ``data``, which has what is held now; None forgets it."""
         self.saved = data
         self.n_saved = 0 if data is None else self.n_held

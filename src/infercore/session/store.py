@@ -1,14 +1,14 @@
 """Sequences that lost their cells: in host memory first, then in files, and found again.
 
 What is stored is found by its tokens, namespace and identity, never by a hash alone. Nothing here
-knows an engine: payloads are bytes.
+knows an engine: payloads are bytes, or become bytes when they are written to a file.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import attrs
 
@@ -17,29 +17,49 @@ from infercore.session.prefix_index import PrefixIndex
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from typing import TypeAlias
+
+
+class Unpacked(Protocol):
+    """Saved state as it lies in memory, which `pack` makes bytes of `Context.save_sequence` of."""
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes that it takes in memory, about."""
+
+    def pack(self) -> bytes:
+        """Return it as bytes."""
+
+
+Saved: TypeAlias = "bytes | Unpacked"
+
+
+def n_bytes_of(data: Saved) -> int:
+    """Return how many bytes ``data`` takes in memory, about."""
+    return len(data) if isinstance(data, bytes) else data.n_bytes
 
 
 class Found(NamedTuple):
     """The first ``n_tokens`` of what was asked for are stored, in an entry of ``n_stored``.
 
-    ``load()`` gives its bytes, or None where it is gone or damaged by now: a cold start.
+    ``load()`` gives its data, or None where it is gone or damaged by now: a cold start.
     """
 
     n_tokens: int
     n_stored: int
-    load: Callable[[], bytes | None]
+    load: Callable[[], Saved | None]
 
 
 @attrs.frozen
 class _Entry:
     key: Key
     tokens: tuple[int, ...]
-    data: bytes = attrs.field(repr=False)
+    data: Saved = attrs.field(repr=False)
 
     @property
     def size(self) -> int:
         """Bytes that it takes in memory, about."""
-        return len(self.data) + 8 * len(self.tokens)
+        return n_bytes_of(self.data) + 8 * len(self.tokens)
 
 
 class Store:
@@ -76,9 +96,9 @@ class Store:
         """Whether host memory may be used, and not the folder alone."""
         return self._most_bytes > 0
 
-    def put(self, namespace: str, identity: str, tokens: Sequence[int], data: bytes) -> bool:
+    def put(self, namespace: str, identity: str, tokens: Sequence[int], data: Saved) -> bool:
         """Store ``data``, which holds ``tokens``; return whether it is stored now."""
-        entry = _Entry(Key.of(namespace, identity), tuple(tokens), bytes(data))
+        entry = _Entry(Key.of(namespace, identity), tuple(tokens), data)
         with self._lock:
             return self._put(entry)
 
@@ -113,7 +133,8 @@ class Store:
     def _to_folder(self, entry: _Entry | None) -> bool:
         if self._folder is None or entry is None:
             return False
-        return self._folder.put(entry.key, entry.tokens, entry.data)
+        data = entry.data if isinstance(entry.data, bytes) else entry.data.pack()
+        return self._folder.put(entry.key, entry.tokens, data)
 
     def find(
         self, namespace: str, identity: str, tokens: Sequence[int], *, whole: bool | None = None
@@ -145,7 +166,7 @@ class Store:
         entry = self._entries[found.holder]
         return Found(found.n_tokens, len(entry.tokens), lambda: self._used(found.holder, entry))
 
-    def _used(self, name: str, entry: _Entry) -> bytes:
+    def _used(self, name: str, entry: _Entry) -> Saved:
         with self._lock:
             if name in self._entries:
                 self._entries.move_to_end(name)

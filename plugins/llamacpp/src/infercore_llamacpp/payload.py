@@ -146,11 +146,7 @@ def _stream(reader: _Reader, traits: Traits) -> Iterator[tuple[str, memoryview]]
     n_cells = reader.count(_MANY)
     if not n_cells:
         return
-    for _ in range(n_cells):
-        if not 0 <= reader.number("i") < _MAX_POSITION:
-            raise _PositionError
-        n_ids = reader.count(_FEW)
-        reader.skip((12 if traits.has_cell_extras else 0) + 4 * n_ids)
+    _pass_cells(reader, n_cells, 3 if traits.has_cell_extras else 0)
     is_transposed, n_layers = reader.number("I"), reader.count(_FEW)
     for _ in range(n_layers):
         kind = _NAMES[reader.number("i")]
@@ -159,6 +155,24 @@ def _stream(reader: _Reader, traits: Traits) -> Iterator[tuple[str, memoryview]]
         kind = _NAMES[reader.number("i")]
         row = reader.number("I") * reader.number("I") if is_transposed else reader.number("Q")
         yield kind, reader.skip(n_cells * row)
+
+
+def _pass_cells(reader: _Reader, n_cells: int, n_extras: int) -> None:
+    """Look at the position of each cell, which its number of sequences and these follow."""
+    rest = reader.rest
+    n_ids = int.from_bytes(rest[4:8], "little")
+    width = 2 + n_extras + n_ids
+    if len(rest) >= 4 * width * n_cells:
+        cells = np.frombuffer(rest, "<i4", width * n_cells).reshape(n_cells, width)
+        if (cells[:, 1] == n_ids).all():  # all are as wide as the first
+            if not 0 <= cells[:, 0].min() <= cells[:, 0].max() < _MAX_POSITION:
+                raise _PositionError
+            reader.skip(4 * width * n_cells)
+            return
+    for _ in range(n_cells):
+        if not 0 <= reader.number("i") < _MAX_POSITION:
+            raise _PositionError
+        reader.skip(4 * (n_extras + reader.count(_FEW)))
 
 
 def _are_finite(kind: str, data: memoryview) -> bool:
