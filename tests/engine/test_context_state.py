@@ -86,6 +86,24 @@ def test_a_sequence_goes_to_another_context_as_by_its_saved_state(reference_mode
             assert np.array_equal(handed.logits(), packed.logits())
 
 
+def test_what_is_handed_over_stays_as_it_was(reference_model, monkeypatch):
+    """An engine may use its buffer again, unless it says that it deals in views."""
+    buffer, save = bytearray(), ReferenceContext.save_sequence
+
+    def into_buffer(inner, seq_id):
+        buffer[:] = save(inner, seq_id)
+        return buffer
+
+    with filled(reference_model) as source, opened(reference_model) as target:
+        monkeypatch.setattr(ReferenceContext, "save_sequence", into_buffer)
+        handed = source.hand_over(2)
+        buffer[:] = bytes(len(buffer))
+        target.take_over(0, handed)
+        for context, s in ((source, 2), (target, 0)):
+            context.decode([4, 5], seq_id=s)
+        assert np.array_equal(target.logits(), source.logits())
+
+
 def test_a_sequence_is_not_taken_from_other_settings(reference_model):
     with filled(reference_model) as source, opened(reference_model, type_k="f16") as target:
         target.decode([1, 2, 3])
