@@ -246,7 +246,7 @@ def a_whole_step_gives_the_row_before(m: Any) -> None:
 # -- what is closed, cut, or very small ------------------------------------------------------------
 
 
-@breaks("LIFE-18", **real)
+@breaks("LIFE-17", **real)
 def rows_go_with_their_context(m: Any) -> None:
     def close(old: Any, self: Any) -> None:
         if "_rows" in vars(self):
@@ -256,7 +256,7 @@ def rows_go_with_their_context(m: Any) -> None:
     around(m, Sequences, "close", close)
 
 
-@breaks("STATE-33", **real)
+@breaks("STATE-32", **real)
 def a_state_that_cannot_be_read_is_all_zeros(m: Any) -> None:
     saved: list[Any] = []
 
@@ -277,7 +277,7 @@ def a_state_that_cannot_be_read_is_all_zeros(m: Any) -> None:
     around(m, Sequences, "load_sequence", load)
 
 
-@breaks("DEC-33", **real)
+@breaks("DEC-31", **real)
 def a_step_has_room_for_every_sequence(m: Any) -> None:
     def decode(old: Any, self: Any, tokens: Any, positions: Any, seq_ids: Any, wanted: Any) -> None:
         old(self, tokens, positions, seq_ids, wanted)

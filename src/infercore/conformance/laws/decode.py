@@ -314,7 +314,7 @@ _FEW = (
 )
 
 
-@law("DEC-33", needs="multi_sequence", since="1.2")
+@law("DEC-31", needs="multi_sequence", since="1.2")
 def check_more_sequences_than_tokens(rig: Rig) -> None:
     """With more sequences than a call, a step or the window has tokens, each decodes as if alone.
 

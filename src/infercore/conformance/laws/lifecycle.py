@@ -218,7 +218,7 @@ def check_a_fresh_report(rig: Rig) -> None:
     that(report.stable_byte_hash is None, "a fresh session has a stable text")
 
 
-@law("LIFE-18", since="1.2")
+@law("LIFE-17", since="1.2")
 def check_a_row_outlives_its_context(rig: Rig) -> None:
     """Rows of logits that are kept can be read after context and model are closed, unchanged.
 

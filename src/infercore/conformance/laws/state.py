@@ -204,7 +204,7 @@ def check_the_size_of_a_state_is_that_of_what_is_saved(rig: Rig) -> None:
 _HEADER = 1024  # bytes, more than what the ids of so many tokens take
 
 
-@law("STATE-33", needs="sequence_state", since="1.2")
+@law("STATE-32", needs="sequence_state", since="1.2")
 def check_a_payload_that_is_not_the_engine_s(rig: Rig) -> None:
     """State whose payload is cut or senseless raises SnapshotError, and leaves an empty context.
 
