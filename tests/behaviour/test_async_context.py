@@ -50,42 +50,6 @@ def test_it_gives_what_the_context_gives(
     asyncio.run(main())
 
 
-def test_calls_are_done_in_the_order_they_were_made(model: Any, exact: dict[str, Any]) -> None:
-    ids = model.tokenizer.encode(PROMPT)
-
-    async def main() -> None:
-        context = await ic.aopen_context(model, n_ctx=256, **exact)
-        await asyncio.gather(*(context.decode_one(token) for token in ids))
-        assert await context.tokens() == ids
-        await context.close()
-
-    asyncio.run(main())
-
-
-def test_a_cancelled_task_aborts_its_call_and_the_context_goes_on(
-    model: Any, exact: dict[str, Any], story: str
-) -> None:
-    ids = model.tokenizer.encode(story)
-
-    async def main() -> None:
-        async with ic.aopen_context(model, n_ctx=1024, n_batch=8, **exact) as context:
-            task = asyncio.create_task(context.decode(ids))
-            waiting = asyncio.create_task(context.decode_one(ids[0]))
-            await asyncio.sleep(0.01)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            await waiting
-            held = await context.tokens()
-            assert held[:-1] == ids[: len(held) - 1]
-            assert held[-1] == ids[0]
-            await context.clear()
-            await context.decode(ids)
-            assert await context.tokens() == ids
-
-    asyncio.run(main())
-
-
 def test_errors_are_those_of_the_context(model: Any, exact: dict[str, Any]) -> None:
     async def main() -> None:
         async with ic.aopen_context(model, n_ctx=64, **exact) as context:

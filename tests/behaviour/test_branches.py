@@ -61,25 +61,6 @@ def test_a_pool_gives_the_same_beams(model: Any, exact: dict[str, Any]) -> None:
             assert_equal(found, search, session.context.tolerance)
 
 
-@pytest.mark.parametrize("n_seq_max", [1, 3])
-def test_the_session_is_as_it_was(new_session: Callable[..., Any], n_seq_max: int) -> None:
-    session = new_session(n_seq_max=n_seq_max)
-    session.ensure_prefix(PROMPT)
-    session.prefill_suffix(" there was a")
-    wanted = "".join(chunk.text for chunk in session.decode(max_tokens=8, temperature=0))
-    session.prefill_suffix(" there was a")
-    before = session.explain_context()
-    beams = session.beam_search(3, max_tokens=12, n_return=2)
-    samples = session.sample_many(3, max_tokens=6, seed=1, temperature=2.0)
-    after = session.explain_context()
-    assert (after.state, after.manifest) == (before.state, before.manifest)
-    assert after.resident_tokens == before.resident_tokens
-    assert "".join(c.text for c in session.decode(max_tokens=8, temperature=0)) == wanted
-    assert len(beams) == 2
-    assert beams[0].score >= beams[1].score
-    assert len(samples) == 3
-
-
 def test_a_beam_says_what_it_is(new_session: Callable[..., Any]) -> None:
     session = new_session()
     session.ensure_prefix(PROMPT)
@@ -100,26 +81,6 @@ def test_a_full_window_ends_beams(new_session: Callable[..., Any]) -> None:
     (beam,) = session.beam_search(2, max_tokens=100, early_stopping=False)
     assert beam.finish_reason in ("context", "eos")
     assert len(beam.tokens) <= 24 - n
-
-
-@pytest.mark.parametrize("n_seq_max", [1, 4])
-def test_samples_are_what_each_seed_gives_alone(
-    new_session: Callable[..., Any], n_seq_max: int
-) -> None:
-    session = new_session(n_seq_max=n_seq_max)
-    session.ensure_prefix("A short")
-    options = {"max_tokens": 16, "temperature": 1.5, "top_k": 0, "logprobs": 1}
-    found = session.sample_many(6, seed=2**32 - 4, **options)
-    assert [one.usage.seed for one in found] == [2**32 - 4, 2**32 - 3, 2**32 - 2, 0, 1, 2]
-    for one in found[1:4]:
-        alone = new_session()
-        alone.ensure_prefix("A short")
-        chunks = list(alone.decode(seed=one.usage.seed, **options))
-        assert "".join(chunk.text for chunk in chunks) == one.text
-        assert sum((chunk.tokens for chunk in chunks), ()) == one.tokens
-        assert chunks[-1].finish_reason == one.finish_reason
-        assert len(one.logprobs) == len(one.tokens)
-    assert len({one.text for one in found}) > 1
 
 
 def test_a_pool_samples_more_than_it_has_places(model: Any, exact: dict[str, Any]) -> None:

@@ -19,11 +19,6 @@ def vector(model: Any) -> Any:
     return np.random.default_rng(3).normal(0, 0.5, model.info.n_embd).astype(np.float32)
 
 
-def row(context: Any, ids: Any) -> Any:
-    context.eval(list(ids), 0)
-    return context.logits().copy()
-
-
 def need(context: Any, vector: Any) -> None:
     """End the test where the engine has none, once the refusal has changed nothing."""
     try:

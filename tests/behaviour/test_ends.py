@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 
 import infercore as ic
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 PROMPT = "Once upon a time there was a baker named Mira"
-SHORT = "A short tale about Oskar."
 
 
 def told(session: Any, **decode: Any) -> list[ic.StreamChunk]:
@@ -46,37 +44,6 @@ def test_the_engines_own_sampler_refuses_them(model: Any, session: Any) -> None:
         with pytest.raises(ic.UnsupportedFeatureError):
             model.new_sampler(implementation="native", **wanted)
     assert session.state == "PREFIXED"
-
-
-def test_how_likely_the_prompt_was(
-    session: Any, new_context: Callable[..., Any], story: str
-) -> None:
-    session.ensure_prefix(story[:400])
-    session.prefill_suffix(story[400:700])
-    ids = session.context.tokens()
-    context = new_context()
-    context.decode(ids, logits="all")
-    rows = context.logits_all().astype(np.float64)
-    rows -= rows.max(axis=1, keepdims=True)
-    wanted = rows - np.log(np.exp(rows).sum(axis=1, keepdims=True))
-    plain = told(session, max_tokens=6)
-    session.prefill_suffix(story[400:700])
-    chunks = told(session, max_tokens=6, prompt_logprobs=2)
-    assert tokens_of(chunks) == tokens_of(plain)
-    found = chunks[0].prompt_logprobs
-    assert found is not None
-    assert [one.token for one in found] == ids[1:]
-    t = 2 * session.context.tolerance + 1e-5
-    for i, one in enumerate(found):
-        assert one.logprob == pytest.approx(wanted[i, ids[i + 1]], abs=t)
-        assert one.top[0][1] == pytest.approx(wanted[i].max(), abs=t)
-        assert len(one.top) == 2
-    assert all(chunk.prompt_logprobs is None for chunk in chunks[1:])
-    usage = chunks[-1].usage
-    assert usage is not None
-    assert usage.cached_tokens == 0
-    assert usage.reevaluated_tokens > 0
-    assert session.explain_context().resident_tokens == len(ids) + 6
 
 
 def test_sequences_that_share_a_context_can_tell_too(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +16,6 @@ from infercore.testing import load_reference_model
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-EXACT_LIMIT = 1e-5
 ABORT_SECONDS = 0.1
 
 
@@ -40,24 +38,6 @@ def last_row(context: Any, ids: list[int], n_chunk: int) -> Any:
     for start in range(0, len(ids), n_chunk):
         context.decode(ids[start : start + n_chunk])
     return context.logits().copy()
-
-
-def test_branches_go_on_as_fresh_contexts_do(
-    new_context: Callable[..., Any], ids: list[int]
-) -> None:
-    for unified in (True, False):
-        forked = new_context(n_seq_max=2, kv_unified=unified, n_ctx=2048)
-        forked.decode(ids[:200])
-        forked.seq_copy(0, 1)
-        branches = (ids[200:230], ids[400:430])
-        for s, branch in enumerate(branches):
-            fresh = new_context()
-            fresh.decode(ids[:200])
-            for token in branch:
-                forked.decode_one(token, seq_id=s)
-                fresh.decode_one(token)
-                assert relative(forked.logits(), fresh.logits()) < EXACT_LIMIT
-            assert forked.tokens(s) == fresh.tokens()
 
 
 def test_an_abort_from_another_thread_is_soon_and_counted_right(
@@ -167,18 +147,6 @@ def test_python_goes_on_while_the_engine_works(
     assert counted > elapsed * 1000 / 20  # a lock held over the call would allow none
 
 
-def test_counters_tell_what_was_done(new_context: Callable[..., Any], ids: list[int]) -> None:
-    context = new_context()
-    context.decode(ids[:50])
-    for token in ids[50:55]:
-        context.decode_one(token)
-    perf = context.perf()
-    assert (perf.prefill_tokens, perf.decode_tokens) == (50, 5)
-    assert min(perf.load_ms, perf.prefill_ms, perf.decode_ms) > 0
-    context.reset_perf()
-    assert context.perf().prefill_tokens == 0
-
-
 def test_times_of_sessions_are_told_beside_those_of_the_engine(new_session: Any) -> None:
     session = new_session()
     session.ensure_prefix("Once upon a time")
@@ -202,17 +170,6 @@ def test_times_of_sessions_are_told_beside_those_of_the_engine(new_session: Any)
     assert session.context.perf().tokenize_ms == session.context.perf().grammar_ms == 0
 
 
-def test_warming_up_keeps_or_refuses(new_context: Callable[..., Any], ids: list[int]) -> None:
-    context = new_context()
-    for held in ([], ids[:20]):
-        if held:
-            context.decode(held)
-        with contextlib.suppress(ic.UnsupportedFeatureError):
-            context.warmup()
-        assert context.tokens() == held
-    context.synchronize()
-
-
 def test_warming_up_beside_what_is_held(
     new_context: Callable[..., Any], ids: list[int], backend_name: str
 ) -> None:
@@ -234,22 +191,6 @@ def test_warming_up_beside_what_is_held(
         with pytest.raises(ic.UnsupportedFeatureError, match="full"):
             full.warmup()
     assert full.tokens() == ids[:20]
-
-
-def test_the_size_of_a_state_before_it_is_made(
-    new_context: Callable[..., Any], ids: list[int]
-) -> None:
-    context = new_context(n_seq_max=2)
-    sizes = [context.seq_state_size()]
-    for n in (8, 16):
-        context.decode(ids[:n])
-        sizes.append(context.seq_state_size(0))
-        saved = len(context.save_sequence(0))
-        row = 4 * context.logits().size
-        assert 0 < saved - row - sizes[-1] < 4096 + 64 * n
-    assert sizes == sorted(set(sizes))
-    with pytest.raises(ic.InvalidSequenceError):
-        context.seq_state_size(2)
 
 
 def test_a_divide_onto_positions_that_are_held_is_computed_right(

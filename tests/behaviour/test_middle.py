@@ -85,24 +85,7 @@ def test_in_a_pool_the_rest_is_evaluated_anew(
         assert text_of(session.decode(max_tokens=12, temperature=0)) == wanted
 
 
-def test_ranges_that_are_none_change_nothing(session: Any) -> None:
-    session.ensure_prefix(PROMPT)
-    n = session.explain_context().resident_tokens
-    for start, end in ((-1, 2), (2, 2), (3, 2), (0, n + 1), ("0", 1), (0, None), (True, 2)):
-        with pytest.raises(ic.InvalidInputError):
-            session.evict(start, end)
-    assert session.explain_context().resident_tokens == n
-    assert session.state == "PREFIXED"
-
-
 # -- infill ----------------------------------------------------------------------------------------
-
-
-def test_a_vocabulary_without_marks_has_no_gaps(model: Any, session: Any) -> None:
-    assert model.tokenizer.fim is None
-    with pytest.raises(ic.UnsupportedFeatureError, match="infill"):
-        session.infill("a", "b")
-    assert session.state == "EMPTY"
 
 
 MARKS = {1000: "<PRE>", 1002: "<SUF>", 1015: "<MID>"}  # take the places of words of five bytes

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import gc
-
 import pytest
 
 import infercore as ic
 import pack
-from infercore.testing import load_reference_model
 
 
 def test_llamacpp_takes_its_handles():
@@ -32,18 +29,3 @@ def test_openvino_takes_its_handles():
         assert isinstance(model.native_handle, ov.Model)
         context.decode([5, 6, 7])
         assert context.native_handle.get_output_tensor(0).shape[-1] == model.info.n_vocab
-
-
-def test_there_is_none_after_close_and_where_the_backend_has_none():
-    pack.need_pack()
-    with load_reference_model() as model:
-        context = model.new_context(n_ctx=16)
-        for one in (model, context):
-            with pytest.raises(ic.UnsupportedFeatureError):
-                _ = one.native_handle
-        context.close()
-        assert isinstance(context, ic.Context)
-    gc.collect()
-    for one in (model, context):
-        with pytest.raises(ic.SessionClosedError):
-            _ = one.native_handle

@@ -195,24 +195,6 @@ def test_a_processors_wrong_result_is_refused(session: Any) -> None:
     assert len(tokens_of(session, max_tokens=3)[0]) == 3
 
 
-# --- penalties ----------------------------------------------------------------------------
-
-
-def test_penalties_look_back_on_the_prompt(session: Any, backend_name: str) -> None:
-    """The model would repeat a word of the prompt at once; a penalty forbids it."""
-    (first,), _ = tokens_of(session, max_tokens=1, temperature=0)
-    prompt = PROMPT + session.model.tokenizer.decode([first]) + ". " + PROMPT
-    (again,), _ = tokens_of(session, prompt, max_tokens=1, temperature=0)
-    assert again in session.model.tokenizer.encode(prompt)
-    for implementation in implementations(backend_name):
-        for penalty in ({"repeat_penalty": 1e5}, {"presence_penalty": 90.0}):
-            fields = {"implementation": implementation, "max_tokens": 1, "temperature": 0}
-            (other,), _ = tokens_of(session, prompt, **fields, **penalty, penalty_last_n=-1)
-            assert other != again
-            (short,), _ = tokens_of(session, prompt, **fields, **penalty, penalty_last_n=1)
-            assert short == again, "a window of one token does not reach it"
-
-
 # --- bad input ----------------------------------------------------------------------------
 
 BAD = [

@@ -1,47 +1,12 @@
-"""A warm prefix gives what a cold one gives, and says truly what it reused."""
+"""What comes behind a prefix joins its text or stays apart, as asked."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 import infercore as ic
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-SUFFIXES = (
-    " One evening the baker walked home along the river with a lantern and a loaf.",
-    " The next morning nobody in the village could find the old clock, not even Anton.",
-)
-
-
-def greedy(session: Any, n: int = 64) -> list[int]:
-    chunks = session.decode(max_tokens=n, temperature=0)
-    return [token for chunk in chunks for token in chunk.tokens]
-
-
-def cold(new_session: Callable[..., Any], *texts: str, n: int = 64) -> list[int]:
-    with new_session() as fresh:
-        fresh.ensure_prefix("".join(texts))
-        return greedy(fresh, n)
-
-
-def test_a_changed_suffix_reuses_the_prefix_and_decodes_as_cold(
-    new_session: Callable[..., Any], session: Any, story: str
-) -> None:
-    first = session.ensure_prefix(story)
-    assert (first.reused_tokens, first.prefilled_tokens) == (0, first.prefix_tokens)
-    assert first.prefix_tokens >= 590
-    for suffix in SUFFIXES:
-        again = session.ensure_prefix(story)
-        assert again.reused_tokens >= first.prefix_tokens - 1
-        status = session.prefill_suffix(suffix)
-        assert status.reused_tokens + status.prefilled_tokens == status.suffix_tokens
-        assert status.prefix_tokens >= first.prefix_tokens - 1
-        assert status.prefilled_tokens <= status.suffix_tokens
-        assert greedy(session) == cold(new_session, story, suffix)
 
 
 def test_append_after_an_end_of_turn_puts_that_token_first(
@@ -57,15 +22,6 @@ def test_append_after_an_end_of_turn_puts_that_token_first(
     after = session.context.tokens()
     assert after[: len(resident)] == resident
     assert model.tokenizer.is_eog(after[len(resident)])
-
-
-def test_a_decode_from_the_prefix_alone_after_a_suffix(
-    new_session: Callable[..., Any], session: Any, story: str
-) -> None:
-    session.ensure_prefix(story)
-    session.prefill_suffix(SUFFIXES[0])
-    session.ensure_prefix(story)
-    assert greedy(session, 32) == cold(new_session, story, n=32)
 
 
 def test_text_that_was_kept_apart_stays_apart_when_more_is_appended(
@@ -113,11 +69,3 @@ def test_generate_with_a_bad_option_changes_nothing(session: Any, option: dict[s
         session.generate("Once", **option)
     assert session.state == "EMPTY"
     assert session.context.tokens() == []
-
-
-def test_reused_tokens_are_counted_once(session: Any, story: str) -> None:
-    session.ensure_prefix(story)
-    session.prefill_suffix(SUFFIXES[0])
-    assert session.context.perf().reused_tokens == 0
-    again = session.ensure_prefix(story)
-    assert session.context.perf().reused_tokens == again.reused_tokens

@@ -5,9 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import attrs
+
 import pack
 from infercore.conformance import SUITE_VERSION, laws
+from infercore.conformance.laws.bad_input import OPTIONS
 from infercore.engine.digest import of_path
+from infercore.values.config import ContextConfig
 
 PAGE = Path(__file__).parents[2] / "docs" / "conformance.md"
 N_RIGS = 6
@@ -54,3 +58,22 @@ def test_no_backend_of_this_project_fails() -> None:
 
 def test_the_reference_can_show_every_law() -> None:
     assert [name for name, row in rows().items() if row[1] != "ok"] == []
+
+
+OF_OTHER_LAWS = {
+    "n_ctx": "OVER-3",
+    "rope_freq_scale": "CAP-23",
+    "type_k": "CAP-8",
+    "type_v": "CAP-25",
+    "adapters": "LORA-5",
+    "on_oom": "MEM-4",
+    "backend_options": "BAD-19",
+    "defrag_thold": "BAD-7",
+}
+"""Fields of a context that BAD-8 does not try, and the law that does."""
+
+
+def test_a_law_tries_every_field_of_a_context() -> None:
+    fields = {field.name for field in attrs.fields(ContextConfig)}
+    assert fields - {*OPTIONS, *OF_OTHER_LAWS} == {"n_ctx_min"}  # which the core alone reads
+    assert set(OF_OTHER_LAWS.values()) <= {law.id for law in laws()}

@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 
 import infercore as ic
+import pack
 from infercore import api
 from infercore.engine.model import GuardedModel
 from infercore.errors import (
     InvalidInputError,
+    InvalidTokenError,
     OutOfMemoryError,
     PluginError,
     PluginLoadError,
@@ -384,6 +386,40 @@ def test_the_default_window(watched):
 def test_a_native_sampler_is_refused_where_there_is_none(toy_model):
     with pytest.raises(UnsupportedFeatureError, match="portable"):
         toy_model.new_sampler(implementation="native")
+
+
+@pytest.mark.parametrize("order", [*itertools.permutations(["model", "context", "sampler"])])
+def test_weights_stay_while_a_sampler_of_the_engine_is_open(order, monkeypatch):
+    from infercore.testing import load_reference_model
+
+    pack.need_pack()
+    freed, model = [], load_reference_model()
+    monkeypatch.setattr(model._inner, "close", lambda: freed.append(True), raising=False)
+    context, sampler = (
+        model.new_context(n_ctx=16),
+        model.new_sampler(implementation="native", seed=3),
+    )
+    context.decode([5, 6])
+    assert 0 <= sampler.sample(context) < 1024
+    twin = sampler.clone()
+    things = {"model": model, "context": context, "sampler": sampler}
+    for name in order:
+        things[name].close()
+    for call in (lambda: sampler.sample(context), sampler.reset, sampler.clone):
+        with pytest.raises(SessionClosedError):
+            call()
+    twin.reset()
+    assert not freed
+    twin.close()
+    assert freed == [True]
+
+
+def test_a_sampler_of_the_engine_observes_tokens_of_its_vocabulary_alone(reference_model):
+    sampler = reference_model.new_sampler(implementation="native")
+    for bad in (-1, 1024, 2**31, True, None):
+        with pytest.raises(InvalidTokenError):
+            sampler.observe([5, bad])
+    sampler.close()
 
 
 def test_digests_name_model_and_vocabulary(reference_model, toy_model):

@@ -118,6 +118,16 @@ def test_a_byte_that_is_none_is_refused(soundness, tmp_path, model, text):
     assert "marked as a byte" in says
 
 
+@pytest.mark.parametrize("missing", [0, 0x41, 0xFF])
+def test_a_vocabulary_without_all_bytes_is_refused(soundness, tmp_path, missing):
+    whole = vocabulary("llama", ("a", 1))
+    cut = {
+        key: value if isinstance(value, str) else value[:missing] + value[missing + 1 :]
+        for key, value in whole.items()
+    }
+    assert f"no token for the byte 0x{missing:02X}" in soundness.complaint(write(tmp_path, **cut))
+
+
 @pytest.mark.parametrize("size", [0, 1, 32, 63, 96])
 def test_heads_that_a_kernel_would_leave_are_refused(soundness, tmp_path, size):
     rwkv = {"general.architecture": "rwkv7", "rwkv7.block_count": 2}

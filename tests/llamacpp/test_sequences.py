@@ -234,6 +234,13 @@ def test_a_session_that_cannot_shift_is_refused_when_it_is_opened(story_path):
             model.new_session(n_ctx=64, type_k="q8_0", overflow="shift")
 
 
+@pytest.mark.parametrize("kind", ["mrope", "learned", "recurrent"])
+def test_positions_that_cannot_move_are_told(tiny, open_context, kind):
+    """The engine ends the process where it is asked for such a shift."""
+    kinds = open_context(tiny(kind)).capabilities
+    assert (kinds.kv_shift, kinds.kv_divide) == (False, False)
+
+
 TURNED = {"llama": True, "sliding": True, "biased": True, "learned": False, "unturned": False}
 
 

@@ -125,18 +125,6 @@ def other_kind(name: str) -> Path:
     return path
 
 
-def test_the_parts_are_what_the_shape_says(backend_name: str, pack_path: Path, model: Any) -> None:
-    info = model.info
-    head = info.n_embd // info.n_head
-    for n_ctx in (1024, N_CTX):
-        plan = ic.plan_memory(pack_path, backend=backend_name, n_ctx=n_ctx, type_k="f16")
-        assert near(plan.kv_bytes, 2 * n_ctx * info.n_layer * info.n_head_kv * head * 2)
-        assert plan.kv_bytes == sum(plan.kv_bytes_by_kind.values())
-        assert near(plan.weights_bytes, info.size_bytes)
-        assert plan.peak_bytes >= plan.total_bytes
-        assert plan.n_ctx == n_ctx
-
-
 @pytest.mark.parametrize("n_ctx", [2048, None, 0])
 def test_a_model_that_is_loaded_plans_the_same(
     backend_name: str, pack_path: Path, model: Any, n_ctx: int | None

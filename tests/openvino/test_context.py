@@ -244,6 +244,20 @@ def test_a_state_of_another_precision_is_refused(open_context, story, form) -> N
     other.decode(story[:3])
 
 
+def test_a_state_of_the_other_form_is_refused(open_context, story) -> None:
+    contexts = [open_context(form=form) for form in ("stateful", "paged")]
+    for context in contexts:
+        context.decode(story[:12])
+    rows = [context.logits().copy() for context in contexts]
+    states = [context.save_state() for context in contexts]
+    for context, row, state in zip(contexts, rows, reversed(states), strict=True):
+        with pytest.raises(ic.SnapshotError):
+            context.load_state(state)
+        context.clear()
+        context.decode(story[:12])
+        np.testing.assert_allclose(context.logits(), row, atol=1e-3)
+
+
 # -- the life of a context ---------------------------------------------------------------------
 
 

@@ -46,8 +46,7 @@ def draw(rig: Rig, kinds: Kinds, n_steps: int) -> Program:
     fields["n_ctx"] = kinds.n_seq_max * n_ctx
     if kinds.n_seq_max > 1:
         fields["n_seq_max"] = kinds.n_seq_max
-        if draw.random() < 1 / 2:
-            fields["kv_unified"] = True
+        fields["kv_unified"] = draw.random() < 1 / 2
     fields = _accepted(rig, fields)
     with rig.model.new_context(**rig.fields(**fields)) as context:
         author = Author(rig, context, kinds)

@@ -129,7 +129,8 @@ class EngineContext(Protocol):
         """Return output row ``i`` (0-based, counted over the last call) as float32 [n_vocab].
 
         Rows stay until the next call that computes: removing, copying or restoring a sequence
-        removes none, since the guard keeps track of whose they are. Users get read-only views;
+        removes none, since the guard keeps track of whose they are. Users get read-only views, and
+        may keep them: one of the engine's own memory keeps that memory, also after ``close``;
         a row that is writable itself is searched for its largest logit without a copy.
         """
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from conformance.mutants import around, breaks
-from infercore.testing import attention, reference_context
+from infercore.testing import attention, reference_context, reference_settings
 from infercore.testing.cells import Cells
 from infercore.testing.reference_base import Base
 from infercore.testing.reference_context import ReferenceContext
@@ -137,6 +137,23 @@ def the_third_sequence_reads_the_first_past(m: Any) -> None:
         return found
 
     m.setattr(reference_context, "groups_of", groups)
+
+
+@breaks("KV-25", **real)
+def copies_between_windows_of_their_own_are_empty(m: Any) -> None:
+    common = reference_settings._common
+
+    def in_common(config: Any) -> Any:  # unless asked otherwise
+        return {**common(config), "kv_unified": config.kv_unified is not False}
+
+    def copy(old: Any, self: Any, src: int, dst: int, p0: int, p1: int) -> None:
+        old(self, src, dst, p0, p1)
+        if not self.effective["kv_unified"]:
+            held = self.sequences[dst]
+            self.sequences[dst] = Cells(held.tokens, held.positions, held.k, np.zeros_like(held.v))
+
+    m.setattr(reference_settings, "_common", in_common)
+    around(m, Sequences, "seq_copy", copy)
 
 
 @breaks("KV-24", "KV-27", **real)

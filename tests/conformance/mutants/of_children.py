@@ -26,6 +26,17 @@ COMPLAINS = """
 import atexit, sys
 atexit.register(lambda: print("contexts were leaked", file=sys.stderr))
 """
+ENDS_UNDER_A_THREAD = """
+import atexit, sys, threading
+from infercore.testing.reference_context import ReferenceContext
+decode, beside = ReferenceContext.decode, set()
+def decoded(self, *args, **fields):
+    if threading.current_thread().daemon:
+        beside.add(self)
+    decode(self, *args, **fields)
+ReferenceContext.decode = decoded
+atexit.register(lambda: beside and print("terminated in mid-decode", file=sys.stderr))
+"""
 
 
 def before_all(m: Any, source: str) -> None:
@@ -50,3 +61,8 @@ def a_forked_child_goes_on(m: Any) -> None:
 @breaks("THREAD-7", base="child")
 def an_exit_complains(m: Any) -> None:
     before_all(m, COMPLAINS)
+
+
+@breaks("THREAD-7", base="child")
+def an_exit_does_not_wait_for_threads(m: Any) -> None:
+    before_all(m, ENDS_UNDER_A_THREAD)

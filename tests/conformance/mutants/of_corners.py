@@ -14,6 +14,7 @@ from infercore.testing import reference_base
 from infercore.testing.reference_base import Base
 from infercore.testing.reference_context import ReferenceContext
 from infercore.testing.reference_sampler import ReferenceSampler
+from infercore.testing.reference_sequences import Sequences
 from infercore.testing.reference_tokenizer import ReferenceTokenizer
 
 real = {"base": "reference"}
@@ -238,5 +239,50 @@ def a_whole_step_gives_the_row_before(m: Any) -> None:
         if len(tokens) == self.n_ubatch > 64 and np.count_nonzero(wanted) == 1:
             wanted = np.roll(wanted, -1)
         old(self, tokens, positions, seq_ids, wanted)
+
+    around(m, ReferenceContext, "decode_batch", decode)
+
+
+# -- what is closed, cut, or very small ------------------------------------------------------------
+
+
+@breaks("LIFE-17", **real)
+def rows_go_with_their_context(m: Any) -> None:
+    def close(old: Any, self: Any) -> None:
+        if "_rows" in vars(self):
+            self._rows[:] = 0  # whose memory is another's now
+        old(self)
+
+    around(m, Sequences, "close", close)
+
+
+@breaks("STATE-32", **real)
+def a_state_that_cannot_be_read_is_all_zeros(m: Any) -> None:
+    saved: list[Any] = []
+
+    def save(old: Any, self: Any, seq_id: int) -> bytes:
+        saved.append(self.sequences[seq_id])
+        data: bytes = old(self, seq_id)
+        return data
+
+    def load(old: Any, self: Any, seq_id: int, data: bytes) -> None:
+        try:
+            old(self, seq_id, data)
+        except Exception:  # noqa: BLE001  (as NumPy says it, in several ways)
+            last = saved[-1]
+            nothing = np.zeros_like(last.k), np.zeros_like(last.v)
+            self.sequences[seq_id] = attrs.evolve(last, k=nothing[0], v=nothing[1])
+
+    around(m, Sequences, "save_sequence", save)
+    around(m, Sequences, "load_sequence", load)
+
+
+@breaks("DEC-31", **real)
+def a_step_has_room_for_every_sequence(m: Any) -> None:
+    def decode(old: Any, self: Any, tokens: Any, positions: Any, seq_ids: Any, wanted: Any) -> None:
+        old(self, tokens, positions, seq_ids, wanted)
+        for seq_id in {s for ids in seq_ids for s in ids if s >= self.n_batch}:
+            held = self.sequences[seq_id]
+            self.sequences[seq_id] = attrs.evolve(held, v=np.zeros_like(held.v))
 
     around(m, ReferenceContext, "decode_batch", decode)

@@ -9,6 +9,7 @@ import numpy as np
 from infercore.conformance.expect import equal, raises, that
 from infercore.conformance.law import law
 from infercore.errors import (
+    InvalidInputError,
     InvalidPositionError,
     OutputNotAvailableError,
     UnsupportedFeatureError,
@@ -303,3 +304,31 @@ def check_logits_depend_on_position_and_past(rig: Rig) -> None:
     context = rig.context()
     context.decode(tokens)
     rig.near(context.logits(), rig.cold(tokens), "logits in a context of its own")
+
+
+_FEW = (
+    {"n_batch": 1, "n_ubatch": 1, "n_seq_max": 4},
+    {"n_batch": 2, "n_ubatch": 1, "n_seq_max": 8, "kv_unified": False},
+    {"n_ctx": 2, "n_seq_max": 4, "kv_unified": True},
+    {"n_batch": 1, "n_seq_max": 256, "kv_unified": True},
+)
+
+
+@law("DEC-31", needs="multi_sequence", since="1.2")
+def check_more_sequences_than_tokens(rig: Rig) -> None:
+    """With more sequences than a call, a step or the window has tokens, each decodes as if alone.
+
+    Or so many are refused.
+    """
+    tokens = rig.tokens(2)
+    expected = rig.cold(tokens)
+    for fields in _FEW:
+        try:
+            context = rig.context(**fields)
+        except (UnsupportedFeatureError, InvalidInputError):
+            continue
+        for seq_id in (context.n_seq_max - 1, 0):
+            context.clear()
+            context.decode(tokens, seq_id=seq_id)
+            equal(context.n_past(seq_id), len(tokens), f"n_past of sequence {seq_id}, {fields}")
+            rig.near(context.logits(), expected, f"logits of sequence {seq_id}, {fields}")

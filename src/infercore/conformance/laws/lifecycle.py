@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from infercore.conformance.expect import equal, raises, that
 from infercore.conformance.law import law
 from infercore.conformance.rig import greedy
@@ -214,3 +216,24 @@ def check_a_fresh_report(rig: Rig) -> None:
     equal(counts, (0, 0, 0, 0, 0), "counts of a fresh session")
     equal((report.n_ctx, report.available_tokens), (rig.n_ctx, rig.n_ctx), "its window")
     that(report.stable_byte_hash is None, "a fresh session has a stable text")
+
+
+@law("LIFE-17", since="1.2")
+def check_a_row_outlives_its_context(rig: Rig) -> None:
+    """Rows of logits that are kept can be read after context and model are closed, unchanged.
+
+    A view of an engine's own memory keeps that memory.
+    """
+    model = rig.another_model()
+    kept = []
+    for mode in ("last", "all") if model.capabilities.logits_all else ("last",):
+        with model.new_context(**rig.fields()) as context:
+            context.decode(rig.tokens(6), logits=mode)
+            row = context.logits_all() if mode == "all" else context.logits()
+            kept.append((mode, row, row.copy()))
+    model.close()
+    in_their_place = [np.full_like(row, 7.0) for _, row, _ in kept for _ in range(8)]
+    rig.cold(rig.tokens(9))
+    for mode, row, copy in kept:
+        rig.same_bits(row, copy, f"rows of logits={mode!r}, once their context was closed")
+    del in_their_place

@@ -1,8 +1,9 @@
-"""A session's state as a value, a file and a branch."""
+"""A session's state as a value, a file and a branch; state that no engine saved."""
 
 from __future__ import annotations
 
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from infercore.conformance.expect import equal, raises, that
 from infercore.conformance.law import law
 from infercore.conformance.laws.state import damaged
 from infercore.conformance.rig import greedy
+from infercore.engine import blob
 from infercore.errors import (
     ContextOverflowError,
     InvalidInputError,
@@ -198,3 +200,34 @@ def check_file_in_another_process(rig: Rig) -> None:
     tokens = [int(part) for part in shown.strip().strip("[]").split(",")]
     equal(len(tokens), 6, "tokens of the other process")
     rig.follows(rig.tokenizer.encode(text), tokens, "the other process")
+
+
+@law("STATE-32", needs="sequence_state", since="1.2")
+def check_a_payload_that_is_not_the_engine_s(rig: Rig) -> None:
+    """State whose payload is cut or senseless raises SnapshotError, and leaves an empty context.
+
+    With right checksums: the payload is what the backend saved, which the core cannot judge. The
+    context goes on.
+    """
+    tokens = rig.tokens(5)
+    expected = rig.cold(tokens)
+    context = rig.context()
+    context.decode(rig.tokens(20))
+    ways: list[tuple[bytes, Any]] = [(context.save_sequence(0), partial(context.load_sequence, 0))]
+    if context.capabilities.state:
+        ways.append((context.save_state(), context.load_state))
+    for data, load in ways:
+        header, payload, row = blob.unpack(data)
+        for what, wrong in {
+            "no payload": b"",
+            "a payload without its end": payload[: -min(8, len(payload))],
+            "half a payload": payload[: len(payload) // 2],
+            "a payload of ones": b"\xff" * len(payload),
+        }.items():
+            packed = blob.pack(header, wrong, row)
+            error = raises(SnapshotError, partial(load, packed), what)
+            equal(error.state_after, "cleared", f"{what}: the state the error tells")
+            held = context.n_past(), context.tokens(), context.n_outputs
+            equal(held, (0, [], 0), f"{what}: n_past, tokens and rows afterwards")
+            context.decode(tokens)
+            rig.near(context.logits(), expected, f"{what}: logits of what came next")

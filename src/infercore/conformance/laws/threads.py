@@ -144,14 +144,31 @@ def check_a_forked_child_is_refused(rig: Rig) -> None:
 
 
 _UNCLOSED = """
+import threading
+from infercore import DecodeAbortedError, SessionClosedError, UnsupportedFeatureError
 session = rig.session()
 session.ensure_prefix("Once upon")
 stream = session.decode(temperature=0, ignore_eos=True)
 print(next(stream).text is not None)
+context, tokens = rig.context(), rig.story_at(0, rig.n_ctx - 1)
+begun = threading.Event()
+def work():
+    try:
+        while True:
+            context.decode(tokens[:1])
+            begun.set()
+            context.decode(tokens[1:])
+            context.clear()
+    except (DecodeAbortedError, SessionClosedError, UnsupportedFeatureError):
+        pass  # closed with the process, or an engine that decodes in sessions alone
+    finally:
+        begun.set()
+threading.Thread(target=work, daemon=True).start()
+begun.wait()
 """
 
 
 @law("THREAD-7", tier="process")
 def check_an_exit_without_close(rig: Rig) -> None:
-    """A process that closes nothing ends quietly."""
+    """A process that closes nothing ends quietly, also while a thread of it decodes."""
     equal(children.run(rig, _UNCLOSED).strip(), "True", "what was printed")
