@@ -79,8 +79,15 @@ def check_pooling_needs_one_step(rig: Rig) -> None:
 
 @law("EMB-5", needs="embeddings")
 def check_no_embeddings_unasked(rig: Rig) -> None:
-    """Embeddings that were not made raise OutputNotAvailableError."""
+    """Only pooling makes embeddings unasked; those not made raise OutputNotAvailableError."""
+    tokens = rig.tokens(5)
+    for kind in sorted({"mean", "cls", "last"} & set(rig.context().capabilities.pooling)):
+        pooled = rig.context(pooling_type=kind)
+        equal(pooled.effective.get("embeddings"), True, f"effective embeddings, pooling {kind}")
+        pooled.decode(tokens)
+        _close(np.array(pooled.embedding()), _pooled(rig, tokens, kind), f"pooling {kind} unasked")
     context = rig.context()
+    equal(context.effective.get("embeddings"), False, "effective embeddings without pooling")
     context.decode(rig.tokens(4))
     raises(OutputNotAvailableError, context.embeddings, "embeddings() without embeddings=True")
     fresh = rig.context(embeddings=True, pooling_type="none")
