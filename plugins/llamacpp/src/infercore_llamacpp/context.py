@@ -55,7 +55,6 @@ class LlamaContext(Decoding):
 
     def clear(self) -> None:
         """Remove everything."""
-        self._rows = ()
         self.memory.clear()
 
     # -- saved state ---------------------------------------------------------------------------
@@ -67,7 +66,6 @@ class LlamaContext(Decoding):
 
     def load_state(self, data: bytes | memoryview) -> None:
         """Replace everything by what `save_state` returned; cleared where it is refused."""
-        self._rows = ()
         self._carry_out_pending()
         state.load(self.handle, self.memory, data, self.model.traits)
 
@@ -125,7 +123,6 @@ class LlamaContext(Decoding):
         """Replace the whole list of LoRA adapters."""
         self.model.adapters.apply(self.handle, adapters)
         self._effective["adapters"] = tuple(adapters)
-        self._rows = ()
 
     def set_control_vector(self, directions: Floats | None) -> None:
         """Add ``directions`` [n_layer, n_embd] to what the layers put out; None adds nothing."""
@@ -142,7 +139,6 @@ class LlamaContext(Decoding):
         self._effective.pop("control_vector", None)
         if directions is not None:
             self._effective["control_vector"] = hashlib.sha256(directions.tobytes()).hexdigest()
-        self._rows = ()
 
     def warmup(self) -> None:
         """Evaluate one token and forget it, so that weights and buffers are touched."""
@@ -152,7 +148,6 @@ class LlamaContext(Decoding):
         token = self.model.tokenizer.bos or 0
         batch = self._batch.fill(np.array([token], np.int32), 0, 0, every=True, last=True)
         run = api.llama_encode if self._needs_encoder_output else api.llama_decode
-        self._rows = ()
         self._check(run(self.handle, batch), 1, (0,))
         self.memory.clear()
 

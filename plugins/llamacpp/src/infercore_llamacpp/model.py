@@ -146,10 +146,9 @@ class LlamaModel:
         return LlamaSampler.build(self, config)
 
     def close(self) -> None:
-        """Free adapters and weights. All contexts are closed."""
+        """Free weights, and adapters with them. All contexts are closed."""
         if self.handle:
             self.handle = 0
-            self.adapters.close()
             owned, self._owned = self._owned, None
             if owned is not None:
                 owned.let_go()

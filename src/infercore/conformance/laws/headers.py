@@ -203,8 +203,6 @@ def check_headers_that_lie(rig: Rig) -> None:
     Without a child to try it in, and never by a mistake of the plugin's own. What a config.json
     says may also be of no use to the engine.
     """
-    if rig.backend not in {"reference", *(backend.name for backend in infercore.backends())}:
-        rig.leave("the backend is not announced, so users cannot load with it by name")
     paths = [path for path, _ in _models(rig) if _bytes_of(path) <= _MAX_COPIED]
     if not paths:
         rig.leave(f"the model has more than {_MAX_COPIED >> 20} MiB, too much to copy")
@@ -229,7 +227,7 @@ def _bytes_of(path: Path) -> int:
 def _tried(rig: Rig, path: str, what: str, *, must: bool) -> None:
     """Raise `LawError` unless the model at ``path`` is refused as it should, or may be loaded."""
     try:
-        with _loaded(rig, path) as model:
+        with loaded(rig, path) as model:
             if not must and any(Path(path).glob("*.safetensors")):
                 _use(model)
     except (PluginError, SessionFatalError) as error:
@@ -250,7 +248,10 @@ def _use(model: Any) -> None:
         (context.encode if model.info.has_encoder else context.decode)([5, 6, 7])
 
 
-def _loaded(rig: Rig, path: str) -> Any:
+def loaded(rig: Rig, path: str) -> Any:
+    """Return the model at ``path``, loaded without a child to try it in."""
+    if rig.backend not in {"reference", *(backend.name for backend in infercore.backends())}:
+        rig.leave("the backend is not announced, so users cannot load with it by name")
     if rig.backend == "reference":
         return load_reference_model(path)
     return infercore.load_model(path, backend=rig.backend, check_in_child=False)
