@@ -98,6 +98,9 @@ def check_releases(rig: Rig, engine: str) -> None:
     own = _found(rig)
     if own.distribution is None:
         return
+    about = own.usable()
+    told = about.engine_version() if about.engine_version is not None else ""
+    that(metadata.version(engine) in told, f"{engine} {told!r} is not what is installed")
     asked = [text for text in metadata.requires(own.distribution) or () if _names(text, engine)]
     that(asked, f"{own.distribution} does not require {engine}")
     bounds = re.findall(r"(>=|<|==)\s*([\d.]+)", asked[0])

@@ -203,7 +203,8 @@ def check_control_vectors(rig: Rig) -> None:
         added = {layer: vector / (1 + layer) for layer in layers}
         try:
             context.set_control_vector(added)
-        except UnsupportedFeatureError:
+        except UnsupportedFeatureError as error:
+            that("control_vector" in error.feature, f"it is refused as {error.feature!r}")
             context.eval(tokens, 0)
             rig.same_bits(context.logits(), plain, f"logits after layer {layers} was refused")
             continue

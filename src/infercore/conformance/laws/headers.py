@@ -10,8 +10,12 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
 import infercore
+from infercore.conformance import gguf_copy
 from infercore.conformance.expect import equal, foreseen, that
+from infercore.conformance.gguf_copy import BOOL, UINT32, number
 from infercore.conformance.law import law
 from infercore.errors import InferCoreError, ModelLoadError, PluginError, SessionFatalError
 from infercore.testing import load_reference_model
@@ -266,6 +270,7 @@ def _lies_of(path: Path, whole: bytes) -> Iterator[tuple[str, bytes]]:
         yield from _lies_of_sizes(whole, header)
         yield from _lies_of_numbers(whole, header)
         yield from _lies_of_tensors(whole, header)
+        yield from _lies_of_entries(path, header)
 
 
 _WRONG_NUMBERS: tuple[Any, ...] = (0, -1, 2**40, 0.5, "4", None, [], [1], {"a": 1})
@@ -317,6 +322,25 @@ def _lies_of_tensors(data: bytes, header: gguf.Header) -> Iterator[tuple[str, by
         (vectors[-1], _F16), (matrices[0], _I32), (matrices[-1], _I32), (matrices[-1], _NO_TYPE),
     ):  # fmt: skip
         yield f"with {tensor.name} of type {kind}", _retyped(data, tensor, kind)
+
+
+def _lies_of_entries(path: Path, header: gguf.Header) -> Iterator[tuple[str, bytes]]:
+    """Yield entries that no model has, over which an engine may end the process."""
+    own, kind = gguf_copy.read(path), header.architecture
+    for fields in (
+        {"rope.scaling.type": gguf_copy.text("sideways")},
+        {"block_count": gguf_copy.text("four")},
+        {"block_count": number(BOOL, value=True)},
+        {"pooling_type": number(UINT32, 5)},
+        {"pooling_type": gguf_copy.text("mean")},
+        {"expert_count": number(UINT32, 4)},
+        {"expert_used_count": number(UINT32, 2)},
+        {"expert_count": number(UINT32, 4), "expert_used_count": number(UINT32, 5)},
+    ):
+        entries = {f"{kind}.{key}": value for key, value in fields.items()}
+        changed = attrs.evolve(own, entries={**own.entries, **entries})
+        yield f"with another {' and '.join(fields)}", changed.to_bytes()
+    yield "that is an adapter", own.other(general__type=gguf_copy.text("adapter")).to_bytes()
 
 
 def set_number(data: bytes, key: str, value: bytes) -> bytes:

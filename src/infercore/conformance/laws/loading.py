@@ -99,6 +99,7 @@ def check_what_is_claimed(rig: Rig) -> None:
     found = reference_backend() if rig.backend == "reference" else records.get(rig.backend)
     if found is None:
         rig.leave("the backend is not announced, so nobody asks it what it reads")
+    that(found.summary and found.formats, f"it does not say what it reads: {found}")
     own = [path for path in (rig.path, rig.encoder, rig.narrow) if path is not None]
     for path in own:
         that(found.match(path) > 0, f"a model of its own, {Path(path).name}, is not claimed")
