@@ -91,7 +91,10 @@ def equivalents() -> tuple[Equivalent, ...]:
 
 @attrs.frozen(kw_only=True)
 class Elsewhere:
-    """Lines that run on other machines alone: of these functions, or of the whole file."""
+    """Lines that run on other machines alone: of these functions, or of the whole file.
+
+    What a whole file has at import, its functions alone use.
+    """
 
     subject: str
     file: str
@@ -99,10 +102,10 @@ class Elsewhere:
     functions: tuple[str, ...] = attrs.field(default=(), converter=tuple)
 
     def is_meant(self, subject: str, verdict: Verdict) -> bool:
-        """Whether it speaks of the line, and no law runs that here."""
+        """Whether it speaks of the line, and no law runs that here, or uses it."""
         mutant = verdict.mutant
         return (
-            verdict.reason == NEVER_RUN
+            (verdict.reason == NEVER_RUN or (mutant.at_import and not self.functions))
             and (self.subject, self.file) == (subject, mutant.file)
             and (not self.functions or mutant.function in self.functions)
         )

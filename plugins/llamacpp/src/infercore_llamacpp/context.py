@@ -131,14 +131,14 @@ class LlamaContext(Decoding):
         n_layer, n_embd = self.model.info.n_layer, self.model.info.n_embd
         data = None
         if directions is not None:
-            data = np.ascontiguousarray(directions[1:]).ctypes.data_as(_FLOATS)
+            data = directions[1:].ctypes.data_as(_FLOATS)
         if api.llama_set_adapter_cvec(
             self.handle, data, (n_layer - 1) * n_embd, n_embd, 1, n_layer - 1
         ):
             raise refuse("set_control_vector", "llama.cpp refused it for this model")
         self._effective.pop("control_vector", None)
         if directions is not None:
-            self._effective["control_vector"] = hashlib.sha256(directions.tobytes()).hexdigest()
+            self._effective["control_vector"] = hashlib.sha256(directions).hexdigest()
 
     def warmup(self) -> None:
         """Evaluate one token and forget it, so that weights and buffers are touched."""

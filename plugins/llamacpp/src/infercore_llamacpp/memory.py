@@ -61,7 +61,7 @@ class Memory:
 
     def remove(self, seq_id: int, p0: int, p1: int) -> bool:
         """Remove positions [p0, p1); False, and nothing changed, where that cannot be."""
-        if seq_id >= 0 and not self._may_remove(seq_id, max(p0, 0), p1):
+        if seq_id >= 0 and not self._may_remove(seq_id, p0, p1):
             return False
         removed = bool(api.llama_memory_seq_rm(self.handle, seq_id, p0, p1))
         if self._restored_from:
@@ -87,7 +87,7 @@ class Memory:
         first = self._first_complete(seq_id)
         if self._window is None or first <= 0:
             return not self._whole_only
-        return is_tail and first <= max(0, p0 + 1 - self._window)
+        return is_tail and first <= p0 + 1 - self._window
 
     def _first_complete(self, seq_id: int) -> int:
         """Return the first position that is there in all layers."""

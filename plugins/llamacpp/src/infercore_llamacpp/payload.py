@@ -183,4 +183,4 @@ def _are_finite_numbers(kind: str, data: memoryview) -> bool:
         dtype, mask, limit = _EXPONENTS["f16"]
         blocks = np.frombuffer(data, np.uint8).reshape(-1, _BLOCK_BYTES[kind])
         numbers = blocks[:, : 2 * _N_SCALES.get(kind, 1)].view(dtype)
-    return int((numbers & dtype(mask)).max(initial=0)) < limit
+    return int((numbers & dtype(mask)).max()) < limit

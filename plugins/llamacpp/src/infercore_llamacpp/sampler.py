@@ -12,7 +12,7 @@ import math
 import secrets
 from typing import TYPE_CHECKING, Any
 
-from infercore import InvalidInputError, InvalidTokenError
+from infercore import InvalidInputError
 from infercore_llamacpp.library import api
 from infercore_llamacpp.settings import refuse
 
@@ -89,13 +89,6 @@ def _bias(model: LlamaModel, config: SamplingConfig) -> dict[int, float]:
                 field="logit_bias",
                 value=amount,
                 allowed=f"at most {_MOST}",
-            )
-        if token >= n_vocab:
-            raise InvalidTokenError(
-                f"logit_bias has token {token}; the vocabulary ends at {n_vocab - 1}",
-                field="logit_bias",
-                value=token,
-                allowed=f"0 to {n_vocab - 1}",
             )
     if config.ignore_eos:
         ends = (token for token in range(n_vocab) if model.tokenizer.is_eog(token))

@@ -56,13 +56,13 @@ def load_sequence(
 ) -> None:
     """Replace one sequence by ``data``. Raises `SnapshotError`; the sequence is empty then."""
     if wrong := _poison(memory, data, traits, of_sequence=True):
-        memory.remove(seq_id, -1, -1)
+        memory.remove(seq_id, 0, -1)
         raise _poisonous(wrong, f"sequence {seq_id} is empty now")
     data = payload.in_streams(data, memory.n_streams, traits)
     with log.listening():
         n_read = api.llama_state_seq_set_data(context, _view(data), len(data), seq_id)
         if not n_read or n_read != len(data):
-            memory.remove(seq_id, -1, -1)
+            memory.remove(seq_id, 0, -1)
             raise _refused(f"sequence {seq_id} is empty now")
     memory.note_restored(seq_id)
 

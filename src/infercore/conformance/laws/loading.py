@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import tempfile
@@ -146,6 +147,11 @@ def check_what_refusals_say(rig: Rig) -> None:
         options += [{"logit_bias": {0: amount}} for amount in (3e38, 1e39)]
         for asked in options:
             _refusal(rig, asked, partial(native, **asked))
+        context, token = rig.context(), rig.tokens(1)[0]
+        context.decode(rig.tokens(3))
+        with contextlib.suppress(InvalidInputError, UnsupportedFeatureError):
+            sampler = rig.opened(native(logit_bias={token: 1e39}))
+            equal(sampler.sample(context), token, "the token of the largest bias")
     if rig.encoder is not None and not rig.is_encoder:
         beyond = {"n_ctx": (rig.encoder_model.info.n_ctx_train + 1,)}
         for name, values in {**_OF_ENCODERS, **beyond}.items():

@@ -169,8 +169,9 @@ def _check_tails_of_windows(rig: Rig) -> None:
     tokens, other_end = rig.tokens(n), rig.tokens(3)
     for fields in ({}, {"swa_full": True}):
         with contextlib.suppress(UnsupportedFeatureError):
-            source, context = _holding(rig, tokens, **fields), rig.context(**fields)
+            source = _holding(rig, tokens, **fields)
             for whole in (False, True):
+                context = rig.context(**fields)
                 for end in (n - 2, window + 3, window - 1, 2):
                     if whole:
                         context.load_state(source.save_state())

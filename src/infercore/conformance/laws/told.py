@@ -138,6 +138,7 @@ def _check_no_scaling(rig: Rig, tokens: list[int], plain: Any) -> None:
     except (UnsupportedFeatureError, BackendUnavailableError):
         return
     else:
+        equal(context.effective["rope_freq_scale"], 1.0, "the scale that is in force")
         context.decode(tokens)
         rig.near(context.logits(), plain, "no scaling, whatever the scale")
 
