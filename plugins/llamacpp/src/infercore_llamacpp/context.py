@@ -77,7 +77,8 @@ class LlamaContext(Decoding):
 
     def sequence_size(self, seq_id: int) -> int:
         """Return how many bytes `save_sequence` gives."""
-        return int(api.llama_state_seq_get_size(self.handle, seq_id))
+        size: int = api.llama_state_seq_get_size(self.handle, seq_id)
+        return size
 
     def load_sequence(self, seq_id: int, data: bytes | memoryview) -> None:
         """Replace a sequence by what `save_sequence` returned; emptied where it is refused."""

@@ -48,11 +48,13 @@ class Memory:
 
     def pos_min(self, seq_id: int) -> int:
         """Return the first position held, -1 when empty."""
-        return int(api.llama_memory_seq_pos_min(self.handle, seq_id))
+        position: int = api.llama_memory_seq_pos_min(self.handle, seq_id)
+        return position
 
     def pos_max(self, seq_id: int) -> int:
         """Return the last position held, -1 when empty."""
-        return int(self._pos_max(self.handle, seq_id))
+        position: int = self._pos_max(self.handle, seq_id)
+        return position
 
     @property
     def is_empty(self) -> bool:
@@ -63,7 +65,7 @@ class Memory:
         """Remove positions [p0, p1); False, and nothing changed, where that cannot be."""
         if seq_id >= 0 and not self._may_remove(seq_id, p0, p1):
             return False
-        removed = bool(api.llama_memory_seq_rm(self.handle, seq_id, p0, p1))
+        removed: bool = api.llama_memory_seq_rm(self.handle, seq_id, p0, p1)
         if self._restored_from:
             self._forget_empty()
         if self.may_hold_nan and self.is_empty:

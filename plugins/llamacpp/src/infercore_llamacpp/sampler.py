@@ -57,7 +57,8 @@ class LlamaSampler:
     def sample(self, context: LlamaContext, row: int) -> int:
         """Return a token from output row ``row``, accepted exactly once."""
         index = context.batch_index(row)
-        return int(api.llama_sampler_sample(self._chain, context.handle, index))
+        token: int = api.llama_sampler_sample(self._chain, context.handle, index)
+        return token
 
     def observe(self, tokens: Sequence[int]) -> None:
         """Take ``tokens`` as chosen before."""

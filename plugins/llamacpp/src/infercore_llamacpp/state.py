@@ -30,7 +30,8 @@ def save_sequence(context: int, seq_id: int) -> memoryview:
     """Return one sequence of ``context``."""
 
     def get(handle: int, target: Any, size: int) -> int:
-        return int(api.llama_state_seq_get_data(handle, target, size, seq_id))
+        n_bytes: int = api.llama_state_seq_get_data(handle, target, size, seq_id)
+        return n_bytes
 
     return _read(lambda handle: api.llama_state_seq_get_size(handle, seq_id), get, context)
 
@@ -86,7 +87,7 @@ def _poisonous(what: str, now: str) -> SnapshotError:
 
 def _read(get_size: Any, get_data: Any, context: int) -> memoryview:
     with log.listening():
-        size = int(get_size(context))
+        size: int = get_size(context)
         buffer = np.empty(size, dtype=np.uint8)
         written = get_data(context, buffer.ctypes.data_as(_BYTES), size)
     if written != size or not size:

@@ -82,10 +82,11 @@ def check_pooling_needs_one_step(rig: Rig) -> None:
 def _check_uneven_steps(rig: Rig) -> None:
     """A step that the sequences do not divide is used as it is, or what is allowed can be."""
     asked = {"n_seq_max": 3, "n_ctx": 3 * rig.n_ctx, "pooling_type": "mean"}
-    for n in (16, 2):
+    for n_batch, n_ubatch in ((16, 16), (16, 2), (2, None)):
+        n = n_ubatch or n_batch
         try:
-            context = rig.context(**asked, n_batch=16, n_ubatch=n)
-        except InvalidInputError as error:  # noqa: PERF203  (each on its own)
+            context = rig.context(**asked, n_batch=n_batch, n_ubatch=n_ubatch)
+        except InvalidInputError as error:
             equal((error.field, error.value), ("n_ubatch", n), "field and value of the refusal")
             that(error.allowed, f"the refusal of steps of {n} says not what is allowed")
             that(str(3 if n < 3 else n - n % 3) in str(error), f"it names no step: {error}")  # noqa: PLR2004

@@ -100,6 +100,22 @@ def _as_header(model: Any, header: gguf.Header) -> None:
     template = metadata.get("tokenizer.chat_template")
     equal(model.tokenizer.chat_template, template, "the chat template")
     _compare_kinds(model.tokenizer, metadata)
+    _compare_rope(model, header)
+
+
+def _compare_rope(model: Any, header: gguf.Header) -> None:
+    """What is in force where nobody asks is what the header says."""
+    base, yarn = header.own("rope.freq_base"), header.own("rope.scaling.type") == "yarn"
+    if base is None or model.info.has_encoder:
+        return
+    with model.new_context(n_ctx=32) as context:
+        told = context.effective
+    equal(told["rope_freq_base"], base, "the base of rope")
+    equal(told["rope_scaling_type"], header.own("rope.scaling.type") or "linear", "its scaling")
+    if not yarn:
+        facts = (told["rope_freq_scale"], told["yarn_ext_factor"], told["yarn_attn_factor"])
+        equal(facts[1:], (0.0, 1.0), "factors of YaRN, which is not used")
+        equal(facts[0], 1.0 / (header.own("rope.scaling.factor") or 1.0), "the scale of rope")
 
 
 def _compare_kinds(tokenizer: Any, metadata: Any) -> None:

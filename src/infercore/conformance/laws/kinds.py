@@ -207,6 +207,7 @@ def check_devices(rig: Rig) -> None:
         for device in devices:
             sizes = (device.memory_free_bytes or 0, device.memory_total_bytes or 2**60)
             that(0 <= sizes[0] <= sizes[1], f"{device.name} has {sizes} bytes")
+            that(device.description, f"{device.name} is not described")
 
 
 def _any_in(folder: Path) -> Any:
