@@ -1,10 +1,11 @@
-"""What a context can do: from the model's traits and the settings in force."""
+"""What a context can do: from the model's traits, the settings in force, and the engine."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from infercore import Capabilities
+from infercore_llamacpp.library import api
 from infercore_llamacpp.traits import SHIFTED_KV_TYPES
 
 if TYPE_CHECKING:
@@ -21,10 +22,14 @@ _QUANTIZED = 1.5  # weights, and with them the activations that meet them
 _GUESSED = 1024  # a flag beside the number, where the file does not say
 
 
-def of_context(traits: Traits, effective: dict[str, Any]) -> Capabilities:
+def of_context(traits: Traits, effective: dict[str, Any], memory: int | None) -> Capabilities:
     """Return what a context with the settings in force can do."""
     holds = traits.has_memory
-    moves = traits.moves_positions and effective["type_k"] in SHIFTED_KV_TYPES
+    moves = (
+        traits.moves_positions
+        and effective["type_k"] in SHIFTED_KV_TYPES
+        and api.llama_memory_can_shift(memory)
+    )
     return _common(
         traits,
         kv_remove=_removal(traits, swa_full=effective["swa_full"]),

@@ -67,7 +67,7 @@ class Decoding:
         self.memory = Memory(handle, effective, traits)
         self._effective = effective
         self.effective: Mapping[str, Any] = MappingProxyType(effective)
-        self.capabilities = capabilities.of_context(traits, effective)
+        self.capabilities = capabilities.of_context(traits, effective, self.memory.handle)
         self.tolerance = capabilities.tolerance(traits, effective)
         self.n_batch: int = effective["n_batch"]
         self.n_ubatch: int = effective["n_ubatch"]

@@ -126,20 +126,12 @@ def check_threads_given_at_opening(rig: Rig) -> None:
 
 
 def _check_default_threads(rig: Rig) -> None:
-    if not hasattr(os, "sched_setaffinity"):
-        return
-    every = os.sched_getaffinity(0)
-    try:
-        for allowed in (every, {min(every)}):
-            os.sched_setaffinity(0, allowed)  # of this thread
-            with rig.model.new_context(n_ctx=32) as context:
-                names = ("n_threads", "n_threads_batch")
-                single, batch = (context.effective.get(name) for name in names)
-            if isinstance(single, int) and isinstance(batch, int):
-                fits = 1 <= single <= batch <= len(allowed)
-                that(fits, f"{single} threads and {batch} of {len(allowed)} processors")
-    finally:
-        os.sched_setaffinity(0, every)
+    affinity = getattr(os, "sched_getaffinity", None)
+    n = (os.cpu_count() or 1) if affinity is None else len(affinity(0))
+    with rig.model.new_context(n_ctx=32) as context:
+        single, batch = (context.effective.get(name) for name in ("n_threads", "n_threads_batch"))
+    if isinstance(single, int) and isinstance(batch, int):
+        that(1 <= single <= batch <= n, f"{single} threads and {batch} of {n} processors")
 
 
 # -- texts -----------------------------------------------------------------------------------------

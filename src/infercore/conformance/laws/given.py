@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from infercore.conformance import programs
 from infercore.conformance.law import law
 from infercore.conformance.laws.oracle import window
-from infercore.errors import UnsupportedFeatureError
+from infercore.errors import InvalidInputError, UnsupportedFeatureError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -78,6 +78,7 @@ def check_state_saved_right_after_a_change(rig: Rig) -> None:
 @law("KV-28", since="1.2")
 def check_whole_windows_are_changed(rig: Rig) -> None:
     """A window's worth of tokens is cleared, cut, moved, copied and kept whole."""
+    _check_moves_in_long_windows(rig)
     n_ctx = window(rig)
     n = n_ctx - 60
     ends = _ENDS.format(0)
@@ -97,6 +98,20 @@ def check_whole_windows_are_changed(rig: Rig) -> None:
         f"decode 0 {n} 5 last; decode 1 {n // 2} 77 last; keep 1; {both}",
     ]
     _run(rig, texts, n_ctx=n_ctx, n_seq_max=2)
+
+
+def _check_moves_in_long_windows(rig: Rig) -> None:
+    """Where a context with a long window says that it can move tokens, it can."""
+    try:
+        context = rig.context(n_ctx=2048, n_batch=64, n_ubatch=32)
+    except (InvalidInputError, UnsupportedFeatureError):  # too long a window
+        return
+    if context.capabilities.kv_shift:
+        tokens, more = rig.tokens(50), rig.tokens(2)
+        context.decode(tokens)
+        context.seq_shift(0, 0, -1, 7)
+        context.decode(more)
+        rig.near(context.logits(), rig.cold(tokens + more), "a moved text, continued")
 
 
 @law("DEC-28", needs="multi_sequence", since="1.2")
