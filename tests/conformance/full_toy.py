@@ -202,7 +202,10 @@ class FullContext:
         return json.dumps(self.cells).encode()
 
     def load_state(self, data: bytes) -> None:
-        self.cells = [[tuple(c) for c in own] for own in json.loads(data)]
+        found = [[tuple(c) for c in own] for own in json.loads(data)]
+        if len(found) != len(self.cells):
+            raise ValueError(f"{len(found)} sequences")
+        self.cells = found
 
     def save_sequence(self, seq_id: int) -> bytes:
         return json.dumps(self.cells[seq_id]).encode()

@@ -34,13 +34,6 @@ def test_a_row_is_a_view_of_the_engine_s_own(context, prompt):
     assert row.flags.writeable  # numpy.argmax copies what is read-only
 
 
-def test_rows_are_gone_after_a_clear(context, prompt):
-    context.decode(prompt, seq_id=0, logits="last")
-    context.clear()
-    with pytest.raises(ic.OutputNotAvailableError):
-        context.logits(0)
-
-
 def test_token_embeddings_and_logits_together(context, prompt):
     context.decode(prompt[:10], seq_id=0, logits="all")
     row = context.logits(9).copy()

@@ -61,7 +61,7 @@ def test_nor_one_of_another_kind_of_memory(tiny, open_context, kind):
     context.decode(np.arange(5, 45, dtype=np.int32), seq_id=0, logits="none")
     for data in spoiled(context.save_sequence(0)):
         refused(context, data, whole=False)
-        assert context.seq_remove(0, -1, -1)  # without a clear, as a session does it
+        assert context.seq_remove(0, 0, -1)  # without a clear, as a session does it
         context.decode(np.arange(5, 25, dtype=np.int32), seq_id=0, logits="last")
         assert np.isfinite(context.logits(0)).all()
         assert heals(context)

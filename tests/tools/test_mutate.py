@@ -89,6 +89,25 @@ def test_every_equivalent_mutant_has_an_argument(scoring: Any) -> None:
         assert len(entry.reason) > 40, entry
 
 
+def test_lines_of_other_machines_count_as_survived_in_the_raw_score_alone(
+    operators: Any, scoring: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mutation import running
+
+    first, second, third = operators.mutants("m.py", SOURCE)[:3]
+    entry = scoring.Elsewhere(subject="s", file="m.py", needs="a GPU", functions=[first.function])
+    monkeypatch.setattr(scoring, "elsewhere", lambda: (entry,))
+    monkeypatch.setattr(scoring, "equivalents", lambda: ())
+    verdicts = (
+        running.Verdict(mutant=first, outcome=running.SURVIVED, reason=running.NEVER_RUN),
+        running.Verdict(mutant=second, outcome=running.SURVIVED),  # a law runs it
+        running.Verdict(mutant=third, outcome=running.KILLED),
+    )
+    score = scoring.Score(subject="s", seed=0, n_mutants=3, verdicts=verdicts)
+    assert [found.mutant for found in score.survivors] == [second]
+    assert (score.share(adjusted=False), score.share(adjusted=True)) == ((1, 3), (1, 2))
+
+
 def test_a_budget_leaves_out_what_does_not_fit_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(TOOLS))
     from mutation import running

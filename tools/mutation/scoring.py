@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from mutation.running import CRASHED, KILLED, LEFT_OUT, SURVIVED, TIMED_OUT
+from mutation.running import CRASHED, KILLED, LEFT_OUT, NEVER_RUN, SURVIVED, TIMED_OUT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mutation.running import Verdict
 
 EQUIVALENTS = Path(__file__).parent / "equivalent.json"
+ELSEWHERE = Path(__file__).parent / "elsewhere.json"
 MAX_EQUIVALENT = 0.1
 """The share of the mutants tried that may be called equivalent."""
 
@@ -89,6 +90,33 @@ def equivalents() -> tuple[Equivalent, ...]:
 
 
 @attrs.frozen(kw_only=True)
+class Elsewhere:
+    """Lines that run on other machines alone: of these functions, or of the whole file.
+
+    What a whole file has at import, its functions alone use.
+    """
+
+    subject: str
+    file: str
+    needs: str
+    functions: tuple[str, ...] = attrs.field(default=(), converter=tuple)
+
+    def is_meant(self, subject: str, verdict: Verdict) -> bool:
+        """Whether it speaks of the line, and no law runs that here, or uses it."""
+        mutant = verdict.mutant
+        return (
+            (verdict.reason == NEVER_RUN or (mutant.at_import and not self.functions))
+            and (self.subject, self.file) == (subject, mutant.file)
+            and (not self.functions or mutant.function in self.functions)
+        )
+
+
+def elsewhere() -> tuple[Elsewhere, ...]:
+    """Return what cannot run on the machine that measures."""
+    return tuple(Elsewhere(**row) for row in json.loads(ELSEWHERE.read_text(encoding="utf-8")))
+
+
+@attrs.frozen(kw_only=True)
 class Score:
     """What was tried, and what the suite let pass. ``found`` is of mutants that load a model."""
 
@@ -109,6 +137,16 @@ class Score:
 
     @property
     def survivors(self) -> list[Verdict]:
+        """Those that passed every law, are not called equivalent, and could run here."""
+        apart = elsewhere()
+        return [
+            verdict
+            for verdict in self._passed
+            if not any(entry.is_meant(self.subject, verdict) for entry in apart)
+        ]
+
+    @property
+    def _passed(self) -> list[Verdict]:
         """Those that passed every law and are not called equivalent."""
         known = equivalents()
         return [
@@ -121,7 +159,12 @@ class Score:
     @property
     def n_equivalent(self) -> int:
         """How many survivors are called equivalent."""
-        return sum(not verdict.detected for verdict in self.tried) - len(self.survivors)
+        return sum(not verdict.detected for verdict in self.tried) - len(self._passed)
+
+    @property
+    def n_elsewhere(self) -> int:
+        """How many more survived because their lines run on other machines alone."""
+        return len(self._passed) - len(self.survivors)
 
     @property
     def problems(self) -> list[str]:
@@ -140,7 +183,7 @@ class Score:
 
     def share(self, *, adjusted: bool, own: bool = False) -> tuple[int, int]:
         """Return how many were detected, of how many; ``own``: by laws of their own group."""
-        n = len(self.tried) - (self.n_equivalent if adjusted else 0)
+        n = len(self.tried) - (self.n_equivalent + self.n_elsewhere if adjusted else 0)
         return sum(verdict.detected and (verdict.own or not own) for verdict in self.tried), n
 
     def lines(self) -> list[str]:
@@ -149,17 +192,20 @@ class Score:
         told = [
             f"{self.subject}: {len(self.verdicts)} of {self.n_mutants} mutants, seed {self.seed}: "
             + ", ".join(f"{counts[kind]} {kind}" for kind in _KINDS if counts[kind])
-            + f"; {self.n_equivalent} of the survivors are called equivalent"
+            + f"; {self.n_equivalent} of the survivors are called equivalent, "
+            + f"{self.n_elsewhere} more need a machine that is not here"
         ]
         n_untried = sum(verdict.n_untried > 0 for verdict in self.survivors)
         if n_untried:
             told.append(f"  a lower bound: {n_untried} survivors were not tried with every law")
-        for name, adjusted, own in (
-            ("raw", False, False),
-            ("adjusted", True, False),
-            ("adjusted, by laws of their own group", True, True),
+        seen, of = self.share(adjusted=True)
+        by_own, _ = self.share(adjusted=True, own=True)
+        for name, hits, n in (
+            ("raw", *self.share(adjusted=False)),
+            ("without equivalents", seen, of + self.n_elsewhere),
+            ("adjusted", seen, of),
+            ("adjusted, by laws of their own group", by_own, of),
         ):
-            hits, n = self.share(adjusted=adjusted, own=own)
             low, high = wilson(hits, n)
             told.append(
                 f"  {name}: {hits}/{n} = {_percent(hits, n)} (95 %: {low:.1%} to {high:.1%})"
@@ -190,6 +236,7 @@ class Score:
             "adjusted": [hits, n, *wilson(hits, n)],
             "own_group": [own_hits, n, *wilson(own_hits, n)],
             "n_equivalent": self.n_equivalent,
+            "n_elsewhere": self.n_elsewhere,
             "verdicts": [attrs.asdict(verdict) for verdict in self.verdicts],
         }
 

@@ -142,6 +142,9 @@ class Rig:
     encoder: str | None = None
     encoder_name: str | None = None
     is_encoder: bool = False
+    engine: str | None = None
+    own_options: Sequence[tuple[Mapping[str, Any], Callable[[Any], bool]]] = ()
+    wrong_options: Sequence[Mapping[str, Any]] = ()
     observe: Callable[[Any, int], Observation] | None = None
     known: Mapping[str, str] = attrs.field(factory=dict, validator=_known)
     story: str = STORY

@@ -1,19 +1,28 @@
-"""Wrong backends over real attention that only rows, scales and files made for it show."""
+"""Wrong backends over real attention that only rows, state and files made for it show."""
 
 from __future__ import annotations
 
+import contextlib
+import logging
+from importlib import metadata
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from conformance.mutants import around, breaks, nothing
+from conformance.mutants import around, breaks, nothing, result
+from infercore.conformance import Rig
+from infercore.conformance.reference import announce
 from infercore.errors import InvalidInputError
 from infercore.testing import mirostat, reference_model, reference_settings, truncation
 from infercore.testing.attention import OnlineSoftmax
 from infercore.testing.kv_formats import KvFormat
 from infercore.testing.reference_model import ReferenceModel
+from infercore.testing.reference_sequences import Sequences
+from infercore.testing.reference_tokenizer import ReferenceTokenizer
 from infercore.testing.truncation import probabilities
+from infercore.weight_files import safetensors
 
 real = {"base": "reference"}
 
@@ -80,3 +89,54 @@ def an_encoder_refuses_without_facts(m: Any) -> None:
 @breaks("CAP-39", **real)
 def the_pooling_of_the_files_is_not_read(m: Any) -> None:
     m.setattr(reference_model, "_pooling_of", lambda path: "mean")
+
+
+@breaks("STATE-31", **real)
+def a_forged_sequence_takes_its_neighbours_along(m: Any) -> None:
+    def load(old: Any, self: Any, seq_id: int, data: bytes) -> None:
+        try:
+            old(self, seq_id, data)
+        except Exception:
+            self.clear()
+            raise
+
+    around(m, Sequences, "load_sequence", load)
+
+
+@breaks("CAP-43", **real)
+def weights_in_parts_are_met_by_a_mistake(m: Any) -> None:
+    old = safetensors.read
+
+    def read(path: str) -> Any:
+        if not Path(path).is_file():
+            raise KeyError(path)
+        return old(path)
+
+    m.setattr(safetensors, "read", read)
+
+
+@breaks("CAP-42", **real)
+def any_release_of_the_engine_is_taken(m: Any) -> None:
+    announce()
+    m.setattr(metadata, "requires", lambda _: ["numpy>=1.26"])
+
+    def begin(old: Any, self: Any, name: str, seed: int) -> None:
+        old(self, name, seed)
+        self.engine = "numpy"
+
+    around(m, Rig, "begin", begin)
+
+
+@breaks("TOK-22", **real)
+def long_tokens_are_cut(m: Any) -> None:
+    result(m, ReferenceTokenizer, "token_bytes", lambda data: data[:64])
+
+
+@breaks("LIFE-16", **real)
+def what_a_handler_raises_is_lost(m: Any) -> None:
+    def opened(old: Any, self: Any, config: Any) -> Any:
+        with contextlib.suppress(Exception):
+            logging.getLogger("infercore.reference").info("a context is opened")
+        return old(self, config)
+
+    around(m, ReferenceModel, "new_context", opened)

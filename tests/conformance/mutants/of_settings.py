@@ -185,6 +185,16 @@ def an_encoder_asks_for_ever(m: Any) -> None:
     around(m, EncoderContext, "set_abort_callback", give)
 
 
+@breaks("EMB-5", **real)
+def pooling_makes_no_vectors_unasked(m: Any) -> None:
+    old = reference_settings.resolve
+
+    def resolve(config: Any, shape: Any) -> Any:
+        return old(config, shape) | {"embeddings": config.embeddings is True}
+
+    m.setattr(reference_settings, "resolve", resolve)
+
+
 # -- what is honoured no more ----------------------------------------------------------------------
 
 

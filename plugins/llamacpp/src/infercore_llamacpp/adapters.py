@@ -1,4 +1,4 @@
-"""LoRA adapters: loaded once for a model, applied to its contexts, freed with it."""
+"""LoRA adapters: loaded once for a model, which frees them, and applied to its contexts."""
 
 from __future__ import annotations
 
@@ -73,9 +73,3 @@ class Adapters:
             api.llama_adapter_lora_free(handle)
             raise refuse("activated LoRA", f"{path} works only after its invocation tokens")
         return handle
-
-    def close(self) -> None:
-        """Free all adapters. No context may use one any more."""
-        for handle in self._loaded.values():
-            api.llama_adapter_lora_free(handle)
-        self._loaded.clear()

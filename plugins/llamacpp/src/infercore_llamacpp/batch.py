@@ -62,7 +62,7 @@ class Batch:
         self._tokens[:n] = tokens
         np.add(self._steps[:n], start, out=self._positions[:n])
         self._seq_id[0] = seq_id
-        self._wanted[:n] = every
+        self._wanted[: n - 1] = every
         self._wanted[n - 1] = every or last
         self.struct.n_tokens = n
         return self.struct

@@ -28,7 +28,7 @@ def of_context(traits: Traits, effective: dict[str, Any], memory: int | None) ->
     moves = (
         traits.moves_positions
         and effective["type_k"] in SHIFTED_KV_TYPES
-        and bool(api.llama_memory_can_shift(memory))
+        and api.llama_memory_can_shift(memory)
     )
     return _common(
         traits,

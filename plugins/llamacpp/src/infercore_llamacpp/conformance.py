@@ -11,6 +11,7 @@ from typing import Any
 import infercore
 from infercore.conformance import Observation, Rig
 from infercore.testing import engine_of
+from infercore_llamacpp.release import DISTRIBUTION
 
 BACKEND = "llamacpp"
 MODEL, FORMAT = "storyteller", "gguf-f32"
@@ -54,6 +55,38 @@ _EXACT = {
 }
 
 
+_OWN_OPTIONS = (
+    ({"kv_overrides": {"llama.rope.freq_base": 500.0}}, lambda m: _base_of(m) == 500.0),  # noqa: PLR2004
+    ({"kv_overrides": {"tokenizer.ggml.bos_token_id": 7}}, lambda m: m.tokenizer.bos == 7),  # noqa: PLR2004
+    ({"kv_overrides": {"tokenizer.ggml.add_bos_token": False}}, lambda m: not m.tokenizer.add_bos),
+    (
+        {"kv_overrides": {"general.name": "n" * 127, "llama.rope.freq_base": 700.0}},
+        lambda m: (m.info.metadata["general.name"], _base_of(m)) == ("n" * 127, 700.0),
+    ),
+    (
+        {"kv_overrides": {"tokenizer.ggml.add_bos_token": True}},
+        lambda m: m.info.metadata["tokenizer.ggml.add_bos_token"].startswith("t"),
+    ),
+    ({"use_extra_bufts": False}, lambda m: _base_of(m) == 10_000.0),  # noqa: PLR2004
+)
+_WRONG_OVERRIDES: tuple[dict[Any, Any], ...] = (
+    {"general.name": ""}, {"general.name": "n" * 128}, {"general.name": "a\0b"},
+    {"general.name": None}, {"general.name": "n", "no.such.key": 1}, {"": 1}, {5: 1},
+    {"no.such.key": 1}, {"no.such.key": 2**63}, {"no.such.key": -(2**63) - 1},
+    {"llama.block_count": 2},
+)  # fmt: skip
+_WRONG_OPTIONS = (
+    {"use_extra_bufts": 1},
+    {"no_host": "yes"},
+    *({"kv_overrides": wrong} for wrong in (5, ["a"], *_WRONG_OVERRIDES)),
+)
+
+
+def _base_of(model: Any) -> float:
+    with model.new_context(n_ctx=32) as context:
+        return float(context.effective["rope_freq_base"])
+
+
 def rig() -> Rig:
     """Return the rig of the storyteller. Raises `ModelNotFoundError` without the model pack."""
     return _rig(
@@ -64,6 +97,8 @@ def rig() -> Rig:
         narrow=pack_path(MODEL, "gguf-q8_0"),
         encoder=pack_path("encoder"),
         encoder_name="encoder",
+        own_options=_OWN_OPTIONS,
+        wrong_options=_WRONG_OPTIONS,
         require=(
             *_REQUIRED, *_ALWAYS, *_WITH_ATTENTION, *_REMOVES, "adapters", "oracle", "adapter",
             "encoder", "kv_remove_any", "kv_copy_any",
@@ -90,6 +125,7 @@ def _rig(name: str, **fields: Any) -> Rig:
     path = pack_path(name)
     given: dict[str, Any] = {
         "backend": BACKEND,
+        "engine": DISTRIBUTION,
         "open_model": lambda: infercore.load_model(path, backend=BACKEND),
         "path": path,
         "open_path": lambda where: infercore.load_model(where, backend=BACKEND),

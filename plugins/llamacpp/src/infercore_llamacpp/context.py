@@ -55,7 +55,6 @@ class LlamaContext(Decoding):
 
     def clear(self) -> None:
         """Remove everything."""
-        self._rows = ()
         self.memory.clear()
 
     # -- saved state ---------------------------------------------------------------------------
@@ -67,7 +66,6 @@ class LlamaContext(Decoding):
 
     def load_state(self, data: bytes | memoryview) -> None:
         """Replace everything by what `save_state` returned; cleared where it is refused."""
-        self._rows = ()
         self._carry_out_pending()
         state.load(self.handle, self.memory, data, self.model.traits)
 
@@ -79,7 +77,8 @@ class LlamaContext(Decoding):
 
     def sequence_size(self, seq_id: int) -> int:
         """Return how many bytes `save_sequence` gives."""
-        return int(api.llama_state_seq_get_size(self.handle, seq_id))
+        size: int = api.llama_state_seq_get_size(self.handle, seq_id)
+        return size
 
     def load_sequence(self, seq_id: int, data: bytes | memoryview) -> None:
         """Replace a sequence by what `save_sequence` returned; emptied where it is refused."""
@@ -125,7 +124,6 @@ class LlamaContext(Decoding):
         """Replace the whole list of LoRA adapters."""
         self.model.adapters.apply(self.handle, adapters)
         self._effective["adapters"] = tuple(adapters)
-        self._rows = ()
 
     def set_control_vector(self, directions: Floats | None) -> None:
         """Add ``directions`` [n_layer, n_embd] to what the layers put out; None adds nothing."""
@@ -134,15 +132,14 @@ class LlamaContext(Decoding):
         n_layer, n_embd = self.model.info.n_layer, self.model.info.n_embd
         data = None
         if directions is not None:
-            data = np.ascontiguousarray(directions[1:]).ctypes.data_as(_FLOATS)
+            data = directions[1:].ctypes.data_as(_FLOATS)
         if api.llama_set_adapter_cvec(
             self.handle, data, (n_layer - 1) * n_embd, n_embd, 1, n_layer - 1
         ):
             raise refuse("set_control_vector", "llama.cpp refused it for this model")
         self._effective.pop("control_vector", None)
         if directions is not None:
-            self._effective["control_vector"] = hashlib.sha256(directions.tobytes()).hexdigest()
-        self._rows = ()
+            self._effective["control_vector"] = hashlib.sha256(directions).hexdigest()
 
     def warmup(self) -> None:
         """Evaluate one token and forget it, so that weights and buffers are touched."""
@@ -152,7 +149,6 @@ class LlamaContext(Decoding):
         token = self.model.tokenizer.bos or 0
         batch = self._batch.fill(np.array([token], np.int32), 0, 0, every=True, last=True)
         run = api.llama_encode if self._needs_encoder_output else api.llama_decode
-        self._rows = ()
         self._check(run(self.handle, batch), 1, (0,))
         self.memory.clear()
 

@@ -246,13 +246,13 @@ class Decoding:
         )
         try:
             with self._switch.off():
-                code = self._decode(self._pointer, batch)
+                code: int = self._decode(self._pointer, batch)
         finally:
             self.memory.take_back(seq_id, end)
         if code not in (0, NO_ROOM):
             self._check(code, 1, (seq_id,))
         self.memory.pending = 0
-        return int(code)
+        return code
 
     def _check(self, code: int, n_tokens: int, seq_ids: Iterable[int]) -> None:
         """Raise what a return code of ``llama_decode`` means; 0 is success."""

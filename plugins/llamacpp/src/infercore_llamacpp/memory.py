@@ -48,11 +48,13 @@ class Memory:
 
     def pos_min(self, seq_id: int) -> int:
         """Return the first position held, -1 when empty."""
-        return int(api.llama_memory_seq_pos_min(self.handle, seq_id))
+        position: int = api.llama_memory_seq_pos_min(self.handle, seq_id)
+        return position
 
     def pos_max(self, seq_id: int) -> int:
         """Return the last position held, -1 when empty."""
-        return int(self._pos_max(self.handle, seq_id))
+        position: int = self._pos_max(self.handle, seq_id)
+        return position
 
     @property
     def is_empty(self) -> bool:
@@ -61,9 +63,9 @@ class Memory:
 
     def remove(self, seq_id: int, p0: int, p1: int) -> bool:
         """Remove positions [p0, p1); False, and nothing changed, where that cannot be."""
-        if seq_id >= 0 and not self._may_remove(seq_id, max(p0, 0), p1):
+        if seq_id >= 0 and not self._may_remove(seq_id, p0, p1):
             return False
-        removed = bool(api.llama_memory_seq_rm(self.handle, seq_id, p0, p1))
+        removed: bool = api.llama_memory_seq_rm(self.handle, seq_id, p0, p1)
         if self._restored_from:
             self._forget_empty()
         if self.may_hold_nan and self.is_empty:
@@ -87,7 +89,7 @@ class Memory:
         first = self._first_complete(seq_id)
         if self._window is None or first <= 0:
             return not self._whole_only
-        return is_tail and first <= max(0, p0 + 1 - self._window)
+        return is_tail and first <= p0 + 1 - self._window
 
     def _first_complete(self, seq_id: int) -> int:
         """Return the first position that is there in all layers."""

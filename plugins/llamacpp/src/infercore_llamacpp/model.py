@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from typing import TYPE_CHECKING, Any
 
 from infercore import OutOfMemoryError, free_bytes
@@ -37,7 +36,6 @@ class LlamaModel:
         self._path, self._config = path, config
         self.handle = loaded.handle
         self._owned: Owned | None = owned
-        self.load_ms = 0.0
         overrides = config.backend_options.get("kv_overrides") or {}
         self.traits = read_traits(self.handle, has_gpu=loaded.has_gpu, overrides=overrides)
         self.info = self.traits.info
@@ -60,16 +58,13 @@ class LlamaModel:
     @classmethod
     def load(cls, path: str, config: ModelConfig, *, is_checked: bool = False) -> LlamaModel:
         """Return the model at ``path``; see `loading.load` for what it takes and raises."""
-        started = time.perf_counter()
         loaded = loading.load(str(path), config, is_checked=is_checked)
         owned = Owned(api.llama_model_free, loaded.handle)
         try:
-            model = cls(str(path), config, loaded, owned)
+            return cls(str(path), config, loaded, owned)
         except BaseException:
             owned.free()  # the error refers to what refers to it, so that it would wait
             raise
-        model.load_ms = (time.perf_counter() - started) * 1e3
-        return model
 
     def new_context(self, config: ContextConfig) -> LlamaContext:
         """Return a new context; every field of ``config`` is honoured or refused."""
@@ -146,10 +141,9 @@ class LlamaModel:
         return LlamaSampler.build(self, config)
 
     def close(self) -> None:
-        """Free adapters and weights. All contexts are closed."""
+        """Free weights, and adapters with them. All contexts are closed."""
         if self.handle:
             self.handle = 0
-            self.adapters.close()
             owned, self._owned = self._owned, None
             if owned is not None:
                 owned.let_go()

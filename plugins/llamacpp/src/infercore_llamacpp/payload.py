@@ -52,11 +52,14 @@ def complaint(data: bytes | memoryview, traits: Traits, *, of_sequence: bool) ->
 
     Raises `UnknownLayoutError`.
     """
-    if not traits.has_kv or traits.is_recurrent:
+    if traits.info.is_hybrid:
         raise UnknownLayoutError
     reader = _Reader(memoryview(data).cast("B"))
     try:
         reader.skip(HEAD_BYTES if of_sequence else reader.number("I"))
+        if traits.info.is_recurrent:  # small integers and float32, each in four bytes
+            whole = reader.rest[: len(reader.rest) & ~3]
+            return None if _are_finite("f32", whole) else "a state that is not a number"
         while not reader.at_end:
             for kind, numbers in _cache(reader, traits):
                 if not _are_finite(kind, numbers):
@@ -193,5 +196,5 @@ def _are_finite_numbers(kind: str, data: memoryview) -> bool:
     else:
         dtype, mask, limit = _EXPONENTS["f16"]
         blocks = np.frombuffer(data, np.uint8).reshape(-1, _BLOCK_BYTES[kind])
-        numbers = np.ascontiguousarray(blocks[:, : 2 * _N_SCALES.get(kind, 1)]).view(dtype)
-    return int((numbers & dtype(mask)).max(initial=0)) < limit
+        numbers = blocks[:, : 2 * _N_SCALES.get(kind, 1)].view(dtype)
+    return int((numbers & dtype(mask)).max()) < limit

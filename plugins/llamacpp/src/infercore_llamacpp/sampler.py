@@ -12,7 +12,7 @@ import math
 import secrets
 from typing import TYPE_CHECKING, Any
 
-from infercore import InvalidInputError, InvalidTokenError
+from infercore import InvalidInputError
 from infercore_llamacpp.library import api
 from infercore_llamacpp.settings import refuse
 
@@ -56,9 +56,9 @@ class LlamaSampler:
 
     def sample(self, context: LlamaContext, row: int) -> int:
         """Return a token from output row ``row``, accepted exactly once."""
-        context.logits(row)  # raises where there is no such row
         index = context.batch_index(row)
-        return int(api.llama_sampler_sample(self._chain, context.handle, index))
+        token: int = api.llama_sampler_sample(self._chain, context.handle, index)
+        return token
 
     def observe(self, tokens: Sequence[int]) -> None:
         """Take ``tokens`` as chosen before."""
@@ -90,13 +90,6 @@ def _bias(model: LlamaModel, config: SamplingConfig) -> dict[int, float]:
                 field="logit_bias",
                 value=amount,
                 allowed=f"at most {_MOST}",
-            )
-        if token >= n_vocab:
-            raise InvalidTokenError(
-                f"logit_bias has token {token}; the vocabulary ends at {n_vocab - 1}",
-                field="logit_bias",
-                value=token,
-                allowed=f"0 to {n_vocab - 1}",
             )
     if config.ignore_eos:
         ends = (token for token in range(n_vocab) if model.tokenizer.is_eog(token))
@@ -130,15 +123,15 @@ def _stages(
     yield api.llama_sampler_init_temp_ext(
         config.temperature, config.dynatemp_range, config.dynatemp_exponent
     )
-    yield _selector(model, config, seed)
+    yield _selector(model, config, seed, _n_left(model, bias))
 
 
 def _penalties(model: LlamaModel, config: SamplingConfig) -> Iterator[Any]:
     penalties = (config.repeat_penalty, config.frequency_penalty, config.presence_penalty)
-    last_n = _window(config.penalty_last_n, model)
+    last_n = _window("penalty_last_n", config.penalty_last_n, model)
     if penalties != (1.0, 0.0, 0.0) and last_n:
         yield api.llama_sampler_init_penalties(model.info.n_vocab, last_n, *penalties)
-    last_n = _window(config.dry_penalty_last_n, model)
+    last_n = _window("dry_penalty_last_n", config.dry_penalty_last_n, model)
     if config.dry_multiplier and config.dry_base >= 1 and last_n:
         breakers = _breakers(config.dry_sequence_breakers)
         yield api.llama_sampler_init_dry(
@@ -164,12 +157,12 @@ def _breakers(texts: Sequence[str]) -> list[bytes]:
     return breakers
 
 
-def _window(last_n: int, model: LlamaModel) -> int:
+def _window(field: str, last_n: int, model: LlamaModel) -> int:
     """Return ``last_n`` with -1 as the trained window; the engine would take -1 as off."""
     if last_n > _MAX_WINDOW:
         raise refuse(
-            f"a penalty window of {last_n} tokens",
-            f"the engine's goes to {_MAX_WINDOW}; give -1 for the whole context, or "
+            f"{field}={last_n}",
+            f"the engine's window goes to {_MAX_WINDOW}; give -1 for the whole context, or "
             "implementation='portable'",
         )
     return model.info.n_ctx_train if last_n < 0 else last_n
@@ -207,9 +200,15 @@ def _counts(config: SamplingConfig) -> bool:
     return config.typical_p < 1 or config.xtc_probability > 0 or config.dynatemp_range > 0
 
 
-def _selector(model: LlamaModel, config: SamplingConfig, seed: int) -> Any:
+def _selector(model: LlamaModel, config: SamplingConfig, seed: int, n_left: int) -> Any:
+    """Return what chooses; ``n_left`` tokens are not forbidden by the bias.
+
+    No choice among n surprises by more than log2(n) on average: with a target beyond that version 1
+    keeps every token. The engine's count of them overflows then, on flat rows, and leaves one.
+    """
     tau, eta = config.mirostat_tau, config.mirostat_eta
-    if not config.mirostat:
+    n = min(config.top_k or n_left, n_left)
+    if not config.mirostat or (config.mirostat == 1 and tau >= math.log2(n)):
         return api.llama_sampler_init_dist(seed)
     if config.mirostat == 1:
         return api.llama_sampler_init_mirostat(model.info.n_vocab, seed, tau, eta, _MIROSTAT_TOKENS)

@@ -172,9 +172,8 @@ def _kv_types(config: ContextConfig, traits: Traits) -> dict[str, Any]:
         if name not in offered:
             raise refuse(f"{field}={name!r}", f"this model can have {', '.join(offered)}")
     flash = _flash(config.flash_attn, types["type_v"], traits)
-    if flash != "off":
-        _check_block("type_k", types["type_k"], traits.head_k)
-        _check_block("type_v", types["type_v"], traits.head_v)
+    _check_block("type_k", types["type_k"], traits.head_k)
+    _check_block("type_v", types["type_v"], traits.head_v)
     if traits.shares_kv_types and types["type_k"] != types["type_v"]:
         raise InvalidInputError(
             f"this model keeps K and V as one, so type_v={types['type_v']!r} must be "

@@ -30,7 +30,8 @@ def save_sequence(context: int, seq_id: int) -> memoryview:
     """Return one sequence of ``context``."""
 
     def get(handle: int, target: Any, size: int) -> int:
-        return int(api.llama_state_seq_get_data(handle, target, size, seq_id))
+        n_bytes: int = api.llama_state_seq_get_data(handle, target, size, seq_id)
+        return n_bytes
 
     return _read(lambda handle: api.llama_state_seq_get_size(handle, seq_id), get, context)
 
@@ -56,13 +57,13 @@ def load_sequence(
 ) -> None:
     """Replace one sequence by ``data``. Raises `SnapshotError`; the sequence is empty then."""
     if wrong := _poison(memory, data, traits, of_sequence=True):
-        memory.remove(seq_id, -1, -1)
+        memory.remove(seq_id, 0, -1)
         raise _poisonous(wrong, f"sequence {seq_id} is empty now")
     data = payload.in_streams(data, memory.n_streams, traits)
     with log.listening():
         n_read = api.llama_state_seq_set_data(context, _view(data), len(data), seq_id)
         if not n_read or n_read != len(data):
-            memory.remove(seq_id, -1, -1)
+            memory.remove(seq_id, 0, -1)
             raise _refused(f"sequence {seq_id} is empty now")
     memory.note_restored(seq_id)
 
@@ -86,7 +87,7 @@ def _poisonous(what: str, now: str) -> SnapshotError:
 
 def _read(get_size: Any, get_data: Any, context: int) -> memoryview:
     with log.listening():
-        size = int(get_size(context))
+        size: int = get_size(context)
         buffer = np.empty(size, dtype=np.uint8)
         written = get_data(context, buffer.ctypes.data_as(_BYTES), size)
     if written != size or not size:

@@ -211,7 +211,7 @@ def read_traits(model: int, *, has_gpu: bool, overrides: Mapping[str, object] = 
         return int(value) if value.isdigit() else head
 
     # An encoder alone gets a cache from the engine, in which nothing that it decodes makes sense.
-    has_memory = has_memory and bool(api.llama_model_has_decoder(model))
+    has_memory = has_memory and api.llama_model_has_decoder(model)
     return Traits(
         info=info,
         head_k=length("key_length"),

@@ -61,6 +61,7 @@ def _rig(
     return Rig(
         backend=BACKEND,
         variant=variant,
+        engine="openvino",
         open_model=lambda: infercore.load_model(path, backend=BACKEND),
         path=path,
         open_path=lambda where: infercore.load_model(where, backend=BACKEND),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import shutil
 import tempfile
 from pathlib import Path
@@ -11,10 +12,18 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import numpy as np
 
-from infercore.conformance.expect import equal, raises, that
+from infercore.conformance import gguf_copy
+from infercore.conformance.expect import equal, foreseen, raises, that
+from infercore.conformance.gguf_copy import UINT32, number
 from infercore.conformance.law import law
+from infercore.conformance.laws.headers import is_gguf, loaded
 from infercore.conformance.rig import greedy
-from infercore.errors import InferCoreError, ManifestMismatchError
+from infercore.errors import (
+    InferCoreError,
+    ManifestMismatchError,
+    ModelLoadError,
+    UnsupportedFeatureError,
+)
 from infercore.values.config import AdapterSpec
 from infercore.values.session import PrefixInput
 
@@ -142,6 +151,39 @@ def check_what_is_no_adapter(rig: Rig) -> None:
     context.decode(tokens)
     expected = _row(rig.context(), tokens, adapter)
     rig.same_bits(np.array(context.logits()), expected, "logits after the refusals")
+    if is_gguf(Path(adapter.path)):
+        _check_lies(rig, adapter.path)
+
+
+def _check_lies(rig: Rig, path: str) -> None:
+    """An adapter whose header has other types of entries, or of a tensor, is refused, or works."""
+    own = gguf_copy.read(Path(path))
+    first, data = own.tensors[0]
+    lies = {
+        "its own": own,
+        **{
+            f"{key} of 5": own.other(**{key.replace(".", "__"): number(UINT32, 5)})
+            for key in ("general.type", "general.architecture", "adapter.type")
+        },
+        "an alpha that is a text": own.other(adapter__lora__alpha=gguf_copy.text("x")),
+        "a tensor of another type": attrs.evolve(
+            own, tensors=[(dataclasses.replace(first, kind=24), data), *own.tensors[1:]]
+        ),
+        "of another kind": own.other(adapter__type=gguf_copy.text("xora")),
+    }
+    with tempfile.TemporaryDirectory() as folder, loaded(rig, str(rig.path)) as model:
+        file = Path(folder) / "adapter.gguf"
+        for what, changed in lies.items():
+            file.write_bytes(changed.to_bytes())
+            fields = rig.fields(adapters=[AdapterSpec(path=str(file))])
+            try:
+                model.new_context(**fields).close()
+            except UnsupportedFeatureError as error:
+                that(what != "its own" and error.hint, f"{what} is refused: {error}")
+            except ModelLoadError as error:
+                that(what != "its own", f"a copy of the adapter is refused: {error}")
+                foreseen(error, what)
+                that(str(file) in str(error.path), f"{what}: the path is {error.path!r}")
 
 
 @law("LORA-7", tier="session", **lora_law)

@@ -205,11 +205,14 @@ def check_options_that_exclude_each_other(rig: Rig) -> None:
 @law("BAD-10", model="any")
 def check_no_such_file(rig: Rig) -> None:
     """A path that does not exist raises ModelNotFoundError, which carries the path."""
+    opened, suffix = _opener(rig), Path(rig.path or "").suffix
     with tempfile.TemporaryDirectory() as folder:
-        missing = str(Path(folder) / "none")
-        opened = _opener(rig)
-        error = raises(ModelNotFoundError, lambda: opened(missing), "a missing file")
-    that(missing in str(error.path), f"the error's path is {error.path!r}")
+        for name in {"none", f"none{suffix}"}:
+            missing = str(Path(folder) / name)
+            error = raises(ModelNotFoundError, lambda p=missing: opened(p), "a missing file")
+            that(missing in str(error.path), f"the error's path is {error.path!r}")
+        empty = raises(ModelLoadError, lambda: opened(folder), "an empty folder")
+    that(folder in str(getattr(empty, "path", folder)), f"the path of an empty folder: {empty!r}")
 
 
 def _opener(rig: Rig) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -105,7 +106,12 @@ def check_an_abort_after_a_shift(rig: Rig) -> None:
 
 @law("THREAD-11", since="1.2")
 def check_threads_given_at_opening(rig: Rig) -> None:
-    """Threads asked for when a context is opened are those in force, or they are refused."""
+    """Threads asked for when a context is opened are those in force, or they are refused.
+
+    By default there are no more of them than processors that the process may use, and for batches
+    no fewer than for single tokens.
+    """
+    _check_default_threads(rig)
     for n in (1, 2):
         try:
             context = rig.context(n_ctx=64, n_threads=n, n_threads_batch=n)
@@ -117,6 +123,15 @@ def check_threads_given_at_opening(rig: Rig) -> None:
         if threads is not None:
             equal(threads, (n, n), f"the engine's own threads, {n} asked for")
         context.decode(rig.tokens(4))
+
+
+def _check_default_threads(rig: Rig) -> None:
+    affinity = getattr(os, "sched_getaffinity", None)
+    n = (os.cpu_count() or 1) if affinity is None else len(affinity(0))
+    with rig.model.new_context(n_ctx=32) as context:
+        single, batch = (context.effective.get(name) for name in ("n_threads", "n_threads_batch"))
+    if isinstance(single, int) and isinstance(batch, int):
+        that(1 <= single <= batch <= n, f"{single} threads and {batch} of {n} processors")
 
 
 # -- texts -----------------------------------------------------------------------------------------

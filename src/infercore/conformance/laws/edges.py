@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,10 @@ from infercore.conformance.oracle import Way
 from infercore.errors import (
     DecodeAbortedError,
     InvalidInputError,
+    ModelNotFoundError,
     UnsupportedFeatureError,
 )
+from infercore.values.config import AdapterSpec
 
 if TYPE_CHECKING:
     from infercore.conformance.rig import Rig
@@ -71,10 +74,19 @@ def check_state_of_many_sequences(rig: Rig) -> None:
 
 @law("KV-30", needs="kv_copy", since="1.2")
 def check_single_tokens_behind_copies(rig: Rig) -> None:
-    """A sequence that is removed and becomes a copy goes on as its source, token by token."""
+    """A sequence that is removed and becomes a copy goes on as its source, token by token.
+
+    Where parts can be copied, so does one that has a part. Whether they share cells or not.
+    """
     if not rig.context().capabilities.multi_sequence:
         rig.leave("there is one sequence only")
-    context = rig.two()
+    for unified in (None, True, False):
+        fields = {} if unified is None else {"kv_unified": unified}
+        with contextlib.suppress(UnsupportedFeatureError):
+            _check_copies(rig, rig.two(**fields))
+
+
+def _check_copies(rig: Rig, context: Any) -> None:
     for n in (3, 17, 33):
         texts = [rig.tokens(n + 3), rig.tokens(n + 3)]
         context.clear()
@@ -89,6 +101,13 @@ def check_single_tokens_behind_copies(rig: Rig) -> None:
             for seq_id in (1, 0):
                 context.decode_one(texts[0][n + 1 + i], seq_id=seq_id)
                 rig.near(context.logits(), row, f"token {i} of sequence {seq_id} behind a copy")
+    if context.capabilities.kv_copy == "any":
+        text = rig.tokens(14)
+        context.clear()
+        context.decode(text[:12])
+        context.seq_copy(0, 1, 0, 7)
+        context.decode(text[7:], seq_id=1)
+        rig.near(context.logits(), rig.cold(text), "a sequence that was copied in part")
 
 
 @law("KV-31", needs="kv_shift", since="1.2")
@@ -270,6 +289,10 @@ def check_plans_count_adapters(rig: Rig) -> None:
     size = max(file.stat().st_size for file in files)
     if size < _SMALL:
         rig.leave(f"the adapter has {size} bytes")
+    missing = (AdapterSpec(path="/no/such/adapter"),)
+    asked = rig.fields(adapters=missing)
+    error = raises(ModelNotFoundError, lambda: rig.model.plan_memory(**asked), "no adapter")
+    that("/no/such/adapter" in str(error.path), f"the path of the error is {error.path!r}")
     more = with_one.peak_bytes - plain.peak_bytes
     that(2 * more >= size, f"{more} bytes more are planned for an adapter of {size}")
 

@@ -75,12 +75,36 @@ def check_pooling_needs_one_step(rig: Rig) -> None:
         raises(InvalidInputError, lambda: context.decode(rig.tokens(9)), "9 tokens in steps of 8")
     context.decode(rig.tokens(8))
     equal(context.embedding().shape, (rig.model.info.n_embd,), "shape")
+    if context.capabilities.multi_sequence:
+        _check_uneven_steps(rig)
+
+
+def _check_uneven_steps(rig: Rig) -> None:
+    """A step that the sequences do not divide is used as it is, or what is allowed can be."""
+    asked = {"n_seq_max": 3, "n_ctx": 3 * rig.n_ctx, "pooling_type": "mean"}
+    for n_batch, n_ubatch in ((16, 16), (16, 2), (2, None)):
+        n = n_ubatch or n_batch
+        try:
+            context = rig.context(**asked, n_batch=n_batch, n_ubatch=n_ubatch)
+        except InvalidInputError as error:
+            equal((error.field, error.value), ("n_ubatch", n), "field and value of the refusal")
+            that(error.allowed, f"the refusal of steps of {n} says not what is allowed")
+            that(str(3 if n < 3 else n - n % 3) in str(error), f"it names no step: {error}")  # noqa: PLR2004
+        else:
+            equal(context.effective["n_ubatch"], n, "effective n_ubatch")
 
 
 @law("EMB-5", needs="embeddings")
 def check_no_embeddings_unasked(rig: Rig) -> None:
-    """Embeddings that were not made raise OutputNotAvailableError."""
+    """Only pooling makes embeddings unasked; those not made raise OutputNotAvailableError."""
+    tokens = rig.tokens(5)
+    for kind in sorted({"mean", "cls", "last"} & set(rig.context().capabilities.pooling)):
+        pooled = rig.context(pooling_type=kind)
+        equal(pooled.effective.get("embeddings"), True, f"effective embeddings, pooling {kind}")
+        pooled.decode(tokens)
+        _close(np.array(pooled.embedding()), _pooled(rig, tokens, kind), f"pooling {kind} unasked")
     context = rig.context()
+    equal(context.effective.get("embeddings"), False, "effective embeddings without pooling")
     context.decode(rig.tokens(4))
     raises(OutputNotAvailableError, context.embeddings, "embeddings() without embeddings=True")
     fresh = rig.context(embeddings=True, pooling_type="none")
@@ -155,7 +179,7 @@ def check_embed(rig: Rig) -> None:
 def check_vectors_beside_the_oracle(rig: Rig) -> None:
     """Vectors of tokens and of texts, at many lengths, are the hidden states that the oracle has.
 
-    Two texts of one call keep to themselves.
+    Three texts of one call keep to themselves.
     """
     oracle = rig.need_oracle()
     kinds = rig.context().capabilities.pooling
@@ -169,14 +193,16 @@ def check_vectors_beside_the_oracle(rig: Rig) -> None:
     _check_single_token(rig, oracle)
     if not rig.context().capabilities.multi_sequence:
         return
-    texts = [rig.tokens(n) for n in (9, 4)]
+    texts = [rig.tokens(n) for n in (9, 4, 6)]
     for kind in sorted({"mean", "cls", "last"} & set(kinds)):
-        both = rig.two(embeddings=True, pooling_type=kind)
+        both = rig.context(
+            n_seq_max=3, n_ctx=3 * rig.n_ctx, n_batch=64, embeddings=True, pooling_type=kind
+        )
         both.decode_batch([(t, (i,), False) for i, text in enumerate(texts) for t in text])
         for i, text in enumerate(texts):
             hidden = oracle.append(oracle.nothing(), text)[1]
             pooled = {"mean": hidden.mean(axis=0), "cls": hidden[0], "last": hidden[-1]}[kind]
-            _close(np.array(both.embedding(i)), pooled, f"text {i} of two, pooling {kind}")
+            _close(np.array(both.embedding(i)), pooled, f"text {i} of three, pooling {kind}")
 
 
 def _check_single_token(rig: Rig, oracle: Oracle) -> None:

@@ -190,6 +190,7 @@ def check_control_vectors(rig: Rig) -> None:
     """
     n_layer, n_embd = rig.model.info.n_layer, rig.model.info.n_embd
     vector = np.asarray([rig.random.gauss(0, 0.5) for _ in range(n_embd)], np.float32)
+    vector[: n_embd // 2] *= vector[: n_embd // 2] > 0  # some are 0, and not all
     tokens, plain = rig.tokens(10), None
     context = rig.context()
     for wrong in ({n_layer: vector}, {0: vector[1:]}, {-1: vector}, 5):
@@ -203,7 +204,8 @@ def check_control_vectors(rig: Rig) -> None:
         added = {layer: vector / (1 + layer) for layer in layers}
         try:
             context.set_control_vector(added)
-        except UnsupportedFeatureError:
+        except UnsupportedFeatureError as error:
+            that("control_vector" in error.feature, f"it is refused as {error.feature!r}")
             context.eval(tokens, 0)
             rig.same_bits(context.logits(), plain, f"logits after layer {layers} was refused")
             continue

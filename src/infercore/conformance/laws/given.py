@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 from infercore.conformance import programs
 from infercore.conformance.law import law
 from infercore.conformance.laws.oracle import window
+from infercore.errors import InvalidInputError, UnsupportedFeatureError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,9 +37,9 @@ _NEEDS: dict[str, Callable[[Capabilities], object]] = {
 _ENDS = "one {0} 40; decode {0} 5 300 all"
 
 
-def _run(rig: Rig, texts: Sequence[str], *, n_ctx: int, n_seq_max: int = 1) -> None:
+def _run(rig: Rig, texts: Sequence[str], *, n_ctx: int, n_seq_max: int = 1, **more: Any) -> None:
     """Run each program in contexts with that window for each sequence."""
-    fields: dict[str, Any] = {"n_ctx": n_ctx * n_seq_max}
+    fields: dict[str, Any] = {"n_ctx": n_ctx * n_seq_max, **more}
     if n_seq_max > 1:
         fields["n_seq_max"] = n_seq_max
     can = rig.context().capabilities
@@ -65,11 +67,18 @@ def check_state_saved_right_after_a_change(rig: Rig) -> None:
             f"{change}; save_all 0; clear; load_all 0; {every}" for change in _CHANGES_OF_THREE
         ]
     _run(rig, texts, n_ctx=rig.n_ctx, n_seq_max=3)
+    with contextlib.suppress(UnsupportedFeatureError):
+        rig.two(kv_unified=False).close()
+        both = "; ".join(_ENDS.format(seq_id) for seq_id in range(2))
+        copied = "decode 0 20 5 last; save 0 0; decode 1 9 60 last; one 1 8; copy 1 0 0 -1"
+        texts = [f"{copied}; load 0 {seq_id}; {both}" for seq_id in range(2)]
+        _run(rig, texts, n_ctx=rig.n_ctx, n_seq_max=2, kv_unified=False)
 
 
 @law("KV-28", since="1.2")
 def check_whole_windows_are_changed(rig: Rig) -> None:
     """A window's worth of tokens is cleared, cut, moved, copied and kept whole."""
+    _check_moves_in_long_windows(rig)
     n_ctx = window(rig)
     n = n_ctx - 60
     ends = _ENDS.format(0)
@@ -89,6 +98,20 @@ def check_whole_windows_are_changed(rig: Rig) -> None:
         f"decode 0 {n} 5 last; decode 1 {n // 2} 77 last; keep 1; {both}",
     ]
     _run(rig, texts, n_ctx=n_ctx, n_seq_max=2)
+
+
+def _check_moves_in_long_windows(rig: Rig) -> None:
+    """Where a context with a long window says that it can move tokens, it can."""
+    try:
+        context = rig.context(n_ctx=2048, n_batch=64, n_ubatch=32)
+    except (InvalidInputError, UnsupportedFeatureError):  # too long a window
+        return
+    if context.capabilities.kv_shift:
+        tokens, more = rig.tokens(50), rig.tokens(2)
+        context.decode(tokens)
+        context.seq_shift(0, 0, -1, 7)
+        context.decode(more)
+        rig.near(context.logits(), rig.cold(tokens + more), "a moved text, continued")
 
 
 @law("DEC-28", needs="multi_sequence", since="1.2")

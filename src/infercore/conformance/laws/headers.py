@@ -10,8 +10,12 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
 import infercore
+from infercore.conformance import gguf_copy
 from infercore.conformance.expect import equal, foreseen, that
+from infercore.conformance.gguf_copy import BOOL, UINT32, number
 from infercore.conformance.law import law
 from infercore.errors import InferCoreError, ModelLoadError, PluginError, SessionFatalError
 from infercore.testing import load_reference_model
@@ -96,6 +100,22 @@ def _as_header(model: Any, header: gguf.Header) -> None:
     template = metadata.get("tokenizer.chat_template")
     equal(model.tokenizer.chat_template, template, "the chat template")
     _compare_kinds(model.tokenizer, metadata)
+    _compare_rope(model, header)
+
+
+def _compare_rope(model: Any, header: gguf.Header) -> None:
+    """What is in force where nobody asks is what the header says."""
+    base, yarn = header.own("rope.freq_base"), header.own("rope.scaling.type") == "yarn"
+    if base is None or model.info.has_encoder:
+        return
+    with model.new_context(n_ctx=32) as context:
+        told = context.effective
+    equal(told["rope_freq_base"], base, "the base of rope")
+    equal(told["rope_scaling_type"], header.own("rope.scaling.type") or "linear", "its scaling")
+    if not yarn:
+        facts = (told["rope_freq_scale"], told["yarn_ext_factor"], told["yarn_attn_factor"])
+        equal(facts[1:], (0.0, 1.0), "factors of YaRN, which is not used")
+        equal(facts[0], 1.0 / (header.own("rope.scaling.factor") or 1.0), "the scale of rope")
 
 
 def _compare_kinds(tokenizer: Any, metadata: Any) -> None:
@@ -203,8 +223,6 @@ def check_headers_that_lie(rig: Rig) -> None:
     Without a child to try it in, and never by a mistake of the plugin's own. What a config.json
     says may also be of no use to the engine.
     """
-    if rig.backend not in {"reference", *(backend.name for backend in infercore.backends())}:
-        rig.leave("the backend is not announced, so users cannot load with it by name")
     paths = [path for path, _ in _models(rig) if _bytes_of(path) <= _MAX_COPIED]
     if not paths:
         rig.leave(f"the model has more than {_MAX_COPIED >> 20} MiB, too much to copy")
@@ -229,7 +247,7 @@ def _bytes_of(path: Path) -> int:
 def _tried(rig: Rig, path: str, what: str, *, must: bool) -> None:
     """Raise `LawError` unless the model at ``path`` is refused as it should, or may be loaded."""
     try:
-        with _loaded(rig, path) as model:
+        with loaded(rig, path) as model:
             if not must and any(Path(path).glob("*.safetensors")):
                 _use(model)
     except (PluginError, SessionFatalError) as error:
@@ -250,7 +268,10 @@ def _use(model: Any) -> None:
         (context.encode if model.info.has_encoder else context.decode)([5, 6, 7])
 
 
-def _loaded(rig: Rig, path: str) -> Any:
+def loaded(rig: Rig, path: str) -> Any:
+    """Return the model at ``path``, loaded without a child to try it in."""
+    if rig.backend not in {"reference", *(backend.name for backend in infercore.backends())}:
+        rig.leave("the backend is not announced, so users cannot load with it by name")
     if rig.backend == "reference":
         return load_reference_model(path)
     return infercore.load_model(path, backend=rig.backend, check_in_child=False)
@@ -265,6 +286,7 @@ def _lies_of(path: Path, whole: bytes) -> Iterator[tuple[str, bytes]]:
         yield from _lies_of_sizes(whole, header)
         yield from _lies_of_numbers(whole, header)
         yield from _lies_of_tensors(whole, header)
+        yield from _lies_of_entries(path, header)
 
 
 _WRONG_NUMBERS: tuple[Any, ...] = (0, -1, 2**40, 0.5, "4", None, [], [1], {"a": 1})
@@ -316,6 +338,25 @@ def _lies_of_tensors(data: bytes, header: gguf.Header) -> Iterator[tuple[str, by
         (vectors[-1], _F16), (matrices[0], _I32), (matrices[-1], _I32), (matrices[-1], _NO_TYPE),
     ):  # fmt: skip
         yield f"with {tensor.name} of type {kind}", _retyped(data, tensor, kind)
+
+
+def _lies_of_entries(path: Path, header: gguf.Header) -> Iterator[tuple[str, bytes]]:
+    """Yield entries that no model has, over which an engine may end the process."""
+    own, kind = gguf_copy.read(path), header.architecture
+    for fields in (
+        {"rope.scaling.type": gguf_copy.text("sideways")},
+        {"block_count": gguf_copy.text("four")},
+        {"block_count": number(BOOL, value=True)},
+        {"pooling_type": number(UINT32, 5)},
+        {"pooling_type": gguf_copy.text("mean")},
+        {"expert_count": number(UINT32, 4)},
+        {"expert_used_count": number(UINT32, 2)},
+        {"expert_count": number(UINT32, 4), "expert_used_count": number(UINT32, 5)},
+    ):
+        entries = {f"{kind}.{key}": value for key, value in fields.items()}
+        changed = attrs.evolve(own, entries={**own.entries, **entries})
+        yield f"with another {' and '.join(fields)}", changed.to_bytes()
+    yield "that is an adapter", own.other(general__type=gguf_copy.text("adapter")).to_bytes()
 
 
 def set_number(data: bytes, key: str, value: bytes) -> bytes:

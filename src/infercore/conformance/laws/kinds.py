@@ -29,7 +29,7 @@ from infercore.testing import load_reference_model
 from infercore.values.config import ModelConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from infercore.conformance.rig import Rig
 
@@ -117,7 +117,10 @@ _ODD: tuple[Any, ...] = (-1, 2**70, 0.5, "", [], {"a": object()}, {1: 2}, True)
 
 @law("BAD-19", since="1.2")
 def check_odd_values_of_own_options(rig: Rig) -> None:
-    """Each engine option takes a value or refuses it by name, never with an accidental error."""
+    """Each engine option takes a value or refuses it by name, never with an accidental error.
+
+    Those of the rig (`Rig.own_options`, `Rig.wrong_options`) do what it says, or are refused.
+    """
     known = [record.name for record in default_registry().records()]
     found = default_registry().get(rig.backend) if rig.backend in known else None
     if found is None and rig.backend != "reference":
@@ -131,6 +134,25 @@ def check_odd_values_of_own_options(rig: Rig) -> None:
             for value in odd:
                 _odd(name, value, lambda options: _open(rig, options))
     raises(InvalidInputError, lambda: _load(rig, backend_options={"no_such": 1}), "no such option")
+    for options, shows in rig.own_options:
+        with _load(rig, backend_options=options) as model:
+            that(shows(model), f"{options} does not show in the model")
+    for options in rig.wrong_options:
+        _check_refused(options, lambda o=options: _load(rig, backend_options=o).close())
+
+
+def _check_refused(options: Any, load: Callable[[], object]) -> None:
+    name = next(iter(options))
+    kinds = (InvalidInputError, UnsupportedFeatureError)
+    error = raises(kinds, load, f"a model with {options}")
+    that(name in str(error), f"the refusal of {options} does not name it: {error}")
+    if isinstance(error, InvalidInputError):
+        equal(error.field, name, f"the field in the refusal of {options}")
+        that(error.allowed not in (None, ""), f"the refusal of {options} says not what is allowed")
+        value = options[name]
+        part = value if not isinstance(value, dict) else (*value, *value.values())
+        is_there = error.value == value or (isinstance(part, tuple) and error.value in part)
+        that(is_there, f"the refusal of {options} is of {error.value!r}")
 
 
 def _open(rig: Rig, options: dict[str, Any]) -> None:
@@ -185,6 +207,7 @@ def check_devices(rig: Rig) -> None:
         for device in devices:
             sizes = (device.memory_free_bytes or 0, device.memory_total_bytes or 2**60)
             that(0 <= sizes[0] <= sizes[1], f"{device.name} has {sizes} bytes")
+            that(device.description, f"{device.name} is not described")
 
 
 def _any_in(folder: Path) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -64,7 +65,17 @@ def _calls(context: Any, token: int) -> dict[str, Callable[[], object]]:
 
 @law("LIFE-4")
 def check_closed_context_refuses(rig: Rig) -> None:
-    """Every use of a closed context raises SessionClosedError."""
+    """Every use of a closed context raises SessionClosedError; a row that was read stays."""
+    held = rig.context(n_ctx=64)
+    held.decode(rig.tokens(5), logits="last")
+    row = held.logits()
+    copy = row.copy()
+    held.close()
+    del held
+    gc.collect()
+    with rig.model.new_context(**rig.fields(n_ctx=64)) as other:  # may be where that was
+        other.decode(rig.tokens(9))
+        rig.same_bits(row, copy, "a row of a context that was closed")
     context = rig.context()
     token = rig.tokens(1)[0]
     context.decode_one(token)

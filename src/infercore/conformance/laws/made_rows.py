@@ -117,6 +117,7 @@ _SHAPES: tuple[tuple[Sequence[float], dict[str, Any]], ...] = (
     *((_SLOW, {"mirostat": 1, "mirostat_tau": tau}) for tau in (4.3, 4.5, 4.7)),
     (FALLING, {"mirostat": 1, "mirostat_tau": 9.0}),
     ((0.0, -0.3), {"mirostat": 1, "mirostat_tau": 6.0}),
+    ([-0.01 * i for i in range(8)], {"mirostat": 1, "mirostat_tau": 8.0}),  # each may come
     # Whether the 100 likeliest tokens show the cliff decides between one token and many.
     *((_cliff(at), {"mirostat": 1, "mirostat_tau": 4.5}) for at in (99, 100)),
 )

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from infercore.conformance.expect import equal, that
 from infercore.conformance.law import law
-from infercore.errors import InvalidInputError, UnsupportedFeatureError
+from infercore.errors import InvalidInputError, OutOfMemoryError, UnsupportedFeatureError
+from infercore.values.memory import free_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -206,6 +207,41 @@ def check_plan_grows_with_the_window(rig: Rig) -> None:
         steps = [rig.model.plan_memory(**rig.fields(n_ctx=n)).compute_bytes for n in (2048, 8192)]
         fits = steps[1] <= 6 * steps[0] + 64 * MIB
         that(fits, f"four times the window takes {steps[1]} bytes a step, not {steps[0]}")
+    _check_huge_windows(rig)
+
+
+def _check_huge_windows(rig: Rig) -> None:
+    """What huge windows take is planned at once, too; one beyond all memory is not opened."""
+    try:
+        small, plan = (rig.model.plan_memory(**rig.fields(n_ctx=n)) for n in (2**14, 2**16))
+    except (UnsupportedFeatureError, InvalidInputError):
+        return
+    grown, before = _growing(plan) - _growing(small), plan
+    n_more = plan.n_ctx - small.n_ctx
+    for n in (3 * 2**18, 2**20 + 300):
+        try:
+            huge = rig.model.plan_memory(**rig.fields(n_ctx=n))
+        except (UnsupportedFeatureError, InvalidInputError):
+            return
+        equal((huge.n_ctx, huge.weights_bytes), (n, plan.weights_bytes), "window and weights")
+        equal(sum(huge.kv_bytes_by_kind.values()) or huge.kv_bytes, huge.kv_bytes, "kv_bytes")
+        that(huge.peak_bytes >= huge.total_bytes, f"a peak of {huge.peak_bytes} below the total")
+        more = _growing(huge) - _growing(plan)
+        ratio = more * n_more / (grown * (n - plan.n_ctx)) if grown else 1.0
+        that(0.98 < ratio < 1.02, f"{n} tokens take {ratio:.3f} times the cache of their share")  # noqa: PLR2004
+        steps = huge.compute_bytes / before.compute_bytes if before is not plan else 1.0
+        that(0.99 < steps < 1.5, f"{n} tokens take {steps:.2f} times the step of fewer")  # noqa: PLR2004
+        before = huge
+    n_ctx = min(2**30, 4 * free_bytes() * n_more // max(1, grown))
+    if _growing(before) * n_ctx / before.n_ctx > 3 * free_bytes():
+        refused = (UnsupportedFeatureError, InvalidInputError, OutOfMemoryError)
+        with contextlib.suppress(*refused):
+            rig.context(n_ctx=n_ctx).close()
+
+
+def _growing(plan: Any) -> int:
+    kinds = plan.kv_bytes_by_kind
+    return int(plan.kv_bytes - kinds.get("recurrent", 0) - kinds.get("sliding", 0))
 
 
 @law("MEM-4")

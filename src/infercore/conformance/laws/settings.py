@@ -10,9 +10,12 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import numpy as np
 
+from infercore.conformance import gguf_copy
 from infercore.conformance.expect import equal, raises, that
+from infercore.conformance.gguf_copy import UINT32, number
 from infercore.conformance.law import law
 from infercore.conformance.laws.headers import is_gguf, set_number
 from infercore.conformance.oracle import Way
@@ -286,7 +289,36 @@ def _check_header(rig: Rig, path: Path) -> int:
             found, n = _outputs(rig, copy), n + 1
             same = found is not None and np.array_equal(found, plain)
             that(not same, f"{key} of {other} in the header is neither computed nor refused")
+        named = gguf_copy.read(path).other(general__name=gguf_copy.text("n" * 300))
+        copy.write_bytes(named.to_bytes())
+        with rig.open_at(str(copy)) as model:
+            equal(model.info.metadata.get("general.name"), "n" * 300, "a long name in the header")
+        copy.write_bytes(whole)
+        _check_small_heads_of_header(rig, copy)
         return n
+
+
+_HEADS = ("attention.key_length", "attention.value_length", "rope.dimension_count")
+
+
+def _check_small_heads_of_header(rig: Rig, path: Path) -> None:
+    """As `_check_small_heads`, of a GGUF file."""
+    own, header = gguf_copy.read(path), gguf.read(str(path))
+    counts = [header.own(f"attention.{name}") for name in ("head_count", "head_count_kv")]
+    if header.architecture != "llama" or not all(type(n) is int for n in counts):
+        return
+    entries = {"head_count": counts[0] * 2, "head_count_kv": counts[1] * 2}
+    changed = {f"llama.attention.{name}": number(UINT32, n) for name, n in entries.items()}
+    half = header.own("embedding_length") // counts[0] // 2
+    changed |= {f"llama.{key}": number(UINT32, half) for key in _HEADS if header.own(key)}
+    path.write_bytes(attrs.evolve(own, entries={**own.entries, **changed}).to_bytes())
+    exact = _outputs(rig, path)
+    _check_what_is_allowed(rig, path)
+    for fields in ({"type_k": "q8_0"}, {"type_v": "q8_0", "flash_attn": "on"}):
+        found = None if exact is None else _outputs(rig, path, **fields)
+        if found is not None:
+            gap, spread = float(np.abs(found - exact).max()), float(np.ptp(exact))
+            that(gap <= 0.1 * spread, f"heads of {half} with {fields}: {gap:.3g} off")
 
 
 def _decides(path: Path) -> bool:

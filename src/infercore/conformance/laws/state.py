@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 from infercore.conformance.expect import equal, raises, that
 from infercore.conformance.law import law
-from infercore.errors import ContextOverflowError, SnapshotError
+from infercore.errors import ContextOverflowError, SnapshotError, UnsupportedFeatureError
 
 if TYPE_CHECKING:
     from infercore.conformance.rig import Rig
@@ -68,12 +69,24 @@ def check_restore_into_another_sequence(rig: Rig) -> None:
     data = _holding(rig, tokens).save_sequence(0)
     if not rig.context().capabilities.multi_sequence:
         rig.leave("there is only one sequence")
-    context = rig.two()
-    context.decode(neighbour, seq_id=0)
-    context.load_sequence(1, data)
-    equal((context.tokens(0), context.tokens(1)), (neighbour, tokens), "both sequences")
-    context.decode(more, seq_id=1)
-    rig.near(context.logits(), rig.cold(tokens + more), "the restored sequence, continued")
+    expected = rig.cold(tokens + more)
+    for unified in (None, True, False):  # what was saved may come from cells of another kind
+        fields = {} if unified is None else {"kv_unified": unified}
+        with contextlib.suppress(UnsupportedFeatureError):
+            context = rig.context(n_seq_max=3, n_ctx=3 * rig.n_ctx, **fields)
+            context.decode(neighbour, seq_id=0)
+            context.load_sequence(1, data)
+            equal((context.tokens(0), context.tokens(1)), (neighbour, tokens), "both sequences")
+            data = context.save_sequence(1)
+            context.decode(more, seq_id=1)
+            rig.near(context.logits(), expected, f"restored, with kv_unified={unified}")
+            context.load_sequence(2, data)
+            context.decode(more, seq_id=2)
+            rig.near(context.logits(), expected, f"restored again, with kv_unified={unified}")
+    last = rig.context()
+    last.load_sequence(0, data)
+    last.decode(more)
+    rig.near(last.logits(), expected, "restored where there is one sequence")
 
 
 @law("STATE-5", needs="sequence_state")
@@ -132,7 +145,11 @@ def check_restore_that_does_not_fit(rig: Rig) -> None:
 
 @law("STATE-9", needs="sequence_state")
 def check_positions_follow_a_restore(rig: Rig) -> None:
-    """After a restore, a tail can be removed and replaced as usual."""
+    """After a restore, a tail can be removed and replaced as usual, or the removal is refused.
+
+    Where layers look back over a window, behind it and within it.
+    """
+    _check_tails_of_windows(rig)
     tokens, other_end = rig.tokens(10), rig.tokens(3)
     data = _holding(rig, tokens).save_sequence(0)
     context = _holding(rig, rig.tokens(3))
@@ -142,6 +159,32 @@ def check_positions_follow_a_restore(rig: Rig) -> None:
         rig.near(context.logits(), rig.cold(tokens[:7] + other_end), "after a removed tail")
     else:
         equal(context.tokens(), tokens, "tokens after a refused removal")
+
+
+def _check_tails_of_windows(rig: Rig) -> None:
+    window = rig.model.info.sliding_window or 0
+    n = min(3 * window, rig.n_ctx - 8)
+    if n <= window:
+        return
+    tokens, other_end = rig.tokens(n), rig.tokens(3)
+    for fields in ({}, {"swa_full": True}):
+        with contextlib.suppress(UnsupportedFeatureError):
+            source = _holding(rig, tokens, **fields)
+            for whole in (False, True):
+                context = rig.context(**fields)
+                for end in (n - 2, window + 3, window - 1, 2):
+                    if whole:
+                        context.load_state(source.save_state())
+                    else:
+                        context.load_sequence(0, source.save_sequence(0))
+                    try:
+                        gone = context.seq_remove(0, end, -1)
+                    except UnsupportedFeatureError:
+                        gone = False
+                    equal(context.n_past(), end if gone else n, "n_past after a removal")
+                    context.decode(other_end)
+                    kept = tokens[:end] if gone else tokens
+                    rig.near(context.logits(), rig.cold(kept + other_end), f"{end} of {n} tokens")
 
 
 @law("STATE-10", needs="sequence_state")

@@ -111,11 +111,15 @@ def check_rope_options_are_used(rig: Rig) -> None:
             {**yarn, "yarn_ext_factor": 0.0, "yarn_attn_factor": 1.5},
             Way(rope_scale=0.25, attn_factor=1.5),
         ),
+        ({**yarn, "yarn_attn_factor": 1.5}, None),
         ({"rope_scaling_type": "none"}, Way()),
     ):
         row = _row(rig, tokens, **fields)
-        if row is not None:
+        if row is not None and way is not None:
             rig.near(row, oracle.rows(tokens, way)[-1], f"logits with {fields}")
+        elif row is not None:  # a factor of its own is used, or refused
+            without = _row(rig, tokens, **{k: v for k, v in fields.items() if "attn" not in k})
+            that(not np.array_equal(row, without), f"{fields}: the factor changes nothing")
     _check_no_scaling(rig, tokens, oracle.rows(tokens)[-1])
     factors = {"rope_scaling_type": "longrope"}  # which a plain llama's files do not have
     that(_row(rig, tokens, **factors) is None, "longrope is taken without its factors")
@@ -134,6 +138,7 @@ def _check_no_scaling(rig: Rig, tokens: list[int], plain: Any) -> None:
     except (UnsupportedFeatureError, BackendUnavailableError):
         return
     else:
+        equal(context.effective["rope_freq_scale"], 1.0, "the scale that is in force")
         context.decode(tokens)
         rig.near(context.logits(), plain, "no scaling, whatever the scale")
 

@@ -1,0 +1,181 @@
+"""A backend and its engine: what it logs, and the package that brings it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+from infercore.conformance.expect import equal, that
+from infercore.conformance.law import law
+from infercore.errors import BackendUnavailableError, UnsupportedFeatureError
+from infercore.registry import Registry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from infercore.conformance.rig import Rig
+
+
+@law("LIFE-16", since="1.2")
+def check_what_a_log_handler_raises(rig: Rig) -> None:
+    """What a handler of the log raises in the midst of a call is raised by it, and nothing is lost.
+
+    As a Ctrl-C that comes there is. The call can be made again.
+    """
+    tokens = rig.tokens(4)
+    expected = rig.cold(tokens)
+    for name, call in {
+        "loading": lambda: rig.another_model().close(),
+        "opening": lambda: rig.context().close(),
+        "planning": lambda: _planned(rig),
+    }.items():
+        for at in (0, 3):
+            handler = _Raising(at)
+            with _logged(handler):
+                handler.check(call)
+            with contextlib.suppress(UnsupportedFeatureError):
+                call()
+            rig.near(rig.cold(tokens), expected, f"logits after a handler raised while {name}")
+
+
+def _planned(rig: Rig) -> None:
+    with contextlib.suppress(UnsupportedFeatureError):
+        rig.model.plan_memory(**rig.fields())
+
+
+class _RaisedError(Exception):
+    """What the handler raises."""
+
+
+class _Raising(logging.Handler):
+    """Raises at the record number ``at``, once."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__(logging.DEBUG)
+        self._left = at
+        self.raised = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Count, and raise."""
+        self._left -= 1
+        if self._left < 0 and not self.raised:
+            self.raised = True
+            raise _RaisedError(record.getMessage())
+
+    def check(self, call: Callable[[], object]) -> None:
+        """Raise `LawError` where it raised in ``call``, and that did not come out."""
+        try:
+            call()
+        except _RaisedError:
+            return
+        that(not self.raised, "what a handler of the log raised did not come out of the call")
+
+
+@contextlib.contextmanager
+def _logged(handler: logging.Handler) -> Iterator[None]:
+    logger = logging.getLogger("infercore")
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        logger.removeHandler(handler)
+
+
+# -- its package -----------------------------------------------------------------------------------
+
+
+def check_releases(rig: Rig, engine: str) -> None:
+    """Raise `LawError` where the backend takes other releases of ``engine`` than it requires.
+
+    With another, or none, it is unavailable, for a reason that names the package.
+    """
+    own = _found(rig)
+    if own.distribution is None:
+        return
+    about = own.usable()
+    told = about.engine_version() if about.engine_version is not None else ""
+    that(metadata.version(engine) in told, f"{engine} {told!r} is not what is installed")
+    asked = [text for text in metadata.requires(own.distribution) or () if _names(text, engine)]
+    that(asked, f"{own.distribution} does not require {engine}")
+    bounds = re.findall(r"(>=|<|==)\s*([\d.]+)", asked[0])
+    for version, fits in _versions(bounds):
+        with _as_if(engine, version):
+            error = _found(rig).error
+        that((error is None) == fits, f"{engine} {version}, of {asked[0]}: {error or 'is taken'}")
+        if error is not None:
+            told = str(error)
+            facts = (engine, version, *(number for _, number in bounds))
+            that(all(fact in told for fact in facts), f"{engine} {version}: {told}")
+    with _as_if(engine, None):
+        found = _found(rig)
+    that(isinstance(found.error, BackendUnavailableError), f"without {engine}: {found.error!r}")
+    equal(getattr(found.error, "backend", None), rig.backend, "the backend of the error")
+    that(engine in str(found.reason), f"without {engine}: {found.reason}")
+
+
+def _names(requirement: str, engine: str) -> bool:
+    found = re.match(r"[\w.-]+", requirement)
+    return found is not None and found[0].lower() == engine.lower()
+
+
+def _found(rig: Rig) -> Any:
+    return next(record for record in Registry().records() if record.name == rig.backend)
+
+
+def _versions(bounds: list[tuple[str, str]]) -> Iterator[tuple[str, bool]]:
+    """Yield versions at each bound and just beside it, and whether they are required."""
+    for sign, text in bounds:
+        numbers = [int(number) for number in text.split(".")]
+        yield text, sign != "<"
+        if any(numbers[1:]) or sign == "==":
+            last = max(i for i, number in enumerate(numbers) if number)
+            below = [*numbers[:last], numbers[last] - 1]
+            yield ".".join(map(str, [*below, 999] if sign == "<" else below)), sign == "<"
+        else:
+            yield f"{numbers[0] - 1}.999", sign == "<"
+        if sign == ">=":
+            yield f"{text}.1", True
+
+
+@contextlib.contextmanager
+def _as_if(engine: str, version: str | None) -> Iterator[None]:
+    """Let the package be of another version, or not be there, as far as its metadata tells."""
+    own = metadata.Distribution.__dict__["from_name"]
+
+    def from_name(cls: type[metadata.Distribution], name: str) -> metadata.Distribution:
+        found: metadata.Distribution = own.__func__(cls, name)
+        if name.lower() != engine.lower():
+            return found
+        if version is None:
+            raise metadata.PackageNotFoundError(name)
+        return _Other(found, version)
+
+    metadata.Distribution.from_name = classmethod(from_name)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        metadata.Distribution.from_name = own
+
+
+class _Other(metadata.Distribution):
+    def __init__(self, found: metadata.Distribution, version: str) -> None:
+        self._found, self._version = found, version
+
+    @property
+    def version(self) -> str:
+        """The version that is pretended."""
+        return self._version
+
+    def read_text(self, filename: str) -> str | None:
+        """Return a file of the metadata."""
+        return self._found.read_text(filename)
+
+    def locate_file(self, path: Any) -> Any:
+        """Return where a file is."""
+        return self._found.locate_file(path)

@@ -1,0 +1,275 @@
+"""Other files than the rig's own, made of them: in parts, and with other vocabularies and heads."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from infercore.conformance import gguf_copy
+from infercore.conformance.expect import equal, foreseen, raises, that
+from infercore.conformance.gguf_copy import BOOL, UINT32, number
+from infercore.conformance.law import law
+from infercore.conformance.laws.headers import is_gguf, loaded
+from infercore.errors import (
+    InferCoreError,
+    ModelLoadError,
+    PluginError,
+    UnsupportedFeatureError,
+)
+from infercore.weight_files import gguf
+
+if TYPE_CHECKING:
+    from infercore.conformance.rig import Rig
+
+_MAX_BYTES = 2**28
+
+
+def _own(rig: Rig) -> gguf_copy.Gguf:
+    if rig.path is None or not is_gguf(Path(rig.path)):
+        rig.leave("the model is no GGUF file")
+    if Path(rig.path).stat().st_size > _MAX_BYTES:
+        rig.leave(f"the model has more than {_MAX_BYTES >> 20} MiB, too much to copy")
+    return gguf_copy.read(Path(rig.path))
+
+
+@law("CAP-43", since="1.2")
+def check_a_model_in_parts(rig: Rig) -> None:
+    """A model in several files is the same model as in one, and is planned as that, or is refused.
+
+    A part that is missing or damaged is refused.
+    """
+    path = Path(rig.path) if rig.path is not None else rig.leave("the rig names no path")
+    if (path / "model.safetensors").is_file():
+        _check_shards(rig, path)
+        return
+    parts = _own(rig).parts(3)
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder) / f"a-b-{i + 1:05d}-of-00003.gguf" for i in range(3)]
+        for file, part in zip(files, parts, strict=True):
+            file.write_bytes(part.to_bytes())
+        with loaded(rig, str(files[0])) as model:
+            _check_same(rig, model)
+            digest = model.digest
+        files[2].write_bytes(_flipped(files[2].read_bytes()))
+        with loaded(rig, str(files[0])) as model:
+            that(model.digest != digest, "a flipped bit in the last part: the same digest")
+        for what, data in _wrong_parts(parts[1]).items():
+            files[1].write_bytes(data)
+            _refused(rig, files[0], f"with a second part {what}")
+        files[1].unlink()
+        _refused(rig, files[0], "without its second part")
+
+
+def _check_same(rig: Rig, model: Any) -> None:
+    tokens, found, own = rig.tokens(9), model.info, rig.model.info
+    equal((found.n_params, found.size_bytes), (own.n_params, own.size_bytes), "sizes")
+    equal(model.tokenizer.n_vocab, own.n_vocab, "n_vocab")
+    with model.new_context(**rig.fields()) as context:
+        context.decode(tokens)
+        rig.same_bits(context.logits(), rig.cold(tokens), "logits of a model in parts")
+    with contextlib.suppress(UnsupportedFeatureError):
+        plans = [m.plan_memory(**rig.fields()) for m in (model, rig.model)]
+        equal(plans[0], plans[1], "the plan of a model in parts")
+
+
+def _check_shards(rig: Rig, path: Path) -> None:
+    """The same of a folder whose weights lie in several files, beside an index of them."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / path.name
+        shutil.copytree(path, folder)
+        whole = folder / "model.safetensors"
+        data = whole.read_bytes()
+        start = 8 + int.from_bytes(data[:8], "little")
+        tensors = json.loads(data[8:start])
+        tensors.pop("__metadata__", None)
+        names, weight_map = sorted(tensors), {}
+        for i in range(2):
+            shard = f"model-{i + 1:05d}-of-00002.safetensors"
+            header, body = dict[str, Any](), b""
+            for name in names[i::2]:
+                first, last = tensors[name]["data_offsets"]
+                ends = [len(body), len(body) + last - first]
+                header[name] = {**tensors[name], "data_offsets": ends}
+                body += data[start + first : start + last]
+                weight_map[name] = shard
+            text = json.dumps(header).encode()
+            (folder / shard).write_bytes(len(text).to_bytes(8, "little") + text + body)
+        whole.chmod(0o600)
+        whole.unlink()
+        index = {"metadata": {}, "weight_map": weight_map}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+        try:
+            opened = loaded(rig, str(folder))
+        except ModelLoadError as error:
+            foreseen(error, "weights in two files")
+            return
+        with opened as model:
+            _check_same(rig, model)
+
+
+def _flipped(data: bytes) -> bytes:
+    return data[:-64] + bytes([data[-64] ^ 1]) + data[-63:]
+
+
+def _wrong_parts(part: gguf_copy.Gguf) -> dict[str, bytes]:
+    data, tensor = part.to_bytes(), part.tensors[0][0]
+    at = data.index(tensor.name.encode()) + len(tensor.name) + 4 + 8 * len(tensor.dims)
+    no_kind = (99).to_bytes(4, "little")
+    return {
+        "that is empty": b"",
+        "that is cut": data[: len(data) // 2],
+        "of a type that there is not": data[:at] + no_kind + data[at + 4 :],
+    }
+
+
+def _refused(rig: Rig, file: Path, what: str) -> None:
+    error = raises(ModelLoadError, lambda: loaded(rig, str(file)).close(), what)
+    foreseen(error, what)
+    that(str(file.parent) in str(error.path), f"{what}: the path of the error is {error.path!r}")
+
+
+@law("TOK-22", since="1.2")
+def check_other_vocabularies(rig: Rig) -> None:
+    """Of a file with another vocabulary each token has the bytes that the file gives it.
+
+    Long tokens too. One that cannot be read is refused; without any, ids alone are taken.
+    """
+    path = Path(rig.path) if rig.path is not None else rig.leave("the rig names no path")
+    if (path / "tokenizer.json").is_file():
+        _check_long_tokens(rig, path)
+        return
+    own = _own(rig)
+    tokens = gguf.read(str(rig.path)).metadata.get("tokenizer.ggml.tokens")
+    if not isinstance(tokens, tuple):
+        rig.leave("the model's file holds no vocabulary")
+    ids = rig.tokens(6)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "other.gguf"
+        for n_bytes in _LENGTHS:
+            named = [*tokens[:-1], b"x" * n_bytes]
+            file.write_bytes(own.other(tokenizer__ggml__tokens=gguf_copy.texts(named)).to_bytes())
+            with loaded(rig, str(file)) as model:
+                found = model.tokenizer.token_bytes(len(tokens) - 1)
+                equal(found, named[-1], f"a token of {n_bytes} bytes")
+        for what, changed in _vocabularies(own, tokens).items():
+            file.write_bytes(changed.to_bytes())
+            try:
+                with loaded(rig, str(file)) as model:
+                    _use(rig, model, ids, what)
+            except InferCoreError as error:
+                that(what != _SOUND and not isinstance(error, PluginError), f"{what}: {error}")
+                foreseen(error, what)
+        _check_no_weights(rig, own, file)
+        _check_no_vocabulary(rig, own, file, ids)
+        if rig.encoder is not None and is_gguf(Path(rig.encoder)):
+            _check_pairs(rig, gguf_copy.read(Path(rig.encoder)), file)
+
+
+_LENGTHS = (63, 64, 65, 300)
+
+
+def _check_long_tokens(rig: Rig, path: Path) -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / path.name
+        shutil.copytree(path, folder)
+        file = folder / "tokenizer.json"
+        file.chmod(0o600)
+        said = json.loads(file.read_text(encoding="utf-8"))
+        entry = said["added_tokens"][-1]
+        for n_bytes in _LENGTHS:
+            entry["content"] = "x" * n_bytes
+            file.write_text(json.dumps(said), encoding="utf-8")
+            try:
+                opened = loaded(rig, str(folder))
+            except ModelLoadError as error:
+                foreseen(error, f"a token of {n_bytes} bytes")
+                continue
+            with opened as model:
+                found = model.tokenizer.token_bytes(entry["id"])
+                equal(found, b"x" * n_bytes, f"a token of {n_bytes} bytes")
+
+
+_SOUND = "pieces with each byte"
+
+
+def _vocabularies(own: gguf_copy.Gguf, tokens: tuple[bytes, ...]) -> dict[str, gguf_copy.Gguf]:
+    """Return other vocabularies by what they are: no text may end the process."""
+    bytes_of_all = gguf_copy.numbers("i", [6] * len(tokens))
+    pieces = own.other(tokenizer__ggml__model=gguf_copy.text("llama"), tokenizer__ggml__scores=None)
+    spelt = [f"<0x{value:02X}>".encode() for value in range(256)]
+    whole = [*spelt, *(b"t%d" % i for i in range(len(tokens) - 256))]
+    one_less = [*whole[:0xF0], b"none", *whole[0xF1:]]  # with which some characters begin
+    return {
+        "pieces without bytes": pieces,
+        _SOUND: pieces.other(tokenizer__ggml__tokens=gguf_copy.texts(whole)),
+        "pieces with all bytes but one": pieces.other(
+            tokenizer__ggml__tokens=gguf_copy.texts(one_less)
+        ),
+        "tokens that are marked as bytes": own.other(tokenizer__ggml__token_type=bytes_of_all),
+    }
+
+
+def _use(rig: Rig, model: Any, ids: list[int], what: str) -> None:
+    tokenizer = model.tokenizer
+    for text in ("a b", "\u00ff\u2581\U0001f600", "\x00\x01\x7f"):
+        tokenizer.decode(tokenizer.encode(text))
+    with model.new_context(**rig.fields(n_ctx=32)) as context:
+        context.decode(ids)
+        that(np.isfinite(context.logits()).all(), f"{what}: logits that are no numbers")
+
+
+def _check_pairs(rig: Rig, own: gguf_copy.Gguf, file: Path) -> None:
+    """What the file says of a separator stands between the texts of a pair."""
+    separator = 4
+    for has_one in (False, True):
+        changed = own.other(
+            tokenizer__ggml__add_sep_token=number(BOOL, has_one),
+            tokenizer__ggml__seperator_token_id=number(UINT32, separator),
+        )
+        file.write_bytes(changed.to_bytes())
+        with loaded(rig, str(file)) as model:
+            tokenizer = model.tokenizer
+            first, second = (tokenizer.encode(text, add_special=False) for text in ("a cat", "b"))
+            begin, end = tokenizer.encode("", add_special=True)
+            middle = [end, separator] if has_one else [end]
+            found = tokenizer.encode_many([("a cat", "b")])[0]
+            equal(found, [begin, *first, *middle, *second, end], "the ids of a pair of texts")
+
+
+def _check_no_weights(rig: Rig, own: gguf_copy.Gguf, file: Path) -> None:
+    without = gguf_copy.Gguf(own.version, own.entries, ())
+    for what, changed in {
+        "a vocabulary alone": without,
+        "no vocabulary and no weights": without.other(tokenizer__ggml__tokens=None),
+    }.items():
+        file.write_bytes(changed.to_bytes())
+        _refused(rig, file, what)
+
+
+def _check_no_vocabulary(rig: Rig, own: gguf_copy.Gguf, file: Path, ids: list[int]) -> None:
+    names = [key for key in own.entries if key.startswith("tokenizer.")]
+    entries = {key: value for key, value in own.entries.items() if key not in names}
+    architecture = gguf.read(str(rig.path)).architecture
+    entries["tokenizer.ggml.model"] = gguf_copy.text("none")
+    entries[f"{architecture}.vocab_size"] = number(UINT32, rig.model.info.n_vocab)
+    file.write_bytes(gguf_copy.Gguf(own.version, entries, own.tensors).to_bytes())
+    try:
+        opened = loaded(rig, str(file))
+    except ModelLoadError as error:
+        foreseen(error, "no vocabulary")
+        return
+    with opened as model:
+        tokenizer = model.tokenizer
+        text = raises(UnsupportedFeatureError, lambda: tokenizer.encode("a"), "a text")
+        that("encode" in text.feature, f"a text without vocabulary is refused as {text.feature!r}")
+        equal(tokenizer.token_bytes(ids[0]), b"", "the bytes of a token that has no text")
+        equal((tokenizer.is_eog(1), tokenizer.is_control(1)), (False, False), "an end, a control")
+        with model.new_context(**rig.fields()) as context:
+            context.decode(ids)
+            rig.same_bits(context.logits(), rig.cold(ids), "logits without a vocabulary")
