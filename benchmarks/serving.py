@@ -35,6 +35,7 @@ import pooled
 import rivals
 
 import infercore as ic
+from infercore.values.pool import served_fields
 
 if TYPE_CHECKING:
     import argparse
@@ -259,7 +260,7 @@ def added(path: str, options: argparse.Namespace) -> list[pairs.Row]:
     found: dict[str, list[list[float]]] = {OURS: [], "its pool": []}
     of_own = {"n_ctx": N_CTX, "n_parallel": options.clients, "n_threads": options.threads}
     with (
-        ic.open_pool(path, **of_own, isolate=options.isolate) as pool,
+        ic.open_pool(path, **served_fields(of_own), isolate=options.isolate) as pool,
         ours(path, options) as server,
     ):
         connection = server.connection()
