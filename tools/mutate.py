@@ -18,6 +18,8 @@ every law that runs the lines is tried before a mutant is said to survive.
 A survivor that no public call can show may be called equivalent, in
 ``tools/mutation/equivalent.json``, with the argument for it; at most a tenth of those tried. An
 entry that names what stands there no more is never used, and one that a law sees is a problem.
+Lines that only another machine runs are named in ``tools/mutation/elsewhere.json``: they count as
+survived in the raw score, and are left out of the adjusted one.
 
 Why no kept mutation tester: cosmic-ray 8 changes files in place, one new interpreter (and engine)
 for each mutant, and its operators drop no statements, calls or copies and swap no arguments, axes
@@ -59,7 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     subject = subjects.SUBJECTS[asked.subject]()
     every = [mutant for file in subject.files for mutant in _of_file(subject, file)]
     i, n = map(int, asked.part.split("/"))
-    chosen = scoring.sampled(every, asked.sample, asked.seed)[i - 1 :: n]
+    rounds, drawn = len(operators.OPERATORS), scoring.sampled(every, asked.sample, asked.seed)
+    chosen = [mutant for j, mutant in enumerate(drawn) if j // rounds % n == i - 1]  # even, too
     folder = Path(tempfile.mkdtemp(prefix="infercore-mutate-"))
     try:
         runner = running.Runner(subject, folder=folder, seed=asked.seed)
