@@ -139,7 +139,7 @@ class LlamaContext(Decoding):
             raise refuse("set_control_vector", "llama.cpp refused it for this model")
         self._effective.pop("control_vector", None)
         if directions is not None:
-            self._effective["control_vector"] = hashlib.sha256(directions).hexdigest()
+            self._effective["control_vector"] = hashlib.sha256(directions.data).hexdigest()
 
     def warmup(self) -> None:
         """Evaluate one token and forget it, so that weights and buffers are touched."""

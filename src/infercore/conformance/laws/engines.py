@@ -27,11 +27,12 @@ def check_what_a_log_handler_raises(rig: Rig) -> None:
     """
     tokens = rig.tokens(4)
     expected = rig.cold(tokens)
-    for name, call in {
+    ways: dict[str, Callable[[], None]] = {
         "loading": lambda: rig.another_model().close(),
         "opening": lambda: rig.context().close(),
         "planning": lambda: _planned(rig),
-    }.items():
+    }
+    for name, call in ways.items():
         for at in (0, 3):
             handler = _Raising(at)
             with _logged(handler):
@@ -146,7 +147,7 @@ def _versions(bounds: list[tuple[str, str]]) -> Iterator[tuple[str, bool]]:
 @contextlib.contextmanager
 def _as_if(engine: str, version: str | None) -> Iterator[None]:
     """Let the package be of another version, or not be there, as far as its metadata tells."""
-    own = metadata.Distribution.__dict__["from_name"]
+    own: Any = metadata.Distribution.__dict__["from_name"]
 
     def from_name(cls: type[metadata.Distribution], name: str) -> metadata.Distribution:
         found: metadata.Distribution = own.__func__(cls, name)
@@ -160,7 +161,7 @@ def _as_if(engine: str, version: str | None) -> Iterator[None]:
     try:
         yield
     finally:
-        metadata.Distribution.from_name = own
+        metadata.Distribution.from_name = own  # type: ignore[method-assign]
 
 
 class _Other(metadata.Distribution):

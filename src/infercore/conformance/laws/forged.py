@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from infercore.conformance.expect import equal, that
@@ -39,7 +40,7 @@ def check_forged_state(rig: Rig) -> None:
         context.decode(neighbour, seq_id=seq_id)
     context.decode(tokens, seq_id=0)
     for what, data in _forged(rig, lambda c: c.save_sequence(0), context.save_sequence(0)):
-        _load(context, lambda d=data: context.load_sequence(0, d), what)
+        _load(context, partial(context.load_sequence, 0, data), what)
         context.seq_remove(0)
         equal([context.tokens(s) for s in others], [neighbour] * len(others), f"{what}: others")
         context.decode(tokens, seq_id=0)
@@ -49,7 +50,7 @@ def check_forged_state(rig: Rig) -> None:
         rig.near(context.logits(), rig.cold(neighbour + more), "another sequence, continued")
     if context.capabilities.state:
         for what, data in _forged(rig, lambda c: c.save_state(), context.save_state()):
-            _load(context, lambda d=data: context.load_state(d), what)
+            _load(context, partial(context.load_state, data), what)
             context.clear()
             context.decode(tokens, seq_id=0)
             rig.near(context.logits(), expected, f"logits after state with {what}")

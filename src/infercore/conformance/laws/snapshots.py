@@ -218,12 +218,13 @@ def check_a_payload_that_is_not_the_engine_s(rig: Rig) -> None:
         ways.append((context.save_state(), context.load_state))
     for data, load in ways:
         header, payload, row = blob.unpack(data)
-        for what, wrong in {
+        wrongs: dict[str, bytes | memoryview] = {
             "no payload": b"",
             "a payload without its end": payload[: -min(8, len(payload))],
             "half a payload": payload[: len(payload) // 2],
             "a payload of ones": b"\xff" * len(payload),
-        }.items():
+        }
+        for what, wrong in wrongs.items():
             packed = blob.pack(header, wrong, row)
             error = raises(SnapshotError, partial(load, packed), what)
             equal(error.state_after, "cleared", f"{what}: the state the error tells")
