@@ -223,6 +223,7 @@ def check_headers_that_lie(rig: Rig) -> None:
     Without a child to try it in, and never by a mistake of the plugin's own. What a config.json
     says may also be of no use to the engine.
     """
+    _need_its_name(rig)
     paths = [path for path, _ in _models(rig) if _bytes_of(path) <= _MAX_COPIED]
     if not paths:
         rig.leave(f"the model has more than {_MAX_COPIED >> 20} MiB, too much to copy")
@@ -268,10 +269,14 @@ def _use(model: Any) -> None:
         (context.encode if model.info.has_encoder else context.decode)([5, 6, 7])
 
 
-def loaded(rig: Rig, path: str) -> Any:
-    """Return the model at ``path``, loaded without a child to try it in."""
+def _need_its_name(rig: Rig) -> None:
     if rig.backend not in {"reference", *(backend.name for backend in infercore.backends())}:
         rig.leave("the backend is not announced, so users cannot load with it by name")
+
+
+def loaded(rig: Rig, path: str) -> Any:
+    """Return the model at ``path``, loaded without a child to try it in."""
+    _need_its_name(rig)
     if rig.backend == "reference":
         return load_reference_model(path)
     return infercore.load_model(path, backend=rig.backend, check_in_child=False)
