@@ -61,7 +61,7 @@ def test_a_server_has_defaults_of_its_own_and_none_that_clash() -> None:
     usual = fields()
     assert (usual.cache_bytes, usual.batching, usual.n_step_tokens) == (2**30, "always", None)
     assert usual.context.flash_attn == "auto"
-    assert usual.max_step_ms == 250
+    assert usual.max_step_ms == 450
     given = fields("--n-step-tokens", "32")
     assert (given.n_step_tokens, given.max_step_ms) == (32, None)
     assert fields("--batching", "auto", "--cache-bytes", "0").cache_bytes == 0

@@ -24,7 +24,7 @@ NOT_IN_A_POOL = {
 }
 """Fields of a context that a pool decides itself, and what to do instead."""
 SERVED: Mapping[str, Any] = MappingProxyType(
-    {"max_step_ms": 250.0, "batching": "always", "cache_bytes": GIB}
+    {"max_step_ms": 450.0, "batching": "always", "cache_bytes": GIB}
 )
 """Fields of a pool behind a server, where the caller leaves them open."""
 
