@@ -70,3 +70,20 @@ def test_sentencepiece_gives_back_the_text_without_the_added_space(story, monkey
     monkeypatch.setattr(api, "llama_vocab_get_attr", lambda _, token: 8 if token == 2 else 1 << 2)
     assert tokenizer.decode([1, 4, 2, 4, 3], skip_special=False) == "a b<s>b "
     assert tokenizer.decode([2, 3, 4], skip_special=True) == " b"
+
+
+def test_a_text_may_have_more_tokens_than_bytes(story, monkeypatch):
+    """Some vocabularies spell a character out: the engine says then how much room it wants."""
+    from infercore_llamacpp import tokenizer
+
+    own, rooms = tokenizer.api.llama_tokenize, []
+    flags = {"add_special": True, "parse_special": False}
+    expected = story.tokenizer.encode("a dog", **flags)
+
+    def tokenize(vocab, data, n_bytes, tokens, room, *how):
+        rooms.append(room)
+        return own(vocab, data, n_bytes, tokens, room, *how) if room >= 100 else -100
+
+    monkeypatch.setattr(tokenizer.api, "llama_tokenize", tokenize)
+    assert story.tokenizer.encode("a dog", **flags) == expected
+    assert rooms == [len("a dog") + 8, 100]

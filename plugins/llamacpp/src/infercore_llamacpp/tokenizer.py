@@ -52,14 +52,17 @@ class LlamaTokenizer:
         if self._has_no_text:
             raise refuse("encode", "this model's file holds no vocabulary")
         data = text.encode()
-        room = len(data) + 8  # a token has a byte at least, but for those around a text
-        tokens = (ctypes.c_int32 * room)()
-        n: int = api.llama_tokenize(
-            self._vocab, data, len(data), tokens, room, add_special, parse_special
-        )
-        if n < 0:
-            raise InferCoreError(f"llama_tokenize failed on {len(data)} bytes with {n}")
-        return list(tokens[:n])
+        room = len(data) + 8
+        while True:  # a vocabulary may spell one character out as many, which take more room
+            tokens = (ctypes.c_int32 * room)()
+            n: int = api.llama_tokenize(
+                self._vocab, data, len(data), tokens, room, add_special, parse_special
+            )
+            if n >= 0:
+                return list(tokens[:n])
+            if -n <= room:
+                raise InferCoreError(f"llama_tokenize failed on {len(data)} bytes with {n}")
+            room = -n
 
     def separate_pairs(self) -> None:
         """Put the separator between the texts of a pair, behind what ends the first."""
