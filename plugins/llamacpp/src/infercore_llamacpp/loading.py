@@ -132,17 +132,17 @@ def _check_honoured(handle: int, config: ModelConfig, lines: Sequence[str]) -> N
             )
 
 
-def _load_mode(config: ModelConfig) -> Any:
+def _load_mode(config: ModelConfig) -> int:
     if config.use_mmap and not api.llama_supports_mmap():
         raise refuse("use_mmap=True", "this build of llama.cpp cannot map files")
     if config.use_mlock and not api.llama_supports_mlock():
         raise refuse("use_mlock=True", "this build of llama.cpp cannot lock memory")
-    maps = config.use_mmap is not False and api.llama_supports_mmap()
+    maps = config.use_mmap is not False and bool(api.llama_supports_mmap())
     if config.use_mlock:
-        return api.LLAMA_LOAD_MODE_MMAP_MLOCK if maps else api.LLAMA_LOAD_MODE_MLOCK
+        return int(api.LLAMA_LOAD_MODE_MMAP_MLOCK if maps else api.LLAMA_LOAD_MODE_MLOCK)
     if config.use_mmap is None:
-        return api.LLAMA_LOAD_MODE_AUTO
-    return api.LLAMA_LOAD_MODE_MMAP if maps else api.LLAMA_LOAD_MODE_NONE
+        return int(api.LLAMA_LOAD_MODE_AUTO)
+    return int(api.LLAMA_LOAD_MODE_MMAP if maps else api.LLAMA_LOAD_MODE_NONE)
 
 
 # -- devices -----------------------------------------------------------------------------------

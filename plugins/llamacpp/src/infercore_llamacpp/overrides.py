@@ -26,21 +26,21 @@ def to_overrides(params: Any, overrides: object) -> object:
     return array
 
 
-def _fill(slot: Any, key: str, value: object) -> Any:
+def _fill(slot: Any, key: str, value: object) -> int:
     """Write ``value`` and return the tag of its type."""
     if key.endswith(".block_count"):
         raise _refuse(key, "keys other than the number of layers, which the file decides")
     if isinstance(value, bool):
         slot.val_bool = value
-        return api.LLAMA_KV_OVERRIDE_TYPE_BOOL
+        return int(api.LLAMA_KV_OVERRIDE_TYPE_BOOL)
     if isinstance(value, int) and -(2**63) <= value < 2**63:
         slot.val_i64 = value
-        return api.LLAMA_KV_OVERRIDE_TYPE_INT
+        return int(api.LLAMA_KV_OVERRIDE_TYPE_INT)
     if isinstance(value, float):
         slot.val_f64 = value
-        return api.LLAMA_KV_OVERRIDE_TYPE_FLOAT
+        return int(api.LLAMA_KV_OVERRIDE_TYPE_FLOAT)
     slot.val_str = _text(value)
-    return api.LLAMA_KV_OVERRIDE_TYPE_STR
+    return int(api.LLAMA_KV_OVERRIDE_TYPE_STR)
 
 
 def _text(value: object) -> bytes:
