@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -46,12 +47,16 @@ told["small"] = small.n_past()
 print(json.dumps(told))
 """
 ROOM = 96 * 2**20
+# Threads that meet in malloc would have arenas of their own, for each of which it reserves 64 MiB.
+ENVIRONMENT = {**os.environ, "MALLOC_ARENA_MAX": "1"}
 
 
 def run(backend: str, path: Path, on_oom: str, trusting: str = "no") -> dict[str, Any]:
     """Run the source; ``trusting`` leaves it to the engine to find out that memory is short."""
     command = [sys.executable, "-c", SOURCE, backend, str(path), on_oom, str(ROOM), trusting]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=100, check=False, env=ENVIRONMENT
+    )
     assert (done.returncode, done.stderr) == (0, "")
     told: dict[str, Any] = json.loads(done.stdout)
     assert told["small"] == 4  # what was open before goes on

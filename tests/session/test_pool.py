@@ -207,7 +207,15 @@ def test_a_call_has_its_sequences_in_their_order(
     assert all(ids == sorted(ids) for ids in calls), calls
 
 
-def test_too_many_calls_are_refused_before_any_change(reference: Any) -> None:
+def test_too_many_calls_are_refused_before_any_change(
+    reference: Any, request: pytest.FixtureRequest
+) -> None:
+    goes_on = threading.Event()
+
+    class Holds:
+        def on_step(self, step: Any) -> None:
+            goes_on.wait(SECONDS)
+
     with reference.new_pool(n_parallel=1, max_waiting=1, n_ctx=256, n_step_tokens=1) as pool:
         first, second, third = (pool.open_session() for _ in range(3))
         third.ensure_prefix("x")
@@ -217,18 +225,21 @@ def test_too_many_calls_are_refused_before_any_change(reference: Any) -> None:
             threading.Thread(target=in_error, args=(lambda s=s: s.ensure_prefix(long),))
             for s in (first, second)
         ]
+        request.addfinalizer(lambda: ic.set_observer(None))
+        ic.set_observer(Holds())
         for thread in threads:
             thread.start()
         wait_for(lambda: pool.stats().n_waiting == 1)
         with pytest.raises(ic.PoolFullError) as caught:
             third.ensure_prefix(TEXTS[0])
         assert caught.value.n_waiting == 1
-        after = third.explain_context()
-        assert (after.state, after.resident_tokens) == (before.state, before.resident_tokens)
         first.cancel()
         second.cancel()
+        goes_on.set()
         for thread in threads:
             thread.join(SECONDS)
+        after = third.explain_context()
+        assert (after.state, after.resident_tokens) == (before.state, before.resident_tokens)
         assert third.ensure_prefix(TEXTS[0]).prefix_tokens
 
 
