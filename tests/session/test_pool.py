@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -361,6 +362,50 @@ def test_texts_of_many_callers_are_embedded_together(reference: Any) -> None:
     assert isinstance(found.pop(), ic.InvalidInputError)
     for vector, right in zip(found, expected, strict=True):
         assert abs(vector - right).max() < 1e-4
+
+
+def test_a_drain_waits_for_texts_that_are_being_embedded(
+    reference: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    with ic.open_pool(reference, n_parallel=2, n_ctx=64) as pool, ThreadPoolExecutor(3) as threads:
+        embed = pool._embedder._embed
+
+        def slow(*args: Any) -> Any:
+            begun.set()
+            assert go_on.wait(SECONDS)
+            return embed(*args)
+
+        monkeypatch.setattr(pool._embedder, "_embed", slow)
+        first = threads.submit(pool.embed, ["a"], pooling="mean")
+        assert begun.wait(SECONDS)
+        second = threads.submit(pool.embed, ["b"], pooling="mean")
+        wait_for(lambda: pool._embedder.n_unfinished == 2)
+        assert pool.drain(timeout=0.05) is False
+        drained = threads.submit(pool.drain)
+        assert not drained.done()
+        go_on.set()
+        assert first.result(SECONDS).shape == (1, reference.info.n_embd)
+        with pytest.raises(ic.SessionClosedError):  # it had not begun when the time was over
+            second.result(SECONDS)
+        assert drained.result(SECONDS) is True
+
+
+def test_a_pool_refuses_what_is_no_time_and_no_namespace(pool: Any) -> None:
+    for timeout in (-1, float("nan"), "1", True):
+        with pytest.raises(ic.InvalidInputError):
+            pool.drain(timeout)
+    for namespace in (5, b"a", True, "\ud800"):
+        with pytest.raises(ic.InvalidInputError):
+            pool.flush_cache(namespace)
+    pool.open_session().close()  # it does not drain
+    assert pool.drain(timeout=0)
+    assert pool.drain()
+    pool.flush_cache()
+    pool.close()
+    assert pool.drain()
+    with pytest.raises(ic.SessionClosedError):
+        pool.flush_cache()
 
 
 def test_plans_know_pools(reference: Any) -> None:

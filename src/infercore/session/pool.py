@@ -264,10 +264,15 @@ class SessionPool:
 
     def check_open(self) -> None:
         """Raise `SessionClosedError` if no new call may begin."""
-        if self.closed or self._draining:
+        if self._draining:
             raise SessionClosedError("this pool is closed; open a new one")
+        self._check_not_closed()
         if self._owner is not None:
             self._owner.check()
+
+    def _check_not_closed(self) -> None:
+        if self.closed:
+            raise SessionClosedError("this pool is closed; open a new one")
 
     # -- sessions ------------------------------------------------------------------------------
 
@@ -341,6 +346,9 @@ class SessionPool:
 
         In all namespaces, or in one.
         """
+        if namespace is not None:
+            checks.check_text("namespace", namespace)
+        self._check_not_closed()
         if self._store is not None:
             self._store.flush(namespace)
         if self._owner is not None:
@@ -358,19 +366,24 @@ class SessionPool:
     def drain(self, timeout: float | None = None) -> bool:
         """Let running calls finish, and no new one begin.
 
-        Calls still running after ``timeout`` seconds are cancelled, and False is returned.
+        Calls still running after ``timeout`` seconds are cancelled, and False is returned; texts
+        that are being embedded by then are not broken off.
         """
+        checks.check_wait("timeout", timeout)
         self._draining = True
-        until = None if timeout is None else time.perf_counter() + float(timeout)
+        until = None if timeout is None else time.perf_counter() + timeout
         while self._n_busy():
             if until is not None and time.perf_counter() > until:
-                self.owner.ask(self.owner.scheduler.endings.cancel_all)
+                self._embedder.refuse()
+                if self._owner is not None:
+                    self._owner.ask(self._owner.scheduler.endings.cancel_all)
                 return False
             time.sleep(0.002)
         return True
 
     def _n_busy(self) -> int:
-        return 0 if self._owner is None else self._owner.scheduler.n_unfinished
+        n_calls = 0 if self._owner is None else self._owner.scheduler.n_unfinished
+        return n_calls + self._embedder.n_unfinished
 
     def close(self) -> None:
         """End everything; idempotent. Running calls are cancelled."""
