@@ -282,7 +282,7 @@ class IsolatedSession:
     def _decode_config(
         self, config: DecodeConfig | None, fields: Mapping[str, Any]
     ) -> DecodeConfig:
-        return decode_config(config, fields, self._pool.info.sampling)
+        return decode_config(config, fields, self._pool.info)
 
     def decode(self, config: DecodeConfig | None = None, **fields: Any) -> IsolatedStream:
         """Return an iterator that generates from here; see `Session.decode`."""
