@@ -341,6 +341,7 @@ class Resident(TrueTape):
         return n_evaluated
 
     def _append_chunk(self, chunk: list[int], logits: WhichRows | None = None) -> int:
+        self.look_at_clock()
         if self.cancelled:
             raise DecodeAbortedError(
                 f"cancelled with {len(self.tape)} tokens resident; call again to continue",
