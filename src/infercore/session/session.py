@@ -196,8 +196,10 @@ class CoreSession(Prefilling):
         """
         started = time.perf_counter()
         built = self._decode_config(config, decode)
-        before, after = infilling.parts_of(self._tokenizer, prefix, suffix, add_bos=self._add_bos)
         with self.entered("infill", built.timeout):
+            before, after = infilling.parts_of(
+                self._tokenizer, prefix, suffix, add_bos=self._add_bos
+            )
             generation = self.generation(built)
             try:
                 whole = [*before, *after]
