@@ -16,7 +16,6 @@ import numpy as np
 
 from infercore.engine import window
 from infercore.engine.arguments import check_bool
-from infercore.engine.digest import adapter_identities
 from infercore.errors import SessionClosedError, UnsupportedFeatureError
 from infercore.protocols.opening import opened_by
 from infercore.session.asynchronous import AsyncSession
@@ -24,7 +23,6 @@ from infercore.session.base import SessionOptions
 from infercore.session.cost_model import CostModel
 from infercore.session.embedder import Embedder, unit
 from infercore.session.homes import Share
-from infercore.session.identity import identity
 from infercore.session.ranking import RANK, best_first, check_ranks, pairs_of
 from infercore.session.runner import Owner
 from infercore.session.scheduler import Scheduler
@@ -122,16 +120,6 @@ class SessionPool:
             own_bytes=config.cache_bytes if config.batch_invariant else 0,
             keeps_at_end=config.cache_dir is not None,
         )
-        if self._store is not None:
-            effective = scheduler.context.effective
-            scheduler.keeping.identity = identity(
-                model,
-                effective,
-                add_bos=False,
-                profile_id=None,
-                prompt_format=None,
-                adapters=adapter_identities(effective.get("adapters") or ()),
-            ).digest
         return Owner(scheduler)
 
     @property

@@ -101,6 +101,19 @@ class TrueTape:
             if self._late:
                 self._late = self.cancelled = False
 
+    @contextmanager
+    def cold(self) -> Iterator[None]:
+        """Let what is evaluated within have nothing of what other sequences hold or left."""
+        page = self.page
+        if page is None:
+            yield
+            return
+        page.is_cold = True
+        try:
+            yield
+        finally:
+            page.is_cold = False
+
     @property
     def was_cancelled(self) -> bool:
         """Whether somebody cancelled the call, and not the clock."""
