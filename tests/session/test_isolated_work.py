@@ -237,6 +237,16 @@ def test_a_pool_refuses_what_is_no_time_and_no_namespace(
         pool.flush_cache()
 
 
+@pytest.mark.parametrize("value", [object(), {1, 2}, None, 5, b"a"])
+def test_what_is_no_text_is_refused_as_without_isolation(pool: Any, value: Any) -> None:
+    with pool.open_session() as session:
+        for call, field in ((session.ensure_prefix, "prefix"), (session.prefill_suffix, "suffix")):
+            with pytest.raises(ic.InvalidInputError) as caught:
+                call(value)
+            assert caught.value.field == field
+            session.ensure_prefix(TEXT)
+
+
 def dies_at_once(monkeypatch: pytest.MonkeyPatch, pool: Any, work: Callable[[], Any]) -> Any:
     with dying(pool, 1, monkeypatch):
         return work()
