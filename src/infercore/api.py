@@ -237,8 +237,9 @@ def aopen_context(
     ``fields`` are those of `ContextConfig`. Raises what `Model.new_context` raises, and
     `InvalidInputError` for anything but a model; opening runs in a thread.
     """
-    loaded = _loaded(model, None)
-    return Opening(lambda: loaded.new_context(config, **fields), AsyncContext)
+    if not _is_model(model):
+        raise checks.refuse("model", model, "a Model, which load_model returns")
+    return Opening(lambda: model.new_context(config, **fields), AsyncContext)
 
 
 @lists_fields("PoolConfig", "ContextConfig", "ModelConfig")
@@ -472,9 +473,13 @@ class CoreBackend:
         return _load(self._descriptor, locate(path, backend=self.name), built)
 
 
+def _is_model(model: object) -> bool:
+    return all(hasattr(model, name) for name in ("new_session", "new_context", "tokenizer"))
+
+
 def _loaded(model: Any, backend: str | None) -> Model:
     """Return ``model`` if it is one; a backend cannot be chosen for it any more."""
-    if any(not hasattr(model, name) for name in ("new_session", "new_context", "tokenizer")):
+    if not _is_model(model):
         raise checks.refuse("path_or_model", model, "a path, as str or os.PathLike, or a Model")
     if backend is not None:
         raise checks.refuse(

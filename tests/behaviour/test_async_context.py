@@ -66,6 +66,13 @@ def test_errors_are_those_of_the_context(model: Any, exact: dict[str, Any]) -> N
         ic.aopen_context("model.gguf")  # type: ignore[arg-type]
 
 
+def test_a_path_is_refused_with_what_is_taken() -> None:
+    with pytest.raises(ic.InvalidInputError) as caught:
+        ic.aopen_context("model.gguf")  # type: ignore[arg-type]
+    assert (caught.value.field, caught.value.value) == ("model", "model.gguf")
+    assert "load_model" in str(caught.value)
+
+
 def test_it_has_every_call_of_a_context() -> None:
     public = {name for name in vars(ic.Context) if not name.startswith("_")}
     assert public <= set(vars(ic.AsyncContext)) | {"native_handle"}

@@ -165,6 +165,13 @@ def test_marks_in_the_texts_around_a_gap_are_text(marked: Any) -> None:
 # -- snapshots and segments ------------------------------------------------------------------------
 
 
+def test_a_gap_in_a_closed_session_is_refused_as_such(session: Any) -> None:
+    """Also where the vocabulary has no marks for one."""
+    session.close()
+    with pytest.raises(ic.SessionClosedError):
+        session.infill("a", "b")
+
+
 def test_a_snapshot_as_bytes_is_the_file(
     session: Any, new_session: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -279,3 +279,19 @@ def test_adaptive_p_draws_near_its_target(session: Any) -> None:
     assert means[0] < means[1] - 0.1
     again = tokens_of(session, "The", adaptive_p_target=0.9, seed=1, **loose)[0]
     assert tokens_of(session, "The", adaptive_p_target=0.9, seed=1, **loose)[0] == again
+
+
+@pytest.mark.parametrize("named", ["decode", "generate", "chat", "sample_many"])
+def test_a_stop_token_that_the_model_does_not_have_is_refused(session: Any, named: str) -> None:
+    session.ensure_prefix("Once upon")
+    before = session.explain_context()
+    n_vocab = session.model.info.n_vocab
+    given = {
+        "generate": ("a",),
+        "chat": ([{"role": "user", "content": "a"}],),
+        "sample_many": (2,),
+    }
+    with pytest.raises(ic.InvalidTokenError) as caught:
+        getattr(session, named)(*given.get(named, ()), stop_tokens=[3, n_vocab])
+    assert (caught.value.field, caught.value.value) == ("stop_tokens", n_vocab)
+    assert session.explain_context() == before

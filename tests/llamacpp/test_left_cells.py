@@ -137,3 +137,12 @@ def test_a_gap_is_closed_over_what_is_left(pool: Any) -> None:
         now = sorted(session.context.sequence.seq_id for session in ids.values())
         assert now[1] - now[0] == 1
         assert pool.stats().n_moved_out == 1
+
+
+def test_who_is_open_keeps_its_cells_while_closed_ones_have_some(pool: Any) -> None:
+    """What is left counts as free, so it goes before what an idle session holds."""
+    with pool.open_session() as session:
+        n = session.ensure_prefix(TURN).prefix_tokens
+        for i in range(2 * PLACES):
+            asked(pool, f"{i} {OTHER}", str(i))
+            assert (n_tokens_held(session), pool.stats().n_cells_used) == (n, n)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -198,3 +199,26 @@ def test_while_a_pool_is_given_the_job(reference: Any, monkeypatch: pytest.Monke
         chunks = list(session.decode(max_tokens=200, temperature=0))
         assert chunks[-1].finish_reason == "cancelled"
         assert sum(len(chunk.tokens) for chunk in chunks) < 200
+
+
+def test_a_time_that_is_over_before_its_timer_has_a_turn(
+    any_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threading, "Timer", IdleTimer)
+    with any_model.new_session(n_ctx=64) as session:
+        with pytest.raises(ic.CallTimeoutError) as caught:
+            session.ensure_prefix("Once upon", timeout=1e-9)
+        assert (caught.value.resident_tokens, session.state) == (0, "EMPTY")
+        assert session.ensure_prefix("Once upon", timeout=60.0).prefilled_tokens
+
+
+class IdleTimer:
+    """A timer whose thread never runs, as on a machine that is busy."""
+
+    def __init__(self, *_: Any) -> None:
+        pass
+
+    def start(self) -> None:
+        pass
+
+    cancel = join = start

@@ -213,9 +213,38 @@ def test_a_drain_lets_a_stream_end_whose_engine_dies(
         found += [t for chunk in stream for t in chunk.tokens]
         assert found == expected
         assert drained.result(60.0)
+        assert pool.drain()
         for call in (pool.open_session, lambda: session.ensure_prefix(TEXT)):
             with pytest.raises(ic.SessionClosedError):
                 call()
+
+
+def test_a_pool_refuses_what_is_no_time_and_no_namespace(
+    pack_path: Path, backend_name: str
+) -> None:
+    with ic.open_pool(pack_path, backend=backend_name, isolate=True, **POOL) as pool:
+        for timeout in (-1, float("nan"), "1", True):
+            with pytest.raises(ic.InvalidInputError):
+                pool.drain(timeout)
+        for namespace in (5, b"a", True):
+            with pytest.raises(ic.InvalidInputError):
+                pool.flush_cache(namespace)
+        pool.open_session().close()  # it does not drain
+        assert pool.drain(timeout=0)
+        pool.flush_cache()
+    assert pool.drain()
+    with pytest.raises(ic.SessionClosedError):
+        pool.flush_cache()
+
+
+@pytest.mark.parametrize("value", [object(), {1, 2}, None, 5, b"a"])
+def test_what_is_no_text_is_refused_as_without_isolation(pool: Any, value: Any) -> None:
+    with pool.open_session() as session:
+        for call, field in ((session.ensure_prefix, "prefix"), (session.prefill_suffix, "suffix")):
+            with pytest.raises(ic.InvalidInputError) as caught:
+                call(value)
+            assert caught.value.field == field
+            session.ensure_prefix(TEXT)
 
 
 def dies_at_once(monkeypatch: pytest.MonkeyPatch, pool: Any, work: Callable[[], Any]) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,6 +15,7 @@ from infercore.testing import reference_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 TEXTS = (
     "Once upon a time",
@@ -145,6 +147,53 @@ def test_a_prefix_is_copied_and_not_evaluated_again(pool: Any) -> None:
         assert (status.reused_tokens, status.prefilled_tokens) == (n - 1, 1)
         with pool.open_session(namespace="other") as stranger:
             assert stranger.ensure_prefix(TEXTS[2]).reused_tokens == 0
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 2**26])
+def test_another_identity_starts_cold_whatever_others_hold(
+    reference: Any, cache_bytes: int
+) -> None:
+    text = "the little dog and the baker " * 8
+    other = ic.PrefixInput(text=text, manifest=ic.ContextManifest(model_digest="0" * 64))
+    with reference.new_pool(n_parallel=2, n_ctx=256, cache_bytes=cache_bytes) as pool:
+        with pool.open_session(namespace="kept") as session:
+            session.ensure_prefix(text)
+        for namespace in ("", "kept"):
+            with pool.open_session(namespace=namespace) as held:
+                n = held.ensure_prefix(text).prefix_tokens
+                with pool.open_session(namespace=namespace) as session:
+                    status = session.ensure_prefix(other)
+                    assert status.reset_reason == "model_digest changed"
+                    assert (status.reused_tokens, status.prefilled_tokens) == (0, n)
+                    assert session.ensure_prefix(text).reused_tokens == n
+                    assert held.ensure_prefix(other).prefilled_tokens == n
+
+
+@pytest.mark.parametrize("label", [{"profile_id": "a"}, {"prompt_format": "b"}])
+def test_sessions_of_another_identity_share_nothing(
+    reference: Any, label: dict[str, str], tmp_path: Path
+) -> None:
+    text = "the little dog and the baker " * 8
+    fields = {"n_parallel": 2, "n_ctx": 256, "cache_dir": tmp_path}
+    with (
+        reference.new_pool(**fields) as pool,
+        pool.open_session() as plain,
+        pool.open_session(**label) as one,
+    ):
+        n = plain.ensure_prefix(text).prefix_tokens
+        assert one.ensure_prefix(text).reused_tokens == 0
+        with pool.open_session(**label) as like:
+            assert like.ensure_prefix(text).shared_tokens == n - 1
+        with one.fork() as fork:
+            assert fork.ensure_prefix(text).reused_tokens == n
+    with reference.new_pool(**fields) as pool:  # what closed sessions left is on the disk
+        with pool.open_session(**dict.fromkeys(label, "c")) as other:
+            assert other.ensure_prefix(text).reused_tokens == 0
+        with pool.open_session(**label) as like:
+            assert like.ensure_prefix(text).restored_tokens == n - 1
+        pool.flush_cache()
+        with pool.open_session(**label) as like:
+            assert like.ensure_prefix(text).reused_tokens == 0
 
 
 def test_a_shared_part_is_evaluated_once_though_both_come_at_once(reference: Any) -> None:
@@ -372,6 +421,50 @@ def test_texts_of_many_callers_are_embedded_together(reference: Any) -> None:
     assert isinstance(found.pop(), ic.InvalidInputError)
     for vector, right in zip(found, expected, strict=True):
         assert abs(vector - right).max() < 1e-4
+
+
+def test_a_drain_waits_for_texts_that_are_being_embedded(
+    reference: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    with ic.open_pool(reference, n_parallel=2, n_ctx=64) as pool, ThreadPoolExecutor(3) as threads:
+        embed = pool._embedder._embed
+
+        def slow(*args: Any) -> Any:
+            begun.set()
+            assert go_on.wait(SECONDS)
+            return embed(*args)
+
+        monkeypatch.setattr(pool._embedder, "_embed", slow)
+        first = threads.submit(pool.embed, ["a"], pooling="mean")
+        assert begun.wait(SECONDS)
+        second = threads.submit(pool.embed, ["b"], pooling="mean")
+        wait_for(lambda: pool._embedder.n_unfinished == 2)
+        assert pool.drain(timeout=0.05) is False
+        drained = threads.submit(pool.drain)
+        assert not drained.done()
+        go_on.set()
+        assert first.result(SECONDS).shape == (1, reference.info.n_embd)
+        with pytest.raises(ic.SessionClosedError):  # it had not begun when the time was over
+            second.result(SECONDS)
+        assert drained.result(SECONDS) is True
+
+
+def test_a_pool_refuses_what_is_no_time_and_no_namespace(pool: Any) -> None:
+    for timeout in (-1, float("nan"), "1", True):
+        with pytest.raises(ic.InvalidInputError):
+            pool.drain(timeout)
+    for namespace in (5, b"a", True, "\ud800"):
+        with pytest.raises(ic.InvalidInputError):
+            pool.flush_cache(namespace)
+    pool.open_session().close()  # it does not drain
+    assert pool.drain(timeout=0)
+    assert pool.drain()
+    pool.flush_cache()
+    pool.close()
+    assert pool.drain()
+    with pytest.raises(ic.SessionClosedError):
+        pool.flush_cache()
 
 
 def test_plans_know_pools(reference: Any) -> None:

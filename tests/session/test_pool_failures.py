@@ -202,6 +202,18 @@ def test_a_timeout_of_a_session_alone(reference: Any) -> None:
             session.ensure_prefix("a", timeout=-1)
 
 
+def test_what_comes_back_where_nothing_can_be_removed_is_counted(recurrent: Any) -> None:
+    text = "the little dog and the baker " * 3
+    found = []
+    with recurrent.new_pool(n_parallel=1, n_ctx=64, cache_bytes=2**26) as pool:
+        for _ in range(2):
+            with pool.open_session() as session:
+                found.append(session.ensure_prefix(text))
+    n = found[0].prefix_tokens
+    assert [(s.reused_tokens, s.prefilled_tokens) for s in found] == [(0, n), (n, 0)]
+    assert found[1].restored_tokens == n
+
+
 def test_what_is_moved_out_comes_back(reference: Any, tmp_path: Any) -> None:
     text = "the little dog and the baker " * 3
     for fields in ({"cache_bytes": 2**26}, {"cache_dir": str(tmp_path / "cache")}):

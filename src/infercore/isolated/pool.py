@@ -186,15 +186,18 @@ class IsolatedPool:
         return await asyncio.to_thread(self.rerank, query, documents, top_n=top_n)
 
     def flush_cache(self, namespace: str | None = None) -> None:
-        """Forget what is kept of sequences that lost their cells."""
-        self.check_open()
+        """Forget what is kept of sequences that lost their cells; see `SessionPool.flush_cache`."""
+        if namespace is not None:
+            checks.check_text("namespace", namespace)
         self.process.flush(namespace)
 
     # -- ends ----------------------------------------------------------------------------------
 
     def drain(self, timeout: float | None = None) -> bool:
         """Let the calls that have begun end, and no new one begin; see `SessionPool.drain`."""
-        self.check_open()
+        checks.check_wait("timeout", timeout)
+        if self.closed:
+            return True
         self._draining = True
         until = None if timeout is None else time.monotonic() + timeout
         ended: bool | None = None

@@ -23,8 +23,10 @@ from infercore.isolated.stream import IsolatedStream, Opened, less_time
 from infercore.session import snapshots, tool_loop
 from infercore.session.observer import observed
 from infercore.session.parts import CLOSED, DECODED, FATAL
+from infercore.session.prefill import as_input
 from infercore.session.session import check_begun, decode_config
 from infercore.values import checks
+from infercore.values.session import PrefixInput, SuffixInput
 
 if TYPE_CHECKING:
     import os
@@ -41,11 +43,9 @@ if TYPE_CHECKING:
         Completion,
         ContextReport,
         Message,
-        PrefixInput,
         PrefixStatus,
         Snapshot,
         StreamChunk,
-        SuffixInput,
         SuffixStatus,
     )
 
@@ -261,7 +261,8 @@ class IsolatedSession:
     ) -> PrefixStatus:
         """Make the context equal ``prefix``; see `Session.ensure_prefix`."""
         checks.check_seconds("timeout", timeout)
-        status: PrefixStatus = self._call("ensure_prefix", prefix, timeout=timeout)
+        given = as_input(prefix, PrefixInput, "prefix")
+        status: PrefixStatus = self._call("ensure_prefix", given, timeout=timeout)
         return status
 
     def prefill_suffix(
@@ -269,7 +270,8 @@ class IsolatedSession:
     ) -> SuffixStatus:
         """Put ``suffix`` after the prefix; see `Session.prefill_suffix`."""
         checks.check_seconds("timeout", timeout)
-        status: SuffixStatus = self._call("prefill_suffix", suffix, timeout=timeout)
+        given = as_input(suffix, SuffixInput, "suffix")
+        status: SuffixStatus = self._call("prefill_suffix", given, timeout=timeout)
         return status
 
     def evict(self, start: int, end: int) -> PrefixStatus:
@@ -282,7 +284,7 @@ class IsolatedSession:
     def _decode_config(
         self, config: DecodeConfig | None, fields: Mapping[str, Any]
     ) -> DecodeConfig:
-        return decode_config(config, fields, self._pool.info.sampling)
+        return decode_config(config, fields, self._pool.info)
 
     def decode(self, config: DecodeConfig | None = None, **fields: Any) -> IsolatedStream:
         """Return an iterator that generates from here; see `Session.decode`."""

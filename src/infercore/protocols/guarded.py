@@ -188,7 +188,12 @@ class SequencePage(SequenceContext, Protocol):
 
     A call made at ``called_at`` may take until ``deadline`` (`time.perf_counter`). ``found`` counts
     the tokens that the last `decode` copied from other sequences, and those it brought back.
+    What other sequences hold is of use only with the same ``identity``, and not while it
+    ``is_cold``.
     """
+
+    identity: str
+    is_cold: bool
 
     called_at: float | None
     deadline: float | None

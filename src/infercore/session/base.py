@@ -136,6 +136,8 @@ class SessionBase:
             adapters=adapter_identities(effective.get("adapters") or ()),
         )
         self._manifest_digest = self.identity.digest
+        if self.resident.page is not None:
+            self.resident.page.identity = self._manifest_digest
 
     @property
     def changed(self) -> str | None:

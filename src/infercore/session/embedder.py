@@ -45,7 +45,7 @@ class Embedder:
         self._lock = threading.Lock()
         self._waiting: list[_Request] = []
         self.closed = False
-        self.n_calls = 0
+        self.n_calls = self.n_unfinished = 0
 
     def vectors(self, texts: Sequence[str | Pair], pooling: str | None) -> FloatArray:
         """Return the vectors of ``texts`` [n_texts, n_embd]. Raises what `infercore.embed` does."""
@@ -54,9 +54,14 @@ class Embedder:
             if self.closed:
                 raise SessionClosedError("this pool is closed; open a new one")
             self._waiting.append(request)
-        with self._turn:
-            if not request.is_done:
-                self._work()
+            self.n_unfinished += 1
+        try:
+            with self._turn:
+                if not request.is_done:
+                    self._work()
+        finally:
+            with self._lock:
+                self.n_unfinished -= 1
         if request.error is not None:
             raise request.error
         if request.vectors is None:
@@ -91,6 +96,13 @@ class Embedder:
             self._evaluate([request], request.pooling)
         except InferCoreError as error:
             request.error = error
+
+    def refuse(self) -> None:
+        """Evaluate nothing more but what an engine call has begun."""
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+        for request in waiting:
+            request.error = SessionClosedError("this pool is closed; open a new one")
 
     def close(self) -> None:
         """Refuse from now on; what runs ends first."""

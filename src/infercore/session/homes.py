@@ -104,8 +104,10 @@ class Share:
 
     def new_context(self) -> PagedContext:
         """Return a sequence beside this one; whoever asked releases it."""
-        group = self.group
-        return PagedContext(group.owner, n_ctx=group.window, namespace=self.namespace)
+        group, identity = self.group, self.context.sequence.identity
+        return PagedContext(
+            group.owner, n_ctx=group.window, namespace=self.namespace, identity=identity
+        )
 
     @staticmethod
     def copy(source: Resident, target: Resident) -> bool:
@@ -213,7 +215,8 @@ class Forks:
     def take_in(self, session: CoreSession) -> Share:
         """Let ``session``, whose context this is, share it from now on."""
         resident = session.resident
-        paged = PagedContext(self.owner, n_ctx=self.window, namespace="")
+        digest = session.identity.digest
+        paged = PagedContext(self.owner, n_ctx=self.window, namespace="", identity=digest)
         scheduler, sequence = self.owner.scheduler, paged.sequence
         sequence.tokens = resident.tape.tokens()
         has_row = bool(sequence.tokens) and resident.has_logits() and not resident.tape.warm_tail

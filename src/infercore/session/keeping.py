@@ -24,8 +24,7 @@ class Keeping:
     """Moves sequences out: to a store for all, or to the sequence itself.
 
     What was cut is of use to nobody else, so it stays with its sequence; and up to ``own_bytes`` of
-    others do, where each has bits of its own. ``identity`` is what stored sequences belong to:
-    model, engine, and options that change cells.
+    others do, where each has bits of its own.
     """
 
     def __init__(
@@ -42,7 +41,6 @@ class Keeping:
         self._tally = tally
         self._store = store
         self._own_bytes = own_bytes
-        self.identity = ""
 
     @property
     def stays_in_place(self) -> bool:
@@ -78,7 +76,7 @@ class Keeping:
             sequence.save(data)
         elif self._store is not None:
             held = sequence.tokens[: sequence.n_held]
-            self._store.put(sequence.namespace, self.identity, held, data)
+            self._store.put(sequence.namespace, sequence.identity, held, data)
         self._tally.n_moved_out += 1
 
     def before_cut(self, sequence: Sequence, n_keep: int) -> None:
@@ -95,14 +93,14 @@ class Keeping:
         point, not at its end.
         """
         if self._store is not None and not self._engine.can_truncate and not sequence.is_cut:
-            self._store.put(sequence.namespace, self.identity, sequence.tokens, data)
+            self._store.put(sequence.namespace, sequence.identity, sequence.tokens, data)
 
     def find(self, sequence: Sequence, n_most: int) -> Found | None:
         """Return what is stored of the first ``n_most`` tokens that ``sequence`` wants."""
-        if self._store is None or sequence.saved is not None:
+        if self._store is None or sequence.is_cold or sequence.saved is not None:
             return None
         wanted = sequence.tokens[: max(0, n_most)]
-        return self._store.find(sequence.namespace, self.identity, wanted)
+        return self._store.find(sequence.namespace, sequence.identity, wanted)
 
     def flush(self, namespace: str | None) -> None:
         """Forget what is stored, in all namespaces or in one."""

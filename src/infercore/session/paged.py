@@ -39,10 +39,11 @@ class PagedContext:
     n_seq_max = 1
     n_batch = 2**31 - 1  # the scheduler splits, not the session
 
-    def __init__(self, owner: Owner, *, n_ctx: int, namespace: str) -> None:
+    def __init__(self, owner: Owner, *, n_ctx: int, namespace: str, identity: str = "") -> None:
         self.owner = owner
         self.scheduler = owner.scheduler
         self.sequence = Sequence(namespace)
+        self.sequence.identity = identity
         self.n_ctx = self.n_ctx_seq = n_ctx
         self.deadline: float | None = None
         self.called_at: float | None = None
@@ -87,6 +88,24 @@ class PagedContext:
     def closed(self) -> bool:
         """Whether the pool is closed."""
         return self.scheduler.closed
+
+    @property
+    def identity(self) -> str:
+        """Digest of what others must agree in, so that one may have what the other holds."""
+        return self.sequence.identity
+
+    @identity.setter
+    def identity(self, digest: str) -> None:
+        self.sequence.identity = digest
+
+    @property
+    def is_cold(self) -> bool:
+        """Whether nothing that others hold or left is of use to it now."""
+        return self.sequence.is_cold
+
+    @is_cold.setter
+    def is_cold(self, is_cold: bool) -> None:
+        self.sequence.is_cold = is_cold
 
     @property
     def held_tokens(self) -> int:

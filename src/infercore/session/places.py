@@ -23,7 +23,8 @@ class Places:
 
     Who has none of the places where tokens are evaluated may lose its cells, the least recently
     used first. ``sequences`` are all that are known; ``left`` are those of closed sessions, which
-    hold cells until somebody wants these or what is in them.
+    hold cells until somebody wants these or what is in them: they count as free, so they go before
+    those of any session that is open.
     """
 
     def __init__(
@@ -190,14 +191,14 @@ class Places:
         self._tally.n_preempted += 1
 
     def idle(self, *spared: Sequence | None) -> list[Sequence]:
-        """Return who has cells and no place, least recently used first."""
+        """Return who has cells and no place: closed sessions', then the least recently used."""
         running = {job.sequence for job in self._roster.running}
         idle = [
             s
             for s in self._sequences
             if s.seq_id is not None and s not in running and s not in spared
         ]
-        return sorted(idle, key=_used)
+        return sorted(idle, key=lambda s: (s not in self.left, s.used))
 
     def make_free(self, sequence: Sequence, n: int, spare: Sequence | None = None) -> bool:
         """Free cells until ``n`` more fit behind ``sequence``, taking them from those idle."""
@@ -232,7 +233,3 @@ class Places:
 def _n_pieces(ids: Collection[int]) -> int:
     """Return in how many runs of neighbours ``ids`` lie."""
     return sum(i - 1 not in ids for i in ids)
-
-
-def _used(sequence: Sequence) -> int:
-    return sequence.used

@@ -16,7 +16,6 @@ import numpy as np
 
 from infercore.engine import window
 from infercore.engine.arguments import check_bool
-from infercore.engine.digest import adapter_identities
 from infercore.errors import SessionClosedError, UnsupportedFeatureError
 from infercore.protocols.opening import opened_by
 from infercore.session.asynchronous import AsyncSession
@@ -24,7 +23,6 @@ from infercore.session.base import SessionOptions
 from infercore.session.cost_model import CostModel
 from infercore.session.embedder import Embedder, unit
 from infercore.session.homes import Share
-from infercore.session.identity import identity
 from infercore.session.ranking import RANK, best_first, check_ranks, pairs_of
 from infercore.session.runner import Owner
 from infercore.session.scheduler import Scheduler
@@ -122,16 +120,6 @@ class SessionPool:
             own_bytes=config.cache_bytes if config.batch_invariant else 0,
             keeps_at_end=config.cache_dir is not None,
         )
-        if self._store is not None:
-            effective = scheduler.context.effective
-            scheduler.keeping.identity = identity(
-                model,
-                effective,
-                add_bos=False,
-                profile_id=None,
-                prompt_format=None,
-                adapters=adapter_identities(effective.get("adapters") or ()),
-            ).digest
         return Owner(scheduler)
 
     @property
@@ -264,10 +252,15 @@ class SessionPool:
 
     def check_open(self) -> None:
         """Raise `SessionClosedError` if no new call may begin."""
-        if self.closed or self._draining:
+        if self._draining:
             raise SessionClosedError("this pool is closed; open a new one")
+        self._check_not_closed()
         if self._owner is not None:
             self._owner.check()
+
+    def _check_not_closed(self) -> None:
+        if self.closed:
+            raise SessionClosedError("this pool is closed; open a new one")
 
     # -- sessions ------------------------------------------------------------------------------
 
@@ -341,6 +334,9 @@ class SessionPool:
 
         In all namespaces, or in one.
         """
+        if namespace is not None:
+            checks.check_text("namespace", namespace)
+        self._check_not_closed()
         if self._store is not None:
             self._store.flush(namespace)
         if self._owner is not None:
@@ -358,19 +354,24 @@ class SessionPool:
     def drain(self, timeout: float | None = None) -> bool:
         """Let running calls finish, and no new one begin.
 
-        Calls still running after ``timeout`` seconds are cancelled, and False is returned.
+        Calls still running after ``timeout`` seconds are cancelled, and False is returned; texts
+        that are being embedded by then are not broken off.
         """
+        checks.check_wait("timeout", timeout)
         self._draining = True
-        until = None if timeout is None else time.perf_counter() + float(timeout)
+        until = None if timeout is None else time.perf_counter() + timeout
         while self._n_busy():
             if until is not None and time.perf_counter() > until:
-                self.owner.ask(self.owner.scheduler.endings.cancel_all)
+                self._embedder.refuse()
+                if self._owner is not None:
+                    self._owner.ask(self._owner.scheduler.endings.cancel_all)
                 return False
             time.sleep(0.002)
         return True
 
     def _n_busy(self) -> int:
-        return 0 if self._owner is None else self._owner.scheduler.n_unfinished
+        n_calls = 0 if self._owner is None else self._owner.scheduler.n_unfinished
+        return n_calls + self._embedder.n_unfinished
 
     def close(self) -> None:
         """End everything; idempotent. Running calls are cancelled."""

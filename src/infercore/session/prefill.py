@@ -58,8 +58,11 @@ class Prefilling(SessionBase):
         return [check_token(token, n_vocab, field="tokens") for token in given.tokens or ()]
 
     def _hold_prefix(self, ids: list[int], *, cold: bool) -> Outcome:
-        n_cold = self.resident.clear() if cold else 0
-        outcome = self.resident.hold_prefix(ids)
+        if not cold:
+            return self.resident.hold_prefix(ids)
+        n_cold = self.resident.clear()
+        with self.resident.cold():
+            outcome = self.resident.hold_prefix(ids)
         return attrs.evolve(outcome, dropped=outcome.dropped + n_cold)
 
     def _reset_reason(self, given: PrefixInput) -> str | None:

@@ -18,7 +18,7 @@ _FOLLOW_TOKENS = 8
 
 
 class Prefixes:
-    """Finds the longest beginning that may be copied, within a namespace.
+    """Finds the longest beginning that may be copied, within a namespace and identity.
 
     An index of what ``sequences`` hold, brought up to date when it is asked: what changed since
     is seen by how much a sequence holds and by its serial. ``copies`` says what the engine can copy
@@ -43,7 +43,7 @@ class Prefixes:
         self._multiple = multiple
         self._n_least = n_least
         self._index: PrefixIndex[Sequence] = PrefixIndex()
-        self._seen: dict[Sequence, tuple[int, int]] = {}
+        self._seen: dict[Sequence, tuple[int, int, str]] = {}
 
     def _look(self) -> None:
         """Let the index say what is held now."""
@@ -52,9 +52,9 @@ class Prefixes:
             index.drop(gone)
             del seen[gone]
         for sequence in self._sequences:
-            state = (sequence.n_held, sequence.serial)
+            state = (sequence.n_held, sequence.serial, sequence.identity)
             if seen.get(sequence) != state and _gives(sequence):
-                index.put(sequence, sequence.namespace, sequence.tokens[: sequence.n_held])
+                index.put(sequence, sequence.family, sequence.tokens[: sequence.n_held])
                 seen[sequence] = state
 
     def source(self, sequence: Sequence, n_most: int) -> tuple[Sequence | None, int]:
@@ -62,14 +62,14 @@ class Prefixes:
 
         At most ``n_most`` tokens of it.
         """
-        if self._copies == "none" or n_most <= sequence.n_held:
+        if self._copies == "none" or sequence.is_cold or n_most <= sequence.n_held:
             return None, 0
         self._look()
         wanted = sequence.tokens[:n_most]
         if self._multiple is not None:
             found = self._in_whole_calls(sequence, wanted, self._multiple)
         elif self._cuts:
-            match = self._index.find(sequence.namespace, wanted, but=sequence)
+            match = self._index.find(sequence.family, wanted, but=sequence)
             found = (None, 0) if match is None else (match.holder, match.n_tokens)
         else:
             found = self._whole(sequence, wanted)
@@ -77,7 +77,7 @@ class Prefixes:
 
     def _whole(self, sequence: Sequence, wanted: list[int]) -> tuple[Sequence | None, int]:
         """Only a whole copy is possible, and none of it can be removed again."""
-        for match in reversed(self._index.inside(sequence.namespace, wanted)):
+        for match in reversed(self._index.inside(sequence.family, wanted)):
             other = match.holder
             if other is not sequence and other.n_cells == match.n_tokens:
                 return other, match.n_tokens
@@ -88,7 +88,7 @@ class Prefixes:
     ) -> tuple[Sequence | None, int]:
         best, n_best = None, 0
         for other in self._seen:
-            if other is sequence or other.namespace != sequence.namespace:
+            if other is sequence or other.family != sequence.family:
                 continue
             n = common_prefix(other.tokens[: other.n_held], wanted)
             n = whole_calls(other, sequence.n_held, n, multiple)
@@ -98,13 +98,13 @@ class Prefixes:
 
     def is_coming(self, sequence: Sequence, n_found: int, running: Iterable[Job]) -> bool:
         """Whether one of ``running`` is about to hold more than ``n_found`` of what is wanted."""
-        if self._copies == "none" or not self._cuts:
+        if self._copies == "none" or sequence.is_cold or not self._cuts:
             return False
         if self._multiple is not None and n_found + self._multiple > len(sequence.tokens):
             return False
         for job in running:
             other = job.sequence
-            if other.n_held == len(other.tokens) or other.namespace != sequence.namespace:
+            if other.n_held == len(other.tokens) or other.family != sequence.family:
                 continue
             if other.tokens[:1] != sequence.tokens[:1] or other.is_cut:
                 continue

@@ -134,12 +134,13 @@ class Resident(TrueTape):
         first = self.hold(target[:early], need_logits=False)
         self.checkpoint()
         second = self.hold(target, need_logits=need_logits)
+        prefilled = min(len(target), first.prefilled + second.prefilled)
         return Outcome(
-            reused=first.reused,
-            prefilled=first.prefilled + second.prefilled,
+            reused=len(target) - prefilled,  # the rest may come from elsewhere too
+            prefilled=prefilled,
             dropped=first.dropped + second.dropped,
-            shared=first.shared,
-            restored=first.restored,
+            shared=first.shared + second.shared,
+            restored=first.restored + second.restored,
         )
 
     def go_on(self, more: Sequence[int] = ()) -> Outcome:
@@ -341,6 +342,7 @@ class Resident(TrueTape):
         return n_evaluated
 
     def _append_chunk(self, chunk: list[int], logits: WhichRows | None = None) -> int:
+        self.look_at_clock()
         if self.cancelled:
             raise DecodeAbortedError(
                 f"cancelled with {len(self.tape)} tokens resident; call again to continue",

@@ -26,17 +26,21 @@ class Sequence:
     is evaluated. ``row`` are the logits behind the last token, None where they are not known.
     ``n_high`` is how many of the tokens were evaluated at some time: to evaluate one of these is
     to evaluate it again. A sequence that ``is_cut`` had tokens taken out of its middle: what was
-    computed behind them cannot be computed anew. ``ends`` are where the calls ended that evaluated
-    it, so that it can be evaluated again in the same ones.
+    computed behind them cannot be computed anew. What others hold is of use to it only in its
+    ``namespace`` and with its ``identity``, and never while it ``is_cold``. ``ends`` are where the
+    calls ended that evaluated it, so that it can be evaluated again in the same ones.
     """
 
     __slots__ = (
-        "ends", "ghost", "ghost_ends", "is_cut", "job", "n_again", "n_cells", "n_held", "n_high",
-        "n_saved", "namespace", "row", "saved", "seq_id", "serial", "tokens", "used",
+        "ends", "ghost", "ghost_ends", "identity", "is_cold", "is_cut", "job", "n_again", "n_cells",
+        "n_held", "n_high", "n_saved", "namespace", "row", "saved", "seq_id", "serial", "tokens",
+        "used",
     )  # fmt: skip
 
     def __init__(self, namespace: str = "") -> None:
         self.namespace = namespace
+        self.identity = ""
+        self.is_cold = False
         self.tokens: list[int] = []
         self.n_held = 0
         self.n_cells = 0
@@ -53,6 +57,11 @@ class Sequence:
         self.used = 0
         self.n_again = 0
         self.job: Job | None = None
+
+    @property
+    def family(self) -> tuple[str, str]:
+        """Namespace and identity: what is held is of use only to sequences with the same ones."""
+        return self.namespace, self.identity
 
     @property
     def own_id(self) -> int:

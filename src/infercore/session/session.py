@@ -8,6 +8,7 @@ from weakref import ref
 
 import attrs
 
+from infercore.engine.arguments import check_token
 from infercore.errors import ContextOverflowError, InvalidStateError, UnsupportedFeatureError
 from infercore.session import branches, chatting, evicting, infilling, snapshots, tool_loop
 from infercore.session.chat_stream import ChatStream
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from infercore.session.base import Home, SessionOptions
     from infercore.session.stream import DecodeStream
     from infercore.values.fields import DecodeFields, RunToolsFields
+    from infercore.values.info import ModelInfo
     from infercore.values.session import Beam, Completion, Message, Snapshot
 
 
@@ -67,7 +69,7 @@ class CoreSession(Prefilling):
     def _decode_config(
         self, config: DecodeConfig | None, fields: Mapping[str, Any]
     ) -> DecodeConfig:
-        return decode_config(config, fields, self.model.info.sampling)
+        return decode_config(config, fields, self.model.info)
 
     def _check_decodable(self, *, may_shift: bool = True) -> None:
         prefixed = self._state == PREFIXED
@@ -194,8 +196,10 @@ class CoreSession(Prefilling):
         """
         started = time.perf_counter()
         built = self._decode_config(config, decode)
-        before, after = infilling.parts_of(self._tokenizer, prefix, suffix, add_bos=self._add_bos)
         with self.entered("infill", built.timeout):
+            before, after = infilling.parts_of(
+                self._tokenizer, prefix, suffix, add_bos=self._add_bos
+            )
             generation = self.generation(built)
             try:
                 whole = [*before, *after]
@@ -465,18 +469,20 @@ def check_begun(state: str, n_tokens: int) -> None:
 
 
 def decode_config(
-    config: DecodeConfig | None, fields: Mapping[str, Any], recommended: Mapping[str, Any]
+    config: DecodeConfig | None, fields: Mapping[str, Any], info: ModelInfo
 ) -> DecodeConfig:
-    """Return the config, with fields of the sampling config taken as its own.
+    """Return the config for a model, with fields of the sampling config taken as its own.
 
-    ``recommended`` is the sampling that the model's files do.
+    Raises `InvalidInputError`, `InvalidTokenError` for a stop token that the model does not have.
     """
     names = {attribute.name for attribute in attrs.fields(SamplingConfig)}
     known = names | {attribute.name for attribute in attrs.fields(DecodeConfig)}
     checks.check_options("DecodeConfig", fields, known)
     own = {name: value for name, value in fields.items() if name not in names}
     built = checks.build(DecodeConfig, config, own)
+    for token in built.stop_tokens:
+        check_token(token, info.n_vocab, field="stop_tokens")
     sampling = {name: value for name, value in fields.items() if name in names}
     if not sampling and built.sampling != "model":
         return built
-    return attrs.evolve(built, sampling=attrs.evolve(sampling_of(built, recommended), **sampling))
+    return attrs.evolve(built, sampling=attrs.evolve(sampling_of(built, info.sampling), **sampling))

@@ -45,6 +45,7 @@ class TrueTape:
         self._outputs_of: int | None = None
         self._in_doubt = False
         self._late = False
+        self._deadline: float | None = None
         self.fatal_cause: BaseException | None = None
         self.page = _page(context)
         """The context, where it keeps what it holds as a value, paged in and out of cells."""
@@ -81,6 +82,7 @@ class TrueTape:
             finally:
                 page.called_at = page.deadline = None
             return
+        self._deadline = started + timeout
         timer = threading.Timer(timeout, self._run_out)
         timer.daemon = True
         timer.start()
@@ -95,8 +97,22 @@ class TrueTape:
         finally:
             timer.cancel()
             timer.join()
+            self._deadline = None
             if self._late:
                 self._late = self.cancelled = False
+
+    @contextmanager
+    def cold(self) -> Iterator[None]:
+        """Let what is evaluated within have nothing of what other sequences hold or left."""
+        page = self.page
+        if page is None:
+            yield
+            return
+        page.is_cold = True
+        try:
+            yield
+        finally:
+            page.is_cold = False
 
     @property
     def was_cancelled(self) -> bool:
@@ -106,6 +122,14 @@ class TrueTape:
     def _run_out(self) -> None:
         self._late = self.cancelled = True
         self.context.abort()
+
+    def look_at_clock(self) -> None:
+        """Before the engine is called: be cancelled where the time is over.
+
+        The timer's thread may not have had its turn yet, and the next look may be a whole call on.
+        """
+        if self._deadline is not None and time.perf_counter() >= self._deadline:
+            self._late = self.cancelled = True
 
     def cut_wanted(self, start: int, end: int) -> None:
         """Take the tokens in [start, end) out of the logical context; the engine did so already."""

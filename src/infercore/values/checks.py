@@ -99,12 +99,19 @@ def number(
     return check
 
 
+_MOST_SECONDS = 1e9
+
+
 def check_seconds(field: str, value: object) -> None:
     """Raise `InvalidInputError` unless ``value`` is a number of seconds above 0, or None."""
-    if value is None:
-        return
-    if not is_number(value) or not 0 < value <= 1e9:  # type: ignore[operator]  # noqa: PLR2004
+    if value is not None and not (is_number(value) and 0 < value <= _MOST_SECONDS):  # type: ignore[operator]
         raise refuse(field, value, "seconds above 0, at most 1e9, or None")
+
+
+def check_wait(field: str, value: object) -> None:
+    """Raise `InvalidInputError` unless ``value`` is a number of seconds, maybe 0, or None."""
+    if value is not None and not (is_number(value) and 0 <= value <= _MOST_SECONDS):  # type: ignore[operator]
+        raise refuse(field, value, "seconds of at least 0, at most 1e9, or None")
 
 
 def seconds() -> Callable[[Any, attrs.Attribute[Any], Any], None]:
