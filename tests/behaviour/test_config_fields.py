@@ -84,3 +84,12 @@ def test_one_number_of_whatever_kind_is_one_identity(new_session: Callable[..., 
         other = new_session(n_threads=np.int64(1), rope_freq_base=kind(20000))
         other.restore(one.snapshot())
         assert other.explain_context().resident_tokens == n_tokens
+
+
+def test_what_is_in_force_cannot_be_written(new_context: Callable[..., Any]) -> None:
+    context = new_context()
+    with pytest.raises(TypeError):
+        context.effective["n_ctx"] = 1
+    before = context.effective
+    context.set_threads(1)
+    assert before["n_threads"] == context.effective["n_threads"] == 1
