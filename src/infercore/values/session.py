@@ -417,6 +417,7 @@ class Message:
 class Snapshot:
     """A session's state as bytes, with the identity it belongs to.
 
+    `Session.restore` refuses one whose ``manifest`` states another identity than the session's.
     ``elapsed_ms`` is the time it took to make, which two equal ones may differ in; ``size_bytes``
     the size of ``data``.
     """
