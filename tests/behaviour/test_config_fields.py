@@ -74,3 +74,22 @@ def test_threads_that_differ_are_honoured_or_refused(open_plain: Callable[..., A
         assert "n_threads_batch" in said
         return
     assert (context.n_threads, context.n_threads_batch) == (1, 2)
+
+
+def test_one_number_of_whatever_kind_is_one_identity(new_session: Callable[..., Any]) -> None:
+    one = new_session(n_threads=1, rope_freq_base=20000.0)
+    one.ensure_prefix("Once upon a time")
+    n_tokens = one.explain_context().resident_tokens
+    for kind in (int, np.int64, np.float32, np.float64):
+        other = new_session(n_threads=np.int64(1), rope_freq_base=kind(20000))
+        other.restore(one.snapshot())
+        assert other.explain_context().resident_tokens == n_tokens
+
+
+def test_what_is_in_force_cannot_be_written(new_context: Callable[..., Any]) -> None:
+    context = new_context()
+    with pytest.raises(TypeError):
+        context.effective["n_ctx"] = 1
+    before = context.effective
+    context.set_threads(1)
+    assert before["n_threads"] == context.effective["n_threads"] == 1

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import pytest
 
 import infercore as ic
@@ -72,3 +73,36 @@ def test_a_full_disk_leaves_the_old_file(
 def test_what_is_no_snapshot(session: Any) -> None:
     with pytest.raises(ic.InvalidInputError):
         session.restore(b"bytes")
+
+
+@pytest.mark.parametrize("field", ["model_digest", "runtime_digest", "profile_id", "adapters"])
+def test_a_snapshot_whose_identity_was_stated_otherwise_is_refused(
+    session: Any, field: str
+) -> None:
+    session.ensure_prefix(PROMPT)
+    snapshot = session.snapshot()
+    other: Any = ("0" * 64,) if field == "adapters" else "0" * 64
+    foreign = attrs.evolve(snapshot.manifest, **{field: other})
+    session.prefill_suffix(" who")
+    before = session.explain_context()
+    with pytest.raises(ic.ManifestMismatchError) as caught:
+        session.restore(attrs.evolve(snapshot, manifest=foreign))
+    error = caught.value
+    assert (error.field, error.expected) == (field, other)
+    assert error.actual == getattr(before.manifest, field)
+    assert session.explain_context() == before
+    unstated = ic.ContextManifest(stable_byte_hash="of another text")
+    session.restore(attrs.evolve(snapshot, manifest=unstated))
+    assert session.explain_context().resident_tokens == snapshot.resident_tokens
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("manifest", None), ("data", "text"), ("resident_tokens", -1)]
+)
+def test_a_snapshot_is_made_of_what_it_says(field: str, value: object) -> None:
+    fields: dict[str, Any] = {
+        "manifest": ic.ContextManifest(), "data": b"", "resident_tokens": 0, field: value
+    }  # fmt: skip
+    with pytest.raises(ic.InvalidInputError) as caught:
+        ic.Snapshot(**fields)
+    assert caught.value.field == field

@@ -40,6 +40,18 @@ def test_threads_change_and_what_is_held_stays(open_context, reference, story, f
     assert np.abs(context.logits() - reference(story[:30])).max() < context.tolerance
 
 
+def test_the_last_outputs_outlive_a_change_of_threads(open_context, story, form):
+    context = open_context(form=form, n_threads=1, embeddings=True, n_batch=8, n_ubatch=8)
+    for n_tokens in (20, 5):  # rows that were copied from steps, then a view
+        context.decode(story[:n_tokens], logits="all")
+        rows, vectors = context.logits_all().copy(), context.embeddings().copy()
+        for n in (1, usable()):
+            context.set_threads(n)
+            assert np.array_equal(context.logits_all(), rows)
+            assert np.array_equal(context.logits(), rows[-1])
+            assert np.array_equal(context.embeddings(), vectors)
+
+
 def test_attention_changes_live_as_in_llama_cpp(open_context, story):
     """The program of calls is llama.cpp's: keys and values of before, attention of now."""
     pack.need_backend("llamacpp")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 from typing import Any
 
@@ -93,6 +94,53 @@ def test_numbers_of_numpy_are_compared_as_numbers():
     ic.refuse_unhonoured(config, {"n_threads": None, "rope_freq_scale": None}, backend="mine")
     with pytest.raises(ic.UnsupportedFeatureError, match="n_threads"):
         ic.refuse_unhonoured(config, {"rope_freq_scale": None}, backend="mine")
+
+
+def test_a_number_of_any_kind_is_held_as_an_int_or_a_float():
+    numpy = pytest.importorskip("numpy")
+    number, half = numpy.int64(20), numpy.float32(0.5)
+    context = ic.ContextConfig(n_ctx=number, rope_freq_base=number, rope_freq_scale=half)
+    pool = ic.PoolConfig(n_cells=number, reader_timeout=1, context=context)
+    sampling = ic.SamplingConfig(temperature=1, top_k=number, logit_bias={number: 1})
+    held = [
+        *(context.n_ctx, context.rope_freq_base, context.rope_freq_scale),
+        *(pool.n_cells, pool.reader_timeout, ic.AdapterSpec(path="a", scale=2).scale),
+        *(sampling.temperature, sampling.top_k),
+        *(*sampling.logit_bias, *sampling.logit_bias.values()),
+    ]
+    kinds = [int, float, float, int, float, float, float, int, int, float]
+    assert [type(value) for value in held] == kinds
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        ic.ModelConfig(backend_options={"a": [1]}),
+        ic.ContextConfig(backend_options={"a": [1]}),
+        ic.SamplingConfig(logit_bias={3: -1.5}),
+        ic.DecodeConfig(),
+        ic.PoolConfig(),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_config_can_be_copied_and_pickled(value: Any) -> None:
+    twins = (copy.copy(value), copy.deepcopy(value), pickle.loads(pickle.dumps(value)))  # noqa: S301
+    assert twins == (value,) * 3
+
+
+def test_equal_configs_have_one_hash_and_a_mapping_refuses_changes() -> None:
+    one, two = (ic.SamplingConfig(logit_bias={3: bias}) for bias in (1, 1.0))
+    assert {one: "found"}[two] == "found"
+    bias: Any = two.logit_bias
+    for change in (
+        lambda: bias.update({5: 1.0}),
+        lambda: bias.pop(3),
+        lambda: bias.__setitem__(3, 2.0),
+        bias.clear,
+    ):
+        with pytest.raises(TypeError, match="cannot be changed"):
+            change()
+    assert bias == {3: 1.0}
 
 
 @pytest.mark.parametrize(

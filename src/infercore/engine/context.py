@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -127,7 +128,7 @@ class GuardedContext:
     @property
     def effective(self) -> Mapping[str, Any]:
         """The value in force of each `ContextConfig` field; ``n_ctx`` as the engine padded it."""
-        return self._inner.effective
+        return MappingProxyType(self._inner.effective)
 
     @property
     def config(self) -> ContextConfig:

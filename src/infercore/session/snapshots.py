@@ -153,7 +153,8 @@ def put(session: CoreSession, snapshot: Snapshot) -> None:
         raise checks.refuse("snapshot", snapshot, "a Snapshot; read a file with load(path)")
     note = _opened(snapshot.data)
     session.begin_anew_if_changed()
-    mismatch = session.identity.mismatch(note["manifest"], strict=True)
+    own = session.identity
+    mismatch = own.mismatch(note["manifest"], strict=True) or own.mismatch(snapshot.manifest)
     if mismatch is not None:
         raise mismatch
     state, parts, tokens = session.state, session.parts, session.resident.wanted()

@@ -9,7 +9,7 @@ import os
 import reprlib
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import attrs
 
@@ -97,6 +97,36 @@ def number(
             raise refuse(attribute.name, value, allowed)
 
     return check
+
+
+def plain_numbers(_: type, fields: list[attrs.Attribute[Any]]) -> list[attrs.Attribute[Any]]:
+    """Let the fields of a class hold int and float, whatever kind of number they are given.
+
+    To be given to attrs as ``field_transformer``. What is equal then has one text and one digest.
+    """
+    return [field if field.converter else _plain(field) for field in fields]
+
+
+def _plain(field: attrs.Attribute[Any]) -> attrs.Attribute[Any]:
+    kinds = {"int": plain_int, "float": _plain_float}
+    kind = kinds.get(str(field.type).partition(" ")[0])
+    if kind is None:
+        return field
+
+    def convert(value: Any) -> Any:
+        return kind(value)
+
+    convert.__annotations__["value"] = field.type  # for the signature that attrs makes
+    return field.evolve(converter=convert)
+
+
+def plain_int(value: Any) -> Any:
+    """Return an integer of any kind as an int; anything else as it is."""
+    return operator.index(value) if is_integer(value) else value
+
+
+def _plain_float(value: Any) -> Any:
+    return float(value) if is_number(value) and _fits_float(value) else value
 
 
 _MOST_SECONDS = 1e9
@@ -310,14 +340,28 @@ def _names(cls: type) -> Sequence[str]:
     return tuple(attribute.name for attribute in attrs.fields(cls))
 
 
+class _Frozen(dict[Any, Any]):
+    """A mapping in a frozen value: it refuses changes, has a hash, can be copied and pickled."""
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise TypeError("a value's mapping cannot be changed; make another with attrs.evolve")
+
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    clear = pop = popitem = setdefault = update = _refuse
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(frozenset(self.items()))
+
+    def __reduce__(self) -> tuple[type[_Frozen], tuple[dict[Any, Any]]]:
+        return _Frozen, (dict(self),)
+
+
 def frozen_mapping(value: Mapping[str, Any] | None) -> Mapping[str, Any]:
     """Return a read-only copy of ``value`` ({} for None)."""
-    from types import MappingProxyType  # noqa: PLC0415  (kept off the import path)
-
     given = {} if value is None else value
     if not isinstance(given, Mapping):
         raise refuse("mapping", given, "a mapping, or None")
-    return MappingProxyType(dict(given))
+    return _Frozen(given)
 
 
 def check_template(template: object) -> str:

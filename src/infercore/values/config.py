@@ -84,7 +84,7 @@ def _callable(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
 
 
 @lists_fields("ModelConfig")
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, field_transformer=checks.plain_numbers)
 class ModelConfig:
     """How to load a model. None leaves the choice to the backend.
 
@@ -121,7 +121,7 @@ def _path(value: str | os.PathLike[str]) -> str:
 
 
 @lists_fields("AdapterSpec")
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, field_transformer=checks.plain_numbers)
 class AdapterSpec:
     """A LoRA adapter (a GGUF file, or a folder that PEFT wrote) and the scale to apply it with.
 
@@ -149,7 +149,7 @@ def _adapters(value: Sequence[AdapterSpec] | None) -> tuple[AdapterSpec, ...]:
 
 def _window(value: int | Literal["fit"] | None) -> int | None:
     """Let "fit" pass: the core makes a number of it before a plugin sees it."""
-    return cast("int | None", value)
+    return cast("int | None", checks.plain_int(value))
 
 
 def _is_window(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
@@ -168,7 +168,7 @@ def _no_defrag(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
 
 
 @lists_fields("ContextConfig")
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, field_transformer=checks.plain_numbers)
 class ContextConfig:
     """The fields of llama.cpp's context parameters; None leaves the choice to the backend.
 
@@ -254,7 +254,8 @@ def _logit_bias(value: Mapping[int, float] | None) -> Mapping[int, float]:
             raise checks.refuse("logit_bias", token, "token ids of at least 0 as keys")
         if not checks.is_finite(amount) and amount != -math.inf:
             raise checks.refuse("logit_bias", amount, "numbers below infinity as values")
-    return checks.frozen_mapping(bias)  # type: ignore[arg-type,return-value]
+    plain = {int(token): float(amount) for token, amount in bias.items()}
+    return checks.frozen_mapping(plain)  # type: ignore[arg-type,return-value]
 
 
 def _strings(value: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -325,7 +326,7 @@ def _honoured(given: Any) -> Mapping[str, Collection[object] | None]:
 
 
 @lists_fields("SamplingConfig")
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, field_transformer=checks.plain_numbers)
 class SamplingConfig:
     """How the next token is chosen; the same meaning on every backend.
 
@@ -412,7 +413,7 @@ def _processors(value: Sequence[Any] | None) -> tuple[Any, ...]:
 
 
 @lists_fields("SpeculativeConfig")
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, field_transformer=checks.plain_numbers)
 class SpeculativeConfig:
     """How tokens are guessed ahead and verified in one call; the result stays the same.
 
@@ -444,7 +445,7 @@ def _speculative(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
 
 
 @lists_fields("DecodeConfig")
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, field_transformer=checks.plain_numbers)
 class DecodeConfig:
     """How one decode runs.
 

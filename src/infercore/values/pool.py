@@ -43,7 +43,7 @@ def _seconds() -> Any:
 
 
 @lists_fields("PoolConfig")
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, field_transformer=checks.plain_numbers)
 class PoolConfig:
     """How many sessions share one engine, and on what terms.
 

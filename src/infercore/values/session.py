@@ -27,6 +27,16 @@ def _manifest(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
         raise checks.refuse(attribute.name, value, "a ContextManifest or None")
 
 
+def _is_manifest(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if not isinstance(value, ContextManifest):
+        raise checks.refuse(attribute.name, value, "a ContextManifest")
+
+
+def _is_bytes(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if not isinstance(value, bytes):
+        raise checks.refuse(attribute.name, value, "bytes")
+
+
 def _token_ids(value: Any) -> tuple[int, ...] | None:
     if value is None:
         return None
@@ -407,13 +417,14 @@ class Message:
 class Snapshot:
     """A session's state as bytes, with the identity it belongs to.
 
+    `Session.restore` refuses one whose ``manifest`` states another identity than the session's.
     ``elapsed_ms`` is the time it took to make, which two equal ones may differ in; ``size_bytes``
     the size of ``data``.
     """
 
-    manifest: ContextManifest
-    data: bytes = attrs.field(repr=False)
-    resident_tokens: int
+    manifest: ContextManifest = attrs.field(validator=_is_manifest)
+    data: bytes = attrs.field(repr=False, validator=_is_bytes)
+    resident_tokens: int = attrs.field(validator=checks.integer(0, optional=False))
     elapsed_ms: float = attrs.field(default=0.0, eq=False)
 
     @property

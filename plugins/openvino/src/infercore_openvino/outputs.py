@@ -31,6 +31,10 @@ class Rows:
         if len(rows):
             self._parts.append(rows if last else rows.copy())
 
+    def keep(self) -> None:
+        """Copy what is a view, for the request that made it goes away."""
+        self._parts = [part.copy() for part in self._parts]
+
     def all(self) -> Floats:
         """Return all rows."""
         if len(self._parts) > 1:
