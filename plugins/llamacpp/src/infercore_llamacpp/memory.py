@@ -158,9 +158,9 @@ class Memory:
                 api.llama_memory_seq_add(self.handle, seq_id, position, position + 1, delta)
         self.pending |= SHIFTS
 
-    def clear(self, *, erase: bool = False) -> None:
-        """Remove everything; ``erase`` also overwrites the buffers."""
-        api.llama_memory_clear(self.handle, erase or self.may_hold_nan)
+    def clear(self) -> None:
+        """Remove everything."""
+        api.llama_memory_clear(self.handle, self.may_hold_nan)
         self._restored_from.clear()
         self.pending &= COPIES
         self.may_hold_nan = False

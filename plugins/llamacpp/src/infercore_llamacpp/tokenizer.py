@@ -90,11 +90,13 @@ class LlamaTokenizer:
 
     def is_eog(self, token: int) -> bool:
         """Return whether ``token`` ends a generation."""
-        return not self._has_no_text and bool(api.llama_vocab_is_eog(self._vocab, token))
+        found: bool = not self._has_no_text and api.llama_vocab_is_eog(self._vocab, token)
+        return found
 
     def is_control(self, token: int) -> bool:
         """Return whether ``token`` is a control token, that is: no text."""
-        return not self._has_no_text and bool(api.llama_vocab_is_control(self._vocab, token))
+        found: bool = not self._has_no_text and api.llama_vocab_is_control(self._vocab, token)
+        return found
 
     def token_kind(self, token: int) -> str:
         """Return the kind of a token, as the file has it."""
