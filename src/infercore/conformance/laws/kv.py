@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
 @law("KV-1", needs="kv_remove")
 def check_removed_tail(rig: Rig) -> None:
-    """A tail removed and replaced by other tokens gives what a fresh context gives."""
+    """A tail removed and replaced by other tokens gives what a fresh context gives.
+
+    As far back as is declared, wherever steps of the engine ended.
+    """
+    _check_declared_reach(rig)
     tokens, other = rig.tokens(14), rig.tokens(5)
     context = rig.context()
     context.decode(tokens)
@@ -24,6 +28,22 @@ def check_removed_tail(rig: Rig) -> None:
     equal((context.tokens(), context.n_past()), (kept, len(kept)), "what is left")
     context.decode(other)
     rig.near(context.logits(), rig.cold(kept + other), "logits after a removed tail")
+
+
+def _check_declared_reach(rig: Rig) -> None:
+    info = rig.model.info
+    window, n = info.sliding_window or 0, min(400, info.n_ctx_train - 20)
+    if rig.context().capabilities.kv_remove != "rollback":
+        return
+    tokens, other = rig.tokens(n), rig.tokens(5)
+    for n_ubatch in {16, max(16, 256 - window)}:  # 256: to which engines round their caches up
+        context = rig.context(n_ctx=n + 20, n_batch=n_ubatch, n_ubatch=n_ubatch)
+        context.decode(tokens)
+        kept = tokens[: n - context.capabilities.max_rollback]
+        that(context.seq_remove(0, len(kept), -1), f"{n - len(kept)} tokens are not taken back")
+        context.decode(other)
+        expected = rig.cold(kept + other, n_ctx=n + 20)
+        rig.near(context.logits(), expected, f"logits after {n - len(kept)} tokens were taken back")
 
 
 @law("KV-2", needs="kv_remove_any")
@@ -74,7 +94,7 @@ def check_removal_that_cannot_be(rig: Rig) -> None:
     """A part is removed as asked, or False is returned and nothing is changed."""
     context = rig.context()
     tokens = rig.tokens(9)
-    for p0, p1 in ((1, 4), (8, -1), (3, -1), (0, 2)):
+    for p0, p1 in ((1, 4), (8, -1), (3, -1), (0, 2), (0, 8)):
         context.clear()
         context.decode(tokens)
         before = rig.look(context)
