@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import contextlib
+from typing import TYPE_CHECKING, Any
 
 from infercore.conformance.expect import equal, raises, that
 from infercore.conformance.law import law
 from infercore.conformance.requirements import TAIL, copying_parts
-from infercore.errors import InvalidPositionError, OutputNotAvailableError
+from infercore.errors import (
+    InvalidPositionError,
+    OutputNotAvailableError,
+    UnsupportedFeatureError,
+)
 
 if TYPE_CHECKING:
     from infercore.conformance.rig import Rig
@@ -149,9 +154,18 @@ def check_a_copy_replaces(rig: Rig) -> None:
 
 @law("KV-10", needs="kv_copy_any")
 def check_a_part_is_copied(rig: Rig) -> None:
-    """A copied part is that part, and continues from its end."""
+    """A copied part is that part, and continues from its end, in each context that declares it."""
+    contexts = [copying_parts(rig)]
+    for unified in (True, False):
+        with contextlib.suppress(UnsupportedFeatureError):
+            contexts.append(rig.two(kv_unified=unified))
+    for context in contexts:
+        if context.capabilities.kv_copy == "any":
+            _check_copied_part(rig, context)
+
+
+def _check_copied_part(rig: Rig, context: Any) -> None:
     tokens, more = rig.tokens(9), rig.tokens(3)
-    context = copying_parts(rig)
     context.decode(tokens)
     context.seq_copy(0, 1, 0, 5)
     equal((context.tokens(1), context.n_past(1)), (tokens[:5], 5), "the copied part")
