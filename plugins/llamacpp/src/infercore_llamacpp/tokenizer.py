@@ -65,10 +65,12 @@ class LlamaTokenizer:
             room = -n
 
     def separate_pairs(self) -> None:
-        """Put the separator between the texts of a pair, behind what ends the first."""
+        """Put the separator between the texts of a pair, behind what ends the first.
+
+        What begins a text is left out by the core.
+        """
         around = self.encode("", add_special=True, parse_special=False)
-        end = around[1:] if self.bos is not None and around[:1] == [self.bos] else around
-        self.pair_middle = [*end, *([] if self.sep is None else [self.sep])]
+        self.pair_middle = [*around, *([] if self.sep is None else [self.sep])]
 
     def token_bytes(self, token: int) -> bytes:
         """Return the exact bytes of one token; of a control token its text."""
