@@ -173,7 +173,8 @@ def check_other_vocabularies(rig: Rig) -> None:
                 with loaded(rig, str(file)) as model:
                     _use(rig, model, ids, what)
             except InferCoreError as error:
-                that(what not in (_SOUND, _SPACED) and not isinstance(error, PluginError), f"{what}: {error}")
+                is_sound = what in (_SOUND, _SPACED)
+                that(not is_sound and not isinstance(error, PluginError), f"{what}: {error}")
                 foreseen(error, what)
         _check_no_weights(rig, own, file)
         _check_no_vocabulary(rig, own, file, ids)
