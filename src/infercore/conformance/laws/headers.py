@@ -228,20 +228,22 @@ def check_headers_that_lie(rig: Rig) -> None:
     paths = [path for path, _ in _models(rig) if _bytes_of(path) <= _MAX_COPIED]
     if not paths:
         rig.leave(f"the model has more than {_MAX_COPIED >> 20} MiB, too much to copy")
+    paths = [path for path in paths if is_gguf(path) or (path / "config.json").is_file()]
+    if not paths:
+        rig.leave("the model is neither a GGUF file nor a folder with a config.json to lie in")
     for path in paths:
         with tempfile.TemporaryDirectory() as folder:
             copy = Path(folder) / path.name
             shutil.copytree(path, copy) if path.is_dir() else shutil.copy(path, copy)
             changed = copy / "config.json" if path.is_dir() else copy
-            if changed.is_file():
-                changed.chmod(0o600)
-                whole = changed.read_bytes()
-                for what, data in _lies_of(path, whole):
-                    changed.write_bytes(data)
-                    _tried(rig, str(copy), what, must=not path.is_dir())
-                for what, data in _other_types(path) if is_gguf(path) else ():
-                    changed.write_bytes(data)
-                    _tried(rig, str(copy), what, must=False)
+            changed.chmod(0o600)
+            whole = changed.read_bytes()
+            for what, data in _lies_of(path, whole):
+                changed.write_bytes(data)
+                _tried(rig, str(copy), what, must=not path.is_dir())
+            for what, data in _other_types(path) if is_gguf(path) else ():
+                changed.write_bytes(data)
+                _tried(rig, str(copy), what, must=False)
 
 
 def _bytes_of(path: Path) -> int:
@@ -290,12 +292,12 @@ def _lies_of(path: Path, whole: bytes) -> Iterator[tuple[str, bytes]]:
     """Yield what is changed, and the file with it."""
     if path.is_dir():
         yield from _lies_of_a_config(json.loads(whole))
-    elif whole.startswith(gguf.MAGIC):
-        header = gguf.read(str(path))
-        yield from _lies_of_sizes(whole, header)
-        yield from _lies_of_numbers(whole, header)
-        yield from _lies_of_tensors(whole, header)
-        yield from _lies_of_entries(path, header)
+        return
+    header = gguf.read(str(path))
+    yield from _lies_of_sizes(whole, header)
+    yield from _lies_of_numbers(whole, header)
+    yield from _lies_of_tensors(whole, header)
+    yield from _lies_of_entries(path, header)
 
 
 _WRONG_NUMBERS: tuple[Any, ...] = (0, -1, 2**40, 0.5, "4", None, [], [1], {"a": 1})
