@@ -220,6 +220,27 @@ _ASKED: tuple[dict[str, Any], ...] = (
 )
 
 
+_OF_ROPE = (
+    "rope_scaling_type", "rope_freq_base", "rope_freq_scale", "yarn_ext_factor", "yarn_attn_factor",
+    "yarn_beta_fast", "yarn_beta_slow", "yarn_orig_ctx",
+)  # fmt: skip
+
+
+def _check_told_again(rig: Rig) -> None:
+    """What effective tells of rope computes the same when it is asked for."""
+    tokens = rig.tokens(40)
+    for fields in ({}, {"rope_scaling_type": "yarn", "rope_freq_scale": 0.25}):
+        try:
+            first = rig.context(**fields)
+        except (InvalidInputError, UnsupportedFeatureError):
+            continue
+        told = {name: first.effective.get(name) for name in _OF_ROPE}
+        again = rig.context(**{name: value for name, value in told.items() if value is not None})
+        for context in (first, again):
+            context.decode(tokens)
+        rig.near(again.logits(), first.logits(), f"logits with what is told with {fields}: {told}")
+
+
 @law("CAP-40", since="1.2")
 def check_what_is_asked_is_told(rig: Rig) -> None:
     """Each option given at opening is what effective tells, or it is refused by its name."""
@@ -243,6 +264,7 @@ def check_what_is_asked_is_told(rig: Rig) -> None:
                 equal(told, value, f"effective[{name!r}] with {fields}")
         context.decode(tokens)
         equal(context.n_past(), len(tokens), f"n_past with {fields}")
+    _check_told_again(rig)
 
 
 @law("CAP-41", since="1.2")
