@@ -114,3 +114,17 @@ def test_a_gpu_may_have_other_names(name: str, tmp_path: Path, monkeypatch: Any)
         kinds.check_devices(rig)
     (tmp_path / name).touch()
     kinds.check_devices(rig)
+
+
+def test_a_format_of_which_no_lies_are_known_is_left(tmp_path: Path) -> None:
+    path = tmp_path / "some.model"
+    path.write_text("weights")
+    rig: Any = SimpleNamespace(
+        backend="reference",
+        path=path,
+        model=None,
+        encoder=None,
+        leave=lambda why: Rig.leave(rig, why),
+    )
+    with pytest.raises(NotApplicable, match="to lie in"):
+        headers.check_headers_that_lie(rig)

@@ -102,13 +102,14 @@ def _llamacpp() -> Subject:
     folder = ROOT / "plugins" / "llamacpp" / "src" / "infercore_llamacpp"
     groups = {
         "abort": "CANCEL", "adapters": "LORA", "amx": "DEC", "batch": "DEC KV", "capabilities":
-        "CAP", "child": "LIFE BAD", "context": "DEC CAP LIFE", "decoding": "DEC KV EMB CANCEL",
+        "CAP KV", "child": "LIFE BAD", "context": "DEC CAP LIFE", "decoding": "DEC KV EMB CANCEL",
         "devices": "CAP", "gguf": "LIFE BAD", "header": "LIFE BAD", "library": "LIFE CAP",
-        "loading": "LIFE BAD CAP", "log": "BAD LIFE", "memory": "KV", "model": "LIFE CAP",
-        "overrides": "CAP BAD", "owned": "LIFE MEM", "plan": "MEM", "plugin": "LIFE CAP",
+        "loading": "LIFE BAD CAP", "log": "BAD LIFE", "memory": "KV STATE", "model": "LIFE CAP",
+        "overrides": "CAP BAD", "owned": "LIFE MEM", "payload": "STATE", "plan": "MEM",
+        "plugin": "LIFE CAP",
         "release": "CAP", "rope": "CAP DEC", "sampler": "SAMP", "settings": "CAP BAD",
         "soundness": "BAD LIFE", "state": "STATE", "threads": "THREAD", "tokenizer": "TOK",
-        "traits": "CAP", "trial": "BAD",
+        "traits": "CAP STATE",
     }  # fmt: skip
     return Subject(
         name="llamacpp",

@@ -128,23 +128,15 @@ class OneToken:
     It has no position: the engine takes the sequence's next one then.
     """
 
-    __slots__ = ("_count", "_pointer", "_seq_id", "_wanted", "of", "struct", "token")
+    __slots__ = ("_count", "_pointer", "_wanted", "seq_id", "struct", "token")
 
     def __init__(self) -> None:
-        self.token, self._seq_id = ctypes.c_int32(), ctypes.c_int32()
-        self.of = 0
-        """The sequence that the token belongs to."""
+        self.token, self.seq_id = ctypes.c_int32(), ctypes.c_int32()
         self._count, self._wanted = ctypes.c_int32(1), ctypes.c_int8(1)
-        self._pointer = ctypes.pointer(self._seq_id)
+        self._pointer = ctypes.pointer(self.seq_id)
         self.struct = api.llama_batch()
         self.struct.n_tokens = 1
         self.struct.token = ctypes.pointer(self.token)
         self.struct.n_seq_id = ctypes.pointer(self._count)
         self.struct.seq_id = ctypes.pointer(self._pointer)
         self.struct.logits = ctypes.pointer(self._wanted)
-
-    def belong(self, seq_id: int) -> None:
-        """Let the token belong to the sequence ``seq_id``."""
-        self.of = -1  # an interruption may come before the next one
-        self._seq_id.value = seq_id
-        self.of = seq_id

@@ -88,7 +88,8 @@ def _rollback(traits: Traits, effective: dict[str, Any]) -> int:
     """
     if _removal(traits, swa_full=effective["swa_full"]) != "rollback":
         return 0
-    return int(effective["n_ubatch"])
+    n_ubatch: int = effective["n_ubatch"]
+    return n_ubatch
 
 
 def _copying(traits: Traits, effective: dict[str, Any]) -> str:

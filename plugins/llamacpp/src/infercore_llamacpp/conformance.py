@@ -72,7 +72,8 @@ _OWN_OPTIONS = (
 _WRONG_OVERRIDES: tuple[dict[Any, Any], ...] = (
     {"general.name": ""}, {"general.name": "n" * 128}, {"general.name": "a\0b"},
     {"general.name": None}, {"general.name": "n", "no.such.key": 1}, {"": 1}, {5: 1},
-    {"no.such.key": 1}, {"no.such.key": 2**63}, {"no.such.key": -(2**63) - 1},
+    {"no.such.key": 1}, {"tokenizer.ggml.bos_token_id": 2**63},
+    {"tokenizer.ggml.bos_token_id": -(2**63) - 1},
     {"llama.block_count": 2},
 )  # fmt: skip
 _WRONG_OPTIONS = (

@@ -131,8 +131,8 @@ class LlamaContext(Decoding):
             raise refuse("set_control_vector of layer 0", "llama.cpp adds none there; leave it out")
         n_layer, n_embd = self.model.info.n_layer, self.model.info.n_embd
         data = None
-        if directions is not None:
-            data = directions[1:].ctypes.data_as(_FLOATS)
+        if directions is not None:  # of the layers from the second on
+            data = ctypes.cast(directions.ctypes.data + directions.strides[0], _FLOATS)
         if api.llama_set_adapter_cvec(
             self.handle, data, (n_layer - 1) * n_embd, n_embd, 1, n_layer - 1
         ):

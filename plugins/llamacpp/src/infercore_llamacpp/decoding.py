@@ -128,9 +128,7 @@ class Decoding:
     def decode_one(self, token: int, *, seq_id: int = 0) -> None:
         """Append one token and make its row."""
         one, pending = self._one, self.memory.pending
-        one.token.value = token
-        if one.of != seq_id:
-            one.belong(seq_id)
+        one.token.value, one.seq_id.value = token, seq_id
         if self._needs_encoder_output:
             raise _nothing_encoded()
         if pending:

@@ -38,9 +38,9 @@ class Device:
         return self.info.kind in _GPU_KINDS
 
 
-def list_devices() -> tuple[Device, ...]:
+def list_devices() -> list[Device]:
     """Return all devices, in the engine's order."""
-    return tuple(_describe(_get(i)) for i in range(_count()))
+    return [_describe(_get(i)) for i in range(_count())]
 
 
 def _describe(handle: int) -> Device:

@@ -50,17 +50,16 @@ def check_file(path: str) -> None:
     What passed last is not read again while the system says that it lies there unchanged.
     """
     stamp = _stamp(path)
-    if stamp is not None and stamp in _passed:
-        return
-    _check(path)
-    _passed[:] = [stamp] if stamp is not None else []
+    if stamp is None or stamp != _passed.get("stamp"):
+        _check(path)
+        _passed["stamp"] = stamp
 
 
-_passed: list[tuple[tuple[object, ...], ...]] = []
+_passed: dict[str, object] = {}
 _TICK_S = 2.0  # of the coarsest clock of a file system: within it a change leaves no trace
 
 
-def _stamp(path: str) -> tuple[tuple[object, ...], ...] | None:
+def _stamp(path: str) -> list[tuple[object, ...]] | None:
     """Return what any change of the files changes, None where one may leave it as it is."""
     try:
         found = [(os.path.realpath(part), os.stat(part)) for part in parts(path)]
@@ -68,10 +67,10 @@ def _stamp(path: str) -> tuple[tuple[object, ...], ...] | None:
         return None
     if any(time.time() - max(each.st_mtime, each.st_ctime) < _TICK_S for _, each in found):
         return None
-    return tuple(
+    return [
         (name, each.st_dev, each.st_ino, each.st_size, each.st_mtime_ns, each.st_ctime_ns)
         for name, each in found
-    )
+    ]
 
 
 def _check(path: str) -> None:

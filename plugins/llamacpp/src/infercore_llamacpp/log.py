@@ -22,7 +22,7 @@ LOGGER.addHandler(logging.NullHandler())
 
 KEPT_LINES = 20
 _CONTINUED = 5
-_LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}
+_LEVELS = {1: logging.DEBUG, 3: logging.WARNING, 4: logging.ERROR}  # any other is INFO
 
 
 class _Thread(threading.local):
@@ -74,15 +74,6 @@ def _flush(state: _Thread) -> None:
     LOGGER.log(state.level, "%s", line)
 
 
-def _flush_kept(state: _Thread) -> None:
-    global was_raised  # noqa: PLW0603
-    try:
-        _flush(state)
-    except BaseException as error:  # noqa: BLE001  (raised when the call has ended)
-        was_raised = True
-        state.raised = state.raised or error
-
-
 @contextmanager
 def listening() -> Iterator[list[str]]:
     """Collect this thread's lines from INFO up; complaints outlive only a failure.
@@ -94,13 +85,10 @@ def listening() -> Iterator[list[str]]:
     thread.listeners.append(lines)
     try:
         with _interruptions_kept():
-            try:
-                yield lines
-            finally:
-                _flush_kept(thread)
+            yield lines
         thread.complaints.clear()
     finally:
-        thread.listeners[:] = [each for each in thread.listeners if each is not lines]
+        thread.listeners.pop()
 
 
 @contextmanager
@@ -168,7 +156,6 @@ def _raising(method: FunctionType) -> Callable[..., Any]:
 
 def explain(error: E) -> E:
     """Return ``error`` with this thread's last warnings and errors attached as a note."""
-    _flush_kept(thread)
     lines = list(thread.complaints)
     thread.complaints.clear()
     if lines:

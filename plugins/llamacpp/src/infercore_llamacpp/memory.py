@@ -63,7 +63,7 @@ class Memory:
 
     def remove(self, seq_id: int, p0: int, p1: int) -> bool:
         """Remove positions [p0, p1); False, and nothing changed, where that cannot be."""
-        if seq_id >= 0 and not self._may_remove(seq_id, p0, p1):
+        if not self._may_remove(seq_id, p0, p1):
             return False
         removed: bool = api.llama_memory_seq_rm(self.handle, seq_id, p0, p1)
         if self._restored_from:
@@ -77,19 +77,15 @@ class Memory:
         self._restored_from = {s: first for s, first in restored if self.pos_max(s) >= 0}
 
     def _may_remove(self, seq_id: int, p0: int, p1: int) -> bool:
-        """Refuse what the engine says it did, but does not or wrongly.
+        """Refuse what the engine says it did, but does wrongly.
 
-        A recurrent state has no parts. Cells that a sliding window has passed are gone; going back
-        needs those that the next token there reads, and the engine computes without them.
+        Cells that a sliding window has passed are gone; going back needs those that the next token
+        there reads, and the engine computes without them. Of a recurrent state the core asks for
+        whole sequences alone.
         """
-        end = self.pos_max(seq_id)
-        is_tail = p1 < 0 or p1 > end
-        if p0 > end or (is_tail and p0 == 0):
+        if self._window is None or p0 == 0 or 0 <= p1 <= self.pos_max(seq_id):
             return True
-        first = self._first_complete(seq_id)
-        if self._window is None or first <= 0:
-            return not self._whole_only
-        return is_tail and first <= p0 + 1 - self._window
+        return self._first_complete(seq_id) <= max(0, p0 + 1 - self._window)
 
     def _first_complete(self, seq_id: int) -> int:
         """Return the first position that is there in all layers."""
@@ -158,9 +154,9 @@ class Memory:
                 api.llama_memory_seq_add(self.handle, seq_id, position, position + 1, delta)
         self.pending |= SHIFTS
 
-    def clear(self, *, erase: bool = False) -> None:
-        """Remove everything; ``erase`` also overwrites the buffers."""
-        api.llama_memory_clear(self.handle, erase or self.may_hold_nan)
+    def clear(self) -> None:
+        """Remove everything."""
+        api.llama_memory_clear(self.handle, self.may_hold_nan)
         self._restored_from.clear()
         self.pending &= COPIES
         self.may_hold_nan = False

@@ -78,7 +78,7 @@ def in_streams(data: bytes | memoryview, n_streams: int, traits: Traits) -> byte
     """
     view = memoryview(data).cast("B")
     number = struct.pack("<I", n_streams)
-    if not traits.n_caches or view[HEAD_BYTES : HEAD_BYTES + 4] == number:
+    if view[HEAD_BYTES : HEAD_BYTES + 4] == number:
         return data
     reader = _Reader(view)
     pieces: list[bytes | memoryview] = []
@@ -86,11 +86,9 @@ def in_streams(data: bytes | memoryview, n_streams: int, traits: Traits) -> byte
         pieces.append(reader.skip(HEAD_BYTES))
         for _ in range(traits.n_caches):
             streams = [_whole_stream(reader, traits) for _ in range(reader.count(_FEW))]
-            held = [stream for stream in streams if len(stream) > len(number)]
-            if len(held) > n_streams:
-                return data
-            pieces += [number, *held, bytes(len(number) * (n_streams - len(held)))]
-    except (_PositionError, UnknownLayoutError, struct.error, KeyError):
+            (held,) = [stream for stream in streams if len(stream) > len(number)] or [b""]
+            pieces += [number, held, bytes(len(number) * (n_streams - bool(held)))]
+    except (ValueError, struct.error, KeyError):
         return data
     return b"".join([*pieces, reader.rest])
 
@@ -109,9 +107,9 @@ class _Reader:
         return self._at == len(self._data)
 
     def number(self, layout: str) -> int:
-        (value,) = struct.unpack_from("<" + layout, self._data, self._at)
+        value: int = struct.unpack_from("<" + layout, self._data, self._at)[0]
         self._at += struct.calcsize("<" + layout)
-        return int(value)
+        return value
 
     def count(self, most: int) -> int:
         value = self.number("I")

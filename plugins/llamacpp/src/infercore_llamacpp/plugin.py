@@ -77,8 +77,8 @@ def engine_version() -> str:
     return release.installed()
 
 
-def devices() -> tuple[DeviceInfo, ...]:
+def devices() -> list[DeviceInfo]:
     """Return the compute devices that this build of llama.cpp sees."""
     from infercore_llamacpp.devices import list_devices  # noqa: PLC0415
 
-    return tuple(device.info for device in list_devices())
+    return [device.info for device in list_devices()]

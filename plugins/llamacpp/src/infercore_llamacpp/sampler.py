@@ -27,7 +27,6 @@ N_SEEDS = 2**32 - 1  # the one above is llama.cpp's sign for "random"
 _MAX_BREAKER_BYTES = 40
 _MIROSTAT_TOKENS = 100  # how many tokens estimate the distribution's shape, as in the paper
 _MAX_WINDOW = 2**20  # the engine allocates and clears windows whole
-_MOST = 3.4028234e38  # float32: what is larger becomes infinity, and then NaN
 _LEAST = 1.1754944e-38
 
 
@@ -84,12 +83,12 @@ def _bias(model: LlamaModel, config: SamplingConfig) -> dict[int, float]:
     n_vocab = model.info.n_vocab
     bias = dict(config.logit_bias)
     for token, amount in bias.items():
-        if amount > _MOST:
+        if _as_float32(amount) == math.inf:  # what becomes NaN
             raise InvalidInputError(
                 f"logit_bias of token {token} is {amount}; the engine counts in float32",
                 field="logit_bias",
                 value=amount,
-                allowed=f"at most {_MOST}",
+                allowed="at most 3.4e38",
             )
     if config.ignore_eos:
         ends = (token for token in range(n_vocab) if model.tokenizer.is_eog(token))
@@ -106,7 +105,11 @@ def _bias(model: LlamaModel, config: SamplingConfig) -> dict[int, float]:
 
 def _n_left(model: LlamaModel, bias: dict[int, float]) -> int:
     """Return how many tokens ``bias`` does not forbid."""
-    return model.info.n_vocab - sum(amount < -_MOST for amount in bias.values())
+    return model.info.n_vocab - sum(_as_float32(n) == -math.inf for n in bias.values())
+
+
+def _as_float32(value: float) -> float:
+    return ctypes.c_float(value).value
 
 
 def _stages(

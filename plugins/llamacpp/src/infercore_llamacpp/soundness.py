@@ -24,12 +24,9 @@ _N_BYTES = 256
 _N_POOLINGS = 5
 _BYTE_KIND = 6
 _BYTE_TEXT = re.compile(rb"<0x[0-9A-Fa-f]{2}>")
-# Numbers of enum ggml_type: without those of integers, of doubles, and of intermediate results.
+# Numbers of enum ggml_type; the engine refuses those that stand for nothing.
 _F32, _I32 = 0, 26
-_MATRIX_KINDS = frozenset(
-    {0, 1, 2, 3, 6, 7, 8, *range(10, 15), *range(16, 24), 29, 30, 34, 35, *range(39, 43)}
-)
-_VECTOR_KINDS = frozenset({_F32})
+_NO_WEIGHTS = frozenset({9, 15, *range(24, 29)})  # intermediate results, integers, doubles
 _TABLES = ("ffn_gate_tid2eid.weight",)
 _WKV_STEP = 64
 _ADAPTER_KEYS = {
@@ -67,7 +64,7 @@ def _of_adapter(header: Header) -> Iterator[str]:
         if value is not None and not isinstance(value, kind):
             yield f"its {key} is {value!r}"
     for tensor in header.tensors.values():
-        if tensor.kind not in _MATRIX_KINDS and tensor.name.endswith((".lora_a", ".lora_b")):
+        if tensor.kind in _NO_WEIGHTS and tensor.name.endswith((".lora_a", ".lora_b")):
             yield f"its tensor {tensor.name!r} is of type {tensor.kind}"
 
 
@@ -132,7 +129,7 @@ def _tensor_kinds(header: Header) -> Iterator[str]:
             continue
         # tools that write files leave out the one row of some matrices
         is_matrix = len(tensor.dims) > 1 or tensor.name.startswith("cls") or "shexp" in tensor.name
-        if tensor.kind not in (_MATRIX_KINDS if is_matrix else _VECTOR_KINDS):
+        if tensor.kind in _NO_WEIGHTS or not (is_matrix or tensor.kind == _F32):
             what = "a matrix" if is_matrix else "a vector"
             yield f"its tensor {tensor.name!r}, {what}, is of type {tensor.kind}"
             return

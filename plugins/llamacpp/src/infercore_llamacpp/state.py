@@ -37,52 +37,42 @@ def save_sequence(context: int, seq_id: int) -> memoryview:
 
 
 def load(context: int, memory: Memory, data: bytes | memoryview, traits: Traits) -> None:
-    """Replace everything by ``data``. Raises `SnapshotError`; the context is empty then."""
+    """Replace everything by ``data``. Raises `SnapshotError`; the caller clears then."""
     if not payload.is_of(data, traits.info.architecture):
-        memory.clear()
-        raise _refused("the context is empty now")
-    if wrong := _poison(memory, data, traits, of_sequence=False):
-        memory.clear()
-        raise _poisonous(wrong, "the context is empty now")
+        raise _refused()
+    _check_numbers(memory, data, traits, of_sequence=False)
     with log.listening():
-        n_read = api.llama_state_set_data(context, _view(data), len(data))
-        if not n_read or n_read != len(data):
-            memory.clear(erase=True)
-            raise _refused("the context is empty now")
+        _check_read(api.llama_state_set_data(context, _view(data), len(data)), data)
     memory.note_restored()
 
 
 def load_sequence(
     context: int, memory: Memory, seq_id: int, data: bytes | memoryview, traits: Traits
 ) -> None:
-    """Replace one sequence by ``data``. Raises `SnapshotError`; the sequence is empty then."""
-    if wrong := _poison(memory, data, traits, of_sequence=True):
-        memory.remove(seq_id, 0, -1)
-        raise _poisonous(wrong, f"sequence {seq_id} is empty now")
+    """Replace one sequence by ``data``. Raises `SnapshotError`; the caller empties it then."""
+    _check_numbers(memory, data, traits, of_sequence=True)
     data = payload.in_streams(data, memory.n_streams, traits)
     with log.listening():
-        n_read = api.llama_state_seq_set_data(context, _view(data), len(data), seq_id)
-        if not n_read or n_read != len(data):
-            memory.remove(seq_id, 0, -1)
-            raise _refused(f"sequence {seq_id} is empty now")
+        _check_read(api.llama_state_seq_set_data(context, _view(data), len(data), seq_id), data)
     memory.note_restored(seq_id)
 
 
-def _poison(
+def _check_numbers(
     memory: Memory, data: bytes | memoryview, traits: Traits, *, of_sequence: bool
-) -> str | None:
-    """Return what in ``data`` would spoil the context; where that cannot be seen, note it."""
+) -> None:
+    """Refuse ``data`` that would spoil the context; where that cannot be seen, note it."""
     try:
-        return payload.complaint(data, traits, of_sequence=of_sequence)
+        wrong = payload.complaint(data, traits, of_sequence=of_sequence)
     except payload.UnknownLayoutError:
         memory.may_hold_nan = True
-        return None
+        return
+    if wrong:
+        raise SnapshotError(f"it holds {wrong}", reason="numbers")
 
 
-def _poisonous(what: str, now: str) -> SnapshotError:
-    error = SnapshotError(f"the saved state holds {what}; {now}", reason="numbers")
-    error.state_after = "cleared"
-    return error
+def _check_read(n_bytes: int, data: bytes | memoryview) -> None:
+    if not n_bytes or n_bytes != len(data):  # the engine reads nothing where there is nothing
+        raise _refused()
 
 
 def _read(get_size: Any, get_data: Any, context: int) -> memoryview:
@@ -99,7 +89,5 @@ def _view(data: bytes | memoryview) -> Any:
     return np.frombuffer(data, dtype=np.uint8).ctypes.data_as(_BYTES)
 
 
-def _refused(now: str) -> SnapshotError:
-    error = SnapshotError(f"llama.cpp refused the saved state; {now}", reason="engine")
-    error.state_after = "cleared"
-    return log.explain(error)
+def _refused() -> SnapshotError:
+    return log.explain(SnapshotError("llama.cpp cannot read it", reason="engine"))

@@ -28,7 +28,7 @@ def default_threads() -> tuple[int, int]:
     physical core. Batches compute, and use every CPU that this process may run on.
     """
     cpus = _allowed_cpus()
-    limit = min(_quota(), MAX_THREADS)
+    limit = _quota()
     return max(1, min(_physical_cores(cpus), limit)), max(1, min(len(cpus), limit))
 
 
@@ -77,7 +77,7 @@ def _siblings(cpu: int) -> str:
 
 
 def _quota() -> int:
-    """Return how many CPUs' time the control group grants, rounded up."""
+    """Return how many CPUs' time the control group grants, rounded up, at most `MAX_THREADS`."""
     try:
         allowed, period = _QUOTA.read_text().split()
     except (OSError, ValueError):
@@ -89,4 +89,4 @@ def _quota() -> int:
         found = math.ceil(int(allowed) / int(period))
     except (ValueError, ZeroDivisionError):  # "max"
         return MAX_THREADS
-    return found if found > 0 else MAX_THREADS  # -1: no limit
+    return min(found, MAX_THREADS) if found > 0 else MAX_THREADS  # -1: no limit

@@ -65,10 +65,12 @@ class LlamaTokenizer:
             room = -n
 
     def separate_pairs(self) -> None:
-        """Put the separator between the texts of a pair, behind what ends the first."""
+        """Put the separator between the texts of a pair, behind what ends the first.
+
+        What begins a text is left out by the core.
+        """
         around = self.encode("", add_special=True, parse_special=False)
-        end = around[1:] if self.bos is not None and around[:1] == [self.bos] else around
-        self.pair_middle = [*end, *([] if self.sep is None else [self.sep])]
+        self.pair_middle = [*around, *([] if self.sep is None else [self.sep])]
 
     def token_bytes(self, token: int) -> bytes:
         """Return the exact bytes of one token; of a control token its text."""
@@ -90,11 +92,13 @@ class LlamaTokenizer:
 
     def is_eog(self, token: int) -> bool:
         """Return whether ``token`` ends a generation."""
-        return not self._has_no_text and bool(api.llama_vocab_is_eog(self._vocab, token))
+        found: bool = not self._has_no_text and api.llama_vocab_is_eog(self._vocab, token)
+        return found
 
     def is_control(self, token: int) -> bool:
         """Return whether ``token`` is a control token, that is: no text."""
-        return not self._has_no_text and bool(api.llama_vocab_is_control(self._vocab, token))
+        found: bool = not self._has_no_text and api.llama_vocab_is_control(self._vocab, token)
+        return found
 
     def token_kind(self, token: int) -> str:
         """Return the kind of a token, as the file has it."""

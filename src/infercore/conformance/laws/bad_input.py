@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from infercore.conformance.expect import LawError, equal, raises, that
+from infercore.conformance.expect import LawError, equal, foreseen, raises, that
 from infercore.conformance.law import law
 from infercore.conformance.laws.tokens import BAD_TOKENS
 from infercore.errors import (
@@ -204,7 +205,10 @@ def check_options_that_exclude_each_other(rig: Rig) -> None:
 
 @law("BAD-10", model="any")
 def check_no_such_file(rig: Rig) -> None:
-    """A path that does not exist raises ModelNotFoundError, which carries the path."""
+    """A path that does not exist raises ModelNotFoundError, which carries the path.
+
+    A pipe, which no model can be read from, is refused without waiting for somebody to write.
+    """
     opened, suffix = _opener(rig), Path(rig.path or "").suffix
     with tempfile.TemporaryDirectory() as folder:
         for name in {"none", f"none{suffix}"}:
@@ -212,6 +216,12 @@ def check_no_such_file(rig: Rig) -> None:
             error = raises(ModelNotFoundError, lambda p=missing: opened(p), "a missing file")
             that(missing in str(error.path), f"the error's path is {error.path!r}")
         empty = raises(ModelLoadError, lambda: opened(folder), "an empty folder")
+        if hasattr(os, "mkfifo"):
+            pipe = str(Path(folder) / f"pipe{suffix}")
+            os.mkfifo(pipe)
+            error = raises(ModelLoadError, lambda: opened(pipe), "a pipe")
+            foreseen(error, "a pipe")
+            that(pipe in str(error.path), f"the path of the error of a pipe is {error.path!r}")
     that(folder in str(getattr(empty, "path", folder)), f"the path of an empty folder: {empty!r}")
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from infercore.conformance import gguf_copy
 from infercore.conformance.expect import equal, that
 from infercore.conformance.law import law
 from infercore.conformance.laws.memory import need_proc, own_mib
@@ -181,6 +182,27 @@ def check_two_adapters_of_one_name(rig: Rig) -> None:
         again = rig.context(adapters=[AdapterSpec(path=str(changed))])
         again.decode(tokens)
         rig.near(again.logits(), rows[1], "an adapter whose file was written anew")
+        if changed.suffix == ".gguf":
+            _check_invoked(rig, changed)
+
+
+def _check_invoked(rig: Rig, file: Path) -> None:
+    """An adapter that works only behind certain tokens changes nothing without them, or is refused.
+
+    By the name of what is not supported; the file stands beside it.
+    """
+    tokens = rig.tokens(7)
+    key, absent = "adapter__alora__invocation_tokens", [t for t in range(40) if t not in tokens]
+    changed = gguf_copy.read(file).other(**{key: gguf_copy.numbers("I", absent[:2])})
+    file.write_bytes(changed.to_bytes())
+    try:
+        context = rig.context(adapters=[AdapterSpec(path=str(file))])
+    except UnsupportedFeatureError as error:
+        that(str(file) not in error.feature, f"a file is refused as a feature: {error.feature!r}")
+        that(str(file) in str(error), f"the refusal does not name the file: {error}")
+        return
+    context.decode(tokens)
+    rig.near(context.logits(), rig.cold(tokens), "an adapter whose tokens do not come")
 
 
 _WEIGHTS = (".gguf", ".safetensors")

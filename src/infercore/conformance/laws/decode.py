@@ -173,17 +173,20 @@ def check_batch_rows_are_those_wanted(rig: Rig) -> None:
 def check_batch_token_in_two_sequences(rig: Rig) -> None:
     """A token of several sequences is in each of them, also where a call takes several steps.
 
-    In several steps it may be refused.
+    It has one row where one is wanted. In several steps it may be refused.
     """
     tokens = rig.tokens(6)
     for fields in ({}, {"n_batch": 8, "n_ubatch": 2}):
         context = rig.two(**fields)
-        shared = [(t, (0, 1), False) for t in tokens[:5]]
+        shared = [(t, (0, 1), i in (0, 3)) for i, t in enumerate(tokens[:5])]
         try:
             context.decode_batch(shared)
         except UnsupportedFeatureError:
             equal(bool(fields), True, "whether only several steps are refused")
             return
+        equal(context.n_outputs, 2, "rows of two tokens of two sequences")
+        for row, n in enumerate((1, 4)):
+            rig.near(context.logits(row), rig.cold(tokens[:n]), f"row {row} of both sequences")
         context.decode_batch([(tokens[5], (1,), True)])
         equal((context.n_past(0), context.n_past(1)), (5, 6), "n_past of the two sequences")
         equal(context.tokens(1), tokens, "tokens of the second sequence")

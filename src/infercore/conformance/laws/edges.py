@@ -171,7 +171,10 @@ def check_a_callback_is_asked_at_each_step(rig: Rig) -> None:
 
 @law("EMB-13", needs="embeddings", since="1.2")
 def check_a_token_of_two_sequences(rig: Rig) -> None:
-    """A token that belongs to two sequences counts in the vectors of both."""
+    """A token that belongs to two sequences counts in the vectors of both.
+
+    Vectors that are kept stay as they were.
+    """
     if not rig.context().capabilities.multi_sequence:
         rig.leave("there is one sequence only")
     shared, own = rig.tokens(4), [rig.tokens(2), rig.tokens(3)]
@@ -189,6 +192,11 @@ def check_a_token_of_two_sequences(rig: Rig) -> None:
         gap = float(np.abs(context.embedding(i) - alone.embedding(0)).max())
         size = float(np.abs(alone.embedding(0)).max())
         that(gap <= 1e-2 * size, f"the vector of sequence {i} is {gap / size:.3g} of its size off")
+    kept = [context.embedding(i) for i in range(2)]
+    before = [np.array(vector) for vector in kept]
+    context.decode(own[1], seq_id=0)
+    for vector, expected in zip(kept, before, strict=True):
+        rig.same_bits(vector, expected, "a vector that was kept, after the next call")
 
 
 # -- options ---------------------------------------------------------------------------------------
@@ -212,10 +220,33 @@ _ASKED: tuple[dict[str, Any], ...] = (
 )
 
 
+_OF_ROPE = (
+    "rope_scaling_type", "rope_freq_base", "rope_freq_scale", "yarn_ext_factor", "yarn_attn_factor",
+    "yarn_beta_fast", "yarn_beta_slow", "yarn_orig_ctx",
+)  # fmt: skip
+
+
+def _check_told_again(rig: Rig) -> None:
+    """What effective tells of rope computes the same when it is asked for."""
+    tokens = rig.tokens(40)
+    for fields in ({}, {"rope_scaling_type": "yarn", "rope_freq_scale": 0.25}):
+        try:
+            first = rig.context(**fields)
+        except (InvalidInputError, UnsupportedFeatureError):
+            continue
+        told = {name: first.effective.get(name) for name in _OF_ROPE}
+        again = rig.context(**{name: value for name, value in told.items() if value is not None})
+        for context in (first, again):
+            context.decode(tokens)
+        rig.near(again.logits(), first.logits(), f"logits with what is told with {fields}: {told}")
+
+
 @law("CAP-40", since="1.2")
 def check_what_is_asked_is_told(rig: Rig) -> None:
     """Each option given at opening is what effective tells, or it is refused by its name."""
-    tokens = rig.tokens(9)
+    tokens, can = rig.tokens(9), rig.context().capabilities
+    for names in (can.kv_types, can.pooling, can.flash_attention):
+        that(isinstance(names, tuple), f"names in the capabilities are no tuple: {names!r}")
     for fields in _ASKED:
         try:
             context = rig.context(**fields)
@@ -233,6 +264,7 @@ def check_what_is_asked_is_told(rig: Rig) -> None:
                 equal(told, value, f"effective[{name!r}] with {fields}")
         context.decode(tokens)
         equal(context.n_past(), len(tokens), f"n_past with {fields}")
+    _check_told_again(rig)
 
 
 @law("CAP-41", since="1.2")

@@ -40,6 +40,12 @@ def check_what_a_log_handler_raises(rig: Rig) -> None:
             with contextlib.suppress(UnsupportedFeatureError):
                 call()
             rig.near(rig.cold(tokens), expected, f"logits after a handler raised while {name}")
+    for name, opened in {"a context": rig.context(), "a model": rig.another_model()}.items():
+        handler = _Raising(0)
+        with _logged(handler):
+            handler.check(opened.close)
+        opened.close()
+        that(opened.closed, f"{name} whose close raised is still open")
 
 
 def _planned(rig: Rig) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import shutil
@@ -227,17 +228,22 @@ def check_headers_that_lie(rig: Rig) -> None:
     paths = [path for path, _ in _models(rig) if _bytes_of(path) <= _MAX_COPIED]
     if not paths:
         rig.leave(f"the model has more than {_MAX_COPIED >> 20} MiB, too much to copy")
+    paths = [path for path in paths if is_gguf(path) or (path / "config.json").is_file()]
+    if not paths:
+        rig.leave("the model is neither a GGUF file nor a folder with a config.json to lie in")
     for path in paths:
         with tempfile.TemporaryDirectory() as folder:
             copy = Path(folder) / path.name
             shutil.copytree(path, copy) if path.is_dir() else shutil.copy(path, copy)
             changed = copy / "config.json" if path.is_dir() else copy
-            if changed.is_file():
-                changed.chmod(0o600)
-                whole = changed.read_bytes()
-                for what, data in _lies_of(path, whole):
-                    changed.write_bytes(data)
-                    _tried(rig, str(copy), what, must=not path.is_dir())
+            changed.chmod(0o600)
+            whole = changed.read_bytes()
+            for what, data in _lies_of(path, whole):
+                changed.write_bytes(data)
+                _tried(rig, str(copy), what, must=not path.is_dir())
+            for what, data in _other_types(path) if is_gguf(path) else ():
+                changed.write_bytes(data)
+                _tried(rig, str(copy), what, must=False)
 
 
 def _bytes_of(path: Path) -> int:
@@ -286,12 +292,12 @@ def _lies_of(path: Path, whole: bytes) -> Iterator[tuple[str, bytes]]:
     """Yield what is changed, and the file with it."""
     if path.is_dir():
         yield from _lies_of_a_config(json.loads(whole))
-    elif whole.startswith(gguf.MAGIC):
-        header = gguf.read(str(path))
-        yield from _lies_of_sizes(whole, header)
-        yield from _lies_of_numbers(whole, header)
-        yield from _lies_of_tensors(whole, header)
-        yield from _lies_of_entries(path, header)
+        return
+    header = gguf.read(str(path))
+    yield from _lies_of_sizes(whole, header)
+    yield from _lies_of_numbers(whole, header)
+    yield from _lies_of_tensors(whole, header)
+    yield from _lies_of_entries(path, header)
 
 
 _WRONG_NUMBERS: tuple[Any, ...] = (0, -1, 2**40, 0.5, "4", None, [], [1], {"a": 1})
@@ -345,9 +351,30 @@ def _lies_of_tensors(data: bytes, header: gguf.Header) -> Iterator[tuple[str, by
         yield f"with {tensor.name} of type {kind}", _retyped(data, tensor, kind)
 
 
+_SIZES_OF_NO_WEIGHTS = {9: (32, 36), 24: (1, 1), 25: (1, 2), 27: (1, 8), 28: (1, 8)}
+"""How many numbers take how many bytes: 8 bits between two products, integers, doubles."""
+
+
+def _other_types(path: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield each entry as a text and as a number, whichever it is not."""
+    own = gguf_copy.read(path)
+    for key, said in own.entries.items():
+        for value in (gguf_copy.text("four"), number(UINT32, 5)):
+            if value[:4] != said[:4]:
+                changed = attrs.evolve(own, entries={**own.entries, key: value})
+                yield f"with {key} of another type", changed.to_bytes()
+
+
 def _lies_of_entries(path: Path, header: gguf.Header) -> Iterator[tuple[str, bytes]]:
     """Yield entries that no model has, over which an engine may end the process."""
     own, kind = gguf_copy.read(path), header.architecture
+    n_layer: int = header.own("block_count")
+    last, _ = [t for t in own.tensors if len(t[0].dims) == 2][-1]  # noqa: PLR2004
+    for number_of, (n, size) in _SIZES_OF_NO_WEIGHTS.items():
+        zeros = dataclasses.replace(last, kind=number_of), bytes(math.prod(last.dims) // n * size)
+        tensors = [zeros if tensor is last else (tensor, data) for tensor, data in own.tensors]
+        told = f"with {last.name} of zeros of type {number_of}"
+        yield told, attrs.evolve(own, tensors=tensors).to_bytes()
     for fields in (
         {"rope.scaling.type": gguf_copy.text("sideways")},
         {"block_count": gguf_copy.text("four")},
@@ -357,6 +384,10 @@ def _lies_of_entries(path: Path, header: gguf.Header) -> Iterator[tuple[str, byt
         {"expert_count": number(UINT32, 4)},
         {"expert_used_count": number(UINT32, 2)},
         {"expert_count": number(UINT32, 4), "expert_used_count": number(UINT32, 5)},
+        {
+            "expert_count": number(UINT32, 4),
+            "expert_used_count": gguf_copy.numbers("i", [5, *[1] * (n_layer - 1)]),
+        },
     ):
         entries = {f"{kind}.{key}": value for key, value in fields.items()}
         changed = attrs.evolve(own, entries={**own.entries, **entries})

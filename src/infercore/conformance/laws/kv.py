@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import contextlib
+from typing import TYPE_CHECKING, Any
 
 from infercore.conformance.expect import equal, raises, that
 from infercore.conformance.law import law
 from infercore.conformance.requirements import TAIL, copying_parts
-from infercore.errors import InvalidPositionError, OutputNotAvailableError
+from infercore.errors import (
+    InvalidPositionError,
+    OutputNotAvailableError,
+    UnsupportedFeatureError,
+)
 
 if TYPE_CHECKING:
     from infercore.conformance.rig import Rig
@@ -15,7 +20,11 @@ if TYPE_CHECKING:
 
 @law("KV-1", needs="kv_remove")
 def check_removed_tail(rig: Rig) -> None:
-    """A tail removed and replaced by other tokens gives what a fresh context gives."""
+    """A tail removed and replaced by other tokens gives what a fresh context gives.
+
+    As far back as is declared, wherever steps of the engine ended.
+    """
+    _check_declared_reach(rig)
     tokens, other = rig.tokens(14), rig.tokens(5)
     context = rig.context()
     context.decode(tokens)
@@ -24,6 +33,22 @@ def check_removed_tail(rig: Rig) -> None:
     equal((context.tokens(), context.n_past()), (kept, len(kept)), "what is left")
     context.decode(other)
     rig.near(context.logits(), rig.cold(kept + other), "logits after a removed tail")
+
+
+def _check_declared_reach(rig: Rig) -> None:
+    info = rig.model.info
+    window, n = info.sliding_window or 0, min(400, info.n_ctx_train - 20)
+    if rig.context().capabilities.kv_remove != "rollback":
+        return
+    tokens, other = rig.tokens(n), rig.tokens(5)
+    for n_ubatch in {16, max(16, 256 - window)}:  # 256: to which engines round their caches up
+        context = rig.context(n_ctx=n + 20, n_batch=n_ubatch, n_ubatch=n_ubatch)
+        context.decode(tokens)
+        kept = tokens[: n - context.capabilities.max_rollback]
+        that(context.seq_remove(0, len(kept), -1), f"{n - len(kept)} tokens are not taken back")
+        context.decode(other)
+        expected = rig.cold(kept + other, n_ctx=n + 20)
+        rig.near(context.logits(), expected, f"logits after {n - len(kept)} tokens were taken back")
 
 
 @law("KV-2", needs="kv_remove_any")
@@ -74,7 +99,7 @@ def check_removal_that_cannot_be(rig: Rig) -> None:
     """A part is removed as asked, or False is returned and nothing is changed."""
     context = rig.context()
     tokens = rig.tokens(9)
-    for p0, p1 in ((1, 4), (8, -1), (3, -1), (0, 2)):
+    for p0, p1 in ((1, 4), (8, -1), (3, -1), (0, 2), (0, 8)):
         context.clear()
         context.decode(tokens)
         before = rig.look(context)
@@ -129,9 +154,18 @@ def check_a_copy_replaces(rig: Rig) -> None:
 
 @law("KV-10", needs="kv_copy_any")
 def check_a_part_is_copied(rig: Rig) -> None:
-    """A copied part is that part, and continues from its end."""
+    """A copied part is that part, and continues from its end, in each context that declares it."""
+    contexts = [copying_parts(rig)]
+    for unified in (True, False):
+        with contextlib.suppress(UnsupportedFeatureError):
+            contexts.append(rig.two(kv_unified=unified))
+    for context in contexts:
+        if context.capabilities.kv_copy == "any":
+            _check_copied_part(rig, context)
+
+
+def _check_copied_part(rig: Rig, context: Any) -> None:
     tokens, more = rig.tokens(9), rig.tokens(3)
-    context = copying_parts(rig)
     context.decode(tokens)
     context.seq_copy(0, 1, 0, 5)
     equal((context.tokens(1), context.n_past(1)), (tokens[:5], 5), "the copied part")

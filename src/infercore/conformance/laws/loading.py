@@ -152,6 +152,11 @@ def check_what_refusals_say(rig: Rig) -> None:
         with contextlib.suppress(InvalidInputError, UnsupportedFeatureError):
             sampler = rig.opened(native(logit_bias={token: 1e39}))
             equal(sampler.sample(context), token, "the token of the largest bias")
+        with contextlib.suppress(InvalidInputError, UnsupportedFeatureError):
+            fields = {"temperature": 0, "presence_penalty": 1e6, "penalty_last_n": 2**32}
+            sampler = rig.opened(native(**fields))
+            sampler.observe([said := sampler.sample(context)])
+            that(sampler.sample(context) != said, "a penalty with a window of 2**32 does nothing")
     if rig.encoder is not None and not rig.is_encoder:
         beyond = {"n_ctx": (rig.encoder_model.info.n_ctx_train + 1,)}
         for name, values in {**_OF_ENCODERS, **beyond}.items():

@@ -186,6 +186,7 @@ def check_plan_adds_up(rig: Rig) -> None:
     equal(plan.n_ctx, rig.n_ctx, "n_ctx")
     if plan.kv_bytes_by_kind:
         equal(sum(plan.kv_bytes_by_kind.values()), plan.kv_bytes, "kv_bytes by kind of layer")
+        _check_windows_in_plans(rig)
 
 
 @law("MEM-3", needs="plan_memory")
@@ -242,6 +243,21 @@ def _check_huge_windows(rig: Rig) -> None:
 def _growing(plan: Any) -> int:
     kinds = plan.kv_bytes_by_kind
     return int(plan.kv_bytes - kinds.get("recurrent", 0) - kinds.get("sliding", 0))
+
+
+def _check_windows_in_plans(rig: Rig) -> None:
+    """Layers with a window take less where they keep no more than that, and the others the same."""
+    if not rig.model.info.sliding_window:
+        return
+    fields = {"n_ctx": rig.model.info.n_ctx_train, "n_batch": 64, "n_ubatch": 32}
+    with contextlib.suppress(UnsupportedFeatureError):
+        whole, narrow = (
+            rig.model.plan_memory(**rig.fields(**fields, swa_full=whole)).kv_bytes_by_kind
+            for whole in (True, False)
+        )
+        equal(narrow.get("full"), whole.get("full"), "bytes of layers without a window")
+        less = narrow.get("sliding", 0) < whole.get("sliding", 0)
+        that(less, f"bytes of layers with a window: {dict(narrow)}, whole {dict(whole)}")
 
 
 @law("MEM-4")

@@ -138,7 +138,8 @@ def _refused(rig: Rig, file: Path, what: str) -> None:
 def check_other_vocabularies(rig: Rig) -> None:
     """Of a file with another vocabulary each token has the bytes that the file gives it.
 
-    Long tokens too. One that cannot be read is refused; without any, ids alone are taken.
+    Long tokens too, and long texts of its metadata; the last token may be the end. One that cannot
+    be read is refused; without any, ids alone are taken.
     """
     path = Path(rig.path) if rig.path is not None else rig.leave("the rig names no path")
     if (path / "tokenizer.json").is_file():
@@ -152,18 +153,28 @@ def check_other_vocabularies(rig: Rig) -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "other.gguf"
         for n_bytes in _LENGTHS:
+            last, said = len(tokens) - 1, "d" * 4 * n_bytes
             named = [*tokens[:-1], b"x" * n_bytes]
-            file.write_bytes(own.other(tokenizer__ggml__tokens=gguf_copy.texts(named)).to_bytes())
+            changed = own.other(
+                tokenizer__ggml__tokens=gguf_copy.texts(named),
+                tokenizer__ggml__eos_token_id=number(UINT32, last),
+                general__description=gguf_copy.text(said),
+            )
+            file.write_bytes(changed.to_bytes())
             with loaded(rig, str(file)) as model:
-                found = model.tokenizer.token_bytes(len(tokens) - 1)
+                found = model.tokenizer.token_bytes(last)
                 equal(found, named[-1], f"a token of {n_bytes} bytes")
+                equal(model.info.metadata["general.description"], said, "a long text")
+                if n_bytes == _LENGTHS[0]:
+                    _check_last_end(rig, model, last, ids)
         for what, changed in _vocabularies(own, tokens).items():
             file.write_bytes(changed.to_bytes())
             try:
                 with loaded(rig, str(file)) as model:
                     _use(rig, model, ids, what)
             except InferCoreError as error:
-                that(what != _SOUND and not isinstance(error, PluginError), f"{what}: {error}")
+                is_sound = what in (_SOUND, _SPACED)
+                that(not is_sound and not isinstance(error, PluginError), f"{what}: {error}")
                 foreseen(error, what)
         _check_no_weights(rig, own, file)
         _check_no_vocabulary(rig, own, file, ids)
@@ -172,6 +183,21 @@ def check_other_vocabularies(rig: Rig) -> None:
 
 
 _LENGTHS = (63, 64, 65, 300)
+
+
+def _check_last_end(rig: Rig, model: Any, last: int, ids: list[int]) -> None:
+    """The last token ends a text, and is passed over where ends are."""
+    that(model.tokenizer.eos == last and model.tokenizer.is_eog(last), f"{last} is no end")
+    kinds = ("portable", "native") if model.capabilities.native_sampler else ("portable",)
+    with model.new_context(**rig.fields()) as context:
+        context.decode(ids)
+        for kind in kinds:
+            for ignored in (False, True):
+                fields = {"temperature": 0, "logit_bias": {last: 1e3}, "implementation": kind}
+                sampler = model.new_sampler(**fields, ignore_eos=ignored)
+                with contextlib.closing(sampler):
+                    chosen = sampler.sample(context) == last
+                equal(chosen, not ignored, f"an end with ignore_eos={ignored}, {kind}")
 
 
 def _check_long_tokens(rig: Rig, path: Path) -> None:
@@ -195,7 +221,7 @@ def _check_long_tokens(rig: Rig, path: Path) -> None:
                 equal(found, b"x" * n_bytes, f"a token of {n_bytes} bytes")
 
 
-_SOUND = "pieces with each byte"
+_SOUND, _SPACED = "pieces with each byte", "pieces that begin with a space"
 
 
 def _vocabularies(own: gguf_copy.Gguf, tokens: tuple[bytes, ...]) -> dict[str, gguf_copy.Gguf]:
@@ -204,10 +230,18 @@ def _vocabularies(own: gguf_copy.Gguf, tokens: tuple[bytes, ...]) -> dict[str, g
     pieces = own.other(tokenizer__ggml__model=gguf_copy.text("llama"), tokenizer__ggml__scores=None)
     spelt = [f"<0x{value:02X}>".encode() for value in range(256)]
     whole = [*spelt, *(b"t%d" % i for i in range(len(tokens) - 256))]
+    spaced = [piece.encode() for piece in ("\u2581", "\u2581a", "a", "b", "\u2581b")]
     one_less = [*whole[:0xF0], b"none", *whole[0xF1:]]  # with which some characters begin
     return {
         "pieces without bytes": pieces,
         _SOUND: pieces.other(tokenizer__ggml__tokens=gguf_copy.texts(whole)),
+        _SPACED: pieces.other(
+            tokenizer__ggml__tokens=gguf_copy.texts([*spelt, *spaced, *whole[256:]][: len(tokens)]),
+            tokenizer__ggml__token_type=gguf_copy.numbers(
+                "i", [3, 3, *[6] * 254, *[1] * (len(tokens) - 256)]
+            ),
+            tokenizer__ggml__scores=gguf_copy.numbers("f", [0.0] * len(tokens)),
+        ),
         "pieces with all bytes but one": pieces.other(
             tokenizer__ggml__tokens=gguf_copy.texts(one_less)
         ),
@@ -219,6 +253,9 @@ def _use(rig: Rig, model: Any, ids: list[int], what: str) -> None:
     tokenizer = model.tokenizer
     for text in ("a b", "\u00ff\u2581\U0001f600", "\x00\x01\x7f"):
         tokenizer.decode(tokenizer.encode(text))
+    for text in ("a b", " a", "ab  b") if what == _SPACED else ():
+        told = tokenizer.decode(tokenizer.encode(text), skip_special=True)
+        equal(told, text, f"{what}: a text that was encoded and decoded")
     with model.new_context(**rig.fields(n_ctx=32)) as context:
         context.decode(ids)
         that(np.isfinite(context.logits()).all(), f"{what}: logits that are no numbers")

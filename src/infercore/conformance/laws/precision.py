@@ -33,6 +33,8 @@ def check_default_arithmetic_is_near_the_accurate(rig: Rig) -> None:
     tokens = rig.tokens(48)
     for context in (accurate, default):
         context.decode(tokens)
+        told = context.effective.get("activations")
+        that(told is None or isinstance(told, str), f"activations are told as {told!r}")
     gap = float(np.abs(accurate.logits() - default.logits()).max())
     allowed = max(default.tolerance, rig.tolerance)
     that(gap <= allowed, f"logits of the default differ by {gap:.3g}, beyond {allowed:.3g}")

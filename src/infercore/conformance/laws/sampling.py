@@ -182,8 +182,8 @@ def check_distribution(rig: Rig) -> None:
 
 @law("SAMP-12")
 def check_ignore_eos(rig: Rig) -> None:
-    """ignore_eos never lets an end-of-generation token through."""
-    context, _ = _row(rig)
+    """ignore_eos never lets an end-of-generation token through, and changes no other choice."""
+    context, row = _row(rig)
     ends = [t for t in (rig.tokenizer.eos, rig.tokenizer.eot) if t is not None]
     if not ends:
         rig.leave("the vocabulary has no end token")
@@ -192,6 +192,9 @@ def check_ignore_eos(rig: Rig) -> None:
     equal([t for t in drawn if rig.tokenizer.is_eog(t)], [], "end tokens that were sampled")
     token = rig.sampler(temperature=0, logit_bias={ends[0]: 1000.0}).sample(context)
     equal(token, ends[0], "the end token with a bias, not ignored")
+    best = max((t for t in range(len(row)) if not rig.tokenizer.is_eog(t)), key=row.__getitem__)
+    token = rig.sampler(temperature=0, logit_bias=bias, ignore_eos=True).sample(context)
+    equal(token, best, "the likeliest token that is no end")
 
 
 @law("SAMP-13", needs="kv_remove")

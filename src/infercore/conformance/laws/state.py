@@ -166,7 +166,7 @@ def _check_tails_of_windows(rig: Rig) -> None:
     n = min(3 * window, rig.n_ctx - 8)
     if n <= window:
         return
-    tokens, other_end = rig.tokens(n), rig.tokens(3)
+    tokens = rig.tokens(n)
     for fields in ({}, {"swa_full": True}):
         with contextlib.suppress(UnsupportedFeatureError):
             source = _holding(rig, tokens, **fields)
@@ -177,14 +177,39 @@ def _check_tails_of_windows(rig: Rig) -> None:
                         context.load_state(source.save_state())
                     else:
                         context.load_sequence(0, source.save_sequence(0))
-                    try:
-                        gone = context.seq_remove(0, end, -1)
-                    except UnsupportedFeatureError:
-                        gone = False
-                    equal(context.n_past(), end if gone else n, "n_past after a removal")
-                    context.decode(other_end)
-                    kept = tokens[:end] if gone else tokens
-                    rig.near(context.logits(), rig.cold(kept + other_end), f"{end} of {n} tokens")
+                    _check_tail(rig, context, tokens, 0, end)
+            context.load_sequence(0, source.save_sequence(0))
+            if source.seq_remove(0, 9, 20) and context.seq_remove(0, 9, 20):
+                _check_same(rig, source, context, "what stands behind a hole in a restored window")
+            if not context.capabilities.multi_sequence or not context.capabilities.state:
+                continue
+            source = _holding(rig, tokens, **fields)
+            first, second = (rig.context(n_seq_max=3, n_ctx=3 * rig.n_ctx, **fields) for _ in "12")
+            for seq_id in range(3):  # what was restored once is restored again
+                first.load_sequence(seq_id, source.save_sequence(0))
+            second.load_state(first.save_state())
+            for seq_id, end in enumerate((n - 2, 2, window + 3)):
+                _check_tail(rig, second, tokens, seq_id, end)
+
+
+def _check_same(rig: Rig, one: Any, other: Any, what: str) -> None:
+    tokens = rig.tokens(4)
+    for context in (one, other):
+        context.decode(tokens)
+    rig.near(other.logits(), one.logits(), what)
+
+
+def _check_tail(rig: Rig, context: Any, tokens: list[int], seq_id: int, end: int) -> None:
+    """What stands from ``end`` on is removed and replaced, or nothing is removed."""
+    n, other_end = len(tokens), rig.tokens(3)
+    try:
+        gone = context.seq_remove(seq_id, end, n if end % 2 else -1)
+    except UnsupportedFeatureError:
+        gone = False
+    equal(context.n_past(seq_id), end if gone else n, "n_past after a removal")
+    context.decode(other_end, seq_id=seq_id)
+    kept = tokens[:end] if gone else tokens
+    rig.near(context.logits(), rig.cold(kept + other_end), f"{end} of {n} tokens")
 
 
 @law("STATE-10", needs="sequence_state")
