@@ -86,9 +86,11 @@ def in_streams(data: bytes | memoryview, n_streams: int, traits: Traits) -> byte
         pieces.append(reader.skip(HEAD_BYTES))
         for _ in range(traits.n_caches):
             streams = [_whole_stream(reader, traits) for _ in range(reader.count(_FEW))]
-            (held,) = [stream for stream in streams if len(stream) > len(number)] or [b""]
-            pieces += [number, held, bytes(len(number) * (n_streams - bool(held)))]
-    except (ValueError, struct.error, KeyError):
+            held = [stream for stream in streams if len(stream) > len(number)]
+            if len(held) > 1:
+                return data
+            pieces += [number, *held, bytes(len(number) * (n_streams - len(held)))]
+    except (_PositionError, UnknownLayoutError, struct.error, KeyError):
         return data
     return b"".join([*pieces, reader.rest])
 

@@ -219,9 +219,9 @@ def check_no_such_file(rig: Rig) -> None:
         if hasattr(os, "mkfifo"):
             pipe = str(Path(folder) / f"pipe{suffix}")
             os.mkfifo(pipe)
-            error = raises(ModelLoadError, lambda: opened(pipe), "a pipe")
-            foreseen(error, "a pipe")
-            that(pipe in str(error.path), f"the path of the error of a pipe is {error.path!r}")
+            refused = raises(ModelLoadError, lambda: opened(pipe), "a pipe")
+            foreseen(refused, "a pipe")
+            that(pipe in str(refused.path), f"the path of the error of a pipe is {refused.path!r}")
     that(folder in str(getattr(empty, "path", folder)), f"the path of an empty folder: {empty!r}")
 
 
