@@ -38,7 +38,8 @@ class Copy(NamedTuple):
 class Table:
     """One sequence: its ``blocks``, the number of tokens ``n`` and the position of each.
 
-    ``next`` is the position after the highest one, ``version`` changes with ``blocks``.
+    ``next`` is the position after the highest one. ``version`` changes with the ``blocks`` of a
+    table that holds tokens, and where it is emptied.
     """
 
     __slots__ = ("_positions", "blocks", "n", "next", "version")
@@ -248,7 +249,6 @@ class BlockTables:
         for block in target.blocks:
             self.pool.share(block)
         target.set_positions(source.positions[:n_tokens])
-        target.version += 1
 
     def _copy_slots(
         self, source: Table, target: Table, slots: npt.NDArray[np.intp]
@@ -282,4 +282,3 @@ class BlockTables:
         for block in blocks:
             self.pool.share(block)
         table.set_positions(positions)
-        table.version += 1

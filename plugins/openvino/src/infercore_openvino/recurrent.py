@@ -64,7 +64,6 @@ class RecurrentContext(BaseContext):
         wrong = {
             "attention_type": (not settings.causal, "each token reads a state of those before"),
             "adapters": (bool(settings.adapters), "its matrices have no known names"),
-            "type_k": (settings.kv_type == "u8", "its saved state is not exact; give 'f16'"),
         }
         for name, (is_wrong, why) in wrong.items():
             if is_wrong:
@@ -161,9 +160,9 @@ class RecurrentContext(BaseContext):
         rows: dict[int, Floats] = {}
         hidden: dict[int, Floats] = {}
         for s in sorted({s for ids in seq_ids for s in ids}):
-            self._check_abort(s)
             places = [i for i, ids in enumerate(seq_ids) if s in ids]
             for start in range(0, len(places), self.n_ubatch):
+                self._check_abort(s)
                 part = places[start : start + self.n_ubatch]
                 vectors = None if given is None else given[part]
                 with self._given(s, vectors):
