@@ -256,7 +256,7 @@ class BlockTables:
         n_before = target.n
         copies = [*self._reserve(target, n_before + len(slots))]
         target.set_positions(np.concatenate([target.positions, source.positions[slots]]))
-        where = np.concatenate([np.zeros(n_before, dtype=np.intp), slots])
+        where = np.pad(slots, (n_before, 0))
         return copies + self._moves(source.blocks, target.blocks, where, n_before)
 
     def move(self, seq_id: int, mask: Mask, positions: Positions) -> Sequence[Copy]:

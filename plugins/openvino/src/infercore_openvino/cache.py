@@ -110,7 +110,7 @@ class KvCache:
         try:
             copies = work()
         except PoolFullError as error:
-            self._grow(error.missing)
+            self._grow(error.args[0])
             copies = work()
         if copies:
             self._perform(copies)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import struct
 import tempfile
@@ -209,6 +210,10 @@ def check_devices(rig: Rig) -> None:
         for device in devices:
             sizes = (device.memory_free_bytes or 0, device.memory_total_bytes or 2**60)
             that(0 <= sizes[0] <= sizes[1], f"{device.name} has {sizes} bytes")
+            if device.kind == "cpu" and device.memory_total_bytes and hasattr(os, "sysconf"):
+                own = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+                fits = own // 2 <= device.memory_total_bytes <= 2 * own
+                that(fits, f"{device.name} has {sizes[1]} bytes in all, the machine {own}")
             that(device.description, f"{device.name} is not described")
 
 
@@ -248,14 +253,23 @@ PLAN_MIB = 8
 
 @law("MEM-9", tier="process", needs="plan_memory", since="1.2")
 def check_plans_leave_nothing(rig: Rig) -> None:
-    """Planning leaks no memory, for a loaded model or for one that is not loaded."""
+    """Planning leaks no memory, for a loaded model or for one that is not loaded.
+
+    Both plan the same window and the same cache for it.
+    """
     need_proc(rig)
-    loaded = rig.backend != "reference" and rig.path is not None
+    announced = rig.backend in {backend.name for backend in infercore.backends()}
+    by_path = partial(infercore.plan_memory, str(rig.path), backend=rig.backend)
+    is_found = announced and rig.backend != "reference" and rig.path is not None
+    for n_ctx in (None, 0, 100) if is_found else ():
+        plans = [made(**rig.fields(n_ctx=n_ctx)) for made in (rig.model.plan_memory, by_path)]
+        found = [(each.n_ctx, each.kv_bytes) for each in plans]
+        equal(found[1], found[0], f"window and cache for n_ctx={n_ctx}, planned by the path alone")
 
     def plan() -> None:
         rig.model.plan_memory(**rig.fields(n_ctx=512))
-        if loaded and rig.backend in {backend.name for backend in infercore.backends()}:
-            infercore.plan_memory(rig.path, n_ctx=512, backend=rig.backend)  # type: ignore[arg-type]
+        if is_found:
+            by_path(n_ctx=512)
 
     for _ in range(6):
         plan()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from infercore.conformance.expect import equal, raises, that
 from infercore.conformance.law import law
 from infercore.conformance.requirements import TAIL, copying_parts
@@ -330,3 +332,31 @@ def check_what_a_divide_moves_is_computed_there(rig: Rig) -> None:
     context.seq_shift(0, 9, 10, -8)
     context.decode(more)
     rig.near(context.logits(), rig.cold(tokens + more), "logits after moving, dividing and back")
+
+
+@law("KV-33", needs="kv_remove_any", since="1.2")
+def check_holes_of_copies_of_a_full_window(rig: Rig) -> None:
+    """Copies of a text that nearly fills the window go on right, each with a hole of its own.
+
+    So does the text that they were copied from.
+    """
+    kinds = rig.context().capabilities
+    if not kinds.multi_sequence or kinds.kv_copy == "none":
+        rig.leave("sequences are not copied")
+    holes = ((0, 0), (3, 40), (100, 101), (0, 170))
+    tokens, more = rig.tokens(rig.n_ctx - 2 * len(holes)), rig.tokens(2)
+    context, alone = rig.context(n_seq_max=len(holes), kv_unified=True), rig.context()
+    context.decode(tokens)
+    for seq_id in range(1, len(holes)):
+        context.seq_copy(0, seq_id)
+    for seq_id, (p0, p1) in enumerate(holes):
+        context.seq_remove(seq_id, p0, p1)
+    for seq_id, (p0, p1) in enumerate(holes):
+        context.decode(more, seq_id=seq_id)
+        alone.clear()
+        alone.decode(tokens)
+        alone.seq_remove(0, p0, p1)
+        alone.decode(more)
+        equal(context.tokens(seq_id), alone.tokens(), f"tokens of sequence {seq_id}")
+        what = f"sequence {seq_id} without its positions from {p0} to {p1}"
+        rig.near(context.logits(), np.array(alone.logits()), what)
