@@ -286,3 +286,17 @@ def a_step_has_room_for_every_sequence(m: Any) -> None:
             self.sequences[seq_id] = attrs.evolve(held, v=np.zeros_like(held.v))
 
     around(m, ReferenceContext, "decode_batch", decode)
+
+
+@breaks("KV-33", **real)
+def a_hole_in_a_long_copy_empties_the_source(m: Any) -> None:
+    def remove(old: Any, self: Any, seq_id: int, p0: int, p1: int) -> bool:
+        own = self.sequences[seq_id].tokens
+        for other, held in enumerate(self.sequences):
+            if other != seq_id and len(own) > 200 and np.array_equal(held.tokens, own):
+                emptied = held.v.copy()
+                emptied[:, held.inside(p0, p1)] = 0
+                self.sequences[other] = attrs.evolve(held, v=emptied)
+        return bool(old(self, seq_id, p0, p1))
+
+    around(m, Sequences, "seq_remove", remove)

@@ -39,10 +39,18 @@ _OF_BLOCKS = (
 )  # fmt: skip
 
 
+_WRONG_OPTIONS: tuple[dict[str, Any], ...] = (
+    {"num_streams": 0}, {"num_streams": 65}, {"dynamic_quantization_group_size": 2**20 + 1},
+    {"form": "blocks"}, {"inference_precision": "f64"}, {"enable_cpu_pinning": 1},
+    {"cache_dir": ""}, {"cache_dir": "a\0b"}, {"cache_dir": 5},
+)  # fmt: skip
+
+
 def rig() -> Rig:
     """Return the rig. Raises `ModelNotFoundError` without the model pack."""
     rig = _rig(observe=observe, **_beside("gguf-f32"))
     rig.require = (*_REQUIRED, *_OF_BLOCKS)
+    rig.wrong_options = _WRONG_OPTIONS
     return rig
 
 

@@ -31,7 +31,7 @@ from infercore.testing import load_reference_model
 from infercore.values.config import ModelConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from infercore.conformance.rig import Rig
 
@@ -139,15 +139,22 @@ def check_odd_values_of_own_options(rig: Rig) -> None:
     for options, shows in rig.own_options:
         with _load(rig, backend_options=options) as model:
             that(shows(model), f"{options} does not show in the model")
+    of_contexts = set(found.context_options) if found else set()
     for options in rig.wrong_options:
-        _check_refused(options, partial(_load, rig, backend_options=options))
+        of_context = of_contexts & options.keys()
+        opened = partial(_open, rig) if of_context else partial(_load_with, rig)
+        _check_refused(options, partial(opened, options))
+
+
+def _load_with(rig: Rig, options: Mapping[str, Any]) -> None:
+    _load(rig, backend_options=options).close()
 
 
 def _check_refused(options: Any, load: Callable[[], object]) -> None:
     name = next(iter(options))
-    error = raises(InferCoreError, load, f"a model with {options}")
+    error = raises(InferCoreError, load, f"a model or context with {options}")
     is_refusal = isinstance(error, (InvalidInputError, UnsupportedFeatureError))
-    that(is_refusal, f"a model with {options} raised {type(error).__name__}: {error}")
+    that(is_refusal, f"{options} raised {type(error).__name__}: {error}")
     that(name in str(error), f"the refusal of {options} does not name it: {error}")
     if isinstance(error, InvalidInputError):
         equal(error.field, name, f"the field in the refusal of {options}")
@@ -158,7 +165,7 @@ def _check_refused(options: Any, load: Callable[[], object]) -> None:
         that(is_there, f"the refusal of {options} is of {error.value!r}")
 
 
-def _open(rig: Rig, options: dict[str, Any]) -> None:
+def _open(rig: Rig, options: Mapping[str, Any]) -> None:
     own = dict(rig.exact.get("backend_options") or {})
     rig.model.new_context(n_ctx=32, backend_options={**own, **options}).close()
 

@@ -300,7 +300,10 @@ def check_the_engine_holds_what_is_told(rig: Rig) -> None:
 
 @law("KV-22", needs="kv_remove")
 def check_growing_and_shrinking(rig: Rig) -> None:
-    """A sequence shortened and extended many times behaves like a fresh one."""
+    """A sequence shortened and extended many times behaves like a fresh one.
+
+    So it does after more has been removed than fits into its window.
+    """
     context = rig.context()
     held: list[int] = []
     for _ in range(6):
@@ -315,6 +318,13 @@ def check_growing_and_shrinking(rig: Rig) -> None:
     last = rig.tokens(1)
     context.decode(last)
     rig.near(context.logits(), rig.cold(held + last), "logits in the end")
+    small, held = rig.context(n_ctx=24), rig.tokens(8)
+    small.decode(held)
+    for _ in range(10):
+        small.decode(rig.tokens(TAIL))
+        small.seq_remove(0, len(held), -1)
+    small.decode(last)
+    rig.near(small.logits(), rig.cold(held + last), "logits in a small window")
 
 
 @law("KV-23", needs="kv_divide", since="1.1")
@@ -343,7 +353,7 @@ def check_holes_of_copies_of_a_full_window(rig: Rig) -> None:
     kinds = rig.context().capabilities
     if not kinds.multi_sequence or kinds.kv_copy == "none":
         rig.leave("sequences are not copied")
-    holes = ((0, 0), (3, 40), (100, 101), (0, 170))
+    holes = ((0, 0), (3, 40), (100, 101), (110, 170))
     tokens, more = rig.tokens(rig.n_ctx - 2 * len(holes)), rig.tokens(2)
     context, alone = rig.context(n_seq_max=len(holes), kv_unified=True), rig.context()
     context.decode(tokens)
