@@ -47,7 +47,6 @@ _DTYPES: dict[str, Any] = {"i64": np.int64, "i32": np.int32}
 def capabilities(settings: Settings) -> Capabilities:
     """Return what an encoder's context can do."""
     return Capabilities(
-        kv_remove="none",
         multi_sequence=True,
         live_threads=True,
         embeddings=True,

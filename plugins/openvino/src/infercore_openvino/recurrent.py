@@ -38,7 +38,6 @@ _NO_ROWS = np.empty(0, dtype=np.int64)
 def capabilities(settings: Settings) -> Capabilities:
     """Return what a recurrent context can do."""
     return Capabilities(
-        kv_remove="none",
         kv_copy="full",
         multi_sequence=True,
         state=True,
@@ -205,13 +204,8 @@ class RecurrentContext(BaseContext):
         self._requests[seq_id].reset_state()
         self._n[seq_id] = 0
 
-    def seq_remove(self, seq_id: int, p0: int, p1: int) -> bool:
-        """Remove the sequence; False for a part of it."""
-        n = self._n[seq_id]
-        if p0 >= n or not n:
-            return True
-        if p0 > 0 or 0 <= p1 < n:
-            return False
+    def seq_remove(self, seq_id: int, p0: int, p1: int) -> bool:  # noqa: ARG002  (all of it)
+        """Remove the sequence: the core asks for no part of one that has none."""
         self._forget(seq_id)
         return True
 
