@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from infercore_openvino.cache import KvCache
 
 _LENGTH_BYTES = 8
+_UNUSED = 0  # what is saved of slots that no token holds
 _MAX_POSITION = 2**31 - 1
 
 
@@ -63,7 +64,7 @@ def _copy_used(data: Any, used: dict[int, int], into: npt.NDArray[np.uint8]) -> 
     blocks = into.view(data.dtype).reshape(len(used), *data.shape[1:])
     np.take(data, list(used), axis=0, out=blocks, mode="clip")  # without a mode it is buffered
     for i, n_slots in enumerate(used.values()):
-        blocks[i, :, n_slots:] = 0
+        blocks[i, :, n_slots:] = _UNUSED
 
 
 def load(
