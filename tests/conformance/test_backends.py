@@ -14,7 +14,7 @@ from infercore.engine.digest import of_path
 from infercore.values.config import ContextConfig
 
 PAGE = Path(__file__).parents[2] / "docs" / "conformance.md"
-N_RIGS = 6
+N_RIGS = 7
 ROW = re.compile(r"^\| ([A-Z]+-\d+) \| (.+)" + r" \| ([^|]+)" * N_RIGS + r" \|$", re.MULTILINE)
 
 

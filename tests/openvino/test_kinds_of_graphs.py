@@ -141,6 +141,8 @@ def test_recurrent_layers_beside_attention(
     with ic.load_model(folder, backend="openvino") as hybrid:
         assert (hybrid.info.is_recurrent, hybrid.info.is_hybrid) == (False, True)
         assert hybrid.capabilities.kv_remove == "none"
+        assert hybrid.capabilities.kv_types == ("f32", "f16")
+        assert sorted(hybrid.plan_memory(n_ctx=256).kv_bytes_by_kind) == ["full", "recurrent"]
         rows = []
         for n_batch in (512, 8):
             with hybrid.new_context(**pack.EXACT, n_ctx=256, n_batch=n_batch, n_seq_max=2) as one:

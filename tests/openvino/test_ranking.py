@@ -114,7 +114,7 @@ def test_an_export_without_its_head_makes_vectors(folder: Path, tmp_path: Path) 
 
 def test_what_else_a_ranker_is_asked_is_refused(ranker: Any) -> None:
     for pooling in ("mean", "none"):
-        with pytest.raises(ic.UnsupportedFeatureError, match="gives scores"):
+        with pytest.raises(ic.UnsupportedFeatureError, match="give one of 'rank'"):
             ranker.new_context(n_ctx=64, pooling_type=pooling)
     with ranker.new_context(n_ctx=64) as context:
         context.encode([2, 5, 3])

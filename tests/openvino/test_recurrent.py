@@ -78,6 +78,8 @@ def test_what_it_is(model: Any) -> None:
     assert (model.info.is_recurrent, model.info.is_hybrid) == (True, False)
     kinds = model.capabilities
     assert (kinds.kv_remove, kinds.kv_copy, kinds.multi_sequence) == ("none", "full", True)
+    states = 2 * (64 * 4 + 64 * 8) * 4  # bytes of both layers' convolution and sum, in float32
+    assert model.plan_memory(n_seq_max=3).kv_bytes_by_kind == {"recurrent": 3 * states}
     for field, value in (
         ("attention_type", "non-causal"),
         ("backend_options", {"form": "paged"}),

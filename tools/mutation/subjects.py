@@ -127,20 +127,24 @@ def _llamacpp() -> Subject:
 def _openvino() -> Subject:
     folder = ROOT / "plugins" / "openvino" / "src" / "infercore_openvino"
     groups = {
+        "adapters": "LORA", "additions": "DEC CAP LORA", "arithmetic": "CAP BAD",
         "base": "DEC CAP CANCEL", "blocks": "KV", "cache": "CAP STATE", "compiled": "CAP THREAD",
         "cpu": "CAP", "encoder": "ENC EMB", "encoder_graph": "ENC EMB", "engine": "CAP LIFE",
         "facts": "CAP", "files": "LIFE BAD", "graph": "DEC CAP", "memory": "MEM", "model":
         "LIFE CAP BAD", "options": "CAP BAD", "outputs": "DEC EMB", "paged": "DEC KV CANCEL",
         "paged_request": "DEC KV", "pieces": "DEC", "plugin": "LIFE CAP", "pool": "EMB",
-        "probe": "CAP", "rope": "CAP KV", "settings": "CAP BAD", "state": "STATE",
-        "stateful": "DEC KV", "tokenizer": "TOK",
+        "probe": "CAP", "recurrent": "DEC KV STATE", "rope": "CAP KV",
+        "settings": "CAP BAD", "state": "STATE", "stateful": "DEC KV", "tokenizer": "TOK",
     }  # fmt: skip
     return Subject(
         name="openvino",
         folder=folder,
         package="infercore_openvino",
         files=_author_files(folder, groups),
-        rigs=tuple(f"infercore_openvino.conformance:{name}" for name in ("rig", "stateful_rig")),
+        rigs=tuple(
+            f"infercore_openvino.conformance:{name}"
+            for name in ("rig", "stateful_rig", "recurrent_rig")
+        ),
         preload=("openvino", "openvino_tokenizers"),
     )
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from conformance.mutants import around, breaks
 from infercore.errors import DecodeAbortedError
-from infercore.testing import reference_base
+from infercore.testing import cells, reference_base
 from infercore.testing.reference_base import Base
 from infercore.testing.reference_context import ReferenceContext
 from infercore.testing.reference_sampler import ReferenceSampler
@@ -43,10 +43,10 @@ def an_abort_leaves_half_a_shift(m: Any) -> None:
             return old(self, *args)
         except DecodeAbortedError:
             if owed is not None:
-                cells = self.sequences[owed]
-                turned = cells.k.copy()
+                held = self.sequences[owed]
+                turned = held.k.copy()
                 turned[0] = -turned[0]  # of the first layer, and not of the others
-                self.sequences[owed] = attrs.evolve(cells, k=turned)
+                self.sequences[owed] = attrs.evolve(held, k=turned)
             raise
 
     around(m, ReferenceContext, "seq_shift", shift)
@@ -286,3 +286,33 @@ def a_step_has_room_for_every_sequence(m: Any) -> None:
             self.sequences[seq_id] = attrs.evolve(held, v=np.zeros_like(held.v))
 
     around(m, ReferenceContext, "decode_batch", decode)
+
+
+@breaks("KV-32", **real)
+def a_hole_in_a_long_copy_empties_the_source(m: Any) -> None:
+    def remove(old: Any, self: Any, seq_id: int, p0: int, p1: int) -> bool:
+        own = self.sequences[seq_id].tokens
+        for other, held in enumerate(self.sequences):
+            if other != seq_id and len(own) > 200 and np.array_equal(held.tokens, own):
+                emptied = held.v.copy()
+                emptied[:, held.inside(p0, p1)] = 0
+                self.sequences[other] = attrs.evolve(held, v=emptied)
+        return bool(old(self, seq_id, p0, p1))
+
+    around(m, Sequences, "seq_remove", remove)
+
+
+@breaks("STATE-33", **real)
+def what_was_removed_is_saved_too(m: Any) -> None:
+    def remove(old: Any, self: Any, seq_id: int, p0: int, p1: int) -> bool:
+        self.removed = self.sequences[seq_id]
+        return bool(old(self, seq_id, p0, p1))
+
+    def save(old: Any, self: Any, seq_id: int) -> bytes:
+        removed = getattr(self, "removed", None)
+        if removed is None:
+            return bytes(old(self, seq_id))
+        return cells.dump({0: self.sequences[seq_id], 1: removed})
+
+    around(m, Sequences, "seq_remove", remove)
+    around(m, Sequences, "save_sequence", save)

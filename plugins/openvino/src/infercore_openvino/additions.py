@@ -125,11 +125,14 @@ def _scaled(node: Any) -> Any:
     if len(users) != 1 or not _is(users[0].get_node(), "Multiply"):
         return node
     product = users[0].get_node()
-    factor = product.input_value(1 - users[0].get_index()).get_node()
-    while _is(factor, "Convert"):
-        factor = factor.input_value(0).get_node()
-    one = _is(factor, "Constant") and math.prod(factor.get_output_shape(0)) == 1
-    return product if one else node
+    return product if any(map(_is_one_number, product.input_values())) else node
+
+
+def _is_one_number(value: Any) -> bool:
+    node = value.get_node()
+    while _is(node, "Convert"):
+        node = node.input_value(0).get_node()
+    return _is(node, "Constant") and math.prod(node.get_output_shape(0)) == 1
 
 
 def _is(node: Any, kind: str) -> bool:

@@ -38,7 +38,8 @@ class Copy(NamedTuple):
 class Table:
     """One sequence: its ``blocks``, the number of tokens ``n`` and the position of each.
 
-    ``next`` is the position after the highest one, ``version`` changes with ``blocks``.
+    ``next`` is the position after the highest one. ``version`` changes with the ``blocks`` of a
+    table that holds tokens, and where it is emptied.
     """
 
     __slots__ = ("_positions", "blocks", "n", "next", "version")
@@ -248,7 +249,6 @@ class BlockTables:
         for block in target.blocks:
             self.pool.share(block)
         target.set_positions(source.positions[:n_tokens])
-        target.version += 1
 
     def _copy_slots(
         self, source: Table, target: Table, slots: npt.NDArray[np.intp]
@@ -256,7 +256,7 @@ class BlockTables:
         n_before = target.n
         copies = [*self._reserve(target, n_before + len(slots))]
         target.set_positions(np.concatenate([target.positions, source.positions[slots]]))
-        where = np.concatenate([np.zeros(n_before, dtype=np.intp), slots])
+        where = np.pad(slots, (n_before, 0))
         return copies + self._moves(source.blocks, target.blocks, where, n_before)
 
     def move(self, seq_id: int, mask: Mask, positions: Positions) -> Sequence[Copy]:
@@ -282,4 +282,3 @@ class BlockTables:
         for block in blocks:
             self.pool.share(block)
         table.set_positions(positions)
-        table.version += 1

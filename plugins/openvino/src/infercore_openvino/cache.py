@@ -47,11 +47,6 @@ class KvArray:
         self._tail = tuple(d.get_length() for d in list(port.get_partial_shape())[1:])
         self.data = self._allocate(n_blocks)
 
-    @property
-    def block_size(self) -> int:
-        """Tokens that fit in a block."""
-        return int(self._tail[_TOKEN_AXIS - 1])
-
     def tensor(self) -> Any:
         """Return the engine's view of the array."""
         return ov.Tensor(self.data, ov.Shape(self.data.shape), self._type)
@@ -73,28 +68,32 @@ class KvArray:
 
     def to_float(self, stored: npt.NDArray[Any]) -> Floats:
         """Return stored numbers as float32."""
-        if stored.dtype == np.uint16:
-            return np.asarray((stored.astype(np.uint32) << 16).view(np.float32))
-        return stored.astype(np.float32)
+        return _of_bf16(stored) if self.type_name == "bf16" else stored.astype(np.float32)
 
     def from_float(self, values: Floats) -> npt.NDArray[Any]:
         """Return float32 numbers as they are stored, rounded to the nearest."""
-        if self._stored_as is np.uint16:
-            bits = values.view(np.uint32)
-            rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-            return np.asarray(rounded, dtype=np.uint16)
-        return np.asarray(values, dtype=self._stored_as)
+        return _to_bf16(values) if self.type_name == "bf16" else values.astype(self._stored_as)
+
+
+def _of_bf16(stored: npt.NDArray[Any]) -> Floats:
+    return np.asarray((stored.astype(np.uint32) << 16).view(np.float32))
+
+
+def _to_bf16(values: Floats) -> npt.NDArray[Any]:
+    bits = values.view(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    return np.asarray(rounded, dtype=np.uint16)
 
 
 class KvCache:
     """The arrays of all layers and the tables that say who holds what."""
 
     def __init__(self, ports: Sequence[Any], *, n_cells: int, n_extra: int, n_seq: int) -> None:
-        probe = KvArray(ports[0], 1)
-        n_blocks = -(-n_cells // probe.block_size) + n_extra
+        block_size = int(ports[0].get_partial_shape()[_TOKEN_AXIS].get_length())
+        n_blocks = -(-n_cells // block_size) + n_extra
         with memory_errors(f"a KV cache of {n_cells} tokens"):
             self.arrays = [KvArray(port, n_blocks + 1) for port in ports]
-        self.tables = BlockTables(n_blocks, probe.block_size, n_seq, first_block=SCRATCH_BLOCK + 1)
+        self.tables = BlockTables(n_blocks, block_size, n_seq, first_block=SCRATCH_BLOCK + 1)
         self.on_grown: Callable[[], None] = lambda: None
 
     @property
@@ -111,7 +110,7 @@ class KvCache:
         try:
             copies = work()
         except PoolFullError as error:
-            self._grow(error.missing)
+            self._grow(error.args[0])
             copies = work()
         if copies:
             self._perform(copies)

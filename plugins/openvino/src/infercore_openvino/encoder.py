@@ -47,7 +47,6 @@ _DTYPES: dict[str, Any] = {"i64": np.int64, "i32": np.int32}
 def capabilities(settings: Settings) -> Capabilities:
     """Return what an encoder's context can do."""
     return Capabilities(
-        kv_remove="none",
         multi_sequence=True,
         live_threads=True,
         embeddings=True,
@@ -67,9 +66,6 @@ def settings_of(config: ContextConfig, files: ModelFiles, device: str) -> Settin
     in a table that ends there, and the engine does not check.
     """
     attention = config.attention_type or "non-causal"
-    if files.ranks and config.pooling_type not in {None, RANK}:
-        hint = "this model gives scores; give 'rank', or leave it out"
-        raise _unsupported("pooling_type", config.pooling_type, hint)
     found = settings(config, files, device=device, attention=attention)
     if found.form is not None:
         raise _unsupported("form", found.form, "an encoder has a form of its own; leave it out")

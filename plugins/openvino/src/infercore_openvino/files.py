@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ _POOLING_MODES = {
     "lasttoken": "last",
 }
 _VARIABLE = re.compile(rb'type="ReadValue"')
-_STATE = re.compile(rb'variable_id="([^"]*)"')
+_STATE = re.compile(rb'variable_id="([^"]*)"(?:[^>]*variable_shape="([^"]*)")?')
 _OF_ATTENTION = re.compile(rb"past_key_values\.\d+\.(key|value)")
 _RESULT = re.compile(rb'<layer\b[^>]*\btype="Result"[^>]*>')
 _OUTPUT_NAMES, _NAMES = (re.compile(rb'\b%snames="([^"]*)"' % kind) for kind in (b"output_", b""))
@@ -40,7 +41,9 @@ class ModelFiles:
     generation: dict[str, Any] = field(default_factory=dict)
     tokenizer: dict[str, Any] = field(default_factory=dict)
     has_cache: bool = True
+    has_keys: bool = True  # it keeps keys and values of each token
     is_recurrent: bool = False  # it keeps states that sum up a text, beside keys and values or not
+    n_state: int = 0  # numbers in those states, for each sequence
     pooling: str = "none"
     outputs: frozenset[str] = frozenset()
 
@@ -100,7 +103,8 @@ def find(path: str) -> ModelFiles:
             path=path,
         )
     graph = _read_graph(xml, weights, path)
-    states = set(_STATE.findall(graph)) if _VARIABLE.search(graph) else None  # its cache, if any
+    states = _states(graph) if _VARIABLE.search(graph) else None  # its cache, if any
+    summing = {name: n for name, n in (states or {}).items() if not _OF_ATTENTION.match(name)}
     folder = os.path.dirname(os.path.abspath(xml))
     return ModelFiles(
         xml=xml,
@@ -110,10 +114,21 @@ def find(path: str) -> ModelFiles:
         generation=_read_json(folder, "generation_config.json", path),
         tokenizer=_read_json(folder, "tokenizer_config.json", path),
         has_cache=states is not None,
-        is_recurrent=any(not _OF_ATTENTION.match(name) for name in states or ()),
+        has_keys=len(summing) < len(states or ()),
+        is_recurrent=bool(summing),
+        n_state=sum(summing.values()),
         pooling=_pooling(_read_json(folder, POOLING_JSON, path)),
         outputs=_outputs(graph),
     )
+
+
+def _states(graph: bytes) -> dict[bytes, int]:
+    """Return the states by name, with the numbers that each has for a token or a sequence."""
+    found = dict.fromkeys((name for name, _ in _STATE.findall(graph)), 0)
+    for name, shape in _STATE.findall(graph):
+        if shape:
+            found[name] = math.prod(int(n) for n in shape.split(b",") if n.isdigit())
+    return found
 
 
 def _outputs(graph: bytes) -> frozenset[str]:

@@ -243,7 +243,7 @@ def with_frequencies(graph: Graph, wanted: Rope) -> Graph:
     sources = list(_frequency_constants(model).values())
     if graph.inv_freq is None or len(sources) != 1:
         hint = "its graph has no rotary frequencies that are one constant; leave it out"
-        raise UnsupportedFeatureError(feature="rope overrides", backend=BACKEND, hint=hint)
+        raise UnsupportedFeatureError(feature=wanted.named, backend=BACKEND, hint=hint)
     values = wanted.frequencies(len(graph.inv_freq))
     _replace(sources[0], values.reshape(sources[0].get_output_shape(0)))
     if wanted.magnitude != 1:

@@ -49,7 +49,9 @@ def plan(files: ModelFiles, settings: Settings) -> MemoryPlan:
     ``compute_bytes`` are the engine's layout of the weights, what it reads them with, and the
     arrays of a step; estimates, within a few percent of the whole.
     """
-    kv = _cache_bytes(files, settings)
+    state = _FLOAT_BYTES * files.n_state * settings.n_seq_max
+    kinds = {"full": _cache_bytes(files, settings), "recurrent": state}
+    kv = sum(kinds.values())
     weights = files.weights_bytes + sum(map(_adapter_bytes, settings.adapters))
     n_streams = settings.properties.get("NUM_STREAMS", 1)
     held = _weights_held(files, settings.inference, n_streams)
@@ -65,7 +67,7 @@ def plan(files: ModelFiles, settings: Settings) -> MemoryPlan:
         compute_bytes=compute,
         peak_bytes=total,  # nothing is held while loading that is not held in the end
         n_ctx=settings.n_ctx,
-        kv_bytes_by_kind={"full": kv},
+        kv_bytes_by_kind={kind: n_bytes for kind, n_bytes in kinds.items() if n_bytes},
     )
 
 

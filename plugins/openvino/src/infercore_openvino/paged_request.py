@@ -44,22 +44,23 @@ class PagedRequest:
         self._ports = {name: engine.input(name) for name in _INPUTS}
         self._bound: dict[str, Any] = {}
         self._single = {name: self._single_array(name) for name in _INPUTS}
-        self._single_tensors: dict[str, Any] = {}
+        self._single_tensors = {name: self._shared(array) for name, array in self._single.items()}
         self._is_single = False
         self._seen: tuple[int, int] | None = None
-        self._make_single_tensors()
 
     @staticmethod
     def _single_array(name: str) -> Any:
-        values = {"max_context_len": 0, "subsequence_begins": [0, 1], "hidden_rows": []}
-        sizes = {"block_indices_begins": [0, 0], "block_indices": [0] * 64}
-        return np.array(values.get(name, sizes.get(name, [0])), dtype=_INPUTS[name])
-
-    def _make_single_tensors(self) -> None:
-        self._single_tensors = {
-            name: ov.Tensor(array, shared_memory=True) for name, array in self._single.items()
+        values: dict[str, Any] = {
+            "max_context_len": 0,
+            "subsequence_begins": [0, 1],
+            "block_indices_begins": [0, 0],
+            "hidden_rows": [],
         }
-        self._is_single = False
+        return np.array(values.get(name, [0]), dtype=_INPUTS[name])
+
+    @staticmethod
+    def _shared(array: Any) -> Any:
+        return ov.Tensor(array, shared_memory=True)
 
     def bind_cache(self, arrays: Sequence[KvArray]) -> None:
         """Let the graph read and write ``arrays``."""
@@ -101,7 +102,7 @@ class PagedRequest:
             if name == "max_context_len":
                 array = array.reshape(())
             self._bound[name] = array  # the engine holds only its address
-            self._request.set_tensor(self._ports[name], ov.Tensor(array, shared_memory=True))
+            self._request.set_tensor(self._ports[name], self._shared(array))
 
     def run_one(self, token: int, position: int, past: int, table: Table, seq_id: int) -> None:
         """Run one token of one sequence, with logits; the inputs are written in place."""
@@ -120,12 +121,10 @@ class PagedRequest:
         self._infer()
 
     def _write_blocks(self, blocks: Sequence[int]) -> None:
-        n = len(blocks)
-        if n > len(self._single["block_indices"]):
-            self._single["block_indices"] = np.zeros(2 * n, dtype=np.int32)
-            self._make_single_tensors()
-        self._single["block_indices"][:n] = blocks
-        self._single["block_indices_begins"][1] = n
+        self._is_single = False
+        array = self._single["block_indices"] = np.array(blocks, dtype=np.int32)
+        self._single_tensors["block_indices"] = self._shared(array)
+        self._single["block_indices_begins"][1] = len(blocks)
 
     def _infer(self) -> None:
         most = before("a compute step")  # not ``with computing``: this runs once a token

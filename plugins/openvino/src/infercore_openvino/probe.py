@@ -29,7 +29,7 @@ def keys_rotate(cache: KvCache, request: PagedRequest, inv_freq: Floats | None) 
     delta = np.array(_DISTANCE)
     tolerance = _TOLERANCES[cache.arrays[0].type_name]
     return all(
-        2 * len(inv_freq) <= a.shape[-1]
+        2 * len(inv_freq) <= a.shape[1]
         and np.allclose(rope.rotate(a, delta, inv_freq), b, atol=tolerance * np.abs(b).max())
         for a, b in zip(near, far, strict=True)
     )

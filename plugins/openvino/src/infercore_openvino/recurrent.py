@@ -38,7 +38,6 @@ _NO_ROWS = np.empty(0, dtype=np.int64)
 def capabilities(settings: Settings) -> Capabilities:
     """Return what a recurrent context can do."""
     return Capabilities(
-        kv_remove="none",
         kv_copy="full",
         multi_sequence=True,
         state=True,
@@ -64,7 +63,6 @@ class RecurrentContext(BaseContext):
         wrong = {
             "attention_type": (not settings.causal, "each token reads a state of those before"),
             "adapters": (bool(settings.adapters), "its matrices have no known names"),
-            "type_k": (settings.kv_type == "u8", "its saved state is not exact; give 'f16'"),
         }
         for name, (is_wrong, why) in wrong.items():
             if is_wrong:
@@ -161,9 +159,9 @@ class RecurrentContext(BaseContext):
         rows: dict[int, Floats] = {}
         hidden: dict[int, Floats] = {}
         for s in sorted({s for ids in seq_ids for s in ids}):
-            self._check_abort(s)
             places = [i for i, ids in enumerate(seq_ids) if s in ids]
             for start in range(0, len(places), self.n_ubatch):
+                self._check_abort(s)
                 part = places[start : start + self.n_ubatch]
                 vectors = None if given is None else given[part]
                 with self._given(s, vectors):
@@ -206,13 +204,8 @@ class RecurrentContext(BaseContext):
         self._requests[seq_id].reset_state()
         self._n[seq_id] = 0
 
-    def seq_remove(self, seq_id: int, p0: int, p1: int) -> bool:
-        """Remove the sequence; False for a part of it."""
-        n = self._n[seq_id]
-        if p0 >= n or not n:
-            return True
-        if p0 > 0 or 0 <= p1 < n:
-            return False
+    def seq_remove(self, seq_id: int, p0: int, p1: int) -> bool:  # noqa: ARG002  (all of it)
+        """Remove the sequence: the core asks for no part of one that has none."""
         self._forget(seq_id)
         return True
 

@@ -7,7 +7,7 @@ turns with element i + r, where r is the number of frequencies.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -52,7 +52,7 @@ def frequencies(config: Mapping[str, Any], n: int) -> Floats | None:
     theta = rope["rope_theta"]
     if theta is None:
         return None
-    plain = 1.0 / float(theta) ** (np.arange(n, dtype=np.float64) / n)
+    plain = 1.0 / float(theta) ** (np.arange(n) / n)
     kind = rope["rope_type"]
     if kind == "linear":
         return np.asarray(plain / float(rope["factor"]), dtype=np.float32)
@@ -96,7 +96,8 @@ OWN_KINDS = ("default", "linear")
 class Rope:
     """Rotary frequencies in place of the graph's own, and what cosines and sines are times.
 
-    Source of the formulas: ``rope_yarn`` and ``ggml_rope_yarn_corr_dims`` of llama.cpp.
+    ``named`` is the field of a context that asks for them. Source of the formulas: ``rope_yarn``
+    and ``ggml_rope_yarn_corr_dims`` of llama.cpp.
     """
 
     base: float
@@ -106,10 +107,11 @@ class Rope:
     beta_fast: float
     beta_slow: float
     orig_ctx: int
+    named: str = field(compare=False)
 
     def frequencies(self, n: int) -> Floats:
         """Return ``n`` frequencies in float32, each between the scaled and the plain one."""
-        plain = 1.0 / self.base ** (np.arange(n, dtype=np.float64) / n)
+        plain = 1.0 / self.base ** (np.arange(n) / n)
         share = self._share(n) * self.ext_factor if self.ext_factor else 0.0
         return np.asarray(plain * (self.scale * (1 - share) + share), dtype=np.float32)
 
@@ -117,7 +119,7 @@ class Rope:
         """Return how much of the plain frequency stands: all of fast turns, none of slow ones."""
         low = max(0, math.floor(self._turning(self.beta_fast, n)))
         high = min(2 * n - 1, math.ceil(self._turning(self.beta_slow, n)))
-        ramp = (np.arange(n, dtype=np.float64) - low) / max(0.001, high - low)
+        ramp = (np.arange(n) - low) / max(0.001, high - low)
         return 1 - np.clip(ramp, 0.0, 1.0)
 
     def _turning(self, n_turns: float, n: int) -> float:
@@ -165,6 +167,7 @@ def in_force(
         beta_fast=float(found["yarn_beta_fast"]),
         beta_slow=float(found["yarn_beta_slow"]),
         orig_ctx=int(found["yarn_orig_ctx"]),
+        named=next(iter(asked)),
     )
     same = (rope.base, rope.scale) == (theta, told["rope_freq_scale"]) and rope.attn_factor == 1
     same = same and not rope.ext_factor and found["rope_scaling_type"] != "longrope"

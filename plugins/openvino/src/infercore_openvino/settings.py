@@ -22,7 +22,7 @@ DEFAULT_DEVICE = "CPU"
 DEFAULT_N_BATCH = 2048
 DEFAULT_N_UBATCH = 512
 MAX_OWN_STREAMS = 4  # of one compiled graph, unless num_streams says otherwise
-NO_KV_TYPES = ("f32",)  # without a cache
+NO_KV_TYPES = ("f32",)  # without keys and values
 POOLING, RANK = ("none", "mean", "cls", "last"), "rank"
 FLASH_ATTENTION = ("auto", "off")
 
@@ -43,7 +43,6 @@ _HINTS = {
     "offload_kqv": "the cache is in the memory of the device",
     "op_offload": "all operations run on one device",
     "swa_full": "the whole cache is always kept",
-    "pooling_type": "the model has no head that ranks; give 'none', 'mean', 'cls' or 'last'",
 }
 _TO_A_GPU = {"offload_kqv", "op_offload"}  # of a model with layers there: the graph is not split
 
@@ -106,12 +105,14 @@ def settings(
     fixed = {**turning, **_FIXED, "attention_type": attention}
     _refuse(config, fixed, (RANK,) if files.ranks else POOLING)
     if rotary is not None:
-        _check_rope(config, files, fixed)
+        _check_rope(rotary.named, config, files, fixed)
     n_threads = _n_threads(config)
     n_streams = _n_streams(config)
     numbers = arithmetic.asked(config, device, n_threads=n_threads)
     inference = numbers.inference
-    kv_types = arithmetic.kv_types(config, inference) if files.has_cache else NO_KV_TYPES
+    kv_types = arithmetic.kv_types(config, inference) if files.has_keys else NO_KV_TYPES
+    if files.is_recurrent:  # the saved state of a cache in 8 bits were not exact
+        kv_types = tuple(kind for kind in kv_types if kind != "u8")
     kv_type = _kv_type(config, inference, kv_types)
     n_batch = config.n_batch or max(DEFAULT_N_BATCH, config.n_ubatch or 0)
     pools = config.pooling_type not in {None, "none"}
@@ -123,7 +124,7 @@ def settings(
         n_batch=n_batch,
         n_ubatch=min(n_batch, config.n_ubatch or usual_step),
         n_seq_max=config.n_seq_max or 1,
-        kv_unified=_kv_unified(config),
+        kv_unified=config.kv_unified is not False,  # so forks need no room of their own
         kv_type=kv_type,
         arithmetic=numbers,
         form=chosen.get("form"),
@@ -145,9 +146,10 @@ _FIXED = {"offload_kqv": False, "op_offload": False, "swa_full": True}
 """Fields that the engine decides, with the value in force."""
 
 
-def _check_rope(config: ContextConfig, files: ModelFiles, fixed: Mapping[str, Any]) -> None:
+def _check_rope(
+    named: str, config: ContextConfig, files: ModelFiles, fixed: Mapping[str, Any]
+) -> None:
     """Refuse frequencies that cannot be computed anew for this model."""
-    named = next(name for name in rope.FIELDS if getattr(config, name) is not None)
     kind = rope.parameters(files.config)["rope_type"]
     hint = None
     if fixed["rope_scaling_type"] == "longrope":
@@ -172,7 +174,8 @@ def _refuse(config: ContextConfig, fixed: Mapping[str, Any], pooling: Sequence[s
     if config.flash_attn == "on":
         raise _unsupported("flash_attn", "on")
     if config.pooling_type not in {None, *pooling}:
-        raise _unsupported("pooling_type", config.pooling_type)
+        hint = f"this model has no head for it; give one of {', '.join(map(repr, pooling))}"
+        raise _unsupported("pooling_type", config.pooling_type, hint)
 
 
 def _unsupported(name: str, asked: object, hint: str = "") -> UnsupportedFeatureError:
@@ -183,13 +186,6 @@ def _unsupported(name: str, asked: object, hint: str = "") -> UnsupportedFeature
         backend=BACKEND,
         hint=hint,
     )
-
-
-def _kv_unified(config: ContextConfig) -> bool:
-    """Share the window where there are several sequences: so forks need no room of their own."""
-    if config.kv_unified is None:
-        return (config.n_seq_max or 1) > 1
-    return config.kv_unified
 
 
 def _kv_type(config: ContextConfig, precision: str, allowed: tuple[str, ...]) -> str:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from infercore_openvino.cache import KvCache
 
 _LENGTH_BYTES = 8
+_UNUSED = 0  # what is saved of slots that no token holds
 _MAX_POSITION = 2**31 - 1
 
 
@@ -41,7 +42,7 @@ def save(cache: KvCache, seq_ids: Sequence[int], identity: dict[str, Any]) -> me
             for s, t in zip(seq_ids, tables, strict=True)
         ],
     }
-    start = pack(header, [table.positions.astype("<i8").tobytes() for table in tables])
+    start = pack(header, [table.positions.astype("<i8") for table in tables])
     sizes = [len(used) * array.data[:1].nbytes for array in cache.arrays]
     buffer = np.empty(len(start) + sum(sizes), dtype=np.uint8)
     buffer[: len(start)] = np.frombuffer(start, dtype=np.uint8)
@@ -52,7 +53,7 @@ def save(cache: KvCache, seq_ids: Sequence[int], identity: dict[str, Any]) -> me
     return buffer.data
 
 
-def pack(header: dict[str, Any], parts: Sequence[bytes]) -> bytes:
+def pack(header: dict[str, Any], parts: Sequence[bytes | Positions]) -> bytes:
     """Return ``parts`` behind ``header``, which ends in blanks so that they are aligned."""
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % _LENGTH_BYTES)
@@ -63,7 +64,7 @@ def _copy_used(data: Any, used: dict[int, int], into: npt.NDArray[np.uint8]) -> 
     blocks = into.view(data.dtype).reshape(len(used), *data.shape[1:])
     np.take(data, list(used), axis=0, out=blocks, mode="clip")  # without a mode it is buffered
     for i, n_slots in enumerate(used.values()):
-        blocks[i, :, n_slots:] = 0
+        blocks[i, :, n_slots:] = _UNUSED
 
 
 def load(

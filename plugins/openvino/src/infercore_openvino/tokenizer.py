@@ -74,7 +74,7 @@ class JsonTokenizer:
         """Return what is put before and after a text: the template, as the config overrides it."""
         bare = self._parsing.encode(_PROBE, add_special_tokens=False).ids
         self._adds_space = b"".join(map(self.token_bytes, bare)).startswith(b" ")
-        framed = self._parsing.encode(_PROBE, add_special_tokens=True).ids
+        framed = self._parsing.encode(_PROBE).ids
         at = next(i for i in range(len(framed)) if framed[i : i + len(bare)] == bare)
         prefix, suffix = framed[:at], framed[at + len(bare) :]
         return (
@@ -91,7 +91,7 @@ class JsonTokenizer:
     def _between(self) -> list[int]:
         """Return what stands between the texts of a pair."""
         bare = self._parsing.encode(_PROBE, add_special_tokens=False).ids
-        pair = self._parsing.encode(_PROBE, _PROBE, add_special_tokens=True).ids
+        pair = self._parsing.encode(_PROBE, _PROBE).ids
         n = len(bare)
         places = [i for i in range(len(pair)) if pair[i : i + n] == bare]
         return pair[places[0] + n : places[-1]] if len(places) > 1 else []

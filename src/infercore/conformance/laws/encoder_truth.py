@@ -90,6 +90,8 @@ def check_settings_of_an_encoder(rig: Rig) -> None:
         with contextlib.suppress(UnsupportedFeatureError, InvalidInputError):
             told = rig.encoder_context(**{name: value}).effective
             equal(told.get(name, value), value, f"effective[{name!r}]")
+    attention = rig.encoder_context().effective.get("attention_type", "causal")
+    that(attention in {"causal", "non-causal"}, f"effective['attention_type'] is {attention!r}")
     context = rig.encoder_context(pooling_type="mean", embeddings=True)
     context.set_embeddings(True)
     context.encode(text)

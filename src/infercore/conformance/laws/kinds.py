@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import struct
 import tempfile
@@ -30,7 +31,7 @@ from infercore.testing import load_reference_model
 from infercore.values.config import ModelConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from infercore.conformance.rig import Rig
 
@@ -138,15 +139,22 @@ def check_odd_values_of_own_options(rig: Rig) -> None:
     for options, shows in rig.own_options:
         with _load(rig, backend_options=options) as model:
             that(shows(model), f"{options} does not show in the model")
+    of_contexts = set(found.context_options) if found else set()
     for options in rig.wrong_options:
-        _check_refused(options, partial(_load, rig, backend_options=options))
+        of_context = of_contexts & options.keys()
+        opened = partial(_open, rig) if of_context else partial(_load_with, rig)
+        _check_refused(options, partial(opened, options))
+
+
+def _load_with(rig: Rig, options: Mapping[str, Any]) -> None:
+    _load(rig, backend_options=options).close()
 
 
 def _check_refused(options: Any, load: Callable[[], object]) -> None:
     name = next(iter(options))
-    error = raises(InferCoreError, load, f"a model with {options}")
+    error = raises(InferCoreError, load, f"a model or context with {options}")
     is_refusal = isinstance(error, (InvalidInputError, UnsupportedFeatureError))
-    that(is_refusal, f"a model with {options} raised {type(error).__name__}: {error}")
+    that(is_refusal, f"{options} raised {type(error).__name__}: {error}")
     that(name in str(error), f"the refusal of {options} does not name it: {error}")
     if isinstance(error, InvalidInputError):
         equal(error.field, name, f"the field in the refusal of {options}")
@@ -157,7 +165,7 @@ def _check_refused(options: Any, load: Callable[[], object]) -> None:
         that(is_there, f"the refusal of {options} is of {error.value!r}")
 
 
-def _open(rig: Rig, options: dict[str, Any]) -> None:
+def _open(rig: Rig, options: Mapping[str, Any]) -> None:
     own = dict(rig.exact.get("backend_options") or {})
     rig.model.new_context(n_ctx=32, backend_options={**own, **options}).close()
 
@@ -209,6 +217,10 @@ def check_devices(rig: Rig) -> None:
         for device in devices:
             sizes = (device.memory_free_bytes or 0, device.memory_total_bytes or 2**60)
             that(0 <= sizes[0] <= sizes[1], f"{device.name} has {sizes} bytes")
+            if device.kind == "cpu" and device.memory_total_bytes and hasattr(os, "sysconf"):
+                own = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+                fits = own // 2 <= device.memory_total_bytes <= 2 * own
+                that(fits, f"{device.name} has {sizes[1]} bytes in all, the machine {own}")
             that(device.description, f"{device.name} is not described")
 
 
@@ -248,14 +260,23 @@ PLAN_MIB = 8
 
 @law("MEM-9", tier="process", needs="plan_memory", since="1.2")
 def check_plans_leave_nothing(rig: Rig) -> None:
-    """Planning leaks no memory, for a loaded model or for one that is not loaded."""
+    """Planning leaks no memory, for a loaded model or for one that is not loaded.
+
+    Both plan the same window and the same cache for it.
+    """
     need_proc(rig)
-    loaded = rig.backend != "reference" and rig.path is not None
+    announced = rig.backend in {backend.name for backend in infercore.backends()}
+    by_path = partial(infercore.plan_memory, str(rig.path), backend=rig.backend)
+    is_found = announced and rig.backend != "reference" and rig.path is not None
+    for n_ctx in (None, 0, 100) if is_found else ():
+        plans = [made(**rig.fields(n_ctx=n_ctx)) for made in (rig.model.plan_memory, by_path)]
+        found = [(each.n_ctx, each.kv_bytes) for each in plans]
+        equal(found[1], found[0], f"window and cache for n_ctx={n_ctx}, planned by the path alone")
 
     def plan() -> None:
         rig.model.plan_memory(**rig.fields(n_ctx=512))
-        if loaded and rig.backend in {backend.name for backend in infercore.backends()}:
-            infercore.plan_memory(rig.path, n_ctx=512, backend=rig.backend)  # type: ignore[arg-type]
+        if is_found:
+            by_path(n_ctx=512)
 
     for _ in range(6):
         plan()

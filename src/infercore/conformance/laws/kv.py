@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from infercore.conformance.expect import equal, raises, that
 from infercore.conformance.law import law
 from infercore.conformance.requirements import TAIL, copying_parts
@@ -332,7 +334,10 @@ def check_the_engine_holds_what_is_told(rig: Rig) -> None:
 
 @law("KV-22", needs="kv_remove")
 def check_growing_and_shrinking(rig: Rig) -> None:
-    """A sequence shortened and extended many times behaves like a fresh one."""
+    """A sequence shortened and extended many times behaves like a fresh one.
+
+    So it does after more has been removed than fits into its window.
+    """
     context = rig.context()
     held: list[int] = []
     for _ in range(6):
@@ -347,6 +352,13 @@ def check_growing_and_shrinking(rig: Rig) -> None:
     last = rig.tokens(1)
     context.decode(last)
     rig.near(context.logits(), rig.cold(held + last), "logits in the end")
+    small, held = rig.context(n_ctx=24), rig.tokens(8)
+    small.decode(held)
+    for _ in range(10):
+        small.decode(rig.tokens(TAIL))
+        small.seq_remove(0, len(held), -1)
+    small.decode(last)
+    rig.near(small.logits(), rig.cold(held + last), "logits in a small window")
 
 
 @law("KV-23", needs="kv_divide", since="1.1")
@@ -364,3 +376,31 @@ def check_what_a_divide_moves_is_computed_there(rig: Rig) -> None:
     context.seq_shift(0, 9, 10, -8)
     context.decode(more)
     rig.near(context.logits(), rig.cold(tokens + more), "logits after moving, dividing and back")
+
+
+@law("KV-32", needs="kv_remove_any", since="1.2")
+def check_holes_of_copies_of_a_full_window(rig: Rig) -> None:
+    """Copies of a text that nearly fills the window go on right, each with a hole of its own.
+
+    So does the text that they were copied from.
+    """
+    kinds = rig.context().capabilities
+    if not kinds.multi_sequence or kinds.kv_copy == "none":
+        rig.leave("sequences are not copied")
+    holes = ((0, 0), (3, 40), (100, 101), (110, 170))
+    tokens, more = rig.tokens(rig.n_ctx - 2 * len(holes)), rig.tokens(2)
+    context, alone = rig.context(n_seq_max=len(holes), kv_unified=True), rig.context()
+    context.decode(tokens)
+    for seq_id in range(1, len(holes)):
+        context.seq_copy(0, seq_id)
+    for seq_id, (p0, p1) in enumerate(holes):
+        context.seq_remove(seq_id, p0, p1)
+    for seq_id, (p0, p1) in enumerate(holes):
+        context.decode(more, seq_id=seq_id)
+        alone.clear()
+        alone.decode(tokens)
+        alone.seq_remove(0, p0, p1)
+        alone.decode(more)
+        equal(context.tokens(seq_id), alone.tokens(), f"tokens of sequence {seq_id}")
+        what = f"sequence {seq_id} without its positions from {p0} to {p1}"
+        rig.near(context.logits(), np.array(alone.logits()), what)

@@ -191,10 +191,12 @@ def _refusal(rig: Rig, fields: dict[str, Any], opened: Any) -> None:
 def check_damaged_files(rig: Rig) -> None:
     """A model with a file missing, cut, empty or of noise raises a typed error, or works.
 
-    Never by a mistake of the plugin's own, such as a KeyError; the refusal names the path.
+    Never by a mistake of the plugin's own, such as a KeyError; the refusal names the path. Where
+    files of weights lack bytes it computes what the whole ones give; no template is passed over.
     """
     path = Path(_path(rig))
     tokens = rig.tokens(4)
+    expected, template = rig.cold(tokens), rig.tokenizer.chat_template
     for what, name, content in _damages(path):
         with tempfile.TemporaryDirectory() as folder:
             copy = Path(folder) / path.name
@@ -209,11 +211,20 @@ def check_damaged_files(rig: Rig) -> None:
             try:
                 with rig.open_at(str(copy)) as model, model.new_context(**rig.fields()) as context:
                     context.decode(tokens)
+                    if what in _LACKING:
+                        rig.near(context.logits(), expected, f"logits with {name} {what}")
+                    elif what == _NO_TEXT:
+                        found = model.tokenizer.chat_template
+                        equal(found, template, f"the template with {name} {what}")
             except InferCoreError as error:
                 that(not isinstance(error, PluginError), f"{name} {what}: {error}")
                 foreseen(error, f"{name} {what}")
                 if isinstance(error, ModelLoadError):
                     that(str(copy) in str(error.path), f"{name} {what}: the path {error.path!r}")
+
+
+_LACKING = ("without its last byte", "without its middle")
+_NO_TEXT = "of bytes that are no text"
 
 
 def _damages(path: Path) -> Iterator[tuple[str, str, bytes | None]]:
@@ -236,12 +247,28 @@ def _damages(path: Path) -> Iterator[tuple[str, str, bytes | None]]:
             yield "cut", name, data[: len(data) // 2]
             if file.suffix == ".json":
                 yield from _other_json(name, data)
+            if file.suffix in (".json", ".jinja"):
+                yield _NO_TEXT, name, b"\xff".join((data[:9], data[9:]))
         else:
             with file.open("rb") as opened:
                 yield "cut", name, opened.read(SMALL)
             data = file.read_bytes()
             if b"layers.1." in data[:SMALL]:
                 yield "with other names", name, data.replace(b"layers.1.", b"layers.9.")
+    yield from _shorter(path)
+
+
+def _shorter(path: Path) -> Iterator[tuple[str, str, bytes]]:
+    """Yield the two largest files of a folder, without some of their bytes."""
+    for file in sorted(filter(Path.is_file, path.rglob("*")), key=_size)[-2:]:
+        name, data = str(file.relative_to(path)), file.read_bytes()
+        third = len(data) // 3
+        yield _LACKING[0], name, data[:-1]
+        yield _LACKING[1], name, data[:third] + data[2 * third :]
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size
 
 
 def _other_json(name: str, data: bytes) -> Iterator[tuple[str, str, bytes]]:

@@ -116,6 +116,8 @@ def check_use_leaves_nothing(rig: Rig) -> None:
     if kinds.embeddings:
         rows, many = rig.context(embeddings=True, pooling_type="none"), rig.tokens(200)
         _check_uses(lambda: (rows.eval(many, 0), rows.embeddings()), N_USES, "rows")
+    if kinds.multi_sequence and kinds.kv_copy != "none":
+        _check_copies(rig.two(), tokens, kinds)
     _check_uses(lambda: rig.tokenizer.encode(next(texts)), 60, "texts of thousands of tokens")
     if kinds.lora and rig.adapter is not None:
         _check_uses(change, N_USES, "changes of adapters")
@@ -163,6 +165,18 @@ def _save_and_cut(context: Context, kinds: Capabilities) -> None:
         context.seq_remove(0, 3, 20)
     if kinds.kv_shift:
         context.seq_shift(0, 30, -1, 2)
+
+
+def _check_copies(two: Context, tokens: list[int], kinds: Capabilities) -> None:
+    def use() -> None:
+        two.decode(tokens, logits="none")
+        two.seq_copy(0, 1)
+        two.decode_one(tokens[0], seq_id=1)
+        if kinds.kv_remove == "any":
+            two.seq_remove(0, 3, 20)
+        two.clear()
+
+    _check_uses(use, N_USES * 3 // 5, "copies of a sequence")
 
 
 def _check_uses(use: Callable[[], object], n: int, what: str) -> None:

@@ -219,6 +219,25 @@ def _check_long_tokens(rig: Rig, path: Path) -> None:
             with opened as model:
                 found = model.tokenizer.token_bytes(entry["id"])
                 equal(found, b"x" * n_bytes, f"a token of {n_bytes} bytes")
+        _check_steps(rig, folder, said)
+
+
+def _check_steps(rig: Rig, folder: Path, said: dict[str, Any]) -> None:
+    """The same bytes where what splits and joins tokens is the last of several steps."""
+    split = {
+        "type": "Split", "pattern": {"String": "\0"}, "behavior": "Isolated", "invert": False
+    }  # fmt: skip
+    ways = (("decoder", "decoders", {"type": "Fuse"}), ("pre_tokenizer", "pretokenizers", split))
+    for kind, name, first in ways:
+        own = said.get(kind)
+        if own is not None and own.get("type") != "Sequence":
+            said[kind] = {"type": "Sequence", name: [first, own]}
+    (folder / "tokenizer.json").write_text(json.dumps(said), encoding="utf-8")
+    with contextlib.suppress(ModelLoadError), loaded(rig, str(folder)) as model:
+        last = said["added_tokens"][-1]["id"]
+        for token in set(range(rig.tokenizer.n_vocab)) - {last}:
+            found, own = (each.token_bytes(token) for each in (model.tokenizer, rig.tokenizer))
+            equal(found, own, f"the bytes of token {token}, joined in two steps")
 
 
 _SOUND, _SPACED = "pieces with each byte", "pieces that begin with a space"

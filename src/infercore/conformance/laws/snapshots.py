@@ -232,3 +232,19 @@ def check_a_payload_that_is_not_the_engine_s(rig: Rig) -> None:
             equal(held, (0, [], 0), f"{what}: n_past, tokens and rows afterwards")
             context.decode(tokens)
             rig.near(context.logits(), expected, f"{what}: logits of what came next")
+
+
+@law("STATE-33", needs="sequence_state", since="1.2")
+def check_saved_state_is_of_its_text_alone(rig: Rig) -> None:
+    """What is saved of a text has the same bytes whatever the context held before it."""
+    tokens, before = rig.tokens(9), rig.tokens(90)
+    saved = []
+    for held in ([], before):
+        context = rig.context()
+        context.decode(held)
+        context.seq_remove(0)
+        context.decode(tokens)
+        saved.append(context.save_sequence(0))
+    equal(len(saved[1]), len(saved[0]), "bytes saved where another text stood before")
+    n = sum(one != other for one, other in zip(*saved, strict=True))
+    equal(n, 0, "bytes that differ where another text stood before")
