@@ -128,7 +128,7 @@ class BaseContext:
         self._change(added=replace(self._added, directions=directions))
         self.effective.pop("control_vector", None)
         if directions is not None:
-            self.effective["control_vector"] = hashlib.sha256(directions).hexdigest()
+            self.effective["control_vector"] = hashlib.sha256(directions.data).hexdigest()
 
     def set_threads(self, n: int, n_batch: int) -> None:
         """Compute on ``n`` threads from now on; the graph is compiled anew where it must be."""

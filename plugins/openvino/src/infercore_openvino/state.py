@@ -42,7 +42,7 @@ def save(cache: KvCache, seq_ids: Sequence[int], identity: dict[str, Any]) -> me
             for s, t in zip(seq_ids, tables, strict=True)
         ],
     }
-    start = pack(header, [table.positions.astype("<i8") for table in tables])
+    start = pack(header, [table.positions.astype("<i8").data for table in tables])
     sizes = [len(used) * array.data[:1].nbytes for array in cache.arrays]
     buffer = np.empty(len(start) + sum(sizes), dtype=np.uint8)
     buffer[: len(start)] = np.frombuffer(start, dtype=np.uint8)
@@ -53,7 +53,7 @@ def save(cache: KvCache, seq_ids: Sequence[int], identity: dict[str, Any]) -> me
     return buffer.data
 
 
-def pack(header: dict[str, Any], parts: Sequence[bytes | Positions]) -> bytes:
+def pack(header: dict[str, Any], parts: Sequence[bytes | memoryview]) -> bytes:
     """Return ``parts`` behind ``header``, which ends in blanks so that they are aligned."""
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % _LENGTH_BYTES)
