@@ -97,3 +97,45 @@ def test_a_fork_in_a_context_of_its_own_computes_like_its_parent(
             assert "".join(c.text for c in twin.decode(max_tokens=8, temperature=0)) == ours
             digests = [each.explain_context().manifest_digest for each in (session, twin)]
             assert digests[0] == digests[1]
+
+
+def logits_of(session: Any, text: str) -> Any:
+    session.ensure_prefix(text)
+    session.prefill_suffix(" And")
+    return session.context.logits(-1).copy()
+
+
+def test_a_fork_after_a_change_starts_anew(model: Any, vector: Any) -> None:
+    text = "Once upon a time there was a baker"
+    with model.new_session(n_ctx=128) as session, model.new_session(n_ctx=128) as other:
+        need(session.context, vector)
+        session.ensure_prefix(text)
+        session.context.set_control_vector({1: vector})
+        other.context.set_control_vector({1: vector})
+        with session.fork() as fork:
+            assert fork.ensure_prefix(text).reset_reason == "control_vector changed"
+            assert np.allclose(
+                logits_of(fork, text), logits_of(other, text), atol=session.context.tolerance
+            )
+
+
+def test_forks_take_nothing_that_was_made_before_a_change(model: Any, vector: Any) -> None:
+    text = "Once upon a time there was a baker"
+    fields = {"n_ctx": 128, "n_seq_max": 3, "kv_unified": True}
+    try:
+        session = model.new_session(**fields)
+    except ic.UnsupportedFeatureError:
+        pytest.skip("refused: this engine has one sequence")
+    with session, model.new_session(n_ctx=128) as other:
+        need(session.context, vector)
+        own = session.context  # of all forks
+        session.ensure_prefix(text)
+        with session.fork() as fork:
+            own.set_control_vector({1: vector})
+            other.context.set_control_vector({1: vector})
+            fork.ensure_prefix("The dog ran")
+            with pytest.raises(ic.ContextOverflowError):
+                session.ensure_prefix(text * 30)  # it begins anew, and then does not fit
+            assert np.allclose(
+                logits_of(fork, text), logits_of(other, text), atol=other.context.tolerance
+            )

@@ -6,6 +6,7 @@ second, and so on, until it comes to its end.
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -167,3 +168,36 @@ def test_an_encoder_goes_on(encoder: Any, interrupter: Interrupter) -> None:
             if not came:
                 break
         assert n > 1
+
+
+def test_while_single_tokens_change_their_sequence(open_context: Callable[..., Any]) -> None:
+    fields = {"n_ctx": 96, "n_threads": 1, "n_seq_max": N_SEQ, "form": "paged"}
+    context, fresh = (open_context(**fields) for _ in range(2))
+    left = 0
+
+    def interrupt(frame: Any, event: str, _: Any) -> None:
+        nonlocal left
+        if event == "c_return" and frame.f_code.co_name == "_write_blocks":
+            left -= 1
+            if left == 0:
+                raise KeyboardInterrupt
+
+    for n in range(1, 20):
+        for one in (context, fresh):
+            one.clear()
+            one.decode_spans([(0, A, "last"), (1, B, "last")])
+            one.decode_one(7)
+        left = n
+        sys.setprofile(interrupt)
+        try:
+            context.decode_one(8, seq_id=1)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.setprofile(None)
+        for one in (context, fresh):
+            one.decode_one(9)
+        assert np.abs(context.logits() - fresh.logits()).max() < ATOL, n
+        if left > 0:
+            break
+    assert n > 1

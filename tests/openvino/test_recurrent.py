@@ -286,3 +286,13 @@ def test_other_names_of_states_do_as_well(path: Path, tmp_path: Path, cold: Any)
         with model.new_context(**EXACT, n_ctx=64) as context:
             context.decode([5, 6, 7])
             assert np.array_equal(context.logits(), cold([5, 6, 7]))
+
+
+def test_a_plan_has_no_keys_where_there_are_none(path: Path, tmp_path: Path) -> None:
+    shutil.copytree(path, tmp_path / "model")
+    config = tmp_path / "model" / "config.json"
+    found = json.loads(config.read_text())
+    config.write_text(json.dumps({**found, "num_attention_heads": 4}))
+    pack.need_backend("openvino")
+    plan = ic.plan_memory(tmp_path / "model", backend="openvino", n_ctx=64)
+    assert set(plan.kv_bytes_by_kind) == {"recurrent"}

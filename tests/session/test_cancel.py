@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -215,6 +216,8 @@ def test_a_time_that_is_over_before_its_timer_has_a_turn(
 class IdleTimer:
     """A timer whose thread never runs, as on a machine that is busy."""
 
+    ident = None
+
     def __init__(self, *_: Any) -> None:
         pass
 
@@ -222,3 +225,19 @@ class IdleTimer:
         pass
 
     cancel = join = start
+
+
+def test_a_timer_that_cannot_be_started_leaves_nothing(
+    reference: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Unstartable(threading.Timer):
+        def start(self) -> None:
+            raise RuntimeError("can't start new thread")
+
+    with reference.new_session(n_ctx=64) as session:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading, "Timer", Unstartable)
+            with pytest.raises(RuntimeError, match="new thread"):
+                session.ensure_prefix("Once upon", timeout=1e-3)
+        time.sleep(0.01)
+        assert session.ensure_prefix("Once upon").prefilled_tokens

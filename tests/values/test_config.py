@@ -131,6 +131,7 @@ def test_a_config_can_be_copied_and_pickled(value: Any) -> None:
 def test_equal_configs_have_one_hash_and_a_mapping_refuses_changes() -> None:
     one, two = (ic.SamplingConfig(logit_bias={3: bias}) for bias in (1, 1.0))
     assert {one: "found"}[two] == "found"
+    assert hash(ic.ContextConfig(backend_options={"names": ["a"], "of": {"b": 1}}))
     bias: Any = two.logit_bias
     for change in (
         lambda: bias.update({5: 1.0}),

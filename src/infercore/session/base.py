@@ -139,6 +139,13 @@ class SessionBase:
         if self.resident.page is not None:
             self.resident.page.identity = self._manifest_digest
 
+    def identify_as(self, other: SessionBase) -> None:
+        """Have the identity of ``other``, whose tokens this session takes over."""
+        self._computes_with, self.identity = other._computes_with, other.identity
+        self._manifest_digest = other._manifest_digest
+        if self.resident.page is not None:
+            self.resident.page.identity = self._manifest_digest
+
     @property
     def changed(self) -> str | None:
         """What was changed in the context since the identity was taken, None where nothing was."""

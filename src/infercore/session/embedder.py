@@ -45,23 +45,28 @@ class Embedder:
         self._lock = threading.Lock()
         self._waiting: list[_Request] = []
         self.closed = False
-        self.n_calls = self.n_unfinished = 0
+        self.n_calls = 0
+        self._unfinished: set[_Request] = set()
+
+    @property
+    def n_unfinished(self) -> int:
+        """Calls that have begun and not ended."""
+        return len(self._unfinished)
 
     def vectors(self, texts: Sequence[str | Pair], pooling: str | None) -> FloatArray:
         """Return the vectors of ``texts`` [n_texts, n_embd]. Raises what `infercore.embed` does."""
         request = _Request(texts, pooling)
-        with self._lock:
-            if self.closed:
-                raise SessionClosedError("this pool is closed; open a new one")
-            self._waiting.append(request)
-            self.n_unfinished += 1
         try:
+            with self._lock:
+                if self.closed:
+                    raise SessionClosedError("this pool is closed; open a new one")
+                self._waiting.append(request)
+                self._unfinished.add(request)
             with self._turn:
                 if not request.is_done:
                     self._work()
         finally:
-            with self._lock:
-                self.n_unfinished -= 1
+            self._unfinished.discard(request)
         if request.error is not None:
             raise request.error
         if request.vectors is None:

@@ -96,7 +96,11 @@ class PagedContext:
 
     @identity.setter
     def identity(self, digest: str) -> None:
-        self.sequence.identity = digest
+        sequence = self._settled()
+        if sequence.tokens and digest != sequence.identity:
+            self.owner.ask(lambda: _begin_as(sequence, digest))
+            self._n = 0
+        sequence.identity = digest
 
     @property
     def is_cold(self) -> bool:
@@ -345,6 +349,13 @@ class PagedContext:
                 additional_tokens=n_tokens,
                 n_ctx=self.n_ctx,
             )
+
+
+def _begin_as(sequence: Sequence, digest: str) -> None:
+    """Hold nothing that was computed under another identity, before others may look for it."""
+    sequence.truncate(0)
+    sequence.is_cut = False
+    sequence.identity = digest
 
 
 def until(timeout: float | None) -> float | None:

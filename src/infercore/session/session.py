@@ -424,6 +424,7 @@ class CoreSession(Prefilling):
         """Return a session in the same state that lives in ``shared``."""
         twin = self._twin(shared, seq_id)
         try:
+            twin.identify_as(self)
             anew = self.shared.copy(self.resident, twin.resident)
             twin.resident.adopt(self.resident, anew=anew)
             twin.enter(self._state, self.parts.copy())

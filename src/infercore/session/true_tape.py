@@ -82,11 +82,11 @@ class TrueTape:
             finally:
                 page.called_at = page.deadline = None
             return
-        self._deadline = started + timeout
         timer = threading.Timer(timeout, self._run_out)
         timer.daemon = True
-        timer.start()
         try:
+            timer.start()
+            self._deadline = started + timeout
             yield
         except DecodeAbortedError as error:
             if not self._late:
@@ -96,7 +96,8 @@ class TrueTape:
             ) from error
         finally:
             timer.cancel()
-            timer.join()
+            if timer.ident is not None:  # else it could not be started
+                timer.join()
             self._deadline = None
             if self._late:
                 self._late = self.cancelled = False

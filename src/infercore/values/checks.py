@@ -108,13 +108,14 @@ def plain_numbers(_: type, fields: list[attrs.Attribute[Any]]) -> list[attrs.Att
 
 
 def _plain(field: attrs.Attribute[Any]) -> attrs.Attribute[Any]:
-    kinds = {"int": plain_int, "float": _plain_float}
-    kind = kinds.get(str(field.type).partition(" ")[0])
-    if kind is None:
+    kinds = {"int": (int, plain_int), "float": (float, _plain_float)}
+    found = kinds.get(str(field.type).partition(" ")[0])
+    if found is None:
         return field
+    own, plain = found
 
     def convert(value: Any) -> Any:
-        return kind(value)
+        return value if value is None or type(value) is own else plain(value)
 
     convert.__annotations__["value"] = field.type  # for the signature that attrs makes
     return field.evolve(converter=convert)
@@ -350,7 +351,7 @@ class _Frozen(dict[Any, Any]):
     clear = pop = popitem = setdefault = update = _refuse
 
     def __hash__(self) -> int:  # type: ignore[override]
-        return hash(frozenset(self.items()))
+        return hash(frozenset(self))  # values may have none
 
     def __reduce__(self) -> tuple[type[_Frozen], tuple[dict[Any, Any]]]:
         return _Frozen, (dict(self),)

@@ -97,7 +97,7 @@ def _n_cells(settings: Settings) -> int:
 
 
 def _per_token(files: ModelFiles) -> int:
-    return KvShape.of(files.config).numbers_per_token if files.has_cache else 0
+    return KvShape.of(files.config).numbers_per_token if files.has_keys else 0
 
 
 def _cache_bytes(files: ModelFiles, settings: Settings) -> int:

@@ -121,10 +121,13 @@ class PagedRequest:
         self._infer()
 
     def _write_blocks(self, blocks: Sequence[int]) -> None:
-        self._is_single = False
-        array = self._single["block_indices"] = np.array(blocks, dtype=np.int32)
-        self._single_tensors["block_indices"] = self._shared(array)
-        self._single["block_indices_begins"][1] = len(blocks)
+        array = np.array(blocks, dtype=np.int32)
+        tensor, n = self._shared(array), len(blocks)
+        self._seen = None  # until all is written: a Ctrl-C may come between
+        self._single["block_indices"], self._single_tensors["block_indices"] = array, tensor
+        self._single["block_indices_begins"][1] = n
+        if self._is_single:  # the others are bound
+            self._request.set_tensor(self._ports["block_indices"], tensor)
 
     def _infer(self) -> None:
         most = before("a compute step")  # not ``with computing``: this runs once a token
