@@ -139,3 +139,30 @@ def test_forks_take_nothing_that_was_made_before_a_change(model: Any, vector: An
             assert np.allclose(
                 logits_of(fork, text), logits_of(other, text), atol=other.context.tolerance
             )
+
+
+CALLS: dict[str, Callable[[Any], Any]] = {
+    "chat": lambda session: list(
+        session.chat([{"role": "user", "content": "Tell me of the baker."}], max_tokens=1)
+    ),
+    "generate": lambda session: session.generate("Once upon a time", max_tokens=1),
+    "suffix": lambda session: (
+        session.state == "EMPTY" and session.ensure_prefix("Once upon a time"),
+        session.prefill_suffix(" there was a baker"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_nothing_is_built_on_what_was_made_before_a_change(
+    new_session: Callable[..., Any], vector: Any, name: str
+) -> None:
+    session, other = new_session(), new_session()
+    need(session.context, vector)
+    CALLS[name](session)
+    for each in (session, other):
+        each.context.set_control_vector({1: vector})
+        CALLS[name](each)
+    assert session.explain_context().resident_tokens == other.explain_context().resident_tokens
+    gap = np.abs(session.context.logits(-1) - other.context.logits(-1)).max()
+    assert gap <= session.context.tolerance

@@ -113,9 +113,19 @@ class Prefilling(SessionBase):
             raise mismatch
         if given.mode == "append" and not self._may_join(given):
             return self._append_suffix(given)
+        if given.mode == "replace":
+            self._renew_prefix()
         status = self._replace_suffix(given)
         self.parts.suffix_class = given.cache_class
         return status
+
+    def _renew_prefix(self) -> None:
+        """Evaluate the prefix anew where it was made with what is no longer in force."""
+        if self.changed is None:
+            return
+        given, ids = self.parts.prefix, self.parts.prefix_ids
+        is_written = given is not None and not self.parts.templated
+        self.put_prefix(given if given is not None and is_written else PrefixInput(tokens=ids))
 
     def _may_join(self, given: SuffixInput) -> bool:
         """Whether text that is added can be tokenized with prefix and suffix as one text."""

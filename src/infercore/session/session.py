@@ -332,6 +332,7 @@ class CoreSession(Prefilling):
     def _hold_turn(self, turn: chatting.Turn) -> None:
         """Hold both parts of a turn, in one engine call where no state is kept between them."""
         tokens, n_stable = turn.tokens, turn.n_stable
+        self.begin_anew_if_changed()
         at_once = self.resident.goes_back_freely and len(tokens) <= self.resident.capacity(tokens)
         first = tokens if at_once else tokens[:n_stable]
         parts = Parts(
