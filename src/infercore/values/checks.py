@@ -102,7 +102,8 @@ def number(
 def plain_numbers(_: type, fields: list[attrs.Attribute[Any]]) -> list[attrs.Attribute[Any]]:
     """Let the fields of a class hold int and float, whatever kind of number they are given.
 
-    To be given to attrs as ``field_transformer``. What is equal then has one text and one digest.
+    To be given to attrs as ``field_transformer``. What is equal then has one text and one digest;
+    what is refused is told as it was given.
     """
     return [field if field.converter else _plain(field) for field in fields]
 
@@ -114,11 +115,12 @@ def _plain(field: attrs.Attribute[Any]) -> attrs.Attribute[Any]:
         return field
     own, plain = found
 
-    def convert(value: Any) -> Any:
-        return value if value is None or type(value) is own else plain(value)
+    def hold(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+        if value is not None and type(value) is not own:
+            object.__setattr__(instance, attribute.name, plain(value))
 
-    convert.__annotations__["value"] = field.type  # for the signature that attrs makes
-    return field.evolve(converter=convert)
+    checked = [field.validator] if field.validator is not None else []
+    return field.evolve(validator=attrs.validators.and_(*checked, hold))
 
 
 def plain_int(value: Any) -> Any:
