@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 from importlib import metadata
 from itertools import accumulate
 from pathlib import Path
@@ -117,6 +118,7 @@ def weights_in_parts_are_met_by_a_mistake(m: Any) -> None:
 
 @breaks("CAP-42", **real)
 def any_release_of_the_engine_is_taken(m: Any) -> None:
+    m.setattr(sys, "path", [*sys.path])  # where it is announced
     announce()
     m.setattr(metadata, "requires", lambda _: ["numpy>=1.26"])
 
