@@ -62,10 +62,7 @@ def test_a_header_of_a_part_and_of_layers_that_differ() -> None:
         headers._as_header(model(n_head_kv=3), found)
 
 
-def test_large_models_are_not_copied_for_each_lie(tmp_path: Path) -> None:
-    path = tmp_path / "large.gguf"
-    with path.open("wb") as file:
-        file.truncate(2**28 + 1)
+def rig_at(path: Path) -> Any:
     rig: Any = SimpleNamespace(
         backend="reference",
         path=path,
@@ -73,8 +70,15 @@ def test_large_models_are_not_copied_for_each_lie(tmp_path: Path) -> None:
         encoder=None,
         leave=lambda why: Rig.leave(rig, why),
     )
+    return rig
+
+
+def test_large_models_are_not_copied_for_each_lie(tmp_path: Path) -> None:
+    path = tmp_path / "large.gguf"
+    with path.open("wb") as file:
+        file.truncate(2**28 + 1)
     with pytest.raises(NotApplicable, match="256 MiB"):
-        headers.check_headers_that_lie(rig)
+        headers.check_headers_that_lie(rig_at(path))
 
 
 def test_an_encoder_without_learned_positions_keeps_the_law(monkeypatch: Any) -> None:
@@ -119,12 +123,5 @@ def test_a_gpu_may_have_other_names(name: str, tmp_path: Path, monkeypatch: Any)
 def test_a_format_of_which_no_lies_are_known_is_left(tmp_path: Path) -> None:
     path = tmp_path / "some.model"
     path.write_text("weights")
-    rig: Any = SimpleNamespace(
-        backend="reference",
-        path=path,
-        model=None,
-        encoder=None,
-        leave=lambda why: Rig.leave(rig, why),
-    )
     with pytest.raises(NotApplicable, match="to lie in"):
-        headers.check_headers_that_lie(rig)
+        headers.check_headers_that_lie(rig_at(path))

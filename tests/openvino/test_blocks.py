@@ -73,7 +73,7 @@ def test_a_pool_that_grows_hands_out_the_new_blocks_last() -> None:
     assert [pool.take() for _ in range(3)] == [1, 2, 3]
     with pytest.raises(PoolFullError) as caught:
         pool.need(2)
-    assert caught.value.args[0] == 2
+    assert caught.value.missing == 2
 
 
 # -- appending and trimming --------------------------------------------------------------------
@@ -104,7 +104,7 @@ def test_without_room_nothing_changes() -> None:
     before = state_of(tables)
     with pytest.raises(PoolFullError) as caught:
         tables.append(0, 2)
-    assert caught.value.args[0] == 1
+    assert caught.value.missing == 1
     assert state_of(tables) == before
 
 
@@ -123,7 +123,7 @@ def test_an_append_needs_room_for_the_copy_too() -> None:
     before = state_of(tables)
     with pytest.raises(PoolFullError) as caught:
         tables.append(1, 2)
-    assert caught.value.args[0] == 1
+    assert caught.value.missing == 1
     assert state_of(tables) == before
 
 

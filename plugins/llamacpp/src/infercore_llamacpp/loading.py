@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 _SPLIT_MODES = {"none": 0, "layer": 1, "row": 2}
 _REPACKED = re.compile(r"(?:AMX|REPACK) model buffer size")
-_NOT_LOCKED = re.compile("fail.*mlock|mlock not supported")
 _OUT_OF_MEMORY = ("bad_alloc", "unable to allocate", "failed to allocate", "out of memory")
 
 
@@ -117,10 +116,10 @@ def _failure(path: str, lines: Sequence[str], *, cancelled: bool) -> Exception:
 
 def _check_honoured(handle: int, config: ModelConfig, lines: Sequence[str]) -> None:
     """Refuse a model that loaded without what was asked for."""
-    if config.use_mlock and any(_NOT_LOCKED.search(line) for line in lines):
+    if config.use_mlock and any("mlock" in line and "fail" in line for line in lines):
         _free(handle)
         raise log.explain(
-            refuse("use_mlock=True", "the system does not lock memory; raise 'ulimit -l'")
+            refuse("use_mlock=True", "the system refused to lock memory; raise 'ulimit -l'")
         )
     for key in config.backend_options.get("kv_overrides") or {}:
         if not any("override" in line and f"'{key}'" in line for line in lines):
@@ -136,6 +135,8 @@ def _check_honoured(handle: int, config: ModelConfig, lines: Sequence[str]) -> N
 def _load_mode(config: ModelConfig) -> int:
     if config.use_mmap and not api.llama_supports_mmap():
         raise refuse("use_mmap=True", "this build of llama.cpp cannot map files")
+    if config.use_mlock and not api.llama_supports_mlock():
+        raise refuse("use_mlock=True", "this build of llama.cpp cannot lock memory")
     maps = config.use_mmap is not False and bool(api.llama_supports_mmap())
     if config.use_mlock:
         return int(api.LLAMA_LOAD_MODE_MMAP_MLOCK if maps else api.LLAMA_LOAD_MODE_MLOCK)

@@ -110,7 +110,7 @@ class KvCache:
         try:
             copies = work()
         except PoolFullError as error:
-            self._grow(error.args[0])
+            self._grow(error.missing)
             copies = work()
         if copies:
             self._perform(copies)

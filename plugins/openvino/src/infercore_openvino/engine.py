@@ -6,6 +6,7 @@ import contextlib
 import functools
 import logging
 import os
+from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +79,7 @@ class Runner:
         self._request.infer(share_inputs=True, share_outputs=True)
 
     def _in_background(self) -> None:
-        any(map(partial.__call__, self._calls))  # each returns None, so both are called
+        deque(map(partial.__call__, self._calls), maxlen=0)
 
 
 @contextlib.contextmanager

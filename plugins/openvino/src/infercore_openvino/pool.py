@@ -4,7 +4,11 @@ from __future__ import annotations
 
 
 class PoolFullError(Exception):
-    """There are not enough free blocks; nothing was changed. Its argument is how many lack."""
+    """There are not enough free blocks; nothing was changed. ``missing`` says how many."""
+
+    def __init__(self, missing: int) -> None:
+        super().__init__(f"the pool lacks {missing} blocks")
+        self.missing = missing
 
 
 class Pool:

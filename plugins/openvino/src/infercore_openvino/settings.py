@@ -111,7 +111,7 @@ def settings(
     numbers = arithmetic.asked(config, device, n_threads=n_threads)
     inference = numbers.inference
     kv_types = arithmetic.kv_types(config, inference) if files.has_keys else NO_KV_TYPES
-    if files.is_recurrent:  # the saved state of a cache in 8 bits were not exact
+    if files.is_recurrent:  # the saved state of a cache in 8 bits would not be exact
         kv_types = tuple(kind for kind in kv_types if kind != "u8")
     kv_type = _kv_type(config, inference, kv_types)
     n_batch = config.n_batch or max(DEFAULT_N_BATCH, config.n_ubatch or 0)

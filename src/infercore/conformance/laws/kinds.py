@@ -217,10 +217,10 @@ def check_devices(rig: Rig) -> None:
         for device in devices:
             sizes = (device.memory_free_bytes or 0, device.memory_total_bytes or 2**60)
             that(0 <= sizes[0] <= sizes[1], f"{device.name} has {sizes} bytes")
-            if device.kind == "cpu" and device.memory_total_bytes and hasattr(os, "sysconf"):
-                own = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-                fits = own // 2 <= device.memory_total_bytes <= 2 * own
-                that(fits, f"{device.name} has {sizes[1]} bytes in all, the machine {own}")
+            if device.kind == "cpu" and device.memory_total_bytes and Path("/proc/self").exists():
+                machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+                fits = own_mib() * 2**20 <= device.memory_total_bytes <= 2 * machine
+                that(fits, f"{device.name} has {sizes[1]} bytes in all, the machine {machine}")
             that(device.description, f"{device.name} is not described")
 
 
