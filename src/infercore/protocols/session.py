@@ -52,9 +52,9 @@ class Session(Protocol):
     ) -> PrefixStatus:
         """Make the context equal ``prefix``, evaluating only what is not resident.
 
-        What was evaluated before a change by `Context.set_adapters` or `set_control_vector` no
-        longer counts: this call, `prefill_suffix`, `generate` and `chat` evaluate it anew. `decode`
-        and text that is appended go on from it.
+        What was evaluated before a change by `Context.set_adapters` or `Context.set_control_vector`
+        no longer counts: this call, `prefill_suffix`, `generate` and `chat` evaluate it anew.
+        `decode` and text that is appended go on from it.
         Token ids are taken as they are, here and wherever else a text is expected. Suffix and
         generated tokens are no longer part of the context; the engine may keep them as a warm tail.
         Raises `ContextOverflowError` (stage "prefix"), `InvalidInputError` and, if requested,
