@@ -319,6 +319,8 @@ def beside(
             for _ in range(N_WARM if warm else 0):
                 for by, value in each_alone(servers, lambda s: warm_turn(s, 16, next(numbers))):
                     firsts[by].append(value)
+        told = ", ".join(f"{by} {rates[by][-1]:.1f} tokens/s" for by in starts)
+        print(f"round {turn + 1} of {options.rounds}: {told}", file=sys.stderr, flush=True)
     name = pairs.name_of(path)
     figure = f"{options.clients} clients, {options.answers} times "
     figure += f"{pooled.N_BEFORE} + {options.tokens} tokens"
