@@ -115,6 +115,8 @@ class ModelFormatError(ModelLoadError):
 class OutOfMemoryError(InferCoreError, MemoryError):
     """Memory ran out; ``attempts`` lists what was tried. State afterwards: unchanged."""
 
+    __new__ = Exception.__new__  # MemoryError's own refuses a class that has another base
+
     def __init__(self, message: str, *, attempts: Sequence[object] = ()) -> None:
         super().__init__(message)
         self.attempts = tuple(attempts)
