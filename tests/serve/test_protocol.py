@@ -156,7 +156,8 @@ def test_responses(client: Any) -> None:
     assert kinds[-1] == "response.incomplete"
     with client.responses.stream(model="tale", input=[ASK], temperature=0) as stream:
         final = stream.get_final_response()
-    assert final.status == "completed"
+    assert answer.output[-1].status == "incomplete", "as the item that was cut off"
+    assert final.status == final.output[-1].status == "completed"
     assert final.output_text.startswith(text)
 
 
@@ -179,12 +180,16 @@ WRONG: dict[str, tuple[dict[str, Any], int, str | None]] = {
     "store": ({"store": True}, 400, "store"),
     "calls": ({"parallel_tool_calls": False}, 400, "parallel_tool_calls"),
     "n": ({"n": 0}, 400, "n"),
+    "large n": ({"n": 10**9}, 400, "n"),
+    "limit": ({"max_completion_tokens": -1}, 400, "max_completion_tokens"),
+    "no content": ({"messages": [{"role": "user", "content": None}]}, 400, "messages.content"),
+    "audio": ({"audio": {"voice": "x", "format": "mp3"}}, 400, "audio"),
     "no messages": ({"messages": []}, 400, "messages"),
     "role": ({"messages": [{"content": "x"}]}, 400, None),
     "image": (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
         400,
-        "image input",
+        "messages",
     ),
     "long": ({"messages": [{**ASK, "content": "tick tock " * 900}]}, 400, "messages"),
     "schema": (
@@ -248,7 +253,31 @@ def test_values_that_mean_what_is_done_anyway(client: Any) -> None:
         "store": False, "parallel_tool_calls": True, "service_tier": "auto", "user": "me",
         "metadata": {}, "modalities": ["text"],
     }  # fmt: skip
-    assert client.chat.completions.create(**PLAIN, **fine).choices
+    unused = dict.fromkeys(("audio", "functions", "function_call", "prediction"))
+    assert client.chat.completions.create(**PLAIN, **fine, extra_body=unused).choices
+    unused = dict.fromkeys(("conversation", "max_tool_calls", "prompt", "top_logprobs"))
+    fields = {"model": "tale", "input": [ASK], "max_output_tokens": 4}
+    assert client.responses.create(**fields, extra_body=unused).output
+    for name, value in (("prompt", {"id": "p"}), ("top_logprobs", 2)):
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.responses.create(**fields, extra_body={name: value})
+        assert caught.value.param == name
+
+
+def test_errors_name_fields_of_the_request(client: Any) -> None:
+    image = {"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}
+    for item in (image, {"role": "wizard", "content": "x"}):
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.responses.create(model="tale", input=[item])
+        assert caught.value.param == "input"
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.embeddings.create(model="tale", input="tick tock " * 900)
+    assert caught.value.param == "input"
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.post(
+            "/rerank", cast_to=object, body={"model": "tale", "query": "x", "documents": ["y"]}
+        )
+    assert caught.value.param == "model"
 
 
 def test_the_asynchronous_client_many_at_once(served: Served) -> None:

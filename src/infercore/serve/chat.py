@@ -118,6 +118,8 @@ def plain_message(message: ChatMessage) -> dict[str, Any]:
     if message.tool_calls:
         row["tool_calls"] = message.tool_calls
     elif message.content is None:
+        if message.role != "assistant":
+            raise _refused("messages.content", None, "text")
         row["content"] = ""
     reasoning = message.reasoning_content or message.reasoning
     named = {"name": message.name, "tool_call_id": message.tool_call_id, "reasoning": reasoning}

@@ -70,7 +70,8 @@ def api_error(error: BaseException, names: Mapping[str, str] | None = None) -> A
         return error
     message = str(error)
     if isinstance(error, (msgspec.ValidationError, msgspec.DecodeError)):
-        return ApiError(400, message, param=_param(message))
+        param = _param(message)
+        return ApiError(400, message, param=(names or {}).get(param or "", param))
     if isinstance(error, ClientDisconnect):
         return ApiError(499, "the client disconnected before its request was complete")
     for kind, status, name, code in _OURS:
@@ -81,6 +82,8 @@ def api_error(error: BaseException, names: Mapping[str, str] | None = None) -> A
             param = getattr(error, "field", None) or getattr(error, "feature", None)
             if param is not None and param.startswith("reasoning="):
                 param = "reasoning_effort"
+            elif param is not None and param.endswith(" input"):  # a kind of part
+                param = "messages"
             param = _PARAMS.get(kind, param)
             return ApiError(
                 status,
