@@ -83,9 +83,9 @@ NAMED: dict[str, tuple[str, dict[str, Any], str | None]] = {
         "text.format",
     ),
     "tokens": ("/detokenize", {"tokens": [-1]}, "tokens"),
-    "answers": (CHAT, {"n": 1000}, None),
-    "prompts": ("/v1/completions", {"prompt": ["a"] * 300}, None),
-    "answers of prompts": ("/v1/completions", {"prompt": ["a"] * 128, "n": 3}, None),
+    "answers": (CHAT, {"n": 1000}, "n"),
+    "prompts": ("/v1/completions", {"prompt": ["a"] * 300}, "prompt"),
+    "answers of prompts": ("/v1/completions", {"prompt": ["a"] * 128, "n": 3}, "n"),
 }
 BODIES = {
     CHAT: ASK,
