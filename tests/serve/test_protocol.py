@@ -11,9 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from infercore.serve import chat
+
 openai = pytest.importorskip("openai", reason="the client that the tests use is not installed")
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from served import Served
 
 ASK = {"role": "user", "content": "Tell me of Mira."}
@@ -72,6 +76,23 @@ def test_several_answers_stream_side_by_side(client: Any) -> None:
         for choice in chunk.choices:
             texts[choice.index] += choice.delta.content or ""
     assert texts[0] == texts[1] != ""
+
+
+def test_answers_begin_in_their_order(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The public client puts an answer where its first piece comes, whatever its index says."""
+    answers = chat.answers
+
+    async def last_first(*arguments: Any) -> AsyncIterator[Any]:
+        items = [item async for item in answers(*arguments)]
+        for item in sorted(items, key=lambda item: -item[0]):
+            yield item
+
+    monkeypatch.setattr(chat, "answers", last_first)
+    asked = {**PLAIN, "n": 3, "temperature": 1.5, "seed": 1, "extra_body": {"regex": "[a-z]{4}"}}
+    with client.chat.completions.stream(**asked) as stream:
+        final = stream.get_final_completion()
+    whole = client.chat.completions.create(**asked)
+    assert [c.message.content for c in final.choices] == [c.message.content for c in whole.choices]
 
 
 def test_logprobs(client: Any) -> None:
