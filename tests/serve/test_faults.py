@@ -602,6 +602,11 @@ def test_a_wrong_command_line(pack_path: Path, arguments: tuple[str, ...], said:
     assert said in done.stderr
 
 
+def test_a_name_that_no_answer_can_hold_is_refused(pool: Any) -> None:
+    with pytest.raises(ic.InvalidInputError, match="another name"):
+        create_app({"tale-\udcff": pool})  # what a file of that name gives on the command line
+
+
 def test_a_request_while_an_idle_model_is_unloaded(
     pack_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
