@@ -82,6 +82,11 @@ NAMED: dict[str, tuple[str, dict[str, Any], str | None]] = {
         {"text": {"format": {"type": "json_schema", "name": "s", "schema": {"type": "x"}}}},
         "text.format",
     ),
+    "a template's": (
+        CHAT,
+        {"chat_template_kwargs": {"messages": 5}},
+        "chat_template_kwargs",
+    ),
     "tokens": ("/detokenize", {"tokens": [-1]}, "tokens"),
     "answers": (CHAT, {"n": 1000}, "n"),
     "prompts": ("/v1/completions", {"prompt": ["a"] * 300}, "prompt"),

@@ -237,6 +237,13 @@ def test_what_is_wrong_is_refused_by_name(client: Any, name: str) -> None:
             assert body["param"] == param
 
 
+def test_the_text_of_a_refusal_says_what_the_client_wrote(client: Any) -> None:
+    with pytest.raises(openai.BadRequestError, match=r"max_completion_tokens=-1 is not allowed"):
+        client.chat.completions.create(model="tale", messages=[ASK], max_completion_tokens=-1)
+    with pytest.raises(openai.BadRequestError, match=r"max_output_tokens=-1 is not allowed"):
+        client.responses.create(model="tale", input=[ASK], max_output_tokens=-1)
+
+
 def test_a_full_window_is_refused_with_what_a_client_can_do(client: Any) -> None:
     talk = [{**ASK, "content": "tick tock " * 60}, {"role": "assistant", "content": "Yes."}] * 4
     for route, name in ((client.chat.completions, "messages"), (client.responses, "input")):
@@ -278,6 +285,7 @@ def test_values_that_mean_what_is_done_anyway(client: Any) -> None:
     assert client.chat.completions.create(**PLAIN, **fine, extra_body=unused).choices
     unused = dict.fromkeys(("conversation", "max_tool_calls", "prompt", "top_logprobs"))
     fields = {"model": "tale", "input": [ASK], "max_output_tokens": 4}
+    assert client.responses.create(**fields, text={"verbosity": "medium"}).output
     assert client.responses.create(**fields, extra_body=unused).output
     for name, value in (("prompt", {"id": "p"}), ("top_logprobs", 2)):
         with pytest.raises(openai.BadRequestError) as caught:

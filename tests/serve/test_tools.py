@@ -94,6 +94,28 @@ def test_a_loop_of_responses_goes_on_from_its_thought(served: Served) -> None:
     assert second.usage.input_tokens_details.cached_tokens >= resident - 1
 
 
+def test_a_schema_that_cannot_be_kept_is_named_as_the_tools(served: Served) -> None:
+    looks_ahead = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(?=x)"}}}
+    function = {"name": "f", "parameters": looks_ahead}
+    client = served.client()
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(
+            model="agent",
+            messages=[ASK],
+            tools=[{"type": "function", "function": function}],
+            tool_choice="required",
+        )
+    assert caught.value.param == "tools"
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.create(
+            model="agent",
+            input=[ASK],
+            tools=[{"type": "function", **function}],
+            tool_choice="required",
+        )
+    assert caught.value.param == "tools"
+
+
 def test_calls_in_a_stream_are_those_of_the_whole(served: Served) -> None:
     client = served.client()
     asked = {**FIELDS, "messages": [ASK], "tool_choice": "required"}

@@ -88,9 +88,11 @@ def asked_of(
 
 
 def _form(request: ResponsesRequest) -> Any:
-    if other := _beside(request.text, "format"):
+    text = request.text or {}
+    is_usual = text.get("verbosity") in SETTLED["verbosity"]
+    if other := _beside(text, "format") - ({"verbosity"} if is_usual else set()):
         raise _refused(f"text.{min(other)}", None, "'format' alone")
-    form = (request.text or {}).get("format")
+    form = text.get("format")
     if not isinstance(form, (dict, type(None))):
         raise _refused("text.format", form, "an object")
     return response_form(form, "text.format", flat=True)

@@ -75,8 +75,10 @@ class Sampled(Request, kw_only=True):
         return {**super().names, "response_format": form if self.regex is None else "regex"}
 
 
-_OF_MESSAGES = ("role", "content", "tool_calls", "tool_call_id", "arguments")
+OF_MESSAGES = ("role", "content", "tool_calls", "tool_call_id", "arguments")
 """Fields inside messages that errors name."""
+_FREE = (None, {"type": "text"})
+"""Forms of an answer that leave it as it comes."""
 
 
 class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -130,9 +132,12 @@ class ChatRequest(Sampled, kw_only=True):
     @property
     def names(self) -> dict[str, str]:
         """What this route calls the fields that errors name."""
-        names = {**super().names, **dict.fromkeys(_OF_MESSAGES, "messages")}
+        names = {**super().names, **dict.fromkeys(OF_MESSAGES, "messages")}
+        names["template_variables"] = "chat_template_kwargs"
         if self.max_completion_tokens is not None:
             names["max_tokens"] = "max_completion_tokens"
+        if self.response_format in _FREE and self.grammar is self.regex is None:
+            names["response_format"] = "tools"  # whose schemas are the only forms of an answer
         return names
 
 
@@ -226,12 +231,13 @@ class ResponsesRequest(Request, kw_only=True):
     @property
     def names(self) -> dict[str, str]:
         """What this route calls the fields that errors name."""
+        is_free = (self.text or {}).get("format") in _FREE
         return {
             **super().names,
-            **dict.fromkeys(_OF_MESSAGES, "input"),
+            **dict.fromkeys(OF_MESSAGES, "input"),
             "messages": "input",
             "messages.content": "input.content",
-            "response_format": "text.format",
+            "response_format": "tools" if is_free else "text.format",
             "reasoning_effort": "reasoning.effort",
             "max_tokens": "max_output_tokens",
         }
