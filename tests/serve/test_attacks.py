@@ -22,6 +22,7 @@ WRONG: dict[str, tuple[str, Any]] = {
     "a bias beyond float32": (CHAT, {**ASK, "logit_bias": {"5": 1e308}}),
     "a choice of no name": (CHAT, {**ASK, "tools": [TOOL], "tool_choice": {"function": 5}}),
     "messages without end": (CHAT, {**ASK, "messages": ASK["messages"] * 3_000}),
+    "an item of no kind": ("/v1/responses", {"model": "tale", "input": [{"type": []}]}),
     "a prompt of nothing": ("/v1/completions", {"model": "tale", "prompt": [[]]}),
     "prompts without end": ("/v1/completions", {"model": "tale", "prompt": ["a"] * 200}),
     "a form of no object": (
@@ -66,6 +67,11 @@ NAMED: dict[str, tuple[str, dict[str, Any], str | None]] = {
         "/v1/responses",
         {"input": [{"role": "user", "content": "Hi", "x": 1}]},
         "input.x",
+    ),
+    "an item's part": (
+        "/v1/responses",
+        {"input": [{"role": "user", "content": [5]}]},
+        "input",
     ),
     "usage": (
         "/v1/responses",

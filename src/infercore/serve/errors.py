@@ -72,7 +72,8 @@ def api_error(error: BaseException, names: Mapping[str, str] | None = None) -> A
     message = str(error)
     if isinstance(error, (msgspec.ValidationError, msgspec.DecodeError)):
         param = _param(message)
-        return ApiError(400, message, param=(names or {}).get(param or "", param))
+        field = (param or "").partition("[")[0]  # of an item, which is read apart
+        return ApiError(400, message, param=(names or {}).get(field, param))
     if isinstance(error, ClientDisconnect):
         return ApiError(499, "the client disconnected before its request was complete")
     for kind, status, name, code in _OURS:

@@ -153,7 +153,7 @@ def _places(request: ResponsesRequest, dropped: Sequence[int]) -> list[int]:
 def _add_item(messages: list[dict[str, Any]], item: dict[str, Any]) -> None:
     item = {key: value for key, value in item.items() if value is not None}  # as models dump it
     kind = item.get("type", "message")
-    if kind in _ITEMS:
+    if kind in tuple(_ITEMS):  # which it may be too odd for a key of
         check_known("input", item, ("type", "id", "status", *_ITEMS[kind]))
     if kind == "message":
         _add_message(messages, item)

@@ -75,7 +75,7 @@ class Sampled(Request, kw_only=True):
         return {**super().names, "response_format": form if self.regex is None else "regex"}
 
 
-OF_MESSAGES = ("role", "content", "tool_calls", "tool_call_id", "arguments")
+OF_MESSAGES = ("role", "content", "tool_calls", "tool_call_id", "id", "arguments")
 """Fields inside messages that errors name."""
 _FREE = (None, {"type": "text"})
 """Forms of an answer that leave it as it comes."""
