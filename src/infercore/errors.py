@@ -52,6 +52,8 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from typing_extensions import Self
+
 StateAfter = Literal["unchanged", "partial", "cleared", "closed"]
 
 
@@ -114,6 +116,10 @@ class ModelFormatError(ModelLoadError):
 
 class OutOfMemoryError(InferCoreError, MemoryError):
     """Memory ran out; ``attempts`` lists what was tried. State afterwards: unchanged."""
+
+    def __new__(cls, *args: object, **_: object) -> Self:
+        """Make one as `Exception` does: MemoryError's own refuses a class with another base."""
+        return Exception.__new__(cls, *args)
 
     def __init__(self, message: str, *, attempts: Sequence[object] = ()) -> None:
         super().__init__(message)

@@ -12,6 +12,7 @@ import pytest
 
 import infercore as ic
 from infercore.chat.dialect import dialect_of
+from infercore.chat.messages import as_row
 from infercore.chat.tool_reader import ReadCall, ToolReader, read_all
 from infercore.chat.tools import Tools
 
@@ -349,3 +350,11 @@ def test_lists_of_a_template_may_grow() -> None:
     user = {"role": "user", "content": "Hi"}
     assert found.render([user], add_generation_prompt=True) == "Hi"
     assert user == {"role": "user", "content": "Hi"}
+
+
+@pytest.mark.parametrize("identifier", [{"a": 1}, ["a"], 5])
+def test_an_id_of_a_call_that_no_result_can_name_is_refused(identifier: Any) -> None:
+    call = {"id": identifier, "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    with pytest.raises(ic.InvalidInputError) as caught:
+        as_row({"role": "assistant", "content": None, "tool_calls": [call]})
+    assert caught.value.field == "id"

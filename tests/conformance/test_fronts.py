@@ -100,7 +100,10 @@ def test_what_is_required_of_every_front(site: Path) -> None:
     assert "oracle is required and missing" in found.output
     assert "encoder is required" not in found.output
     assert cli("toy", "--only", "DEC-2", "--require", "observe").exit_code == 0
-    assert cli("toy", "--only", "DEC-2", "--require", "nothing").exit_code == 1
+    unknown = cli("toy", "--only", "DEC-2", "--require", "nothing")
+    assert unknown.exit_code == 1
+    for name in ("n_ubatch", "rope_freq_base"):
+        assert name in unknown.output  # as --require takes it
 
 
 def test_from_pytest_with_a_failure(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,6 +78,14 @@ def test_nothing_selected_is_an_error(rig: Rig) -> None:
         check_backend(rig, only=["NONE-*"])
 
 
+def test_what_is_no_rig_and_no_sequence_of_names_is_refused(rig: Rig) -> None:
+    for nobody in (None, "reference"):
+        with pytest.raises(InvalidInputError, match="find_rig"):
+            check_backend(nobody, only="DEC-2")  # type: ignore[arg-type]
+    with pytest.raises(InvalidInputError, match="require='oracle'"):
+        check_backend(rig, only="DEC-2", require="oracle")
+
+
 def test_outcomes(rig: Rig) -> None:
     assert run_law(law(kept), rig).outcome == "ok"
     failed = run_law(law(broken), rig)

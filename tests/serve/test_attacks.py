@@ -22,6 +22,7 @@ WRONG: dict[str, tuple[str, Any]] = {
     "a bias beyond float32": (CHAT, {**ASK, "logit_bias": {"5": 1e308}}),
     "a choice of no name": (CHAT, {**ASK, "tools": [TOOL], "tool_choice": {"function": 5}}),
     "messages without end": (CHAT, {**ASK, "messages": ASK["messages"] * 3_000}),
+    "an item of no kind": ("/v1/responses", {"model": "tale", "input": [{"type": []}]}),
     "a prompt of nothing": ("/v1/completions", {"model": "tale", "prompt": [[]]}),
     "prompts without end": ("/v1/completions", {"model": "tale", "prompt": ["a"] * 200}),
     "a form of no object": (
@@ -67,6 +68,11 @@ NAMED: dict[str, tuple[str, dict[str, Any], str | None]] = {
         {"input": [{"role": "user", "content": "Hi", "x": 1}]},
         "input.x",
     ),
+    "an item's part": (
+        "/v1/responses",
+        {"input": [{"role": "user", "content": [5]}]},
+        "input",
+    ),
     "usage": (
         "/v1/responses",
         {"stream": True, "stream_options": {"include_usage": True}},
@@ -82,10 +88,15 @@ NAMED: dict[str, tuple[str, dict[str, Any], str | None]] = {
         {"text": {"format": {"type": "json_schema", "name": "s", "schema": {"type": "x"}}}},
         "text.format",
     ),
+    "a template's": (
+        CHAT,
+        {"chat_template_kwargs": {"messages": 5}},
+        "chat_template_kwargs",
+    ),
     "tokens": ("/detokenize", {"tokens": [-1]}, "tokens"),
-    "answers": (CHAT, {"n": 1000}, None),
-    "prompts": ("/v1/completions", {"prompt": ["a"] * 300}, None),
-    "answers of prompts": ("/v1/completions", {"prompt": ["a"] * 128, "n": 3}, None),
+    "answers": (CHAT, {"n": 1000}, "n"),
+    "prompts": ("/v1/completions", {"prompt": ["a"] * 300}, "prompt"),
+    "answers of prompts": ("/v1/completions", {"prompt": ["a"] * 128, "n": 3}, "n"),
 }
 BODIES = {
     CHAT: ASK,

@@ -433,6 +433,16 @@ def test_a_client_that_says_it_sends_no_more_is_gone(served: Served, pool: Any) 
     assert pool.stats().generated_tokens - before < 390
 
 
+def test_metrics_count_what_a_client_read_before_it_left(served: Served) -> None:
+    name = 'infercore_generated_tokens_total{model="tale"}'
+    before = metrics(served).get(name, 0.0)
+    with httpx.stream("POST", served.url + CHAT, json={**LONG, "stream": True}) as answer:
+        lines = answer.iter_lines()
+        for _ in range(20):
+            next(lines)
+    eventually(lambda: metrics(served).get(name, 0.0) >= before + 5)
+
+
 def test_metrics_count(served: Served) -> None:
     before = metrics(served)
     usage = served.client().chat.completions.create(**ASK).usage
@@ -580,6 +590,7 @@ def test_a_first_piece_waits_for_no_acknowledgement() -> None:
         (("--host", "192.0.2.1"), "--api-key-file"),
         (("--host", "example.org"), "--api-key-file"),
         (("--idle-timeout", "0"), "--idle-timeout"),
+        (("--idle-timeout", "nan"), "--idle-timeout"),
         (("--api-key-file", "no-such-file"), "no-such-file"),
     ],
 )
@@ -589,6 +600,11 @@ def test_a_wrong_command_line(pack_path: Path, arguments: tuple[str, ...], said:
     )
     assert done.returncode == 2
     assert said in done.stderr
+
+
+def test_a_name_that_no_answer_can_hold_is_refused(pool: Any) -> None:
+    with pytest.raises(ic.InvalidInputError, match="another name"):
+        create_app({"tale-\udcff": pool})  # what a file of that name gives on the command line
 
 
 def test_a_request_while_an_idle_model_is_unloaded(

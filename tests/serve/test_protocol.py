@@ -11,9 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from infercore.serve import chat
+
 openai = pytest.importorskip("openai", reason="the client that the tests use is not installed")
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from served import Served
 
 ASK = {"role": "user", "content": "Tell me of Mira."}
@@ -72,6 +76,23 @@ def test_several_answers_stream_side_by_side(client: Any) -> None:
         for choice in chunk.choices:
             texts[choice.index] += choice.delta.content or ""
     assert texts[0] == texts[1] != ""
+
+
+def test_answers_begin_in_their_order(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The public client puts an answer where its first piece comes, whatever its index says."""
+    answers = chat.answers
+
+    async def last_first(*arguments: Any) -> AsyncIterator[Any]:
+        items = [item async for item in answers(*arguments)]
+        for item in sorted(items, key=lambda item: -item[0]):
+            yield item
+
+    monkeypatch.setattr(chat, "answers", last_first)
+    asked = {**PLAIN, "n": 3, "temperature": 1.5, "seed": 1, "extra_body": {"regex": "[a-z]{4}"}}
+    with client.chat.completions.stream(**asked) as stream:
+        final = stream.get_final_completion()
+    whole = client.chat.completions.create(**asked)
+    assert [c.message.content for c in final.choices] == [c.message.content for c in whole.choices]
 
 
 def test_logprobs(client: Any) -> None:
@@ -156,7 +177,8 @@ def test_responses(client: Any) -> None:
     assert kinds[-1] == "response.incomplete"
     with client.responses.stream(model="tale", input=[ASK], temperature=0) as stream:
         final = stream.get_final_response()
-    assert final.status == "completed"
+    assert answer.output[-1].status == "incomplete", "as the item that was cut off"
+    assert final.status == final.output[-1].status == "completed"
     assert final.output_text.startswith(text)
 
 
@@ -179,12 +201,16 @@ WRONG: dict[str, tuple[dict[str, Any], int, str | None]] = {
     "store": ({"store": True}, 400, "store"),
     "calls": ({"parallel_tool_calls": False}, 400, "parallel_tool_calls"),
     "n": ({"n": 0}, 400, "n"),
+    "large n": ({"n": 10**9}, 400, "n"),
+    "limit": ({"max_completion_tokens": -1}, 400, "max_completion_tokens"),
+    "no content": ({"messages": [{"role": "user", "content": None}]}, 400, "messages.content"),
+    "audio": ({"audio": {"voice": "x", "format": "mp3"}}, 400, "audio"),
     "no messages": ({"messages": []}, 400, "messages"),
     "role": ({"messages": [{"content": "x"}]}, 400, None),
     "image": (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
         400,
-        "image input",
+        "messages",
     ),
     "long": ({"messages": [{**ASK, "content": "tick tock " * 900}]}, 400, "messages"),
     "schema": (
@@ -209,6 +235,13 @@ def test_what_is_wrong_is_refused_by_name(client: Any, name: str) -> None:
         assert set(body) == {"message", "type", "param", "code"}
         if param is not None:
             assert body["param"] == param
+
+
+def test_the_text_of_a_refusal_says_what_the_client_wrote(client: Any) -> None:
+    with pytest.raises(openai.BadRequestError, match=r"max_completion_tokens=-1 is not allowed"):
+        client.chat.completions.create(model="tale", messages=[ASK], max_completion_tokens=-1)
+    with pytest.raises(openai.BadRequestError, match=r"max_output_tokens=-1 is not allowed"):
+        client.responses.create(model="tale", input=[ASK], max_output_tokens=-1)
 
 
 def test_a_full_window_is_refused_with_what_a_client_can_do(client: Any) -> None:
@@ -248,7 +281,32 @@ def test_values_that_mean_what_is_done_anyway(client: Any) -> None:
         "store": False, "parallel_tool_calls": True, "service_tier": "auto", "user": "me",
         "metadata": {}, "modalities": ["text"],
     }  # fmt: skip
-    assert client.chat.completions.create(**PLAIN, **fine).choices
+    unused = dict.fromkeys(("audio", "functions", "function_call", "prediction"))
+    assert client.chat.completions.create(**PLAIN, **fine, extra_body=unused).choices
+    unused = dict.fromkeys(("conversation", "max_tool_calls", "prompt", "top_logprobs"))
+    fields = {"model": "tale", "input": [ASK], "max_output_tokens": 4}
+    assert client.responses.create(**fields, text={"verbosity": "medium"}).output
+    assert client.responses.create(**fields, extra_body=unused).output
+    for name, value in (("prompt", {"id": "p"}), ("top_logprobs", 2)):
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.responses.create(**fields, extra_body={name: value})
+        assert caught.value.param == name
+
+
+def test_errors_name_fields_of_the_request(client: Any) -> None:
+    image = {"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}
+    for item in (image, {"role": "wizard", "content": "x"}):
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.responses.create(model="tale", input=[item])
+        assert caught.value.param == "input"
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.embeddings.create(model="tale", input="tick tock " * 900)
+    assert caught.value.param == "input"
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.post(
+            "/rerank", cast_to=object, body={"model": "tale", "query": "x", "documents": ["y"]}
+        )
+    assert caught.value.param == "model"
 
 
 def test_the_asynchronous_client_many_at_once(served: Served) -> None:

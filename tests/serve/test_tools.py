@@ -77,6 +77,45 @@ def test_a_loop_until_the_answer(served: Served) -> None:
     assert answer.usage.prompt_tokens_details.cached_tokens > 0
 
 
+def test_a_loop_of_responses_goes_on_from_its_thought(served: Served) -> None:
+    tools = [{"type": "function", **function} for function in (ROAD, ADD)]
+    fields = {"model": "agent", "temperature": 0, "max_output_tokens": 120, "tools": tools}
+    client = served.client()
+    first = client.responses.create(**fields, input=[ASK])
+    assert first.output[0].type == "reasoning"
+    items = [ASK, *(item.model_dump() for item in first.output)]  # with fields that are null
+    for item in first.output:
+        if item.type == "function_call":
+            output = {"type": "function_call_output", "call_id": item.call_id, "output": "42"}
+            items.append(output)
+    second = client.responses.create(**fields, input=items)
+    assert len(items) > len(first.output) + 1, "it called a tool"
+    resident = first.usage.input_tokens + first.usage.output_tokens
+    assert second.usage.input_tokens_details.cached_tokens >= resident - 1
+
+
+def test_a_schema_that_cannot_be_kept_is_named_as_the_tools(served: Served) -> None:
+    looks_ahead = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(?=x)"}}}
+    function = {"name": "f", "parameters": looks_ahead}
+    client = served.client()
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(
+            model="agent",
+            messages=[ASK],
+            tools=[{"type": "function", "function": function}],
+            tool_choice="required",
+        )
+    assert caught.value.param == "tools"
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.create(
+            model="agent",
+            input=[ASK],
+            tools=[{"type": "function", **function}],
+            tool_choice="required",
+        )
+    assert caught.value.param == "tools"
+
+
 def test_calls_in_a_stream_are_those_of_the_whole(served: Served) -> None:
     client = served.client()
     asked = {**FIELDS, "messages": [ASK], "tool_choice": "required"}

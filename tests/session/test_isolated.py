@@ -614,6 +614,19 @@ def test_statistics_wait_for_nobody_and_outlive_a_worker(pool: Any) -> None:
     assert now.n_restarts == before.n_restarts + 1
 
 
+@pytest.mark.parametrize("isolate", [True, False])
+def test_a_closed_pool_reports_what_it_did_and_nothing_open(
+    pack_path: Path, backend_name: str, *, isolate: bool
+) -> None:
+    pool = ic.open_pool(pack_path, backend=backend_name, isolate=isolate, n_ctx=64, **FIELDS)
+    with pool:
+        n_told = len(told(pool.open_session(), n=5))
+        assert pool.stats().n_open == 1
+    stats = pool.stats()
+    assert (stats.n_open, stats.n_running, stats.n_waiting, stats.n_cells_used) == (0, 0, 0, 0)
+    assert stats.generated_tokens >= n_told > 0
+
+
 def test_an_observer_hears_of_steps(pool: Any) -> None:
     heard: list[Any] = []
 

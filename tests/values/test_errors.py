@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 
 import pytest
@@ -46,6 +47,7 @@ SAMPLES = [
     ic.PoolFullError(n_waiting=1024, retry_after=0.5),
     ic.CallTimeoutError(elapsed_ms=12.5, resident_tokens=7),
     ic.TransientEngineError(backend="x", retry_after=2.0),
+    ic.OutOfMemoryError("full", attempts=("n_ctx=4096",)),
 ]
 
 
@@ -58,10 +60,10 @@ def test_each_error_is_also_the_closest_builtin(name: str, builtin: type) -> Non
 
 @pytest.mark.parametrize("error", SAMPLES, ids=lambda error: type(error).__name__)
 def test_errors_survive_pickling_with_their_facts(error: ic.InferCoreError) -> None:
-    twin = pickle.loads(pickle.dumps(error))  # noqa: S301
-    assert type(twin) is type(error)
-    assert str(twin) == str(error)
-    assert twin.__dict__ == error.__dict__
+    for twin in (pickle.loads(pickle.dumps(error)), copy.copy(error)):  # noqa: S301
+        assert type(twin) is type(error)
+        assert str(twin) == str(error)
+        assert twin.__dict__ == error.__dict__
 
 
 def test_state_afterwards() -> None:

@@ -119,6 +119,13 @@ SEGMENT = {
 }
 
 
+@pytest.mark.parametrize("calls", ["x", [5], [None], {"name": "f"}])
+def test_the_calls_of_a_message_are_checked(calls):
+    with pytest.raises(ic.InvalidInputError) as caught:
+        ic.Message(role="assistant", content=None, tool_calls=calls)
+    assert caught.value.field == "tool_calls"
+
+
 @pytest.mark.parametrize(
     ("field", "value"), [("name", 5), ("byte_start", -1), ("token_end", "1"), ("byte_hash", 5)]
 )

@@ -111,6 +111,8 @@ def _call(call: Any) -> dict[str, Any]:
     function = call.get("function", call) if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise checks.refuse("tool_calls", call, "ToolCall objects, or mappings with a function")
+    if not isinstance(call.get("id"), (str, type(None))):
+        raise checks.refuse("id", call["id"], "a str, or None")
     arguments = call_arguments(function.get("arguments"))
     try:
         json.dumps(arguments, allow_nan=False)

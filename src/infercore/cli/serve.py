@@ -128,7 +128,7 @@ def serve(models: tuple[str, ...], **options: Any) -> None:
         for name, path in paths.items()
     }
     idle = options["idle_timeout"]
-    if idle is not None and idle <= 0:
+    if idle is not None and not idle > 0:  # NaN is not
         raise click.BadParameter("must be more than 0", param_hint="'--idle-timeout'")
     _log(options["log_format"])
     server.observe()

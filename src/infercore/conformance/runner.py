@@ -16,6 +16,7 @@ from infercore.conformance.options import is_kept, option_of
 from infercore.conformance.registry import laws, select
 from infercore.conformance.report import FAIL, KNOWN, NOT_APPLICABLE, OK, REFUSED, Report, Result
 from infercore.conformance.requirements import REQUIREMENTS
+from infercore.conformance.rig import Rig
 from infercore.conformance.standing import check_names, standing_of
 from infercore.engine import calls
 from infercore.engine.digest import of_path
@@ -25,8 +26,6 @@ from infercore.values.config import DecodeConfig, SamplingConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from infercore.conformance.rig import Rig
 
 N_HELD = 8
 """Tokens that a context holds when a refusal is probed."""
@@ -54,11 +53,14 @@ def check_backend(
     ``only`` holds ids, patterns, groups or tiers (see `select`); ``seed`` chooses the tokens and
     texts that laws use; ``require`` names what must be there, beside ``rig.require`` (see `Rig`);
     ``on_result`` is called with each result as it comes. The rig's model is closed at the end.
-    Raises `InvalidInputError` where nothing is selected, ``rig.known`` names no law, or
-    ``require`` something that there is not.
+    Raises `InvalidInputError` where ``rig`` is none, nothing is selected, ``rig.known`` names no
+    law, or ``require`` something that there is not.
     """
     chosen = select(only)
+    if not isinstance(rig, Rig):
+        raise checks.refuse("rig", rig, "a Rig, such as find_rig(name) returns")
     check_known(rig)
+    require = checks.items("require", require, "a sequence of names")
     check_names((*rig.require, *require))
     started = time.perf_counter()
     try:

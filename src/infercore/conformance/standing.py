@@ -95,7 +95,7 @@ def check_names(required: Iterable[str]) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(required))
     for name in names:
         if name not in NAMES:
-            raise checks.refuse("require", name, f"names of: {', '.join(NAMES)}")
+            raise checks.refuse("require", name, f"names of: {', '.join(map(repr, NAMES))}")
     return names
 
 

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from infercore.values.pool import PoolConfig
 
 _LOOK_SECONDS = 0.005
+_NOW = ("n_open", "n_running", "n_waiting", "n_cells_used", "n_cells_shared")
+"""What a pool is doing, among its statistics."""
 
 
 class IsolatedPool:
@@ -123,7 +125,8 @@ class IsolatedPool:
     def stats(self) -> PoolStats:
         """Return what the pool does, and did in all its processes; it never waits for a step.
 
-        Where the process does not answer at once, what it does now is what it told last.
+        Where the process does not answer at once, what it does now is what it told last. A closed
+        pool does nothing any more.
         """
         process = self.process
         self._stats = process.stats() or self._stats
@@ -132,6 +135,8 @@ class IsolatedPool:
         if counts.get("n_steps"):
             counts["mean_batch"] = n_batched / counts["n_steps"]
         n_restarts = counts.pop("n_restarts", 0) + process.n_restarts
+        if self.closed:
+            counts |= dict.fromkeys(_NOW, 0)
         return attrs.evolve(self._stats, **counts, n_restarts=n_restarts)
 
     def open_session(self, *, namespace: str = "", **options: Any) -> IsolatedSession:

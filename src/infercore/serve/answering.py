@@ -110,7 +110,10 @@ def n_answers(request: Sampled) -> int:
     n = 1 if request.n is None else request.n
     if not 1 <= n <= MAX_ANSWERS:
         raise InvalidInputError(
-            f"n={n} is not allowed", field="n", value=n, allowed=f"1 to {MAX_ANSWERS}"
+            f"n={n} is not allowed; send 1 to {MAX_ANSWERS}",
+            field="n",
+            value=n,
+            allowed=f"1 to {MAX_ANSWERS}",
         )
     return n
 
@@ -229,6 +232,7 @@ async def _answer(asked: Asked, number: int, metrics: Metrics) -> AsyncGenerator
             fields["timeout"] = max(left, _LEAST_TIME)
         stream = asked.begin(session, fields)
         last: float | None = None
+        n_shown, is_counted = 0, False
         try:
             async for chunk in stream:
                 now = time.perf_counter()
@@ -237,12 +241,16 @@ async def _answer(asked: Asked, number: int, metrics: Metrics) -> AsyncGenerator
                 else:
                     metrics.between.labels(name).observe(now - last)
                 last = now
+                n_shown += len(chunk.tokens)
                 if chunk.usage is not None:
                     metrics.count_usage(name, chunk.usage)
+                    is_counted = True
                 if chunk.logprobs:
                     await asked.served.learn(chunk.logprobs)
                 yield chunk
         finally:
+            if not is_counted:  # cut off: by its client, or by what failed
+                metrics.count_generated(name, n_shown)
             await stream.aclose()
 
 

@@ -227,7 +227,8 @@ def _reading(kind: type[R], work: Callable[[R, str], Any]) -> Callable[[Request]
         try:
             asked = _decoded(decoder, await _body(request))
             request.scope["names"] = asked.names
-            request.scope["places"].take(asked.n_places - 1)
+            is_n = (getattr(asked, "n", None) or 1) > 1
+            request.scope["places"].take(asked.n_places - 1, "n" if is_n else "prompt")
             answer: ASGIApp = await work(asked, request.scope["namespace"])
         except Exception as error:  # noqa: BLE001  (each becomes an answer)
             return failure(error, request.scope.get("names"))

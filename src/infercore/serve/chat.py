@@ -118,6 +118,8 @@ def plain_message(message: ChatMessage) -> dict[str, Any]:
     if message.tool_calls:
         row["tool_calls"] = message.tool_calls
     elif message.content is None:
+        if message.role != "assistant":
+            raise _refused("messages.content", None, "text")
         row["content"] = ""
     reasoning = message.reasoning_content or message.reasoning
     named = {"name": message.name, "tool_call_id": message.tool_call_id, "reasoning": reasoning}
@@ -282,13 +284,15 @@ async def streamed(
     usages: list[Any] = []
     n_thought = 0
     n_calls = [0] * asked.n
-    begun = [False] * asked.n
+    begun = False
     async with aclosing(answers([asked], metrics)) as chunks:
         async for number, chunk in chunks:
-            if not begun[number]:
-                begun[number] = True
-                first = _delta(number, {"role": "assistant", "content": ""})
-                yield event({**head, "choices": [first], **_dropped(chunk.dropped_messages)})
+            if not begun:  # all of them: clients put an answer where its first piece comes
+                begun = True
+                dropped = _dropped(chunk.dropped_messages)
+                for each in range(asked.n):
+                    first = _delta(each, {"role": "assistant", "content": ""})
+                    yield event({**head, "choices": [first], **dropped})
             if chunk.usage is not None:
                 usages.append(chunk.usage)
             n_thought += thought_tokens(chunk)

@@ -101,7 +101,7 @@ def asked_of(
     if request.logprobs is not None:
         if not 0 <= request.logprobs <= MAX_LOGPROBS:
             raise InvalidInputError(
-                f"logprobs={request.logprobs} is not allowed",
+                f"logprobs={request.logprobs} is not allowed; send 0 to {MAX_LOGPROBS}",
                 field="logprobs",
                 value=request.logprobs,
                 allowed=f"0 to {MAX_LOGPROBS}",

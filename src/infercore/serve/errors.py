@@ -10,6 +10,7 @@ import msgspec
 from starlette.requests import ClientDisconnect
 
 from infercore import errors
+from infercore.serve.wire import OF_MESSAGES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -55,7 +56,7 @@ _ADVICE = {
     "or open with a larger n_ctx": "or serve the model with a larger n_ctx",
 }
 """What a client, who opens no session, can do in place of what an error of sessions advises."""
-_PARAMS = {
+_PARAMS: dict[type[BaseException], str] = {
     errors.ContextOverflowError: "messages",
     errors.GrammarError: "response_format",
 }
@@ -70,23 +71,25 @@ def api_error(error: BaseException, names: Mapping[str, str] | None = None) -> A
         return error
     message = str(error)
     if isinstance(error, (msgspec.ValidationError, msgspec.DecodeError)):
-        return ApiError(400, message, param=_param(message))
+        param = _param(message)
+        field = (param or "").partition("[")[0]  # of an item, which is read apart
+        return ApiError(400, message, param=(names or {}).get(field, param))
     if isinstance(error, ClientDisconnect):
         return ApiError(499, "the client disconnected before its request was complete")
     for kind, status, name, code in _OURS:
         if isinstance(error, kind):
             if kind is errors.ContextOverflowError:
-                for ours, theirs in _ADVICE.items():
-                    message = message.replace(ours, theirs)
-            param = getattr(error, "field", None) or getattr(error, "feature", None)
-            if param is not None and param.startswith("reasoning="):
-                param = "reasoning_effort"
-            param = _PARAMS.get(kind, param)
+                for advice, theirs in _ADVICE.items():
+                    message = message.replace(advice, theirs)
+            ours = _field_of(error, kind)
+            param = (names or {}).get(ours, ours)
+            if message.startswith(f"{ours}=") and ours not in OF_MESSAGES:
+                message = f"{param}{message[len(ours) :]}"
             return ApiError(
                 status,
                 message,
                 name,
-                param=(names or {}).get(param or "", param),
+                param=param or None,
                 code=code,
                 headers=_retry_after(error) if status in (429, 503) else {},
             )
@@ -98,6 +101,16 @@ def api_error(error: BaseException, names: Mapping[str, str] | None = None) -> A
         "server_error",
         code=type(error).__name__ if is_ours else "internal",
     )
+
+
+def _field_of(error: BaseException, kind: type[BaseException]) -> str:
+    """Return the field that an error of ours is about, as a chat calls it; "" where it is none."""
+    if kind in _PARAMS:
+        return _PARAMS[kind]
+    field: str = getattr(error, "field", None) or getattr(error, "feature", None) or ""
+    if field.startswith("reasoning="):
+        return "reasoning_effort"
+    return "messages" if field.endswith(" input") else field  # a kind of part
 
 
 def _retry_after(error: BaseException) -> dict[str, str]:

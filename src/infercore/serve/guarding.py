@@ -229,13 +229,17 @@ class _Places:
         self._n_most = n_most
         self._n_taken = 0
 
-    def take(self, n: int) -> None:
-        """Count ``n`` answers more. Raises an `ApiError` of status 429 beyond the limit."""
+    def take(self, n: int, param: str | None = None) -> None:
+        """Count ``n`` answers more, which ``param`` asks for.
+
+        Raises an `ApiError` of status 429 beyond the limit, of 400 where one request is beyond it.
+        """
         if self._n_taken + n > self._n_most:
             raise ApiError(
                 400,
                 f"{self._n_taken + n} answers are more than the {self._n_most} that one key may "
                 "have at the same time",
+                param=param,
                 code="too_many_answers",
             )
         if self._n_active[self.namespace] + n > self._n_most:

@@ -79,9 +79,13 @@ class Metrics:
         """Count what an answer took."""
         self._prompt.labels(model).inc(usage.prompt_tokens)
         self._cached.labels(model).inc(usage.cached_tokens)
-        self._generated.labels(model).inc(usage.completion_tokens)
+        self.count_generated(model, usage.completion_tokens)
         self._queue.labels(model).observe(usage.waited_ms / 1000)
         self._batch.labels(model).observe(usage.mean_batch)
+
+    def count_generated(self, model: str, n_tokens: int) -> None:
+        """Count tokens of an answer."""
+        self._generated.labels(model).inc(n_tokens)
 
     def text(self) -> bytes:
         """Return all in the text format of Prometheus."""

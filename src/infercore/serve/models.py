@@ -279,6 +279,15 @@ def _served(name: object, pool: Any, make_room: Callable[[Served], Awaitable[boo
             value=name,
             allowed="a str",
         )
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidInputError(
+            f"the model name {name!r} cannot be written as UTF-8; give it another name",
+            field="pools",
+            value=name,
+            allowed="a str that UTF-8 can hold",
+        ) from error
     if hasattr(pool, "aopen_session"):
         return Served(name, pool=pool, opens=None, make_room=make_room)
     if callable(pool):

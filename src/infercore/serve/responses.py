@@ -88,9 +88,11 @@ def asked_of(
 
 
 def _form(request: ResponsesRequest) -> Any:
-    if other := _beside(request.text, "format"):
+    text = request.text or {}
+    is_usual = text.get("verbosity") in SETTLED["verbosity"]
+    if other := _beside(text, "format") - ({"verbosity"} if is_usual else set()):
         raise _refused(f"text.{min(other)}", None, "'format' alone")
-    form = (request.text or {}).get("format")
+    form = text.get("format")
     if not isinstance(form, (dict, type(None))):
         raise _refused("text.format", form, "an object")
     return response_form(form, "text.format", flat=True)
@@ -149,15 +151,12 @@ def _places(request: ResponsesRequest, dropped: Sequence[int]) -> list[int]:
 
 
 def _add_item(messages: list[dict[str, Any]], item: dict[str, Any]) -> None:
+    item = {key: value for key, value in item.items() if value is not None}  # as models dump it
     kind = item.get("type", "message")
-    if kind in _ITEMS:
+    if kind in tuple(_ITEMS):  # which it may be too odd for a key of
         check_known("input", item, ("type", "id", "status", *_ITEMS[kind]))
     if kind == "message":
-        content = item.get("content")
-        if isinstance(content, list):
-            content = [_part(part) for part in content]
-        row = {"role": item.get("role"), "content": content}
-        messages.append(plain_message(msgspec.convert(row, ChatMessage)))
+        _add_message(messages, item)
     elif kind == "function_call":
         call = {
             "id": item.get("call_id"),
@@ -173,8 +172,32 @@ def _add_item(messages: list[dict[str, Any]], item: dict[str, Any]) -> None:
         if not isinstance(output, str):
             raise _refused("input.output", output, "text")
         messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": output})
-    elif kind != "reasoning":  # a thought of an earlier turn: templates leave it out as well
+    elif kind == "reasoning":  # of the item that comes next; the template decides who sees it
+        _add_thought(messages, item.get("content"))
+    else:
         raise _of_no_kind("input", "an item", kind, ", ".join(_ITEMS))
+
+
+def _add_message(messages: list[dict[str, Any]], item: dict[str, Any]) -> None:
+    content = item.get("content")
+    if isinstance(content, list):
+        content = [_part(part) for part in content]
+    row = {"role": item.get("role"), "content": content}
+    message = plain_message(msgspec.convert(row, ChatMessage))
+    last = messages[-1] if messages else {}
+    waits = "reasoning" in last and not last["content"] and "tool_calls" not in last
+    if waits and message["role"] == "assistant":
+        last["content"] = message["content"]
+    else:
+        messages.append(message)
+
+
+def _add_thought(messages: list[dict[str, Any]], content: Any) -> None:
+    """Begin the answer that a thought is of; one that is only a summary, or encrypted, is none."""
+    parts = content if isinstance(content, list) else []
+    texts = [part.get("text") for part in parts if isinstance(part, dict)]
+    if thought := "".join(text for text in texts if isinstance(text, str)):
+        messages.append({"role": "assistant", "content": "", "reasoning": thought})
 
 
 def _part(part: Any) -> Any:
@@ -204,7 +227,7 @@ class _Output:
             "output": self.items,
             "parallel_tool_calls": SETTLED["parallel_tool_calls"][0],
             "previous_response_id": None,
-            "reasoning": {"effort": None, "summary": None},
+            "reasoning": {"effort": None, "summary": None, **(request.reasoning or {})},
             "store": False,
             "temperature": request.temperature,
             "text": request.text or {"format": {"type": "text"}},
@@ -317,11 +340,11 @@ class _Output:
             *self._end_item(),
         ]
 
-    def _end_item(self) -> list[bytes]:
+    def _end_item(self, status: str = "completed") -> list[bytes]:
         if not self.items or self.items[-1]["status"] != "in_progress":
             return []
         item = self.items[-1]
-        item["status"] = "completed"
+        item["status"] = status
         events = []
         if item["type"] == "message":
             where, part = self._where(item), item["content"][0]
@@ -339,9 +362,9 @@ class _Output:
         return [*events, self.event("response.output_item.done", output_index=place, item=item)]
 
     def end(self, reason: str, usage: Usage) -> list[bytes]:
-        events = self._end_item()
         is_whole = reason in ("eos", "stop", "tool_calls")
         kind = "completed" if is_whole else "incomplete"
+        events = self._end_item(kind)
         self._response["status"] = kind
         if not is_whole:
             self._response["incomplete_details"] = {"reason": "max_output_tokens"}

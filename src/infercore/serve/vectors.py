@@ -35,7 +35,7 @@ async def embeddings(request: EmbeddingsRequest, served: Served) -> dict[str, An
     check_settled(request)
     if request.encoding_format not in (None, "float", "base64"):
         raise InvalidInputError(
-            f"encoding_format={request.encoding_format!r} is not known",
+            f"encoding_format={request.encoding_format!r} is not known; send 'float' or 'base64'",
             field="encoding_format",
             value=request.encoding_format,
             allowed="'float' or 'base64'",

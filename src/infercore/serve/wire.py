@@ -29,7 +29,7 @@ class Request(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     @property
     def names(self) -> dict[str, str]:
         """What this route calls the fields that errors name."""
-        return {}
+        return {"session": "model", "rerank": "model"}
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -72,7 +72,13 @@ class Sampled(Request, kw_only=True):
     def names(self) -> dict[str, str]:
         """What this route calls the fields that errors name."""
         form = "grammar" if self.grammar is not None else "response_format"
-        return {"response_format": form if self.regex is None else "regex"}
+        return {**super().names, "response_format": form if self.regex is None else "regex"}
+
+
+OF_MESSAGES = ("role", "content", "tool_calls", "tool_call_id", "id", "arguments")
+"""Fields inside messages that errors name."""
+_FREE = (None, {"type": "text"})
+"""Forms of an answer that leave it as it comes."""
 
 
 class ChatMessage(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -111,9 +117,28 @@ class ChatRequest(Sampled, kw_only=True):
     verbosity: str | None = None
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
+    audio: Any = None
+    function_call: Any = None
+    functions: Any = None
+    moderation: Any = None
+    prediction: Any = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: str | None = None
+    web_search_options: Any = None
 
     chat_template_kwargs: Json | None = None
     truncation: str | None = None
+
+    @property
+    def names(self) -> dict[str, str]:
+        """What this route calls the fields that errors name."""
+        names = {**super().names, **dict.fromkeys(OF_MESSAGES, "messages")}
+        names["template_variables"] = "chat_template_kwargs"
+        if self.max_completion_tokens is not None:
+            names["max_tokens"] = "max_completion_tokens"
+        if self.response_format in _FREE and self.grammar is self.regex is None:
+            names["response_format"] = "tools"  # whose schemas are the only forms of an answer
+        return names
 
 
 class CompletionRequest(Sampled, kw_only=True):
@@ -146,6 +171,11 @@ class EmbeddingsRequest(Request, kw_only=True):
     dimensions: int | None = None
     user: str | None = None
 
+    @property
+    def names(self) -> dict[str, str]:
+        """What this route calls the fields that errors name."""
+        return {**super().names, "texts": "input"}
+
 
 class RerankRequest(Request, kw_only=True):
     """``POST /v1/rerank``, as the servers of Jina and Cohere have it."""
@@ -154,6 +184,11 @@ class RerankRequest(Request, kw_only=True):
     documents: list[str | Json]
     top_n: int | None = None
     return_documents: bool | None = None
+
+    @property
+    def names(self) -> dict[str, str]:
+        """What this route calls the fields that errors name."""
+        return {**super().names, "texts": "documents"}
 
 
 class ResponsesRequest(Request, kw_only=True):
@@ -181,13 +216,28 @@ class ResponsesRequest(Request, kw_only=True):
     user: str | None = None
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
+    access_programs: Any = None
+    background_options: Any = None
+    context_management: Any = None
+    conversation: Any = None
+    image: Any = None
+    max_tool_calls: int | None = None
+    moderation: Any = None
+    prompt: Any = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: str | None = None
+    top_logprobs: int | None = None
 
     @property
     def names(self) -> dict[str, str]:
         """What this route calls the fields that errors name."""
+        is_free = (self.text or {}).get("format") in _FREE
         return {
+            **super().names,
+            **dict.fromkeys(OF_MESSAGES, "input"),
             "messages": "input",
-            "response_format": "text.format",
+            "messages.content": "input.content",
+            "response_format": "tools" if is_free else "text.format",
             "reasoning_effort": "reasoning.effort",
             "max_tokens": "max_output_tokens",
         }
@@ -208,7 +258,7 @@ class DetokenizeRequest(Request, kw_only=True):
     @property
     def names(self) -> dict[str, str]:
         """What this route calls the fields that errors name."""
-        return {"token": "tokens", "text": "tokens"}
+        return {**super().names, "token": "tokens", "text": "tokens"}
 
 
 SETTLED: dict[str, tuple[Any, ...]] = {
@@ -223,8 +273,27 @@ SETTLED: dict[str, tuple[Any, ...]] = {
     "include": ([],),
     "best_of": (1,),
     "suffix": ("",),
+    "audio": (),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "moderation": (),
+    "prediction": (),
+    "prompt_cache_options": (),
+    "prompt_cache_retention": ("in_memory",),
+    "web_search_options": (),
+    "access_programs": (),
+    "background_options": (),
+    "context_management": ([],),
+    "conversation": (),
+    "image": (),
+    "max_tool_calls": (),
 }
 """Fields that the server does not act on, and the values beside null that mean what it does."""
+
+_SETTLED_OF: dict[type[Request], dict[str, tuple[Any, ...]]] = {
+    ResponsesRequest: {"prompt": (), "top_logprobs": (0,)},
+}
+"""Those that another route acts on."""
 
 
 def _check_stream_options(request: Any, options: StreamOptions) -> None:
@@ -268,7 +337,7 @@ def check_settled(request: Request) -> None:
     options = getattr(request, "stream_options", None)
     if options is not None:
         _check_stream_options(request, options)
-    for name, allowed in SETTLED.items():
+    for name, allowed in {**SETTLED, **_SETTLED_OF.get(type(request), {})}.items():
         value = getattr(request, name, None)
         if value is None or value in allowed:
             continue

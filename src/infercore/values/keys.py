@@ -8,9 +8,11 @@ from infercore.errors import InvalidInputError
 def keys_in(text: str, path: str) -> tuple[str, ...]:
     """Return the keys in the ``text`` of a file: one a line, without comments (``#``).
 
+    The mark of byte order that some editors begin a file with is no part of its first line.
+
     Raises `InvalidInputError` where there is none: a server without keys is open to everybody.
     """
-    lines = (line.strip() for line in text.splitlines())
+    lines = (line.strip() for line in text.removeprefix("\ufeff").splitlines())
     keys = tuple(line for line in lines if line and not line.startswith("#"))
     if not keys:
         raise InvalidInputError(

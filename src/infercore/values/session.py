@@ -355,7 +355,11 @@ class ContextReport:
 
 
 def _calls(value: Any) -> tuple[Any, ...]:
-    return () if value is None else tuple(checks.items("tool_calls", value, "a sequence of calls"))
+    calls = () if value is None else checks.items("tool_calls", value, "a sequence of calls")
+    for call in calls:
+        if not isinstance(call, (ToolCall, Mapping)):
+            raise checks.refuse("tool_calls", call, "ToolCall objects, or mappings with a function")
+    return tuple(calls)
 
 
 def call_arguments(given: Mapping[str, Any] | str | None) -> Mapping[str, Any]:
