@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ _NUMBERS = {
 }
 _WORDS = (0xFFFF_FFFF, 0x7FFF_FFFF, 1)
 _N_WORDS = 24
+_N_NUMBERS = 16
 
 
 @law("STATE-31", needs="sequence_state", since="1.2")
@@ -81,6 +83,9 @@ def _changed(rig: Rig, payload: bytes) -> Iterator[tuple[str, bytes]]:
     for at in (*range(0, 4 * _N_WORDS, 4), *range(4 * _N_WORDS, min(size // 4, 800), 68)):
         word = _WORDS[at // 4 % len(_WORDS)]
         yield f"{word:#x} at {at}", _with(payload, at, struct.pack("<I", word))
+    for found in [*re.finditer(rb"\d+", payload[:2048])][:_N_NUMBERS]:  # a header may be text
+        for text in (b"-", b"9"):
+            yield f"{text!r} at {found.start()}", _with(payload, found.start(), text)
     yield "its second half", payload[size // 2 :]  # what is cut at its end: STATE-32
     yield "more behind it", payload + bytes(64)
     yield "zeros", bytes(size)
