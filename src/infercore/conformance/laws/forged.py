@@ -65,6 +65,7 @@ def _load(context: Any, load: Callable[[], object], what: str) -> None:
         equal(error.state_after, "cleared", f"what the refusal of {what} says of the state")
         equal(list(context.tokens(0)), [], f"the tokens after {what} was refused")
         that(len(str(error)) > 40, f"the refusal of {what} says only {error}")  # noqa: PLR2004
+    that(context.n_past(0) >= 0, f"with {what} the next position is {context.n_past(0)}")
 
 
 def _forged(rig: Rig, save: Callable[[Any], bytes], data: bytes) -> Iterator[tuple[str, bytes]]:
