@@ -171,7 +171,8 @@ def _decoded(weights: Floats) -> Floats:
     if weights.ndim == 1:
         return weights
     codes, zeros, scales = _coded(weights)
-    return (codes.astype(np.float32) - zeros.astype(np.float32)) * scales
+    plain: Floats = (codes.astype(np.float32) - zeros.astype(np.float32)) * scales
+    return plain
 
 
 def _graph() -> Any:

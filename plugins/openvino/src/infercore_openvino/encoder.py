@@ -138,8 +138,8 @@ class EncoderContext(BaseContext):
     def _looks_back_only(self) -> bool:
         """Run a text alone and with more behind it: is its first token's output the same."""
         tokens = np.arange(_PROBED, dtype=np.int32)
-        followed = self._infer(self._request, [tokens])[0, 0].copy()
-        alone = self._infer(self._request, [tokens[:1]])[0, 0]
+        alone = self._infer(self._request, [tokens[:1]])[0, 0].copy()
+        followed = self._infer(self._request, [tokens])[0, 0]
         return np.allclose(alone, followed, rtol=0, atol=_SAME * np.abs(alone).max())
 
     def _set_attention(self, found: str) -> None:
