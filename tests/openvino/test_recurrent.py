@@ -296,3 +296,5 @@ def test_a_plan_has_no_keys_where_there_are_none(path: Path, tmp_path: Path) -> 
     pack.need_backend("openvino")
     plan = ic.plan_memory(tmp_path / "model", backend="openvino", n_ctx=64)
     assert set(plan.kv_bytes_by_kind) == {"recurrent"}
+    with ic.load_model(tmp_path / "model", backend="openvino") as model:
+        assert (model.info.is_recurrent, model.info.is_hybrid) == (True, False)

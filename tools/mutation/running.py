@@ -154,6 +154,8 @@ class Runner:
         )
 
     def _measure(self, only: Sequence[str] | None, place: Path) -> None:
+        # As changed subjects are: code that runs under a limit alone runs.
+        resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
         self._importer.install()
         for_children(self._folder, self._modules)
         found = _read(place) if place.exists() else {}

@@ -130,11 +130,12 @@ def _openvino() -> Subject:
         "adapters": "LORA", "additions": "DEC CAP LORA", "arithmetic": "CAP BAD",
         "base": "DEC CAP CANCEL", "blocks": "KV", "cache": "CAP STATE", "compiled": "CAP THREAD",
         "cpu": "CAP", "encoder": "ENC EMB", "encoder_graph": "ENC EMB", "engine": "CAP LIFE",
-        "facts": "CAP", "files": "LIFE BAD", "graph": "DEC CAP", "memory": "MEM", "model":
-        "LIFE CAP BAD", "options": "CAP BAD", "outputs": "DEC EMB", "paged": "DEC KV CANCEL",
-        "paged_request": "DEC KV", "pieces": "DEC", "plugin": "LIFE CAP", "pool": "EMB",
-        "probe": "CAP", "recurrent": "DEC KV STATE", "rope": "CAP KV",
-        "settings": "CAP BAD", "state": "STATE", "stateful": "DEC KV", "tokenizer": "TOK",
+        "facts": "CAP", "files": "LIFE BAD", "graph": "DEC CAP", "limits": "MEM",
+        "memory": "MEM", "model": "LIFE CAP BAD", "options": "CAP BAD", "outputs": "DEC EMB",
+        "paged": "DEC KV CANCEL", "paged_request": "DEC KV", "pieces": "TOK",
+        "plugin": "LIFE CAP", "pool": "KV", "probe": "CAP", "recurrent": "DEC KV STATE",
+        "rope": "CAP KV", "settings": "CAP BAD", "state": "STATE", "stateful": "DEC KV",
+        "tokenizer": "TOK",
     }  # fmt: skip
     return Subject(
         name="openvino",

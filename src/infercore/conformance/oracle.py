@@ -130,6 +130,11 @@ class Oracle:
             return None
         return cls(config, _tensors(files[1]))
 
+    @property
+    def n_weights(self) -> int:
+        """How many numbers the weights are."""
+        return sum(weights.size for weights in self._weights.values())
+
     def with_adapter(self, path: str, scale: float) -> Oracle:
         """Return the oracle of these weights with a LoRA adapter of PEFT's format added."""
         settings, file = (Path(path) / name for name in _ADAPTER)

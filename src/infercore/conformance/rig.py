@@ -120,7 +120,8 @@ class Rig:
     same weights, a plain llama in float32, whose logits are computed anew and compared with; a
     model of the pack has one. ``golden`` are texts with their logits that any other implementation
     has computed: pairs of token ids and a float32 array [n_tokens, n_vocab], row i behind token i.
-    ``narrow`` is the path of the same weights in a narrower format (quantised).
+    ``narrow`` is the path of the same weights in a narrower format (quantised); or what writes them
+    into a folder that it is given, and returns what turns weights into what they are there.
     ``encoder`` is the path of an encoder that ``open_path`` reads,
     ``encoder_name`` its name in the pack. ``is_encoder`` tells that ``open_model`` itself opens an
     encoder: laws about models that generate are then left.
@@ -138,7 +139,7 @@ class Rig:
     adapter_name: str | None = None
     oracle: str | None = None
     golden: tuple[Golden, ...] = attrs.field(factory=tuple, converter=_golden)
-    narrow: str | None = None
+    narrow: str | Callable[[str], Callable[[FloatArray], FloatArray]] | None = None
     encoder: str | None = None
     encoder_name: str | None = None
     is_encoder: bool = False

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 _END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>")
 
 
+_KINDS = ("BPE", "WordPiece")
+
+
 class ReferenceTokenizer:
     """An `EngineTokenizer` over ``tokenizer.json``: byte-level BPE, or WordPiece of an encoder."""
 
@@ -23,6 +26,12 @@ class ReferenceTokenizer:
         self._plain = _load(text, folder)
         self._plain.encode_special_tokens = True
         self._vocabulary = json.loads(text)
+        kind = self._vocabulary["model"].get("type", "BPE")
+        if kind not in _KINDS:
+            raise ModelFormatError(
+                f"{folder}: a vocabulary of kind {kind!r} is not known here; give one of {_KINDS}",
+                path=folder,
+            )
         self._control = self._control_tokens()
         self._alphabet = byte_alphabet()
         self.generation: Mapping[str, Any] = json_object(folder, "generation_config.json")

@@ -126,6 +126,16 @@ def rows_of_a_batch_come_by_sequence(m: Any) -> None:
     around(m, ReferenceContext, "decode_batch", batch)
 
 
+@breaks("DEC-24", **real)
+def rows_before_a_step_of_one_entry_are_lost(m: Any) -> None:
+    def batch(old: Any, self: Any, tokens: Any, *rest: Any) -> None:
+        old(self, tokens, *rest)
+        if self.n_ubatch > 1 and len(tokens) % self.n_ubatch == 1:
+            self._rows[:-1] = self._rows[-1:]
+
+    around(m, ReferenceContext, "decode_batch", batch)
+
+
 @breaks("DEC-24", "KV-25", **real)
 def the_third_sequence_reads_the_first_past(m: Any) -> None:
     old = attention.groups_of

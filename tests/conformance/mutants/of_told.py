@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from conformance.mutants import around, breaks, result
+from conformance.mutants import around, breaks, result, told
 from infercore import api
 from infercore.engine.context import GuardedContext
 from infercore.engine.model import GuardedModel
@@ -43,6 +43,18 @@ real = {"base": "reference"}
 @breaks("CAP-22", **real)
 def the_shape_is_of_another_model(m: Any) -> None:
     result(m, Loaded, "_info", lambda info: attrs.evolve(info, n_head_kv=info.n_head))
+
+
+@breaks("CAP-22", **real)
+def numbers_that_are_no_weights_are_counted(m: Any) -> None:
+    result(m, Loaded, "_info", lambda info: attrs.evolve(info, n_params=info.n_params + 16))
+
+
+@breaks("MEM-2", **real)
+def a_state_that_sums_up_is_planned_and_not_told(m: Any) -> None:
+    told(
+        m, ReferenceModel, "plan_memory", kv_bytes_by_kind=lambda plan: {"recurrent": plan.kv_bytes}
+    )
 
 
 @breaks("CAP-23", **real)

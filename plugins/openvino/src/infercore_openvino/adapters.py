@@ -50,13 +50,14 @@ def read(adapters: Sequence[AdapterSpec], graph: Graph) -> Joined:
         )
     target = lora.Target(backend=BACKEND, shapes=shapes, config=graph.config)
     found = [lora.read(adapter, target) for adapter in adapters]
-    return {name: _joined([p[name] for p in found if name in p]) for name in set().union(*found)}
+    names = dict.fromkeys(name for pairs in found for name in pairs)  # in one order, for caches
+    return {name: _joined([p[name] for p in found if name in p]) for name in names}
 
 
 def _joined(pairs: Sequence[lora.Pair]) -> tuple[Floats, Floats]:
     a = np.concatenate([pair.a for pair in pairs])
     b = np.concatenate([pair.b * np.float32(pair.scale) for pair in pairs], axis=1)
-    return np.ascontiguousarray(a), np.ascontiguousarray(b)
+    return a, b
 
 
 def _matrices(model: Any) -> dict[str, tuple[Any, tuple[int, ...]]]:
@@ -78,10 +79,10 @@ def with_inputs(graph: Graph, names: Iterable[str]) -> Graph:
     """Return a copy of ``graph`` with a product beside each of the named ones, and its inputs."""
     model = graph.model.clone()
     matrices = _matrices(model)
-    for name in sorted(names):
+    for name in names:
         node, (n_out, n_in) = matrices[name]
         a, b = _input(f"lora_a.{name}", -1, n_in), _input(f"lora_b.{name}", n_out, -1)
-        users = list(node.output(0).get_target_inputs())
+        users = node.output(0).get_target_inputs()
         beside = op.matmul(op.matmul(node.input_value(0), a, False, True), b, False, True)
         total = op.add(node, beside).output(0)
         total.set_names(node.output(0).get_names())  # those of the logits

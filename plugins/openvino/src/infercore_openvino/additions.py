@@ -62,7 +62,8 @@ def give_rows(request: Any, rows: Floats) -> None:
 
 
 def _width(port: Any) -> int:
-    return int(port.get_partial_shape()[1].get_length())
+    width: int = port.get_partial_shape()[1].get_length()
+    return width
 
 
 def with_additions(graph: Graph, added: Additions) -> Graph:
@@ -89,7 +90,7 @@ def _with_rows(graph: Graph) -> Graph:
         )
     if str(graph.config.get("model_type")).startswith(_SCALED_BY_TABLE):
         looked_up = _scaled(looked_up)
-    users = list(looked_up.output(0).get_target_inputs())
+    users = looked_up.output(0).get_target_inputs()
     rows = _input(_ROWS, np.float32, -1, graph.shape.n_embd)
     places = _input(_PLACES, np.int64, -1)
     tokens, other = (0, 1) if graph.form == "paged" else (1, 0)
@@ -159,7 +160,7 @@ def _with_directions(graph: Graph) -> Graph:
     given = _input(_DIRECTIONS, np.float32, n_layer, n_embd)
     axis = op.constant(0, dtype=np.int64)
     for layer, node in found.items():
-        users = list(node.output(0).get_target_inputs())
+        users = node.output(0).get_target_inputs()
         row = op.gather(given, op.constant(layer, dtype=np.int64), axis)
         total = op.add(node, row).output(0)
         for user in users:

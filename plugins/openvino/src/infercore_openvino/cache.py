@@ -89,7 +89,7 @@ class KvCache:
     """The arrays of all layers and the tables that say who holds what."""
 
     def __init__(self, ports: Sequence[Any], *, n_cells: int, n_extra: int, n_seq: int) -> None:
-        block_size = int(ports[0].get_partial_shape()[_TOKEN_AXIS].get_length())
+        block_size = ports[0].get_partial_shape()[_TOKEN_AXIS].get_length()
         n_blocks = -(-n_cells // block_size) + n_extra
         with memory_errors(f"a KV cache of {n_cells} tokens"):
             self.arrays = [KvArray(port, n_blocks + 1) for port in ports]

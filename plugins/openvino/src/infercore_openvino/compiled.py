@@ -202,11 +202,11 @@ def _check_in_force(compiled: Compiled, settings: Settings) -> None:
             "n_threads", settings.n_threads, f"this machine gives at most {compiled.n_threads}"
         )
     caches = compiled.caches()
-    for port in caches:
-        found = port.get_element_type().to_string()
-        if found != settings.kv_type:
-            raise _not_honoured("type_k", settings.kv_type, f"the engine chose {found}")
-    if len({_block_size(port) for port in caches}) > 1:
+    others = {port.get_element_type().to_string() for port in caches} - {settings.kv_type}
+    if others:
+        raise _not_honoured("type_k", settings.kv_type, f"the engine chose {', '.join(others)}")
+    sizes = {_block_size(port) for port in caches}
+    if len(sizes) > 1 or None in sizes:
         raise _not_honoured("device", "", "its cache has a layout that is not known here")
 
 
@@ -215,7 +215,8 @@ def _block_size(port: Any) -> int | None:
     shape = list(port.get_partial_shape())
     if len(shape) != _RANK or any(dimension.is_dynamic for dimension in shape[1:]):
         return None
-    return int(shape[2].get_length())
+    size: int = shape[2].get_length()
+    return size
 
 
 def _not_honoured(name: str, asked: object, hint: str) -> UnsupportedFeatureError:

@@ -6,11 +6,23 @@ back.
 
 from __future__ import annotations
 
-from typing import Any
+import os
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 import infercore
 from infercore.conformance import Observation, Rig
 from infercore.testing import engine_of
+from infercore_openvino.files import MODEL_XML
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy.typing as npt
+
+    Floats = npt.NDArray[np.float32]
 
 BACKEND = "openvino"
 MODEL, FORMAT, ADAPTER = "storyteller", "openvino", "storyteller-lora"
@@ -43,6 +55,8 @@ _WRONG_OPTIONS: tuple[dict[str, Any], ...] = (
     {"num_streams": 0}, {"num_streams": 65}, {"dynamic_quantization_group_size": 2**20 + 1},
     {"form": "blocks"}, {"inference_precision": "f64"}, {"enable_cpu_pinning": 1},
     {"cache_dir": ""}, {"cache_dir": "a\0b"}, {"cache_dir": 5},
+    {"inference_precision": "f16", "precision": "accurate"},
+    {"dynamic_quantization_group_size": 32, "precision": "accurate"},
 )  # fmt: skip
 
 
@@ -51,6 +65,7 @@ def rig() -> Rig:
     rig = _rig(observe=observe, **_beside("gguf-f32"))
     rig.require = (*_REQUIRED, *_OF_BLOCKS)
     rig.wrong_options = _WRONG_OPTIONS
+    rig.narrow = in_codes
     return rig
 
 
@@ -63,6 +78,7 @@ def stateful_rig() -> Rig:
         **_beside("hf"),
     )
     rig.require = (*_REQUIRED, "set_causal_attention")
+    rig.narrow = in_half_precision
     rig.known = {"MEM-8": "engine: OpenVINO leaves a thread behind for each model it compiles"}
     return rig
 
@@ -71,6 +87,7 @@ def recurrent_rig() -> Rig:
     """Return the rig of a model whose state has no parts that could be removed."""
     rig = _rig("recurrent", variant="recurrent", observe=count_evaluated)
     rig.require = _RECURRENT
+    rig.wrong_options = ({"form": "stateful"},)
     return rig
 
 
@@ -111,6 +128,66 @@ def pack_path(name: str, form: str = FORMAT) -> str:
             path=name,
         ) from error
     return str(infercore_models.path(name, form))
+
+
+# -- narrower weights ------------------------------------------------------------------------------
+
+
+def in_half_precision(folder: str) -> Callable[[Floats], Floats]:
+    """Write the storyteller into ``folder`` in half precision; return what weights are in it."""
+    _write(_graph(), folder, in_half=True)
+    return lambda weights: weights.astype(np.float16).astype(np.float32)
+
+
+def in_codes(folder: str) -> Callable[[Floats], Floats]:
+    """Write the storyteller into ``folder`` in 8 bits, as NNCF does: a scale and zero for each row.
+
+    Returns what weights are in it; those that are no matrix stay as they are.
+    """
+    from openvino import opset13 as op  # noqa: PLC0415  (imports the engine)
+
+    model = _graph()
+    for node in model.get_ordered_ops():
+        if node.get_type_name() == "Constant" and node.get_friendly_name().endswith(".weight"):
+            users = list(node.output(0).get_target_inputs())
+            codes, zeros, scales = _coded(np.array(node.data))
+            plain = op.subtract(*(op.convert(op.constant(n), "f32") for n in (codes, zeros)))
+            for user in users:
+                user.replace_source_output(op.multiply(plain, op.constant(scales)).output(0))
+    _write(model, folder, in_half=False)
+    return _decoded
+
+
+def _coded(weights: Floats) -> tuple[Any, Any, Any]:
+    """Return codes [rows, columns], zeros and scales [rows, 1] of weights."""
+    low, high = (ends(weights, axis=1, keepdims=True) for ends in (np.min, np.max))
+    scales = ((high - low) / np.float32(255)).astype(np.float32)
+    zeros = np.rint(-low / scales).astype(np.uint8)
+    codes = np.clip(np.rint(weights / scales) + zeros, 0, 255).astype(np.uint8)
+    return codes, zeros, scales
+
+
+def _decoded(weights: Floats) -> Floats:
+    if weights.ndim == 1:
+        return weights
+    codes, zeros, scales = _coded(weights)
+    plain: Floats = (codes.astype(np.float32) - zeros.astype(np.float32)) * scales
+    return plain
+
+
+def _graph() -> Any:
+    from infercore_openvino.engine import shared_core  # noqa: PLC0415  (imports the engine)
+
+    return shared_core().read_model(os.path.join(pack_path(MODEL), MODEL_XML))
+
+
+def _write(model: Any, folder: str, *, in_half: bool) -> None:
+    """Write ``model`` with what lies beside the storyteller's graph."""
+    import openvino as ov  # noqa: PLC0415
+
+    left = shutil.ignore_patterns("openvino_*")
+    shutil.copytree(pack_path(MODEL), folder, ignore=left, dirs_exist_ok=True)
+    ov.save_model(model, os.path.join(folder, MODEL_XML), compress_to_fp16=in_half)
 
 
 def observe(context: Any, seq_id: int) -> Observation:

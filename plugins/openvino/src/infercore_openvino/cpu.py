@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from pathlib import Path
@@ -45,9 +46,11 @@ def divides_by_zero(inference: str, n_threads: int | None, n_streams: int | None
 
     More threads than there are cores for the process are not made, whatever was asked.
     """
+    if not _has_unit():
+        return False
     n_made = min(n_threads or _n_cores(), _n_cores())
     per_stream = n_made // (n_streams or 1)
-    return inference == "bf16" and per_stream <= 1 and _has_unit()
+    return inference == "bf16" and per_stream <= 1
 
 
 def granted_threads() -> int | None:
@@ -82,7 +85,7 @@ def _quota() -> int | None:
 
 def _n_cores() -> int:
     if not hasattr(os, "sched_getaffinity"):
-        return _n_cpus()
+        return os.cpu_count() or 1
     return len({_siblings(cpu) for cpu in os.sched_getaffinity(0)})
 
 
@@ -93,12 +96,7 @@ def _siblings(cpu: int) -> str:
         return str(cpu)
 
 
-def _n_cpus() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
+@functools.cache
 def _has_unit() -> bool:
     try:
         return _UNIT in _CPU.read_text()

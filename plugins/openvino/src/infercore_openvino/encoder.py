@@ -140,7 +140,7 @@ class EncoderContext(BaseContext):
         tokens = np.arange(_PROBED, dtype=np.int32)
         alone = self._infer(self._request, [tokens[:1]])[0, 0].copy()
         followed = self._infer(self._request, [tokens])[0, 0]
-        return bool(np.allclose(alone, followed, rtol=0, atol=_SAME * np.abs(alone).max()))
+        return np.allclose(alone, followed, rtol=0, atol=_SAME * np.abs(alone).max())
 
     def _set_attention(self, found: str) -> None:
         asked = self.effective["attention_type"]

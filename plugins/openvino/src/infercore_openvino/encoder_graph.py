@@ -65,6 +65,6 @@ def _table(model: Any, path: str) -> tuple[int, int]:
             elif node.get_type_name() == "Gather" and target.get_index() == 1:
                 table = node.input(0).get_partial_shape()
                 if table.rank.get_length() == _TABLE_RANK and table.is_static:
-                    n_vocab, width = (int(size.get_length()) for size in table)
+                    n_vocab, width = (size.get_length() for size in table)
                     return n_vocab, width
     raise ModelFormatError(f"{path} has no table of token embeddings that is known", path=path)

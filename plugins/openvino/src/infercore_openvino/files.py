@@ -114,7 +114,7 @@ def find(path: str) -> ModelFiles:
         generation=_read_json(folder, "generation_config.json", path),
         tokenizer=_read_json(folder, "tokenizer_config.json", path),
         has_cache=states is not None,
-        has_keys=len(summing) < len(states or ()),
+        has_keys=summing != (states or {}),
         is_recurrent=bool(summing),
         n_state=sum(summing.values()),
         pooling=_pooling(_read_json(folder, POOLING_JSON, path)),
@@ -151,7 +151,7 @@ def _read_graph(xml: str, weights: str, path: str) -> bytes:
         graph = read_regular(xml, MAX_GRAPH_BYTES)
     except OSError as error:
         raise ModelFormatError(f"{xml} cannot be read: {error}", path=path) from error
-    if b"<net" not in graph[:_HEAD_BYTES] or b"</net>" not in graph[-_HEAD_BYTES:]:
+    if b"<net" not in graph[:_HEAD_BYTES] or not graph.rstrip().endswith(b"</net>"):
         raise ModelFormatError(
             f"{xml} is not an OpenVINO graph, or is incomplete; export or copy it again",
             path=path,

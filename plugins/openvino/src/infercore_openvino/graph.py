@@ -126,14 +126,17 @@ def unknown_kind(model: Any, path: str) -> ModelFormatError:
 
 
 def count_params(model: Any) -> int:
-    """Count the elements of the weights; what computes shapes and indices is left out."""
-    sizes = (
-        math.prod(node.get_output_shape(0))
+    """Count the elements of the weights; what computes shapes and indices is left out.
+
+    So are columns of numbers: rotary frequencies, the scales and zero points of compressed weights.
+    """
+    shapes = (
+        node.get_output_shape(0)
         for node in model.get_ordered_ops()
         if node.get_type_name() == "Constant"
         and node.get_element_type().to_string() not in {"i64", "i32", "boolean"}
     )
-    return sum(size for size in sizes if size > 1)
+    return sum(math.prod(shape) for shape in shapes if len(shape) and shape[-1] > 1)
 
 
 # -- the paged form ----------------------------------------------------------------------------
@@ -176,7 +179,8 @@ def _head_of(model: Any, path: str) -> Any:
 
 
 def _width(head: Any) -> int:
-    return int(head.input_value(0).get_partial_shape()[2].get_length())
+    width: int = head.input_value(0).get_partial_shape()[2].get_length()
+    return width
 
 
 def _add_row_inputs(model: Any, head: Any, axis: int) -> None:
@@ -249,7 +253,7 @@ def with_frequencies(graph: Graph, wanted: Rope) -> Graph:
     if wanted.magnitude != 1:
         for node in model.get_ordered_ops():
             if node.get_type_name() in {"Cos", "Sin"}:
-                users = list(node.output(0).get_target_inputs())
+                users = node.output(0).get_target_inputs()
                 factor = op.constant(np.float32(wanted.magnitude))
                 product = op.multiply(node, factor).output(0)
                 for user in users:
@@ -307,10 +311,10 @@ def _through_converts(node: Any) -> Any:
 def _replace(constant: Any, values: Floats) -> None:
     """Put ``values`` in float32 where the float16 constant and its conversion were."""
     fresh = op.constant(values, dtype=np.float32).output(0)
-    for target in list(constant.output(0).get_target_inputs()):
+    for target in constant.output(0).get_target_inputs():
         user = target.get_node()
         if user.get_type_name() == "Convert":
-            for port in list(user.output(0).get_target_inputs()):
+            for port in user.output(0).get_target_inputs():
                 port.replace_source_output(fresh)
         else:
             target.replace_source_output(fresh)

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPACE_MARK = "\u2581"
+_MARKED = re.compile(f"{_SPACE_MARK}|Metaspace")
 
 
 def byte_alphabet() -> dict[str, int]:
@@ -27,12 +28,11 @@ def byte_alphabet() -> dict[str, int]:
 
 def piece_reader(description: Mapping[str, Any]) -> Callable[[str], bytes]:
     """Return what turns the text of a token into its bytes; ``description`` is a tokenizer.json."""
-    kinds = set(_kinds(description.get("decoder"))) | set(_kinds(description.get("pre_tokenizer")))
-    if "ByteLevel" in kinds:
+    parts = [description.get(name) for name in ("decoder", "pre_tokenizer")]
+    if any("ByteLevel" in _kinds(part) for part in parts):
         return _byte_level(byte_alphabet())
     model = description.get("model") or {}
-    marked = "Metaspace" in kinds or _SPACE_MARK in str(description.get("decoder"))
-    if marked or model.get("byte_fallback"):
+    if _MARKED.search(str(parts)) or model.get("byte_fallback"):
         return _sentencepiece
     if model.get("type") == "WordPiece":
         return _word_piece(str(model.get("continuing_subword_prefix", "##")))

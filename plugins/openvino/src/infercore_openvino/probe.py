@@ -38,4 +38,4 @@ def keys_rotate(cache: KvCache, request: PagedRequest, inv_freq: Floats | None) 
 def _keys_at(cache: KvCache, request: PagedRequest, position: int) -> list[Floats]:
     rows = np.empty(0, dtype=np.int64)
     request.run([1], [position], [0], [1], [[SCRATCH_BLOCK]], (rows, rows))
-    return [a.to_float(a.data[SCRATCH_BLOCK, :, 0].copy()) for a in cache.arrays if a.is_key]
+    return [a.to_float(a.data[SCRATCH_BLOCK, :, 0]) for a in cache.arrays if a.is_key]

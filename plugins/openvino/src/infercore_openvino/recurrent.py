@@ -227,7 +227,7 @@ class RecurrentContext(BaseContext):
     @staticmethod
     def _put(request: Any, arrays: Sequence[Any]) -> None:
         for variable, array in zip(_variables(request), arrays, strict=True):
-            variable.state = ov.Tensor(np.ascontiguousarray(array))
+            variable.state = ov.Tensor(array)
 
     def _move_to(self, compiled: Compiled, request: Any, added: Additions) -> None:
         others = range(len(self._requests) - 1)
@@ -243,11 +243,11 @@ class RecurrentContext(BaseContext):
 
     def _pack(self, seq_ids: Sequence[int]) -> bytes:
         held: list[dict[str, Any]] = []
-        parts: list[bytes] = []
+        parts: list[memoryview] = []
         for s in seq_ids:
             arrays = self._data(s) if self._n[s] else []
             held.append({"seq_id": s, "n": self._n[s], "shapes": [a.shape for a in arrays]})
-            parts += [array.astype(np.float32).tobytes() for array in arrays]
+            parts += [array.astype(np.float32).data for array in arrays]
         return state.pack({**self._identity(), "sequences": held}, parts)
 
     def _unpack(self, data: bytes | memoryview, seq_id: int | None = None) -> None:

@@ -173,7 +173,7 @@ class StatefulContext(BaseContext):
         self._finish_clear()
         if np.count_nonzero(~self._held) > self._settings.n_ctx:
             kept = self._positions[self._held]
-            arrays = [np.ascontiguousarray(data[:, :, self._held]) for data in self._data()]
+            arrays = [data[:, :, self._held] for data in self._data()]
             self._put(arrays, kept)
 
     # -- state ---------------------------------------------------------------------------------

@@ -92,11 +92,20 @@ def check_settings_of_an_encoder(rig: Rig) -> None:
             equal(told.get(name, value), value, f"effective[{name!r}]")
     attention = rig.encoder_context().effective.get("attention_type", "causal")
     that(attention in {"causal", "non-causal"}, f"effective['attention_type'] is {attention!r}")
+    _check_switches(rig, text, plain)
+
+
+def _check_switches(rig: Rig, text: list[int], plain: Any) -> None:
     context = rig.encoder_context(pooling_type="mean", embeddings=True)
     context.set_embeddings(True)
     context.encode(text)
     alike(np.array(context.embedding()), plain, "with embeddings switched on")
     that(context.effective.get("embeddings") is not False, "effective says that there are none")
+    with contextlib.suppress(UnsupportedFeatureError):
+        context.warmup()
+    context.seq_remove(0)
+    context.encode(text)
+    alike(np.array(context.embedding()), plain, "after a warm-up")
     try:
         context.set_embeddings(False)
     except UnsupportedFeatureError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ _NUMBERS = {
 }
 _WORDS = (0xFFFF_FFFF, 0x7FFF_FFFF, 1)
 _N_WORDS = 24
+_N_NUMBERS = 16
 
 
 @law("STATE-31", needs="sequence_state", since="1.2")
@@ -63,6 +65,7 @@ def _load(context: Any, load: Callable[[], object], what: str) -> None:
         equal(error.state_after, "cleared", f"what the refusal of {what} says of the state")
         equal(list(context.tokens(0)), [], f"the tokens after {what} was refused")
         that(len(str(error)) > 40, f"the refusal of {what} says only {error}")  # noqa: PLR2004
+    that(context.n_past(0) >= 0, f"with {what} the next position is {context.n_past(0)}")
 
 
 def _forged(rig: Rig, save: Callable[[Any], bytes], data: bytes) -> Iterator[tuple[str, bytes]]:
@@ -81,6 +84,9 @@ def _changed(rig: Rig, payload: bytes) -> Iterator[tuple[str, bytes]]:
     for at in (*range(0, 4 * _N_WORDS, 4), *range(4 * _N_WORDS, min(size // 4, 800), 68)):
         word = _WORDS[at // 4 % len(_WORDS)]
         yield f"{word:#x} at {at}", _with(payload, at, struct.pack("<I", word))
+    for found in [*re.finditer(rb"\d+", payload[:2048])][:_N_NUMBERS]:  # a header may be text
+        for text in (b"-", b"9"):
+            yield f"{text!r} at {found.start()}", _with(payload, found.start(), text)
     yield "its second half", payload[size // 2 :]  # what is cut at its end: STATE-32
     yield "more behind it", payload + bytes(64)
     yield "zeros", bytes(size)

@@ -33,7 +33,7 @@ from infercore.values.config import ModelConfig
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from infercore.conformance.rig import Rig
+    from infercore.conformance.rig import FloatArray, Rig
 
 
 # -- narrower weights ------------------------------------------------------------------------------
@@ -62,6 +62,15 @@ def check_narrower_weights(rig: Rig) -> None:
                 allowed = 2 * context.tolerance  # of the weights too, not of splits alone
                 that(gap <= allowed, f"{gap:.3g} off, {context.tolerance:.3g} stated")
                 exact = gap == 0
+        with model.new_context(n_ctx=rig.n_ctx) as context:  # in the arithmetic of its own choice
+            context.decode(tokens)
+            gap = float(np.abs(context.logits() - expected).max())
+            allowed = 2 * context.tolerance
+            that(gap <= allowed, f"{gap:.3g} off, {context.tolerance:.3g} stated by default")
+            span = float(np.ptp(expected))
+            that(
+                allowed < span / 5, f"a tolerance of {allowed / 2:.3g} where logits span {span:.3g}"
+            )
         that(not exact, "the logits of narrower weights are those of the oracle to the bit")
         if rig.context().capabilities.sequence_state:
             with model.new_context(**fields) as context:
@@ -74,28 +83,42 @@ def check_narrower_weights(rig: Rig) -> None:
             equal(plans[1].kv_bytes, plans[0].kv_bytes, "the planned cache of both")
             size, planned = info.size_bytes, plans[1].weights_bytes
             that(size <= planned <= 4 * size, f"{planned} bytes of weights planned, of {size}")
+            totals = [plan.total_bytes for plan in plans]
+            is_less = totals[1] <= 1.05 * totals[0]  # what describes them may take more
+            that(is_less, f"{totals[1]} bytes planned, {totals[0]} of wide weights")
 
 
 @contextlib.contextmanager
 def _narrow(rig: Rig) -> Iterator[tuple[str, Oracle]]:
     """Give where narrower weights lie, and the oracle of them: the rig's, or a copy in bfloat16."""
     oracle = rig.need_oracle()
-    if rig.narrow is not None:
+    if isinstance(rig.narrow, str):
         yield rig.narrow, oracle
         return
-    path = Path(rig.path or "")
-    if rig.path is None or not (path / "model.safetensors").is_file():
-        rig.leave("the rig names no file with narrower weights")
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / path.name
-        shutil.copytree(path, copy)
-        _halve(copy / "model.safetensors")
-        narrow = Oracle.of_folder(str(copy))
-        yield str(copy), oracle if narrow is None else narrow
+    with tempfile.TemporaryDirectory() as scratch:
+        copy, plain = Path(scratch) / "narrow", Path(scratch) / "oracle"
+        if rig.narrow is not None:
+            became = rig.narrow(str(copy))
+            shutil.copytree(str(rig.oracle_path()), plain)
+            _rewrite(plain / WEIGHTS, "F32", lambda weights: became(weights).tobytes())
+        elif rig.path is not None and (Path(rig.path) / WEIGHTS).is_file():
+            shutil.copytree(rig.path, copy)
+            _rewrite(copy / WEIGHTS, "BF16", _halved)
+            plain = copy
+        else:
+            rig.leave("the rig names no file with narrower weights")
+        yield str(copy), Oracle.of_folder(str(plain)) or oracle
 
 
-def _halve(file: Path) -> None:
-    """Write the float32 numbers of a safetensors file as bfloat16."""
+WEIGHTS = "model.safetensors"
+
+
+def _halved(weights: FloatArray) -> bytes:
+    return (weights.view("<u4") >> 16).astype("<u2").tobytes()
+
+
+def _rewrite(file: Path, kind: str, convert: Callable[[FloatArray], bytes]) -> None:
+    """Write the float32 numbers of a safetensors file in another way, as ``kind``."""
     data = file.read_bytes()
     start = 8 + int.from_bytes(data[:8], "little")
     header, body, at = json.loads(data[8:start]), [], 0
@@ -103,9 +126,9 @@ def _halve(file: Path) -> None:
         if name == "__metadata__" or tensor["dtype"] != "F32":
             continue
         first, last = tensor["data_offsets"]
-        numbers = np.frombuffer(data[start + first : start + last], "<u4")
-        body.append((numbers >> 16).astype("<u2").tobytes())
-        tensor.update(dtype="BF16", data_offsets=[at, at + len(body[-1])])
+        numbers = np.frombuffer(data[start + first : start + last], "<f4")
+        body.append(convert(numbers.reshape(tensor["shape"])))
+        tensor.update(dtype=kind, data_offsets=[at, at + len(body[-1])])
         at += len(body[-1])
     written = json.dumps(header).encode()
     file.chmod(0o600)
@@ -141,9 +164,10 @@ def check_odd_values_of_own_options(rig: Rig) -> None:
             that(shows(model), f"{options} does not show in the model")
     of_contexts = set(found.context_options) if found else set()
     for options in rig.wrong_options:
-        of_context = of_contexts & options.keys()
-        opened = partial(_open, rig) if of_context else partial(_load_with, rig)
-        _check_refused(options, partial(opened, options))
+        own = {name: value for name, value in options.items() if name in of_contexts}
+        fields = {name: value for name, value in options.items() if name not in own}
+        opened = partial(_open, rig, own, **fields) if own else partial(_load_with, rig, options)
+        _check_refused(options, opened)
 
 
 def _load_with(rig: Rig, options: Mapping[str, Any]) -> None:
@@ -165,9 +189,9 @@ def _check_refused(options: Any, load: Callable[[], object]) -> None:
         that(is_there, f"the refusal of {options} is of {error.value!r}")
 
 
-def _open(rig: Rig, options: Mapping[str, Any]) -> None:
+def _open(rig: Rig, options: Mapping[str, Any], **fields: Any) -> None:
     own = dict(rig.exact.get("backend_options") or {})
-    rig.model.new_context(n_ctx=32, backend_options={**own, **options}).close()
+    rig.model.new_context(n_ctx=32, backend_options={**own, **options}, **fields).close()
 
 
 def _odd(name: str, value: Any, opened: Any) -> None:

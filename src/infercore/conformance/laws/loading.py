@@ -43,6 +43,7 @@ _CONTEXT_OPTIONS: dict[str, tuple[Any, ...]] = {
     **OPTIONS,
     "type_k": KV_TYPES,
     "type_v": KV_TYPES,
+    "n_threads": (1, 2, 480),
     "rope_freq_scale": (0.5,),
     "precision": ("fast", "default", "accurate"),
 }
@@ -101,7 +102,7 @@ def check_what_is_claimed(rig: Rig) -> None:
     if found is None:
         rig.leave("the backend is not announced, so nobody asks it what it reads")
     that(found.summary and found.formats, f"it does not say what it reads: {found}")
-    own = [path for path in (rig.path, rig.encoder, rig.narrow) if path is not None]
+    own = [path for path in (rig.path, rig.encoder, rig.narrow) if isinstance(path, str)]
     for path in own:
         that(found.match(path) > 0, f"a model of its own, {Path(path).name}, is not claimed")
     with tempfile.TemporaryDirectory() as folder:
@@ -137,6 +138,9 @@ def check_what_refusals_say(rig: Rig) -> None:
         for value in values:
             fields = {"n_ctx": 64, name: value}
             _refusal(rig, {name: value}, partial(rig.model.new_context, **fields))
+    for n in (1, 2):
+        threads = {"n_threads": n, "n_threads_batch": 3 - n}
+        _refusal(rig, threads, partial(_in_force, rig, threads))
     if rig.model.capabilities.native_sampler:
         native = partial(rig.model.new_sampler, implementation="native", dry_multiplier=1.0)
         n_vocab = rig.tokenizer.n_vocab
@@ -158,11 +162,23 @@ def check_what_refusals_say(rig: Rig) -> None:
             sampler.observe([said := sampler.sample(context)])
             that(sampler.sample(context) != said, "a penalty with a window of 2**32 does nothing")
     if rig.encoder is not None and not rig.is_encoder:
-        beyond = {"n_ctx": (rig.encoder_model.info.n_ctx_train + 1,)}
-        for name, values in {**_OF_ENCODERS, **beyond}.items():
-            for value in values:
-                opened = partial(rig.encoder_model.new_context, **{name: value})
-                _refusal(rig, {name: value}, opened)
+        _check_refusals_of_encoders(rig)
+
+
+def _check_refusals_of_encoders(rig: Rig) -> None:
+    beyond = {"n_ctx": (rig.encoder_model.info.n_ctx_train + 1,)}
+    for name, values in {**_OF_ENCODERS, **beyond}.items():
+        for value in values:
+            opened = partial(rig.encoder_model.new_context, **{name: value})
+            _refusal(rig, {name: value}, opened)
+
+
+def _in_force(rig: Rig, fields: dict[str, Any]) -> Any:
+    """Return a context that has the fields all together."""
+    context = rig.opened(rig.model.new_context(n_ctx=64, **fields))
+    told = {name: context.effective.get(name, value) for name, value in fields.items()}
+    equal(told, fields, "what is in force")
+    return context
 
 
 def _refusal(rig: Rig, fields: dict[str, Any], opened: Any) -> None:
@@ -211,6 +227,10 @@ def check_damaged_files(rig: Rig) -> None:
             try:
                 with rig.open_at(str(copy)) as model, model.new_context(**rig.fields()) as context:
                     context.decode(tokens)
+                    with contextlib.suppress(InvalidInputError, UnsupportedFeatureError):
+                        trained = rig.opened(model.new_context(n_ctx=0))
+                        that(trained.n_ctx > 0, f"{name} {what}: a window of no tokens")
+                        trained.close()
                     if what in _LACKING:
                         rig.near(context.logits(), expected, f"logits with {name} {what}")
                     elif what == _NO_TEXT:

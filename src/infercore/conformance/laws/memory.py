@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from infercore.conformance.expect import equal, that
 from infercore.conformance.law import law
+from infercore.engine import blob
 from infercore.errors import InvalidInputError, OutOfMemoryError, UnsupportedFeatureError
 from infercore.values.memory import free_bytes
 
@@ -200,6 +201,12 @@ def check_plan_adds_up(rig: Rig) -> None:
     equal(plan.n_ctx, rig.n_ctx, "n_ctx")
     if plan.kv_bytes_by_kind:
         equal(sum(plan.kv_bytes_by_kind.values()), plan.kv_bytes, "kv_bytes by kind of layer")
+        kinds, info = set(plan.kv_bytes_by_kind), rig.model.info
+        alone = kinds == {"recurrent"}
+        states = (alone, "recurrent" in kinds and not alone)
+        equal((info.is_recurrent, info.is_hybrid), states, f"recurrent, hybrid, of {sorted(kinds)}")
+        if "recurrent" in kinds:
+            _check_states_in_plans(rig, plan.kv_bytes_by_kind["recurrent"])
         _check_windows_in_plans(rig)
 
 
@@ -257,6 +264,15 @@ def _check_huge_windows(rig: Rig) -> None:
 def _growing(plan: Any) -> int:
     kinds = plan.kv_bytes_by_kind
     return int(plan.kv_bytes - kinds.get("recurrent", 0) - kinds.get("sliding", 0))
+
+
+def _check_states_in_plans(rig: Rig, planned: int) -> None:
+    """The state of a sequence is planned as large as it is when it is saved."""
+    context = rig.context()
+    if context.capabilities.sequence_state:
+        context.decode(rig.tokens(3))
+        size = len(blob.unpack(context.save_sequence(0))[1])  # and what describes it
+        that(size - 1024 <= planned <= 2 * size, f"{planned} bytes planned, {size} are saved")
 
 
 def _check_windows_in_plans(rig: Rig) -> None:

@@ -220,6 +220,7 @@ def _check_long_tokens(rig: Rig, path: Path) -> None:
                 found = model.tokenizer.token_bytes(entry["id"])
                 equal(found, b"x" * n_bytes, f"a token of {n_bytes} bytes")
         _check_steps(rig, folder, said)
+        _check_pieces(rig, folder)
 
 
 def _check_steps(rig: Rig, folder: Path, said: dict[str, Any]) -> None:
@@ -238,6 +239,46 @@ def _check_steps(rig: Rig, folder: Path, said: dict[str, Any]) -> None:
         for token in set(range(rig.tokenizer.n_vocab)) - {last}:
             found, own = (each.token_bytes(token) for each in (model.tokenizer, rig.tokenizer))
             equal(found, own, f"the bytes of token {token}, joined in two steps")
+
+
+_PIECES = ("<unk>", "<s>", "\u2581", "\u2581a", "\u2581b", "a", "b")
+
+
+def _check_pieces(rig: Rig, folder: Path) -> None:
+    """Of a vocabulary of pieces each has its bytes and its score; texts begin with no space."""
+    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    spaces = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always"}
+    said = {
+        "version": "1.0",
+        "added_tokens": [
+            {"id": i, "content": _PIECES[i], "special": True, **plain} for i in range(2)
+        ],
+        "pre_tokenizer": {**spaces, "split": False},
+        "decoder": spaces,
+        "model": {
+            "type": "Unigram",
+            "unk_id": 0,
+            "byte_fallback": False,
+            "vocab": [[piece, -0.5 - i] for i, piece in enumerate(_PIECES)],
+        },
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(said), encoding="utf-8")
+    try:
+        opened = loaded(rig, str(folder))
+    except ModelLoadError as error:
+        foreseen(error, "a vocabulary of pieces with scores")
+        return
+    with opened as model:
+        tokenizer = model.tokenizer
+        for i, piece in enumerate(_PIECES):
+            equal(tokenizer.token_bytes(i), piece.replace("\u2581", " ").encode(), f"piece {i}")
+            equal(tokenizer.token_score(i), -0.5 - i, f"the score of piece {i}")
+        for beyond in (len(_PIECES), tokenizer.n_vocab - 1):
+            found = (tokenizer.token_bytes(beyond), tokenizer.token_score(beyond))
+            equal(found, (b"", None), f"bytes and score of {beyond}, beyond the pieces")
+        for text in ("a b", "b", "ab  a"):
+            told = tokenizer.decode(tokenizer.encode(text, add_special=False))
+            equal(told, text, "a text of pieces, encoded and decoded")
 
 
 _SOUND, _SPACED = "pieces with each byte", "pieces that begin with a space"
