@@ -9,6 +9,7 @@ import numpy as np
 
 import infercore
 from conformance.mutants import around, breaks, result
+from infercore.conformance import reference
 from infercore.testing import reference_settings, reference_tokenizer
 from infercore.testing.reference_model import Loaded, ReferenceModel
 from infercore.values import checks
@@ -80,3 +81,23 @@ def a_plan_keeps_what_it_read(m: Any) -> None:
         return old(self, *args)
 
     around(m, ReferenceModel, "plan_memory", plan)
+
+
+@breaks("DEC-32", **real)
+def any_file_holds_the_same_model(m: Any) -> None:
+    old = reference.load_reference_model
+
+    def load(path: Any = None, **fields: Any) -> Any:
+        return old(None if str(path).endswith("t5.gguf") else path, **fields)
+
+    m.setattr(reference, "load_reference_model", load)
+
+
+@breaks("MEM-14", **real)
+def lack_of_memory_is_any_error(m: Any) -> None:
+    def new_context(old: Any, self: Any, config: Any) -> Any:
+        if (config.n_ctx or 0) > 2**13:
+            raise RuntimeError("std::bad_alloc")
+        return old(self, config)
+
+    around(m, ReferenceModel, "new_context", new_context)

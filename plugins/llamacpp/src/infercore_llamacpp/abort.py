@@ -62,7 +62,7 @@ class AbortSwitch:
             if self._flag[0] != b"\0":
                 return True
             try:
-                return bool(callback())
+                return callback()
             except BaseException as error:  # noqa: BLE001  (cannot pass through the engine)
                 self._error = error
                 return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from infercore import Capabilities
@@ -125,4 +126,4 @@ def tolerance(traits: Traits, effective: dict[str, Any]) -> float:
     bounds = [_CACHE.get(kind, _COARSE) for kind in types]
     bounds += [_FLASH] if flash else []
     bounds += [_QUANTIZED] if ftype not in _PLAIN_WEIGHTS else []
-    return float(max(bounds) * max(1.0, traits.info.n_layer / _SHALLOW) ** _GROWTH)
+    return max(bounds) * math.pow(max(1.0, traits.info.n_layer / _SHALLOW), _GROWTH)

@@ -143,7 +143,7 @@ class LlamaContext(Decoding):
 
     def warmup(self) -> None:
         """Evaluate one token and forget it, so that weights and buffers are touched."""
-        if not (self._needs_encoder_output or self.memory.is_empty):
+        if not self.memory.is_empty:
             self._warm_up_beside()
             return
         token = self.model.tokenizer.bos or 0
@@ -154,6 +154,8 @@ class LlamaContext(Decoding):
 
     def _warm_up_beside(self) -> None:
         """Warm up where tokens are held: in an empty sequence, or behind what can be taken back."""
+        if self._needs_encoder_output:
+            raise refuse("warmup", "tokens were restored, and no text is encoded; clear first")
         seq_id = self.memory.seq_for_scratch()
         if self.memory.whole_only and self.n_past(seq_id):
             raise refuse("warmup", "no sequence is empty, and a recurrent state cannot be undone")

@@ -11,7 +11,7 @@ import os
 from typing import Any
 
 from infercore_llamacpp import log
-from infercore_llamacpp.release import DISTRIBUTION, check_version, installed, unavailable
+from infercore_llamacpp.release import DISTRIBUTION, installed, unavailable
 
 # Defaults that the C library fills in. If its structs and the Python declarations disagree (a
 # foreign library by LLAMA_CPP_LIB_PATH), the values land in other fields, and this shows.
@@ -57,7 +57,6 @@ def check_layout(binding: Any) -> None:
 def _import() -> Any:
     # Without this an assertion in llama.cpp starts a debugger for its backtrace.
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")
-    check_version(installed())
     try:
         binding = importlib.import_module("llama_cpp.llama_cpp")
     except Exception as error:  # a broken shared library raises many kinds
@@ -104,17 +103,15 @@ def bind_quick(name: str, result: Any, *arguments: Any) -> Any:
     return ctypes.PYFUNCTYPE(result, *arguments)((name, api._lib))  # noqa: SLF001  (as above)
 
 
-def text_of(fill: Any, *arguments: Any) -> str | None:
-    """Return the text that ``fill(*arguments, buffer, size)`` writes, None if there is none.
+def text_of(fill: Any, *arguments: Any) -> str:
+    """Return the text that ``fill(*arguments, buffer, size)`` writes.
 
     Such functions return the full length even when the buffer was too short.
     """
     size = 256
     while True:
         buffer = ctypes.create_string_buffer(size)
-        length = fill(*arguments, buffer, size)
-        if length < 0:
-            return None
+        length: int = fill(*arguments, buffer, size)
         if length < size:
             return buffer.raw[:length].decode("utf-8", "replace")
         size = length + 1

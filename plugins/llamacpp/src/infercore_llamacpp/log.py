@@ -170,7 +170,7 @@ def explain(error: E) -> E:
 
 def last_complaint() -> str:
     """Return the last warning or error of this thread, "" when there was none."""
-    return thread.complaints[-1] if thread.complaints else ""
+    return next(reversed(thread.complaints), "")
 
 
 def last_complaint_but(empty: str) -> str:

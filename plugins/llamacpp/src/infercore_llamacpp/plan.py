@@ -128,7 +128,8 @@ def _laid_out(
     kinds = _cache_bytes(lines)
     kv_bytes = sum(kinds.values())
     compute_bytes = sum(_bytes(found[1]) for line in lines if (found := _COMPUTE.search(line)))
-    compute_bytes += _CELL_BYTES * sum(map(_n_cells, lines))
+    cells = (found for line in lines if (found := _CELLS.search(line)))
+    compute_bytes += _CELL_BYTES * sum(int(found[1]) * int(found[2]) for found in cells)
     weights_bytes = n_weight_bytes + n_adapter_bytes
     return MemoryPlan(
         weights_bytes=weights_bytes,
@@ -151,11 +152,6 @@ def _adapter_bytes(adapter: AdapterSpec) -> int:
 
 def _bytes(mib: str) -> int:
     return round(float(mib) * _MIB)
-
-
-def _n_cells(line: str) -> int:
-    found = _CELLS.search(line)
-    return int(found[1]) * int(found[2]) if found else 0
 
 
 def _cache_bytes(lines: Sequence[str]) -> dict[str, int]:

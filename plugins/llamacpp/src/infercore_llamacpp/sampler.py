@@ -132,8 +132,7 @@ def _stages(
 def _penalties(model: LlamaModel, config: SamplingConfig) -> Iterator[Any]:
     penalties = (config.repeat_penalty, config.frequency_penalty, config.presence_penalty)
     last_n = _window("penalty_last_n", config.penalty_last_n, model)
-    if penalties != (1.0, 0.0, 0.0) and last_n:
-        yield api.llama_sampler_init_penalties(model.info.n_vocab, last_n, *penalties)
+    yield api.llama_sampler_init_penalties(model.info.n_vocab, last_n, *penalties)
     last_n = _window("dry_penalty_last_n", config.dry_penalty_last_n, model)
     if config.dry_multiplier and config.dry_base >= 1 and last_n:
         breakers = _breakers(config.dry_sequence_breakers)
@@ -175,23 +174,19 @@ def _filters(config: SamplingConfig, seed: int, n_vocab: int, n_left: int) -> It
     """Yield the steps that drop tokens; ``n_left`` of ``n_vocab`` are not forbidden by the bias.
 
     The engine keeps dropped tokens of logit -inf in its list, where later steps count them or
-    take the logarithm of their probability of 0: they are cut off before steps that do.
+    take the logarithm of their probability of 0: they are cut off before steps that do. What is
+    set to drop nothing, it makes a step that does nothing.
     """
     keep = min(max(1, config.min_keep), n_vocab)
-    if config.top_n_sigma > 0:
-        yield api.llama_sampler_init_top_n_sigma(config.top_n_sigma)
-    if config.top_k or (n_left < n_vocab and _counts(config)):
+    yield api.llama_sampler_init_top_n_sigma(config.top_n_sigma)
+    if config.top_k or _counts(config):
         yield api.llama_sampler_init_top_k(min(config.top_k or n_left, n_left))
     if _takes_logarithms(config) or (config.top_n_sigma > 0 and _counts(config)):
         yield api.llama_sampler_init_min_p(_LEAST, 1)
-    if config.typical_p < 1:
-        yield api.llama_sampler_init_typical(config.typical_p, keep)
-    if config.top_p < 1:
-        yield api.llama_sampler_init_top_p(config.top_p, keep)
-    if config.min_p > 0:
-        yield api.llama_sampler_init_min_p(config.min_p, keep)
-    if config.xtc_probability > 0:
-        yield api.llama_sampler_init_xtc(config.xtc_probability, config.xtc_threshold, keep, seed)
+    yield api.llama_sampler_init_typical(config.typical_p, keep)
+    yield api.llama_sampler_init_top_p(config.top_p, keep)
+    yield api.llama_sampler_init_min_p(config.min_p, keep)
+    yield api.llama_sampler_init_xtc(config.xtc_probability, config.xtc_threshold, keep, seed)
 
 
 def _takes_logarithms(config: SamplingConfig) -> bool:

@@ -89,4 +89,6 @@ def _quota() -> int:
         found = math.ceil(int(allowed) / int(period))
     except (ValueError, ZeroDivisionError):  # "max"
         return MAX_THREADS
-    return min(found, MAX_THREADS) if found > 0 else MAX_THREADS  # -1: no limit
+    if found <= 0:  # -1: no limit
+        return MAX_THREADS
+    return min(found, MAX_THREADS)

@@ -168,8 +168,7 @@ def read_metadata(model: int) -> dict[str, str]:
     for i in range(api.llama_model_meta_count(model)):
         key = text_of(api.llama_model_meta_key_by_index, model, i)
         value = text_of(api.llama_model_meta_val_str_by_index, model, i)
-        if key is not None and value is not None:
-            metadata[key] = value
+        metadata[key] = value
     return metadata
 
 
@@ -192,7 +191,7 @@ def read_info(
         is_hybrid=api.llama_model_is_hybrid(model),
         sliding_window=api.llama_model_n_swa(model) or None,
         has_encoder=api.llama_model_has_encoder(model) or not has_memory,
-        description=text_of(api.llama_model_desc, model) or "",
+        description=text_of(api.llama_model_desc, model),
         metadata=metadata,
     )
 

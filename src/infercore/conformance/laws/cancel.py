@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -214,11 +215,14 @@ def check_the_engine_hears_an_abort(rig: Rig) -> None:
     }
     if not context.capabilities.multi_sequence:
         del calls["a batch"]
-    for what, call in calls.items():
+    # A callback that wants to go on does not take the abort back.
+    for (what, call), goes_on in itertools.product(calls.items(), (None, lambda: False)):
+        context.set_abort_callback(goes_on)
         engine.abort()
         raises(DecodeAbortedError, call, f"{what}, where the engine was told to abort")
         engine.clear_abort()
         equal((context.n_past(), context.tokens()), (12, tokens[:12]), f"held after {what}")
+    context.set_abort_callback(None)
     context.decode(tokens[12:])
     rig.near(context.logits(), rig.cold(tokens), "after going on")
 

@@ -23,6 +23,8 @@ from infercore.errors import (
 from infercore.values.config import AdapterSpec
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from infercore.conformance.rig import Rig
 
 REFUSED = (UnsupportedFeatureError, InvalidInputError)
@@ -67,8 +69,11 @@ def _compare_rows(rig: Rig, context: Any, expected: list[Any], what: str) -> Non
 
 @law("KV-29", needs="shift", since="1.2")
 def check_an_abort_after_a_shift(rig: Rig) -> None:
-    """Wherever the first step after a shift is aborted, it is as if it had not been tried."""
-    tokens, more = rig.tokens(60), rig.tokens(5)
+    """Wherever the first step after a shift is aborted, it is as if it had not been tried.
+
+    So it is after positions were divided.
+    """
+    tokens = rig.tokens(60)
 
     def shifted() -> Any:
         context = rig.context()
@@ -77,15 +82,30 @@ def check_an_abort_after_a_shift(rig: Rig) -> None:
         context.seq_shift(0, 19, -1, -12)
         return context
 
+    def divided() -> Any:
+        context = rig.context()
+        context.decode(tokens)
+        context.seq_remove(0, 7, 39)
+        context.seq_divide(0, 39, -1, 2)
+        return context
+
+    _check_aborts(rig, shifted, 48)
+    if rig.context().capabilities.kv_divide:
+        _check_aborts(rig, divided, 30)
+
+
+def _check_aborts(rig: Rig, moved: Callable[[], Any], n_past: int) -> None:
+    more = rig.tokens(5)
+
     def rows_of(context: Any) -> list[Any]:
         context.decode(more)
         first = np.array(context.logits())
         context.decode_one(more[0])
         return [first, np.array(context.logits())]
 
-    expected = rows_of(shifted())
+    expected = rows_of(moved())
     for n_asked in (1, 2, 3, 5, 9, 17):
-        context = shifted()
+        context = moved()
         asked: list[int] = []
 
         def stop(asked: list[int] = asked, most: int = n_asked) -> bool:
@@ -95,9 +115,9 @@ def check_an_abort_after_a_shift(rig: Rig) -> None:
         context.set_abort_callback(stop)
         with contextlib.suppress(DecodeAbortedError):
             context.decode(more)
-            context.seq_remove(0, 48, -1)  # nobody was asked so often
+            context.seq_remove(0, n_past, -1)  # nobody was asked so often
         context.set_abort_callback(None)
-        equal(context.n_past(), 48, f"what is held after question {n_asked}")
+        equal(context.n_past(), n_past, f"what is held after question {n_asked}")
         for row, wanted in zip(rows_of(context), expected, strict=True):
             rig.near(row, wanted, f"after an abort at question {n_asked}")
 

@@ -146,7 +146,10 @@ def check_native_handles(rig: Rig) -> None:
 
 @law("CAP-32", since="1.2")
 def check_warmup_of_a_full_window(rig: Rig) -> None:
-    """Warming up a full context keeps all it holds, or is refused; it continues as before."""
+    """Warming up a full context keeps all it holds, or is refused; it continues as before.
+
+    Where one of two sequences is empty, what is honoured in an empty context is not refused.
+    """
     tokens = rig.tokens(48)
     context = rig.context(n_ctx=48, n_batch=48)
     context.decode(tokens[:-1])
@@ -161,6 +164,24 @@ def check_warmup_of_a_full_window(rig: Rig) -> None:
     if rig.observe is not None:
         resident = rig.observe(context, 0).resident
         that(resident in (None, 48), f"the engine holds {resident} tokens of 48")
+    if context.capabilities.multi_sequence:
+        _check_warmup_of_two(rig)
+
+
+def _check_warmup_of_two(rig: Rig) -> None:
+    tokens = rig.tokens(12)
+    for held in (0, 1):
+        context = rig.two()
+        try:
+            context.warmup()
+        except UnsupportedFeatureError:
+            return
+        context.decode(tokens[:8], seq_id=held)
+        context.warmup()
+        found = [list(context.tokens(seq_id)) for seq_id in (held, 1 - held)]
+        equal(found, [tokens[:8], []], "the tokens of two sequences after a warm-up")
+        context.decode(tokens[8:], seq_id=held)
+        rig.near(context.logits(), rig.cold(tokens), f"logits of sequence {held} after a warm-up")
 
 
 @law("CAP-33", needs="plan_memory", since="1.2")

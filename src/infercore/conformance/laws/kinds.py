@@ -235,6 +235,9 @@ def check_devices(rig: Rig) -> None:
     dev = Path("/dev")
     if dev.is_dir() and Path("/proc/self").exists() and not any(map(_any_in(dev), _OF_GPUS)):
         equal(gpus, [], "GPUs on a machine that has none")
+    records = {record.name: record.descriptor for record in default_registry().records()}
+    announces = getattr(records.get(rig.backend), "devices", None) is not None
+    that(devices or not announces, "there is no device, not even a processor")
     if devices:  # a backend may announce none
         that(any(device.kind == "cpu" for device in devices) or gpus, "no device can compute")
         equal(rig.model.capabilities.gpu_offload and not gpus, False, "layers go to no GPU")

@@ -157,6 +157,7 @@ def check_other_vocabularies(rig: Rig) -> None:
             named = [*tokens[:-1], b"x" * n_bytes]
             changed = own.other(
                 tokenizer__ggml__tokens=gguf_copy.texts(named),
+                tokenizer__ggml__bos_token_id=number(UINT32, 0),
                 tokenizer__ggml__eos_token_id=number(UINT32, last),
                 general__description=gguf_copy.text(said),
             )
@@ -164,6 +165,7 @@ def check_other_vocabularies(rig: Rig) -> None:
             with loaded(rig, str(file)) as model:
                 found = model.tokenizer.token_bytes(last)
                 equal(found, named[-1], f"a token of {n_bytes} bytes")
+                equal(model.tokenizer.bos, 0, "what begins a text, the first token")
                 equal(model.info.metadata["general.description"], said, "a long text")
                 if n_bytes == _LENGTHS[0]:
                     _check_last_end(rig, model, last, ids)
@@ -282,15 +284,16 @@ def _check_pieces(rig: Rig, folder: Path) -> None:
 
 
 _SOUND, _SPACED = "pieces with each byte", "pieces that begin with a space"
+_NO_BYTE = "a last token that is marked as a byte and is none"
 
 
 def _vocabularies(own: gguf_copy.Gguf, tokens: tuple[bytes, ...]) -> dict[str, gguf_copy.Gguf]:
     """Return other vocabularies by what they are: no text may end the process."""
-    bytes_of_all = gguf_copy.numbers("i", [6] * len(tokens))
     pieces = own.other(tokenizer__ggml__model=gguf_copy.text("llama"), tokenizer__ggml__scores=None)
     spelt = [f"<0x{value:02X}>".encode() for value in range(256)]
     whole = [*spelt, *(b"t%d" % i for i in range(len(tokens) - 256))]
     spaced = [piece.encode() for piece in ("\u2581", "\u2581a", "a", "b", "\u2581b")]
+    kinds = gguf_copy.numbers("i", [*[1] * (len(tokens) - 1), 6])
     one_less = [*whole[:0xF0], b"none", *whole[0xF1:]]  # with which some characters begin
     return {
         "pieces without bytes": pieces,
@@ -305,7 +308,10 @@ def _vocabularies(own: gguf_copy.Gguf, tokens: tuple[bytes, ...]) -> dict[str, g
         "pieces with all bytes but one": pieces.other(
             tokenizer__ggml__tokens=gguf_copy.texts(one_less)
         ),
-        "tokens that are marked as bytes": own.other(tokenizer__ggml__token_type=bytes_of_all),
+        _NO_BYTE: pieces.other(
+            tokenizer__ggml__tokens=gguf_copy.texts([*whole[:-1], b"some text"]),
+            tokenizer__ggml__token_type=kinds,
+        ),
     }
 
 
@@ -313,6 +319,9 @@ def _use(rig: Rig, model: Any, ids: list[int], what: str) -> None:
     tokenizer = model.tokenizer
     for text in ("a b", "\u00ff\u2581\U0001f600", "\x00\x01\x7f"):
         tokenizer.decode(tokenizer.encode(text))
+    tokenizer.decode(tokenizer.encode(" " * 40))  # each may be three tokens, of one byte each
+    if what == _NO_BYTE:
+        equal(tokenizer.token_bytes(tokenizer.n_vocab - 1), b"some text", what)
     for text in ("a b", " a", "ab  b") if what == _SPACED else ():
         told = tokenizer.decode(tokenizer.encode(text), skip_special=True)
         equal(told, text, f"{what}: a text that was encoded and decoded")

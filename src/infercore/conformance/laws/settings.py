@@ -295,7 +295,23 @@ def _check_header(rig: Rig, path: Path) -> int:
             equal(model.info.metadata.get("general.name"), "n" * 300, "a long name in the header")
         copy.write_bytes(whole)
         _check_small_heads_of_header(rig, copy)
+        _check_pooling_of_header(rig, path, copy)
         return n
+
+
+def _check_pooling_of_header(rig: Rig, path: Path, copy: Path) -> None:
+    """The pooling that the header of an encoder names is the one that it has by default."""
+    own, header = gguf_copy.read(path), gguf.read(str(path))
+    if header.own("pooling_type") is None:
+        return
+    for value, kind in enumerate(("none", *_POOLINGS, "rank")):
+        key = f"{header.architecture}__pooling_type"
+        copy.write_bytes(own.other(**{key: number(UINT32, value)}).to_bytes())
+        with rig.open_at(str(copy)) as model:
+            ranks = "rank" in model.capabilities.pooling
+            equal(ranks, kind == "rank", f"whether a model of pooling {kind!r} ranks")
+            with model.new_context(n_ctx=32) as context:
+                equal(context.pooling_type, kind, f"the pooling of a header that names {kind!r}")
 
 
 _HEADS = ("attention.key_length", "attention.value_length", "rope.dimension_count")
@@ -311,7 +327,13 @@ def _check_small_heads_of_header(rig: Rig, path: Path) -> None:
     changed = {f"llama.attention.{name}": number(UINT32, n) for name, n in entries.items()}
     half = header.own("embedding_length") // counts[0] // 2
     changed |= {f"llama.{key}": number(UINT32, half) for key in _HEADS if header.own(key)}
-    path.write_bytes(attrs.evolve(own, entries={**own.entries, **changed}).to_bytes())
+    told = {**own.entries, **changed}  # what is left out is the share of each head
+    for entries in (told, {k: v for k, v in told.items() if not k.endswith(_HEADS)}):
+        path.write_bytes(attrs.evolve(own, entries=entries).to_bytes())
+        _check_blocks(rig, path, half)
+
+
+def _check_blocks(rig: Rig, path: Path, half: int) -> None:
     exact = _outputs(rig, path)
     _check_what_is_allowed(rig, path)
     for fields in ({"type_k": "q8_0"}, {"type_v": "q8_0", "flash_attn": "on"}):
