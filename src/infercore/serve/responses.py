@@ -30,6 +30,7 @@ _ITEMS = {
     "message": ("role", "content"),
     "function_call": ("call_id", "name", "arguments"),
     "function_call_output": ("call_id", "output"),
+    "reasoning": ("content", "summary", "encrypted_content"),
 }
 """The fields of the items of an input, beside those that all have."""
 _TEXT_PARTS = ("input_text", "output_text", "text")
@@ -151,9 +152,9 @@ def _places(request: ResponsesRequest, dropped: Sequence[int]) -> list[int]:
 
 
 def _add_item(messages: list[dict[str, Any]], item: dict[str, Any]) -> None:
-    item = {key: value for key, value in item.items() if value is not None}  # as models dump it
+    item = {key: value for key, value in item.items() if value is not None}  # as clients dump it
     kind = item.get("type", "message")
-    if kind in tuple(_ITEMS):  # which it may be too odd for a key of
+    if kind in tuple(_ITEMS):  # a list is no key of a dict, which would raise
         check_known("input", item, ("type", "id", "status", *_ITEMS[kind]))
     if kind == "message":
         _add_message(messages, item)

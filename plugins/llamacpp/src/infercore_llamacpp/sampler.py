@@ -179,7 +179,7 @@ def _filters(config: SamplingConfig, seed: int, n_vocab: int, n_left: int) -> It
     """
     keep = min(max(1, config.min_keep), n_vocab)
     yield api.llama_sampler_init_top_n_sigma(config.top_n_sigma)
-    if config.top_k or _counts(config):
+    if config.top_k or (n_left < n_vocab and _counts(config)):  # it sorts the whole vocabulary
         yield api.llama_sampler_init_top_k(min(config.top_k or n_left, n_left))
     if _takes_logarithms(config) or (config.top_n_sigma > 0 and _counts(config)):
         yield api.llama_sampler_init_min_p(_LEAST, 1)

@@ -57,7 +57,7 @@ def read(adapters: Sequence[AdapterSpec], graph: Graph) -> Joined:
 def _joined(pairs: Sequence[lora.Pair]) -> tuple[Floats, Floats]:
     a = np.concatenate([pair.a for pair in pairs])
     b = np.concatenate([pair.b * np.float32(pair.scale) for pair in pairs], axis=1)
-    return a, b
+    return np.ascontiguousarray(a), np.ascontiguousarray(b)  # as the engine shares them
 
 
 def _matrices(model: Any) -> dict[str, tuple[Any, tuple[int, ...]]]:

@@ -204,7 +204,9 @@ def _check_in_force(compiled: Compiled, settings: Settings) -> None:
     caches = compiled.caches()
     others = {port.get_element_type().to_string() for port in caches} - {settings.kv_type}
     if others:
-        raise _not_honoured("type_k", settings.kv_type, f"the engine chose {', '.join(others)}")
+        raise _not_honoured(
+            "type_k", settings.kv_type, f"the engine chose {', '.join(sorted(others))}"
+        )
     sizes = {_block_size(port) for port in caches}
     if len(sizes) > 1 or None in sizes:
         raise _not_honoured("device", "", "its cache has a layout that is not known here")

@@ -57,26 +57,26 @@ def _check_texts(rig: Rig, model: Any, context: Any, weights: dict[str, Any]) ->
     ids = [rig.random.randrange(_N_VOCAB) for _ in range(40)]
     start, more = ids[:5], ids[5:9]
     _check_needs_a_text(context, start)
-    context.warmup()
+    _warm_up(context)
     _check_needs_a_text(context, start)
     for text in (ids[9:], ids[9:10], ids[12:30]):
         context.encode(text)
         equal(context.n_past(), 0, "tokens of the decoder after a text was encoded")
         for warms in (False, True):
             if warms:
-                context.warmup()
+                _warm_up(context)
             context.decode(start)
             expected = _logits(weights, text, [*start, *more])
-            _near(context.logits(), expected[4], f"a text of {len(text)} tokens, warmed: {warms}")
+            _near(context, -1, expected[4], f"a text of {len(text)} tokens, warmed: {warms}")
             for i, token in enumerate(more):
                 context.decode_one(token)
-                _near(context.logits(), expected[5 + i], f"token {i} after a text of {len(text)}")
+                _near(context, -1, expected[5 + i], f"token {i} after a text of {len(text)}")
             held = raises(InvalidStateError, lambda t=text: context.encode(t), "a second text")
             equal(held.operation, "encode", "the operation of the refusal")
             context.clear()
             context.decode([*start, *more], logits="all")
             for i, row in enumerate(expected):
-                _near(context.logits(i), row, f"row {i} after a text of {len(text)}")
+                _near(context, i, row, f"row {i} after a text of {len(text)}")
             context.clear()
     context.encode(text)
     context.decode(start)
@@ -84,8 +84,7 @@ def _check_texts(rig: Rig, model: Any, context: Any, weights: dict[str, Any]) ->
         data = context.save_state()
         with model.new_context(**rig.fields()) as other:
             other.load_state(data)
-            with contextlib.suppress(UnsupportedFeatureError):
-                other.warmup()
+            _warm_up(other)
             equal(other.n_past(), len(start), "tokens restored, after a warm-up")
 
 
@@ -103,9 +102,15 @@ def _check_needs_a_text(context: Any, tokens: list[int]) -> None:
         equal(context.n_past(), 0, f"tokens held after {name} was refused")
 
 
-def _near(found: Any, expected: Any, what: str) -> None:
-    gap = float(np.abs(np.asarray(found, np.float64) - expected).max())
-    that(gap <= _TOLERANCE, f"{what}: logits {gap:.3g} off the oracle's")
+def _warm_up(context: Any) -> None:
+    with contextlib.suppress(UnsupportedFeatureError):
+        context.warmup()
+
+
+def _near(context: Any, row: int, expected: Any, what: str) -> None:
+    gap = float(np.abs(np.asarray(context.logits(row), np.float64) - expected).max())
+    allowed = max(_TOLERANCE, context.tolerance)
+    that(gap <= allowed, f"{what}: logits {gap:.3g} off the oracle's")
 
 
 # -- the file --------------------------------------------------------------------------------------
@@ -115,20 +120,23 @@ def _weights(random: np.random.Generator) -> dict[str, Any]:
     """Return matrices [n_out, n_in] and vectors by name, as the engine calls them."""
     found: dict[str, Any] = {}
 
-    def add(name: str, *shape: int) -> None:
-        found[f"{name}.weight"] = (0.2 * random.standard_normal(shape)).astype(np.float32)
+    def add(name: str, *shape: int, spread: float = 0.2) -> None:
+        found[f"{name}.weight"] = (spread * random.standard_normal(shape)).astype(np.float32)
 
     def add_norm(name: str) -> None:
         found[f"{name}.weight"] = random.uniform(0.5, 1.5, _N_EMBD).astype(np.float32)
 
     add("token_embd", _N_VOCAB, _N_EMBD)
+    add("output", _N_VOCAB, _N_EMBD)
     for side, parts in _PARTS.items():
         add_norm(f"{side}.output_norm")
         for i in range(_N_LAYER):
             for part in parts:
                 add_norm(f"{side}.blk.{i}.{part}_norm")
                 for letter in "qkvo":
-                    add(f"{side}.blk.{i}.{part}_{letter}", _N_EMBD, _N_EMBD)
+                    # Scores that are not scaled stay so small that rounding shows little.
+                    spread = 0.05 if letter in "qk" else 0.2
+                    add(f"{side}.blk.{i}.{part}_{letter}", _N_EMBD, _N_EMBD, spread=spread)
             add_norm(f"{side}.blk.{i}.ffn_norm")
             add(f"{side}.blk.{i}.ffn_up", _N_FF, _N_EMBD)
             add(f"{side}.blk.{i}.ffn_down", _N_EMBD, _N_FF)
@@ -171,7 +179,7 @@ def _logits(weights: dict[str, Any], text: Sequence[int], tokens: Sequence[int])
     """
     w = {name: array.astype(np.float64) for name, array in weights.items()}
     encoded = _side(w, "enc", w["token_embd.weight"][list(text)], None)
-    return _side(w, "dec", w["token_embd.weight"][list(tokens)], encoded) @ w["token_embd.weight"].T
+    return _side(w, "dec", w["token_embd.weight"][list(tokens)], encoded) @ w["output.weight"].T
 
 
 def _side(w: dict[str, Any], side: str, x: Any, encoded: Any) -> Any:

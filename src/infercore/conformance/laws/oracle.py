@@ -109,7 +109,8 @@ def check_sequences_of_unequal_length(rig: Rig) -> None:
         wanted += [(seq_id, at)] if want else []
         places[seq_id] += 1
     half = len(entries) // 2
-    for fields in ({"n_ubatch": half - 1}, {}):  # the last step has one entry; or one step has all
+
+    def evaluated(**fields: Any) -> Any:
         context = rig.context(n_seq_max=n_seq, n_ctx=n_seq * rig.n_ctx, n_batch=128, **fields)
         rows = iter(wanted)
         for part in (entries[:half], entries[half:]):
@@ -118,6 +119,11 @@ def check_sequences_of_unequal_length(rig: Rig) -> None:
                 seq_id, at = next(rows)
                 what = f"row {i}: token {at} of {seq_id}, {fields}"
                 rig.near(context.logits(i), expected[seq_id][at], what)
+        return context
+
+    context = evaluated()
+    with contextlib.suppress(UnsupportedFeatureError):
+        evaluated(n_ubatch=half - 1)  # the last step has one entry
     for k in range(n_more):
         for seq_id in rig.random.sample(range(n_seq), n_seq):
             at = places[seq_id] + k

@@ -69,7 +69,8 @@ def _little_memory() -> Iterator[None]:
     found = re.search(r"VmSize:\s*(\d+) kB", _STATUS.read_text(encoding="utf-8"))
     taken = int(found[1]) * 1024 if found else 0
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (taken + _ROOM, hard))
+    limits = [taken + _ROOM, *(most for most in (soft, hard) if most != resource.RLIM_INFINITY)]
+    resource.setrlimit(resource.RLIMIT_AS, (min(limits), hard))
     try:
         yield
     finally:
