@@ -56,8 +56,12 @@ def test_no_backend_of_this_project_fails() -> None:
     assert [name for name, row in rows().items() if "FAIL" in row[1:]] == []
 
 
+OF_OTHER_KINDS = {"DEC-32"}
+"""Laws about kinds of models that the reference does not read."""
+
+
 def test_the_reference_can_show_every_law() -> None:
-    assert [name for name, row in rows().items() if row[1] != "ok"] == []
+    assert {name for name, row in rows().items() if row[1] != "ok"} == OF_OTHER_KINDS
 
 
 OF_OTHER_LAWS = {

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import infercore as ic
+from infercore.session import snapshots
 from infercore.session.roster import Roster
 from infercore.session.scheduler import Scheduler
 
@@ -73,6 +74,22 @@ def test_who_fails_alone_ends_alone(reference: Any, faults: Any, alone: Any) -> 
         with pytest.raises(ic.OutOfMemoryError):
             session.ensure_prefix(TEXTS[0])
         assert tokens_of(session, TEXTS[0], temperature=0) == alone(TEXTS[0], temperature=0)
+
+
+def test_what_failed_half_way_goes_on_in_another_session(
+    reference: Any, faults: Any, alone: Any
+) -> None:
+    with reference.new_pool(n_parallel=2, n_ctx=256) as pool:
+        session = pool.open_session()
+        tokens_of(session, TEXTS[0], 2)
+        faults.plan("decode_one", MemoryError("no memory"))
+        with pytest.raises(ic.OutOfMemoryError):
+            tokens_of(session, TEXTS[0], temperature=0)
+        value = snapshots.value_of(session)
+        assert value["parts"]["n_prefix"] + value["parts"]["n_generated"] <= len(value["tokens"])
+        other = pool.open_session()
+        snapshots.adopt(other, value)
+        assert tokens_of(other, TEXTS[0], temperature=0) == alone(TEXTS[0], temperature=0)
 
 
 def test_a_processor_that_raises_ends_its_own_stream(reference: Any, alone: Any) -> None:

@@ -59,8 +59,11 @@ def _plain(parts: Parts) -> dict[str, Any]:
 
 def value_of(session: CoreSession) -> dict[str, Any]:
     """Return what a session is without its engine: its state, its parts and its tokens."""
-    tokens = session.resident.wanted()
-    return {"state": session.state, "parts": _plain(session.parts), "tokens": tokens}
+    tokens, plain = session.resident.wanted(), _plain(session.parts)
+    if plain["n_prefix"] + plain["n_generated"] > len(tokens):  # of a call that failed half-way
+        plain["n_prefix"] = min(plain["n_prefix"], len(tokens))
+        plain["n_generated"] = len(tokens) - plain["n_prefix"]
+    return {"state": session.state, "parts": plain, "tokens": tokens}
 
 
 def adopt(session: CoreSession, value: dict[str, Any]) -> None:
