@@ -211,13 +211,6 @@ class SessionBase:
         self.resident.doubt()
         self.enter(state, parts)
 
-    def _fit_parts(self) -> None:
-        """Count no more tokens than there are, where a call was interrupted between two counts."""
-        parts, n = self.parts, self.resident.n_wanted
-        if parts.n_prefix + parts.n_generated > n:
-            parts.n_prefix = min(parts.n_prefix, n)
-            parts.n_generated = n - parts.n_prefix
-
     @contextmanager
     def entered(self, operation: str, timeout: float | None = None) -> Iterator[None]:
         """Hold the session for a call: alone, with no decode open and a tape that is true.
@@ -239,7 +232,7 @@ class SessionBase:
                     self.shared.call(operation),
                 ):
                     self.resident.settle()
-                    self._fit_parts()
+                    self.parts.fit(self.resident.n_wanted)
                     yield
             finally:
                 self.in_call = False

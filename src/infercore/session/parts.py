@@ -48,6 +48,12 @@ class Parts:
         twin.prefix_ids = list(self.prefix_ids)
         return twin
 
+    def fit(self, n_tokens: int) -> None:
+        """Count no more than ``n_tokens``, where a call ended between two counts."""
+        if self.n_prefix + self.n_generated > n_tokens:
+            self.n_prefix = min(self.n_prefix, n_tokens)
+            self.n_generated = n_tokens - self.n_prefix
+
     def forget_volatile(self) -> None:
         """Have only a prefix."""
         self.n_generated, self.suffix_text, self.ended_by, self.plain = 0, "", None, True

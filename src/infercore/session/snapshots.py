@@ -59,11 +59,9 @@ def _plain(parts: Parts) -> dict[str, Any]:
 
 def value_of(session: CoreSession) -> dict[str, Any]:
     """Return what a session is without its engine: its state, its parts and its tokens."""
-    tokens, plain = session.resident.wanted(), _plain(session.parts)
-    if plain["n_prefix"] + plain["n_generated"] > len(tokens):  # of a call that failed half-way
-        plain["n_prefix"] = min(plain["n_prefix"], len(tokens))
-        plain["n_generated"] = len(tokens) - plain["n_prefix"]
-    return {"state": session.state, "parts": plain, "tokens": tokens}
+    tokens, parts = session.resident.wanted(), session.parts.copy()
+    parts.fit(len(tokens))
+    return {"state": session.state, "parts": _plain(parts), "tokens": tokens}
 
 
 def adopt(session: CoreSession, value: dict[str, Any]) -> None:
