@@ -53,8 +53,8 @@ def check_backend(
     ``only`` holds ids, patterns, groups or tiers (see `select`); ``seed`` chooses the tokens and
     texts that laws use; ``require`` names what must be there, beside ``rig.require`` (see `Rig`);
     ``on_result`` is called with each result as it comes. The rig's model is closed at the end.
-    Raises `InvalidInputError` where ``rig`` is none, nothing is selected, ``rig.known`` names no
-    law, or ``require`` something that there is not.
+    Raises `InvalidInputError` where ``rig`` is not a `Rig`, nothing is selected, ``rig.known``
+    names no law, or ``require`` something that there is not.
     """
     chosen = select(only)
     if not isinstance(rig, Rig):

@@ -71,7 +71,7 @@ def _compare_rows(rig: Rig, context: Any, expected: list[Any], what: str) -> Non
 def check_an_abort_after_a_shift(rig: Rig) -> None:
     """Wherever the first step after a shift is aborted, it is as if it had not been tried.
 
-    So it is after positions were divided.
+    The same holds after positions were divided.
     """
     tokens = rig.tokens(60)
 

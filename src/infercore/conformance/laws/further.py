@@ -148,7 +148,7 @@ def check_native_handles(rig: Rig) -> None:
 def check_warmup_of_a_full_window(rig: Rig) -> None:
     """Warming up a full context keeps all it holds, or is refused; it continues as before.
 
-    So it is beside one of two sequences that holds some.
+    The same holds where one of two sequences holds tokens.
     """
     tokens = rig.tokens(48)
     context = rig.context(n_ctx=48, n_batch=48)
