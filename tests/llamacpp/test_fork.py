@@ -53,3 +53,29 @@ def test_what_the_parent_has_is_freed_by_the_parent(story_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+ANEW = """
+import os, sys, warnings
+warnings.simplefilter("ignore")
+import infercore as ic
+
+def compute(model):
+    context = model.new_context(n_ctx=64, n_threads=2)
+    context.decode([5, 6, 7])
+
+compute(ic.load_model(sys.argv[1], backend="llamacpp"))
+child = os.fork()
+if not child:
+    compute(ic.load_model(sys.argv[1], backend="llamacpp", check_in_child=False))
+    os._exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+"""
+
+
+@pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="there is no fork here")
+def test_a_child_computes_with_a_model_of_its_own(story_path: Path) -> None:
+    """Before, it waited for the parent's threads of OpenMP, for good."""
+    command = [sys.executable, "-c", ANEW, str(story_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import threading
 import weakref
@@ -16,6 +15,7 @@ from infercore_openvino.engine import (
     BACKEND,
     check_files_left,
     first_lines,
+    keep_if_forked,
     logger,
 )
 from infercore_openvino.graph import with_frequencies, without_causality
@@ -33,18 +33,14 @@ NOTHING = Additions()
 _alive: weakref.WeakSet[Compiled] = weakref.WeakSet()
 
 
-def _never_free() -> None:
-    """In a child of `os.fork`: the end of a compiled graph waits for threads of the parent.
-
-    So a reference to each is given away; else a child that ends as Python ends would hang.
-    """
+def _keep_all() -> None:
     for compiled in _alive:
         if compiled.engine is not None:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(compiled.engine))
+            keep_if_forked(compiled.engine)
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_never_free)
+    os.register_at_fork(after_in_child=_keep_all)
 
 
 class Compiled:
@@ -65,6 +61,7 @@ class Compiled:
         self.is_causal: bool | None = None
         self.goes_on: bool | None = None
         _alive.add(self)
+        keep_if_forked(engine)
 
     def new_request(self, added: Additions) -> Any:
         """Return a request that computes with what is added; its numbers must stay alive."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import logging
 import os
@@ -29,6 +30,9 @@ _MEMORY_WORDS = (
 )
 
 
+_cores: list[tuple[Any, int]] = []  # each with the process that made it
+
+
 @functools.cache
 def shared_core(*, use_mmap: bool | None = None) -> Any:
     """Return the `openvino.Core` of all models that are loaded so; it is never freed.
@@ -40,7 +44,27 @@ def shared_core(*, use_mmap: bool | None = None) -> Any:
     core = ov.Core()
     if use_mmap is not None:
         core.set_property({"ENABLE_MMAP": use_mmap})
+    _cores.append((core, os.getpid()))
+    keep_if_forked(core)
     return core
+
+
+def keep_if_forked(part: Any) -> None:
+    """In a child of `os.fork` whose parent used the engine, never free ``part`` of the engine.
+
+    Its end would wait for threads that only the parent has, and the child would not end.
+    """
+    if _cores and _cores[0][1] != os.getpid():
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(part))
+
+
+def _keep_cores() -> None:
+    for core, _ in _cores:
+        keep_if_forked(core)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_keep_cores)
 
 
 def check_files_left() -> None:
