@@ -37,6 +37,7 @@ from infercore.values.config import (
     sampling_of,
 )
 from infercore.values.field_texts import lists_fields
+from infercore.values.handlers import is_a_handlers
 from infercore.values.pool import PoolConfig, is_for_a_pool, pool_config, shared_context
 
 if TYPE_CHECKING:
@@ -518,7 +519,7 @@ def _load_tried(
     except InferCoreError:
         raise
     except Exception as error:
-        if error is progress.error or calls.is_a_handlers(error):  # the caller's own
+        if error is progress.error or is_a_handlers(error):  # the caller's own
             raise
         raise _load_failure(descriptor.name, path, error) from error
     load_ms = (time.perf_counter() - started) * 1e3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import signal
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -48,13 +49,37 @@ def test_then_priority_then_name(
     assert registry.choose(model).name == "b"
 
 
-@pytest.mark.parametrize("score", ["1 / 0", "float('nan')", "'much'", "None", "-1"])
+@pytest.mark.parametrize(
+    "score", ["1 / 0", "float('nan')", "'much'", "None", "-1", "__import__('sys').exit(3)"]
+)
 def test_match_that_fails_counts_as_zero(
     score: str, install: Install, registry: Registry, model: Path
 ) -> None:
     install("odd", good("odd", score=score))
     install("sound", good("sound", score="0.1"))
     assert registry.choose(str(model)).name == "sound"
+
+
+@pytest.mark.parametrize("kind", [TimeoutError, SystemExit])
+@pytest.mark.parametrize("where", ["import", "match"])
+def test_what_a_signals_handler_raises_is_no_fault_of_a_plugin(
+    where: str, kind: type[BaseException], install: Install, registry: Registry, model: Path
+) -> None:
+    interrupted = f"__import__('signal').raise_signal({int(signal.SIGTERM)})"
+    source = f"{interrupted}\n" + good("one") if where == "import" else ""
+    install("one", source or good("one", score=f"({interrupted}, 1)[1]"))
+
+    def handler(*_: object) -> None:
+        raise kind("it is time")
+
+    before = signal.signal(signal.SIGTERM, handler)
+    try:
+        with pytest.raises(kind, match="it is time"):
+            registry.choose(model)
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        assert registry.choose(model).name == "one"
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_reason_of_a_failed_match_is_told(

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import functools
-import logging
-import signal
-import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from infercore.errors import InferCoreError, OutOfMemoryError, PluginError
+from infercore.values.handlers import frames_of, is_a_handlers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import CodeType, FrameType, TracebackType
+    from types import FrameType
 
     from infercore.engine.gate import Gate
 
@@ -65,30 +62,6 @@ def is_of_the_engine(error: BaseException) -> bool:
     return isinstance(error, Exception) and not is_a_handlers(error)
 
 
-def is_a_handlers(error: BaseException) -> bool:
-    """Whether a handler of a signal or of the log raised ``error``: the engine did not."""
-    codes = {logging.Logger.callHandlers.__code__}
-    if threading.current_thread() is threading.main_thread():
-        codes |= _handler_codes()
-    return any(frame.f_code in codes for frame, _ in _frames(error.__traceback__))
-
-
-def _handler_codes() -> set[CodeType]:
-    """Return the code of each function that is called on a signal."""
-    found = set()
-    for number in signal.valid_signals():
-        handler: Any = signal.getsignal(number)
-        if not callable(handler) or isinstance(handler, signal.Handlers):
-            continue
-        while isinstance(handler, functools.partial):
-            handler = handler.func
-        of_object = type(handler).__call__  # what is called of an object that is no function
-        code = getattr(handler, "__code__", getattr(of_object, "__code__", None))
-        if code is not None:
-            found.add(code)
-    return found
-
-
 def described(error: BaseException) -> str:
     """Return type and text of ``error``, and where in the plugin it was raised, if it was."""
     place = raised_at(error)
@@ -100,7 +73,7 @@ def raised_at(error: BaseException) -> str | None:
 
     The plugin is what the core called last: what that called in turn is an engine's own.
     """
-    frames = list(_frames(error.__traceback__))
+    frames = list(frames_of(error.__traceback__))
     of_core = [i for i, (frame, _) in enumerate(frames) if _is_core(frame)]
     called = frames[of_core[-1] + 1 :] if of_core else frames
     if not called:
@@ -109,12 +82,6 @@ def raised_at(error: BaseException) -> str | None:
     frame, line = [found for found in called if _package(found[0]) == package][-1]
     code = frame.f_code
     return f"{code.co_filename}, line {line}, in {code.co_name}"
-
-
-def _frames(trace: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
-    while trace is not None:
-        yield trace.tb_frame, trace.tb_lineno
-        trace = trace.tb_next
 
 
 def _name(frame: FrameType) -> str:

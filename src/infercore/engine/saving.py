@@ -9,6 +9,7 @@ import numpy as np
 from infercore.engine import blob, calls
 from infercore.engine.cells import n_cells_of
 from infercore.errors import SnapshotError
+from infercore.values.handlers import is_a_handlers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -188,7 +189,7 @@ class Saving:
         try:
             work()
         except Exception as error:
-            if calls.is_a_handlers(error):
+            if is_a_handlers(error):
                 raise
             raise _not_restored(
                 f"the engine refused the saved state ({error}); {what} is empty now", "engine"

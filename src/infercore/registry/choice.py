@@ -19,6 +19,7 @@ from infercore.registry.known import KNOWN, KnownBackend, known_for
 from infercore.registry.record import Record, described
 from infercore.values import install
 from infercore.values.checks import is_number, nearest
+from infercore.values.handlers import is_a_handlers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -73,7 +74,11 @@ def _order(match: Match) -> tuple[float, int, str]:
 def _match(record: Record, path: str) -> Match:
     try:
         score = record.descriptor.match(path)  # type: ignore[union-attr]
-    except Exception as error:  # noqa: BLE001  (a plugin may raise anything)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a plugin may even call sys.exit
+        if is_a_handlers(error):
+            raise
         return Match(record=record, score=0.0, reason=f"match failed: {described(error)}")
     if not _is_score(score):
         return Match(record=record, score=0.0, reason=_no_score(score), is_fault=True)
@@ -95,7 +100,11 @@ def check_score(descriptor: BackendDescriptor, path: str) -> None:
     """
     try:
         score = descriptor.match(path)
-    except Exception:  # noqa: BLE001  (a plugin may raise anything)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        if is_a_handlers(error):
+            raise
         return
     if not _is_score(score):
         raise PluginError(

@@ -17,6 +17,7 @@ from infercore.registry import environment
 from infercore.registry.descriptor import validated
 from infercore.registry.record import Failure, Record, described, one_line
 from infercore.registry.sources import Source
+from infercore.values.handlers import is_a_handlers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -58,7 +59,9 @@ def _load(manager: pluggy.PluginManager, source: Source) -> Record:
             descriptor.check()
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # noqa: BLE001  (a plugin may even call sys.exit)
+    except BaseException as error:  # a plugin may even call sys.exit
+        if is_a_handlers(error):
+            raise
         _roll_back(manager, source)
         return _failed(source, _failure(source, error, descriptor), descriptor)
     return _record(source, descriptor=descriptor)

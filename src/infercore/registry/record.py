@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from infercore.errors import BackendUnavailableError, PluginError
+from infercore.values.handlers import is_a_handlers
 from infercore.values.info import BackendDescriptor, BackendInfo, DeviceInfo
 
 if TYPE_CHECKING:
@@ -96,7 +97,11 @@ def _engine_version(descriptor: BackendDescriptor | None) -> str | None:
     tell: Callable[[], object] = descriptor.engine_version
     try:
         version = tell()
-    except Exception:  # noqa: BLE001  (a plugin may raise anything)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        if is_a_handlers(error):
+            raise
         return None
     return None if version is None else str(version)
 
@@ -109,7 +114,11 @@ def _devices(descriptor: BackendDescriptor) -> _Devices:
         wrong = [device for device in devices if not isinstance(device, DeviceInfo)]
     except BackendUnavailableError as error:
         return _Devices(reason=one_line(error.reason), usable=False)
-    except Exception as error:  # noqa: BLE001  (a plugin may raise anything)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a plugin may even call sys.exit
+        if is_a_handlers(error):
+            raise
         return _Devices(reason=f"its devices cannot be listed: {described(error)}")
     if wrong:
         return _Devices(reason=f"its devices cannot be listed: {wrong[0]!r} is not a DeviceInfo")

@@ -11,6 +11,7 @@ import attrs
 from infercore.errors import PluginLoadError
 from infercore.protocols.hooks import ENTRY_POINT_GROUP
 from infercore.registry.record import Record, described
+from infercore.values.handlers import is_a_handlers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -48,7 +49,9 @@ def installed() -> Iterator[Source | Record]:
             if _normal(name) not in seen:
                 seen.add(_normal(name))
                 yield from _entries(distribution, name)
-        except Exception as error:  # noqa: BLE001  (one try for each distribution)
+        except Exception as error:  # one try for each distribution
+            if is_a_handlers(error):
+                raise
             yield _unreadable(name, error)
 
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import attrs
 
-from infercore.engine import calls
 from infercore.errors import GrammarError, InferCoreError, InvalidInputError
 from infercore.limited import wire
 from infercore.limited.process import limited
@@ -22,6 +21,7 @@ from infercore.sampling.schema_keywords import TYPES, simplified
 from infercore.sampling.schema_place import place_of_error
 from infercore.sampling.vocabulary import ll_tokenizer, llguidance
 from infercore.values import checks
+from infercore.values.handlers import is_a_handlers
 
 if TYPE_CHECKING:
     from infercore.protocols.public import Tokenizer
@@ -234,7 +234,7 @@ def _malformed_typed(source: str) -> Iterator[None]:
         TypeError,
         ValueError,
     ) as e:
-        if calls.is_a_handlers(e):
+        if is_a_handlers(e):
             raise
         what = _shortened(str(e) or type(e).__name__)
         raise GrammarError(f"the JSON schema is malformed: {what}", source=source) from e
