@@ -287,7 +287,7 @@ def open_pool(
         return cast("SessionPool", _isolated(where, descriptor, of_model, built))
     model = _load(descriptor, where, of_model)
     try:
-        return _new_pool(model, built, owns_model=True)
+        return model.pool_of(built, owns_model=True)
     except BaseException:
         model.close()
         raise
@@ -651,7 +651,7 @@ def _new_session(model: GuardedModel, context: Any, options: dict[str, Any]) -> 
     return new_session(model, context, sampler, checks.build(SessionOptions, None, options))
 
 
-def _new_pool(model: GuardedModel, config: PoolConfig, *, owns_model: bool = False) -> SessionPool:
+def _new_pool(model: GuardedModel, config: PoolConfig, owns_model: bool) -> SessionPool:  # noqa: FBT001
     from infercore.session.pool import SessionPool  # noqa: PLC0415  (imports NumPy)
 
     return SessionPool(

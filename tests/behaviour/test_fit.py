@@ -75,6 +75,24 @@ def test_a_pool_of_given_windows_has_no_more_cells_than_memory_has_room_for(
             assert pool.stats().n_cells == most
 
 
+@pytest.mark.parametrize("n_ctx", [128, "fit"])
+def test_a_pool_of_a_path_asks_memory_too(
+    pack_path: Path,
+    backend_name: str,
+    model: Any,
+    exact: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    n_ctx: Any,
+) -> None:
+    room = needs_of(model, exact)(300)
+    monkeypatch.setattr(window, "free_bytes", lambda: room * 10 // 9 + 10)
+    asked = {"n_ctx": n_ctx, "n_parallel": 4, **exact}
+    with model.new_pool(**asked) as pool:
+        expected = pool.effective["n_ctx"], pool.stats().n_cells
+    with ic.open_pool(pack_path, backend=backend_name, **asked) as pool:
+        assert (pool.effective["n_ctx"], pool.stats().n_cells) == expected
+
+
 def test_a_pool_opens_though_its_models_file_is_gone(
     pack_path: Path, backend_name: str, tmp_path: Path
 ) -> None:

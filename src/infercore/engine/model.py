@@ -60,7 +60,7 @@ class Services:
 
     new_sampler: Callable[[GuardedModel, SamplingConfig], Sampler]
     new_session: Callable[[GuardedModel, GuardedContext, dict[str, Any]], Session]
-    new_pool: Callable[[GuardedModel, PoolConfig], SessionPool]
+    new_pool: Callable[[GuardedModel, PoolConfig, bool], SessionPool]
     dialect: Callable[[str, str, str], Dialect]
 
 
@@ -411,15 +411,19 @@ class GuardedModel:
     ) -> SessionPool:
         """Return a pool of sessions that share one engine; see `Model.new_pool`."""
         built = pool_config(config, fields)
-        if self._inner.capabilities.logits == "none":
-            hint = "a pool chooses tokens from logits; open sessions of their own"
-            raise UnsupportedFeatureError(feature="pool", backend=self.backend, hint=hint)
         if built.isolate:
             raise checks.refuse(
                 "isolate", True, "a path to open_pool(path, isolate=True): this model is here"
             )
+        return self.pool_of(built)
+
+    def pool_of(self, config: PoolConfig, *, owns_model: bool = False) -> SessionPool:
+        """Return a pool, which closes this model with itself where it ``owns_model``."""
         self._check_open()
-        return self._services.new_pool(self, self._pool_config(built))
+        if self._inner.capabilities.logits == "none":
+            hint = "a pool chooses tokens from logits; open sessions of their own"
+            raise UnsupportedFeatureError(feature="pool", backend=self.backend, hint=hint)
+        return self._services.new_pool(self, self._pool_config(config), owns_model)
 
     @lists_fields("ContextConfig", "PoolConfig")
     def plan_memory(
