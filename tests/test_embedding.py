@@ -113,6 +113,42 @@ def test_a_text_too_long_is_refused_before_anything(encoder: Any) -> None:
     assert (caught.value.field, caught.value.value) == ("texts", 1)
 
 
+# -- pools ---------------------------------------------------------------------------------------
+
+
+def test_a_pool_of_an_encoder_honours_its_fields(encoder: Any, golden_texts: Any) -> None:
+    texts = [t.text for t in golden_texts[:2]]
+    exact = {"precision": "accurate"}
+    with encoder.new_pool(**exact) as pool:
+        expected = ic.embed(encoder, texts, pooling="mean", **exact)
+        np.testing.assert_allclose(pool.embed(texts, pooling="mean"), expected, atol=1e-6)
+    for wrong in ({"type_k": ic.KVType("none of its")}, {"backend_options": {"no_such": 1}}):
+        with pytest.raises((ic.InvalidInputError, ic.UnsupportedFeatureError)):
+            encoder.new_pool(**wrong)
+    n_tokens = len(encoder.tokenizer.encode(texts[0]))
+    with encoder.new_pool(n_ctx=n_tokens) as pool:
+        assert pool.embed(texts[:1], pooling="mean").shape == (1, encoder.info.n_embd)
+        with pytest.raises(ic.InvalidInputError, match=f"n_ctx is {n_tokens}") as caught:
+            pool.embed([f"{texts[0]} {texts[1]}"], pooling="mean")
+        assert caught.value.field == "texts"
+
+
+def test_a_pool_embeds_with_its_adapters(model: Any) -> None:
+    import infercore_models
+
+    path = str(infercore_models.path("storyteller-lora", "gguf-f32"))
+    adapters = [ic.AdapterSpec(path=path, scale=4.0)]
+    if not model.capabilities.lora:
+        pytest.skip("refused: this engine takes no adapters")
+    plain = ic.embed(model, ["Once upon a time"], pooling="mean")
+    expected = ic.embed(model, ["Once upon a time"], pooling="mean", adapters=adapters)
+    assert np.abs(expected - plain).max() > NEAR
+    with model.new_pool(n_ctx=64, n_parallel=1, adapters=adapters) as pool:
+        np.testing.assert_allclose(
+            pool.embed(["Once upon a time"], pooling="mean"), expected, atol=1e-5
+        )
+
+
 # -- models that generate ------------------------------------------------------------------------
 
 

@@ -652,8 +652,11 @@ def _new_session(model: GuardedModel, context: Any, options: dict[str, Any]) -> 
 
 
 def _new_pool(model: GuardedModel, config: PoolConfig, owns_model: bool) -> SessionPool:  # noqa: FBT001
+    from infercore.embedding import check_opens  # noqa: PLC0415  (imports NumPy)
     from infercore.session.pool import SessionPool  # noqa: PLC0415  (imports NumPy)
 
+    if model.capabilities.encoder:  # no context stays open, whose fields would be checked
+        check_opens(model, config.context)
     return SessionPool(
         model,
         config,
@@ -666,12 +669,13 @@ def _new_pool(model: GuardedModel, config: PoolConfig, owns_model: bool) -> Sess
 def _embed_for_pool(
     config: PoolConfig, model: Any, texts: Sequence[Any], pooling: str | None
 ) -> FloatArray:
-    from infercore.embedding import embed_texts  # noqa: PLC0415  (imports NumPy)
+    from infercore.embedding import embed_texts, fields_of  # noqa: PLC0415  (imports NumPy)
 
     context = config.context
-    fields = {"n_threads": context.n_threads, "n_threads_batch": context.n_threads_batch}
-    given = {name: value for name, value in fields.items() if value is not None}
-    return embed_texts(model, texts, given, pooling=pooling, normalize=False)
+    n_ctx = context.n_ctx if model.capabilities.encoder else None  # else it is a session's
+    return embed_texts(
+        model, texts, fields_of(context), pooling=pooling, normalize=False, n_ctx=n_ctx or 0
+    )
 
 
 def _decode_sampler(model: GuardedModel, config: DecodeConfig) -> Sampler:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Literal
 
+import attrs
 import numpy as np
 
 from infercore.errors import InvalidInputError, UnsupportedFeatureError
@@ -28,6 +29,7 @@ DECIDED = (
 )  # fmt: skip
 _TOKENS_OF_CALL = 2048
 _SEQUENCES_OF_CALL = 32
+_SMALL_WINDOW = 64
 
 
 def rank_documents(
@@ -46,8 +48,12 @@ def embed_texts(
     *,
     pooling: str | None,
     normalize: bool,
+    n_ctx: int = 0,
 ) -> FloatArray:
-    """Return the vectors [n_texts, n_embd] of ``texts`` or pairs; see `infercore.embed`."""
+    """Return the vectors [n_texts, n_embd] of ``texts`` or pairs; see `infercore.embed`.
+
+    A text of more than ``n_ctx`` tokens is refused; 0 stands for what the model has learned.
+    """
     _check_fields(fields)
     if pooling is not None and not (isinstance(pooling, str) and pooling in POOLING):
         raise checks.refuse("pooling", pooling, f"one of {', '.join(POOLING)}, or None")
@@ -60,13 +66,30 @@ def embed_texts(
         )
     if not isinstance(normalize, bool):
         raise checks.refuse("normalize", normalize, "True or False")
-    prompts = [_encode(model, text, i) for i, text in enumerate(check_texts(texts))]
+    prompts = [_encode(model, text, i, n_ctx) for i, text in enumerate(check_texts(texts))]
     if not prompts:
         return np.empty((0, model.info.n_embd), dtype=np.float32)
     with _open(model, prompts, pooling, fields) as context:
         vectors = np.stack(list(_evaluate(context, prompts)))
         scores = context.pooling_type == RANK
     return _unit(vectors) if normalize and not scores else vectors
+
+
+def fields_of(config: ContextConfig) -> dict[str, Any]:
+    """Return the fields that ``config`` sets, but for those that follow from the texts."""
+    given = {
+        field.name: getattr(config, field.name)
+        for field in attrs.fields(ContextConfig)
+        if field.name not in DECIDED
+    }
+    return {name: value for name, value in given.items() if value not in (None, (), {})}
+
+
+def check_opens(model: Model, config: ContextConfig) -> None:
+    """Raise what opening a context with the fields of ``config`` raises, where it sets any."""
+    fields = fields_of(config)
+    if fields:
+        model.new_context(n_ctx=_SMALL_WINDOW, embeddings=True, **fields).close()
 
 
 def _check_fields(fields: Mapping[str, Any]) -> None:
@@ -104,12 +127,14 @@ def _encode_pair(model: Model, pair: Pair) -> Tokens:
     return model.tokenizer.encode_many(texts, parse_special=False)[0]
 
 
-def _encode(model: Model, text: str | Pair, number: int) -> Tokens:
+def _encode(model: Model, text: str | Pair, number: int, n_ctx: int) -> Tokens:
     tokens = _encode_pair(model, text) if isinstance(text, Pair) else model.tokenizer.encode(text)
-    limit = model.info.n_ctx_train
+    limit, whose = model.info.n_ctx_train, "the model has learned"
+    if n_ctx and not 0 < limit < n_ctx:
+        limit, whose = n_ctx, "n_ctx is"
     if not tokens or (limit > 0 and len(tokens) > limit):
         why = (
-            f"it has {len(tokens)} tokens, and the model has learned {limit}; split it"
+            f"it has {len(tokens)} tokens, and {whose} {limit}; split it"
             if tokens
             else "it has no tokens"
         )
