@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import infercore as ic
-from infercore.engine import window
+from infercore.engine import ladder, window
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,6 +91,24 @@ def test_a_pool_of_a_path_asks_memory_too(
         expected = pool.effective["n_ctx"], pool.stats().n_cells
     with ic.open_pool(pack_path, backend=backend_name, **asked) as pool:
         assert (pool.effective["n_ctx"], pool.stats().n_cells) == expected
+
+
+def test_a_pool_that_was_shrunk_has_windows_that_fit_its_cells(
+    model: Any, exact: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds = {"type_k": "f16", "type_v": "f16", "n_ubatch": 64, "n_seq_max": 8}
+    smaller = {**exact, **kinds, "kv_unified": True}
+    needs = needs_of(model, smaller)
+    room = (needs(256) + needs(512)) // 2
+    monkeypatch.setattr(ladder, "free_bytes", lambda **_: room * 10 // 9 + 10)
+    with model.new_pool(n_ctx=512, n_parallel=2, on_oom="shrink", **exact) as pool:
+        n_cells = pool.stats().n_cells
+        assert n_cells < 512
+        session = pool.open_session()
+        assert pool.effective["n_ctx"] == session.explain_context().n_ctx == n_cells
+        with pytest.raises(ic.ContextOverflowError) as caught:
+            session.ensure_prefix([5] * (n_cells + 1))
+        assert (caught.value.stage, caught.value.n_ctx) == ("prefix", n_cells)
 
 
 def test_a_pool_opens_though_its_models_file_is_gone(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import attrs
 import pytest
 
 from infercore.engine import ladder
@@ -115,6 +116,14 @@ def test_the_ladder_ends_at_what_the_machine_can_hold(monkeypatch):
         allocate(make, ContextConfig(n_ctx=2**20, on_oom="shrink", n_ctx_min=2**19),
                  Capabilities(), plan)  # fmt: skip
     assert all("are free" in attempt.error for attempt in caught.value.attempts)
+
+
+def test_the_ladder_counts_what_a_step_takes_beside_the_cache(monkeypatch):
+    monkeypatch.setattr(ladder, "free_bytes", lambda **_: 1_000_000)
+    make, asked = maker(lambda _: True)
+    config = ContextConfig(n_ctx=1024, n_ctx_min=64, n_ubatch=64, on_oom="shrink")
+    allocate(make, config, Capabilities(), lambda c: attrs.evolve(plan(c), compute_bytes=700_000))
+    assert [c.n_ctx for c in asked] == [128]
 
 
 def test_a_usual_window_is_not_planned_first():

@@ -68,16 +68,18 @@ def allocate(
 def _check_room(plan: Callable[[ContextConfig], MemoryPlan], config: ContextConfig) -> None:
     """Refuse what an engine would be granted now and the process be ended for once it is filled.
 
-    A ladder leaves a part of the memory to all that a step takes beside the cache.
+    A ladder leaves a part of the memory to what no plan counts.
     """
     shrinks = config.on_oom == "shrink"
     if not shrinks and (config.n_ctx or 0) < _LARGE_WINDOW:
         return  # what fails there fails at once, and a plan may take as long as the context
-    free = free_bytes(address_space=False)
-    n_bytes, room = plan(config).kv_bytes, int(free * _SHARE_OF_FREE) if shrinks else free
+    free, found = free_bytes(address_space=False), plan(config)
+    n_bytes, room = found.kv_bytes + found.compute_bytes, free
+    if shrinks:
+        room = int(free * _SHARE_OF_FREE)
     if n_bytes > room:
         raise OutOfMemoryError(
-            f"a KV cache of n_ctx={config.n_ctx} takes {n_bytes:,} bytes and {free:,} are free"
+            f"a context of n_ctx={config.n_ctx} takes {n_bytes:,} bytes and {free:,} are free"
         )
 
 

@@ -120,6 +120,8 @@ class SessionPool:
             own_bytes=config.cache_bytes if config.batch_invariant else 0,
             keeps_at_end=config.cache_dir is not None,
         )
+        # Less than was asked for where memory had no room for it (``on_oom="shrink"``).
+        self.window = min(self.window, int(scheduler.context.n_ctx_seq))
         return Owner(scheduler)
 
     @property
