@@ -64,6 +64,56 @@ def test_adapters_that_change_under_a_session_are_seen_too(new_session: Callable
     assert session.ensure_prefix(text).reused_tokens == status.prefix_tokens
 
 
+OTHER = ic.ContextManifest(profile_id="another")
+REFUSED: dict[str, tuple[type[Exception], Callable[[Any, Any], Any]]] = {
+    "long prefix": (ic.ContextOverflowError, lambda session, _: session.ensure_prefix([5] * 65)),
+    "other prefix": (
+        ic.ManifestMismatchError,
+        lambda session, _: session.ensure_prefix(
+            ic.PrefixInput(text="A", manifest=OTHER, on_mismatch="error")
+        ),
+    ),
+    "long suffix": (ic.ContextOverflowError, lambda session, _: session.prefill_suffix([5] * 64)),
+    "no token": (ic.InvalidTokenError, lambda session, _: session.prefill_suffix([-1])),
+    "other suffix": (
+        ic.ManifestMismatchError,
+        lambda session, _: session.prefill_suffix(ic.SuffixInput(text="A", manifest=OTHER)),
+    ),
+    "snapshot": (ic.ManifestMismatchError, lambda session, saved: session.restore(saved)),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused_after_a_change_changes_nothing(
+    new_session: Callable[..., Any], name: str
+) -> None:
+    path = str(infercore_models.path("storyteller-lora", "gguf-f32"))
+    session = new_session(n_ctx=64)
+    session.ensure_prefix("Once upon a time")
+    session.prefill_suffix(" there was a baker")
+    saved, before = session.snapshot(), session.explain_context()
+    session.context.set_adapters([ic.AdapterSpec(path=path)])
+    kind, call = REFUSED[name]
+    with pytest.raises(kind):
+        call(session, saved)
+    assert session.explain_context() == before
+
+
+def test_a_longer_snapshot_than_fits_changes_nothing_after_a_change(
+    new_session: Callable[..., Any],
+) -> None:
+    path = str(infercore_models.path("storyteller-lora", "gguf-f32"))
+    long, session = new_session(adapters=[ic.AdapterSpec(path=path)]), new_session(n_ctx=64)
+    long.ensure_prefix([5] * 65)
+    session.ensure_prefix("Once upon a time")
+    session.context.set_adapters([ic.AdapterSpec(path=path)])
+    before = session.explain_context()
+    with pytest.raises(ic.ContextOverflowError) as caught:
+        session.restore(long.snapshot())
+    assert (caught.value.stage, caught.value.n_ctx) == ("restore", 64)
+    assert session.explain_context() == before
+
+
 @pytest.mark.parametrize(
     "wrong", [5, {-1: [0.0]}, {99: [0.0]}, {1: [1.0]}, {1: "text"}, {"a": [0.0]}]
 )

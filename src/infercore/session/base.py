@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from infercore.protocols.guarded import SequenceContext, SessionModel
     from infercore.session.stream import DecodeStream
     from infercore.values.config import DecodeConfig
+    from infercore.values.manifest import ContextManifest
     from infercore.values.session import ContextReport
 
     T = TypeVar("T")
@@ -125,9 +126,16 @@ class SessionBase:
 
     def renew_identity(self) -> None:
         """Take what the context computes with now as part of the identity."""
+        self._computes_with = _changeable(self.shared.context.effective)
+        self.identity = self.identity_now()
+        self._manifest_digest = self.identity.digest
+        if self.resident.page is not None:
+            self.resident.page.identity = self._manifest_digest
+
+    def identity_now(self) -> ContextManifest:
+        """Return the identity of what the context would compute now."""
         effective, options = self.shared.context.effective, self._options
-        self._computes_with = _changeable(effective)
-        self.identity = identity(
+        return identity(
             self.model,
             effective,
             add_bos=self._add_bos,
@@ -135,9 +143,6 @@ class SessionBase:
             prompt_format=options.prompt_format,
             adapters=adapter_identities(effective.get("adapters") or ()),
         )
-        self._manifest_digest = self.identity.digest
-        if self.resident.page is not None:
-            self.resident.page.identity = self._manifest_digest
 
     def identify_as(self, other: SessionBase) -> None:
         """Have the identity of ``other``, whose tokens this session takes over."""
@@ -154,15 +159,18 @@ class SessionBase:
             return None
         return next(name for name in now if now[name] != self._computes_with[name])
 
-    def begin_anew_if_changed(self) -> tuple[str | None, int]:
-        """Let go of what was made with what is no longer in force; return what, and how much."""
-        changed, n_dropped = self.changed, 0
-        if changed is not None:
-            n_dropped = self.resident.clear()
-            self.resident.owed = []
-            self.enter(EMPTY, Parts())
-            self.renew_identity()
-        return changed, n_dropped
+    def begin_anew_if_changed(self) -> int:
+        """Let go of what was made with what is no longer in force; return how many tokens.
+
+        To be called once nothing can be refused any more.
+        """
+        if self.changed is None:
+            return 0
+        n_dropped = self.resident.clear()
+        self.resident.owed = []
+        self.enter(EMPTY, Parts())
+        self.renew_identity()
+        return n_dropped
 
     def __repr__(self) -> str:
         if self.gate.closed:

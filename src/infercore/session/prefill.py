@@ -19,7 +19,9 @@ from infercore.values.session import PrefixInput, PrefixStatus, SuffixInput, Suf
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from infercore.errors import ManifestMismatchError
     from infercore.session.resident import Outcome
+    from infercore.values.manifest import ContextManifest
 
 
 class Prefilling(SessionBase):
@@ -44,9 +46,10 @@ class Prefilling(SessionBase):
             ids = self._given_ids(given)
         else:
             ids = self.encode(given.text, parse_special=given.parse_special)
-        changed, n_dropped = self.begin_anew_if_changed()
+        changed = self.changed
         reason = self._reset_reason(given) or (changed and f"{changed} changed")
         self.resident.check_fits(ids, stage="prefix", resident=0)
+        n_dropped = self.begin_anew_if_changed()
         outcome = self.prefilled(lambda: self._hold_prefix(ids, cold=reason is not None), EMPTY)
         outcome = attrs.evolve(outcome, dropped=outcome.dropped + n_dropped)
         self._enter_prefix(given, ids, outcome)
@@ -66,12 +69,21 @@ class Prefilling(SessionBase):
         return attrs.evolve(outcome, dropped=outcome.dropped + n_cold)
 
     def _reset_reason(self, given: PrefixInput) -> str | None:
-        mismatch = self.identity.mismatch(given.manifest) if given.manifest else None
+        mismatch = self._mismatch(given.manifest)
         if mismatch is None:
             return None
         if given.on_mismatch == "error":
             raise mismatch
         return f"{mismatch.field} changed"
+
+    def _mismatch(
+        self, stated: ContextManifest | None, *, renews: bool = True
+    ) -> ManifestMismatchError | None:
+        """Return what ``stated`` differs in from the session as it is, or as it becomes anew."""
+        if stated is None:
+            return None
+        own = self.identity_now() if renews and self.changed is not None else self.identity
+        return own.mismatch(stated)
 
     def _enter_prefix(self, given: PrefixInput, ids: list[int], outcome: Outcome) -> None:
         parts = Parts(
@@ -108,21 +120,17 @@ class Prefilling(SessionBase):
 
     def put_suffix(self, given: SuffixInput) -> SuffixStatus:
         """Do what `prefill_suffix` does, in a session that is held and has a prefix."""
-        mismatch = self.identity.mismatch(given.manifest) if given.manifest else None
+        mismatch = self._mismatch(given.manifest, renews=given.mode == "replace")
         if mismatch is not None:
             raise mismatch
         if given.mode == "append" and not self._may_join(given):
             return self._append_suffix(given)
-        if given.mode == "replace":
-            self._renew_prefix()
         status = self._replace_suffix(given)
         self.parts.suffix_class = given.cache_class
         return status
 
     def _renew_prefix(self) -> None:
         """Evaluate the prefix anew where it was made with what is no longer in force."""
-        if self.changed is None:
-            return
         given, ids = self.parts.prefix, self.parts.prefix_ids
         is_written = given is not None and not self.parts.templated
         self.put_prefix(given if given is not None and is_written else PrefixInput(tokens=ids))
@@ -147,11 +155,18 @@ class Prefilling(SessionBase):
 
     def _replace_suffix(self, given: SuffixInput) -> SuffixStatus:
         if given.text is None:
+            text: str | None = None
+            merges = False
             ids = self.parts.prefix_ids + self._given_ids(given)
-            return self.set_suffix(ids, None, merges=False)
-        text = given.text if given.mode == "replace" else f"{self.parts.suffix_text}{given.text}"
-        merges = given.boundary == "joint" or not text
-        return self.set_suffix(self._suffix_ids(given, text), text, merges=merges)
+        else:
+            before = "" if given.mode == "replace" else self.parts.suffix_text
+            text = f"{before}{given.text}"
+            merges = given.boundary == "joint" or not text
+            ids = self._suffix_ids(given, text)
+        if given.mode == "replace" and self.changed is not None:
+            self._fitted(ids)
+            self._renew_prefix()
+        return self.set_suffix(ids, text, merges=merges)
 
     def set_suffix(
         self, ids: list[int], text: str | None, *, merges: bool, n_ahead: int = 0
@@ -162,9 +177,7 @@ class Prefilling(SessionBase):
         The last ``n_ahead`` of them were evaluated for it before, so they are no reuse.
         """
         parts = self.parts
-        stands = common_prefix(ids, parts.prefix_ids)
-        ids, dropped = self.truncated(ids, stands)
-        self.resident.check_fits(ids, stage="suffix", resident=stands)
+        ids, stands, dropped = self._fitted(ids)
         outcome = self.prefilled(lambda: self.resident.hold(ids, need_logits=True), PREFIXED)
         outcome = attrs.evolve(
             outcome, reused=outcome.reused - n_ahead, prefilled=outcome.prefilled + n_ahead
@@ -176,6 +189,16 @@ class Prefilling(SessionBase):
         parts.merges = merges and not dropped
         seam = len(parts.prefix_ids) - stands
         return self._enter_suffix(outcome, stands, seam_tokens=seam, truncated_tokens=dropped)
+
+    def _fitted(self, ids: list[int]) -> tuple[list[int], int, tuple[int, ...]]:
+        """Return the ids that fit, how many of the prefix stand, and the ids that were dropped.
+
+        Raises `ContextOverflowError` (stage "suffix"), *unchanged*.
+        """
+        stands = common_prefix(ids, self.parts.prefix_ids)
+        ids, dropped = self.truncated(ids, stands)
+        self.resident.check_fits(ids, stage="suffix", resident=stands)
+        return ids, stands, dropped
 
     def truncated(self, ids: list[int], stands: int) -> tuple[list[int], tuple[int, ...]]:
         """Drop the oldest suffix tokens that do not fit, where that was asked for.

@@ -10,6 +10,7 @@ import attrs
 
 from infercore.engine import atomic, blob
 from infercore.errors import InvalidStateError, ModelNotFoundError, OutOfMemoryError, SnapshotError
+from infercore.session.keeping import n_tokens_of
 from infercore.session.parts import DECODED, EMPTY, PREFIXED, READY, Parts
 from infercore.values import checks
 from infercore.values.files import open_regular
@@ -153,17 +154,22 @@ def put(session: CoreSession, snapshot: Snapshot) -> None:
     if not isinstance(snapshot, Snapshot):
         raise checks.refuse("snapshot", snapshot, "a Snapshot; read a file with load(path)")
     note = _opened(snapshot.data)
-    session.begin_anew_if_changed()
-    own = session.identity
+    own = session.identity if session.changed is None else session.identity_now()
     mismatch = own.mismatch(note["manifest"], strict=True) or own.mismatch(snapshot.manifest)
     if mismatch is not None:
         raise mismatch
+    if session.changed is not None:  # what is held is let go of, so it must fit by then
+        n_tokens = n_tokens_of(snapshot.data)
+        session.resident.check_fits((), stage="restore", resident=0, more=n_tokens)
     state, parts, tokens = session.state, session.parts, session.resident.wanted()
     try:
+        session.begin_anew_if_changed()
         _load(session, snapshot.data, note)
         session.enter(note["state"], note["parts"])
-    except SnapshotError:
-        if not len(session.resident.tape):
+    except SnapshotError as error:
+        if error.state_after == "unchanged":
+            session.stay(state, parts, tokens)
+        elif not len(session.resident.tape):
             session.enter(EMPTY, Parts())
             session.resident.owed = []
         raise
