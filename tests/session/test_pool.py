@@ -369,6 +369,25 @@ def test_overflow_of_one_is_its_own(reference: Any, alone: Any) -> None:
         assert small.explain_context().resident_tokens == 32
 
 
+def test_a_stream_that_has_not_begun_does_not_begin_in_a_drained_pool(reference: Any) -> None:
+    with reference.new_pool(n_parallel=2, n_ctx=64) as pool:
+        session = pool.open_session()
+        session.ensure_prefix("Once upon a time")
+        stream = session.decode(max_tokens=4)
+        assert pool.drain() is True
+        with pytest.raises(ic.SessionClosedError):
+            next(stream)
+        assert pool.stats().n_running == 0
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_samples_of_one_call_do_not_wait_for_one_another(reference: Any, n: int) -> None:
+    with reference.new_pool(n_parallel=n, n_ctx=64, max_waiting=0) as pool:
+        session = pool.open_session()
+        session.ensure_prefix("Once upon a time")
+        assert len(session.sample_many(2 * n, max_tokens=3)) == 2 * n
+
+
 def test_closing_the_pool_ends_every_call(reference: Any) -> None:
     pool = reference.new_pool(n_parallel=2, n_ctx=256, n_step_tokens=1)
     sessions = [pool.open_session() for _ in range(4)]

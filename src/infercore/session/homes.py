@@ -139,7 +139,8 @@ class Share:
             generation,
             dropped,
             started=started,
-            admitted=session.in_call and started is not None,
+            admitted=started is not None,
+            check_open=self.group.check_open,
             reader_timeout=self.group.reader_timeout,
         )
 

@@ -30,6 +30,7 @@ class PoolStream:
     """An iterator of `StreamChunk`; a context manager that closes itself.
 
     What was shown is the session's; what the pool generated beyond it is not, until it is read.
+    One that is ``admitted`` belongs to a call that has begun; the first step of another begins one.
     """
 
     def __init__(
@@ -39,7 +40,8 @@ class PoolStream:
         dropped: Sequence[int] = (),
         *,
         started: float | None = None,
-        admitted: bool = False,
+        admitted: bool,
+        check_open: Callable[[], object],
         reader_timeout: float | None = None,
     ) -> None:
         self._session = session
@@ -51,6 +53,7 @@ class PoolStream:
         self._deadline = None if timeout is None else self._started + timeout
         self._reader_timeout = reader_timeout
         self._admitted = admitted
+        self._check_open = check_open
         self._job: Generating | None = None
         self._abandoned = False
         self._cancelled = False
@@ -199,6 +202,8 @@ class PoolStream:
         session, context = self._session, self._context
         scheduler, namespace = context.scheduler, context.sequence.namespace
         stream_begins()
+        if not self._admitted:
+            self._check_open()
         scheduler.admission.enter(namespace, force=self._admitted)
         try:
             session.resident.cancelled = self._cancelled
