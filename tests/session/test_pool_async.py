@@ -50,6 +50,22 @@ def test_streams_of_many_tasks_wait_in_no_thread(reference: Any) -> None:
     assert asyncio.run(main()) == [expected[i % len(TEXTS)] for i in range(N_TASKS)]
 
 
+def test_calls_of_a_closed_pool_are_refused_and_its_sessions_can_be_closed(reference: Any) -> None:
+    async def main() -> None:
+        async with ic.aopen_pool(reference, n_parallel=2, n_ctx=128) as pool:
+            session = await pool.aopen_session()
+            await session.ensure_prefix(TEXTS[0])
+            stream = session.decode(max_tokens=2)
+        with pytest.raises(ic.SessionClosedError):
+            await session.ensure_prefix(TEXTS[1])
+        with pytest.raises(ic.SessionClosedError):
+            await anext(stream)
+        await session.close()
+        assert session.closed
+
+    asyncio.run(main())
+
+
 def test_a_cancelled_task_leaves_what_was_shown(reference: Any) -> None:
     whole = alone(reference, TEXTS[0], 20, temperature=0)
 

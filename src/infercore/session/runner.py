@@ -155,8 +155,9 @@ class Owner:
         if self._born != fork_count():
             return
         scheduler = self.scheduler
-        if self._waiters is not None:
-            self._waiters.shutdown(wait=False)
+        waiters, self._waiters = self._waiters, None  # calls that come later are refused in others
+        if waiters is not None:
+            waiters.shutdown(wait=False)
         if self._thread is None:
             with self._lock:
                 if self._thread is None:
