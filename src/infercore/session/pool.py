@@ -294,7 +294,9 @@ class SessionPool:
     ) -> FloatArray:
         """Return one vector for each of ``texts``: float32 [n_texts, n_embd].
 
-        Arguments and errors as in `infercore.embed`. Concurrent callers share engine calls.
+        Arguments and errors as in `infercore.embed`. Fields of the pool's context apply (adapters,
+        precision, ...), except those that the texts decide; where an encoder's pool was given
+        ``n_ctx``, longer texts are refused. Concurrent callers share engine calls.
         """
         self.check_open()
         if pooling is not None:
