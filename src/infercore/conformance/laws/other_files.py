@@ -226,7 +226,7 @@ def _check_long_tokens(rig: Rig, path: Path) -> None:
 
 
 def _rename(said: dict[str, Any], entry: dict[str, Any], name: str) -> None:
-    """Call an added token ``name``, in the vocabulary too, as each file that a library wrote has it.
+    """Call an added token ``name``, in the vocabulary too, as in each file that a library wrote.
 
     A library gives a name that stands in one place alone an id of its own.
     """
