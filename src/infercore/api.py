@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from typing import TYPE_CHECKING, Any, cast
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import attrs
 
 from infercore.chat.dialect import dialect_of
-from infercore.engine import calls, trial, window
+from infercore.engine import calls, plugin_checks, trial, window
 from infercore.engine.arguments import check_bool
 from infercore.engine.model import SESSION_FIELDS, GuardedModel, Services
 from infercore.errors import (
@@ -407,9 +408,13 @@ def plan_memory(
     """
     where = locate(path, backend=backend)
     descriptor = _descriptor(backend, where)
-    plan = getattr(descriptor, "plan_memory", None)
-    if plan is None:
+    tell = getattr(descriptor, "plan_memory", None)
+    if tell is None:
         raise UnsupportedFeatureError(feature="plan_memory", backend=descriptor.name)
+
+    def plan(*args: Any) -> MemoryPlan:
+        return plugin_checks.check_plan(tell(*args), descriptor.name)
+
     of_context = config.context if isinstance(config, PoolConfig) else config
     given: dict[str, Any] = {**fields}
     of_model = _take_model_fields(given, of_context, descriptor)
@@ -427,7 +432,7 @@ def plan_memory(
                 built = pool.context
         if isinstance(built.n_ctx, int) and built.n_ctx:
             window.check_parts(built.n_ctx, built.n_seq_max, unified=built.kv_unified)
-        result: MemoryPlan = plan(where, of_model, built)
+        result = plan(where, of_model, built)
         if pool is not None:  # now its window is known
             pool.check_window(result.n_ctx)
             built = attrs.evolve(built, n_ctx=result.n_ctx)
@@ -557,10 +562,12 @@ def _guarded(
         )
     except BaseException as error:
         if callable(close := getattr(inner, "close", None)):
-            close()
-        if isinstance(error, InferCoreError) or not isinstance(error, Exception):
+            with contextlib.suppress(Exception):  # what came first is what is wrong
+                close()
+        if not isinstance(error, Exception):
             raise
-        raise _load_failure(descriptor.name, path, error) from error
+        # Not the loader's: what is wrong is no fault of the file.
+        calls.raise_typed(descriptor.name, "loading a model", error)
 
 
 def _try_adapter(

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 import infercore
-from infercore.conformance import LawError, NotApplicable, Rig
-from infercore.conformance.laws import headers, kinds
+import pack
+from infercore.conformance import LawError, NotApplicable, Rig, find_rig, run_law, select
+from infercore.conformance.laws import headers, kinds, other_files
 from infercore.values.info import BackendInfo, DeviceInfo
 from infercore.weight_files import gguf
 
@@ -125,3 +126,21 @@ def test_a_format_of_which_no_lies_are_known_is_left(tmp_path: Path) -> None:
     path.write_text("weights")
     with pytest.raises(NotApplicable, match="to lie in"):
         headers.check_headers_that_lie(rig_at(path))
+
+
+def test_a_renamed_token_has_one_name_in_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    pack.need_pack()
+    asked: list[dict[str, Any]] = []
+    opened = other_files.loaded
+
+    def loaded(rig: Rig, path: str) -> Any:
+        asked.append(json.loads((Path(path) / "tokenizer.json").read_text(encoding="utf-8")))
+        return opened(rig, path)
+
+    monkeypatch.setattr(other_files, "loaded", loaded)
+    assert run_law(select("TOK-22")[0], find_rig("reference")).outcome == "ok"
+    for said in asked:
+        vocab = said["model"]["vocab"]
+        if isinstance(vocab, dict):
+            for entry in said["added_tokens"]:
+                assert vocab[entry["content"]] == entry["id"]

@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 import pack
+from conformance.full_toy import FullModel
 from infercore.cli.app import main
 from infercore.conformance import check_backend, find_rig, plugin, rig_names, select
 from infercore.errors import BackendNotFoundError, PluginLoadError
@@ -74,7 +75,7 @@ def test_rigs_by_name(site: Path) -> None:
     assert other.path == str(site / "model.json")
     with other.open_model() as model:
         assert model.backend == "toy"
-    with pytest.raises(PluginLoadError, match="no engine here"):
+    with pytest.raises(PluginLoadError, match=r"no engine here.* \(.*toy_conformance.py, line \d"):
         find_rig("bad")
     with pytest.raises(PluginLoadError, match="is a int"):
         find_rig("none")
@@ -224,6 +225,20 @@ def test_exit_codes(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failed = cli("toy", "--only", "DEC-2")
     assert failed.exit_code == 1
     assert "DEC-2 FAIL" in failed.output
+
+
+def test_a_run_that_cannot_begin_shows_what_the_plugin_raised(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def made(*_: Any) -> None:
+        raise ValueError("shapes do not match")
+
+    cli("toy", "--only", "DEC-2")  # writes the toy's files
+    monkeypatch.setattr(FullModel, "__init__", made)
+    done = cli("toy", "--only", "DEC-2")
+    assert done.exit_code == 1
+    assert re.search(r"behind it: ValueError: shapes do not match \(.+, line \d+, in", done.output)
+    assert "error: backend 'toy' could not load" in done.output
 
 
 def test_two_backends_beside_each_other(site: Path) -> None:

@@ -9,8 +9,10 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import numpy as np
 import pytest
 
+import infercore
 from conformance.full_toy import DECLARED, FullContext, toy_rig
 from conformance.mutants import around
 from infercore.conformance import (
@@ -24,13 +26,14 @@ from infercore.conformance import (
     select,
 )
 from infercore.conformance.expect import that
-from infercore.conformance.law import GROUPS, RELEASES, TIERS
+from infercore.conformance.law import GROUPS, HINTS, RELEASES, TIERS
 from infercore.conformance.render import json_text, matrix, notes, page, summary, to_mend
 from infercore.conformance.requirements import REQUIREMENTS
 from infercore.conformance.rigs import at
 from infercore.conformance.standing import standing_of
 from infercore.conformance.texts import TEXTS
-from infercore.errors import InvalidInputError, UnsupportedFeatureError
+from infercore.errors import InvalidInputError, TransientEngineError, UnsupportedFeatureError
+from infercore.values.info import BackendInfo, DeviceInfo
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -339,6 +342,95 @@ def test_failures_come_in_the_order_to_mend_them_one_line_a_cause(
     assert re.search(r"the same cause in \d\d more: DEC-", told)
     assert "--only DEC-" in told
     assert "tokens [" in told
+
+
+def test_one_line_of_the_plugin_is_one_cause_whatever_it_says() -> None:
+    told = ["3 of 4", "17 of 18 (odd)", "none (a, line 9, in b)"]
+    place = " (/x/mine.py, line 7, in decode)"
+    causes = [f"IndexError: {text}{place}" for text in told]
+    results = [
+        attrs.evolve(result("FAIL", i), cause=cause) for i, cause in enumerate(causes, start=1)
+    ]
+    other = attrs.evolve(result("FAIL", 9), cause=causes[0].replace("line 7", "line 8"))
+    lines = to_mend(report_of(*results, other))
+    assert "(2 causes)" in lines[0]
+    assert "   the same cause in 2 more: KV-2, KV-3" in lines
+
+
+def test_each_cause_says_where_to_look() -> None:
+    assert set(HINTS) == set(GROUPS)
+    assert any("look at: `seq_remove`" in line for line in to_mend(report_of(result("FAIL"))))
+
+
+def test_what_the_core_finds_wrong_with_a_plugin_is_one_cause(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    around(monkeypatch, FullContext, "logits", lambda old, self, i: old(self, i)[:9])
+    results = [run_law(found, rig) for found in select(["DEC-*", "KV-*", "SAMP-*"])]
+    failed = [found for found in results if found.outcome == "FAIL"]
+    assert len(failed) > 20
+    assert len({found.cause for found in failed}) == 1
+    assert "context.logits(i) returned float32[9]" in str(failed[0].cause)
+
+
+def test_rows_without_a_number_are_for_the_laws_to_find(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    around(
+        monkeypatch, FullContext, "logits", lambda old, self, i: old(self, i) * np.float32("nan")
+    )
+    report = check_backend(rig, only=["DEC-2", "DEC-7"])
+    assert report.outcome("DEC-7") == "FAIL"
+
+
+@pytest.mark.parametrize("name", ["n_ctx", "n_batch", "n_ubatch", "n_seq_max"])
+def test_what_effective_lacks_is_named(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def opened(old: Any, self: Any, config: Any) -> None:
+        old(self, config)
+        if config.n_batch is None:
+            self.effective = {key: self.effective[key] for key in self.effective if key != name}
+
+    around(monkeypatch, FullContext, "__init__", opened)
+    found = run_law(select("CAP-5")[0], rig)
+    assert (found.outcome, found.reason) == (
+        "FAIL",
+        f"effective lacks {name!r}, where nobody set it",
+    )
+
+
+def test_a_law_is_tried_again_on_an_engine_that_was_busy(rig: Rig) -> None:
+    drawn: list[int] = []
+
+    def busy(n_times: int) -> Law:
+        def check(rig: Rig) -> None:
+            drawn.append(rig.random.randrange(10**9))
+            if len(drawn) <= n_times:
+                raise TransientEngineError(backend="toy", retry_after=0.0)
+
+        return law(check)
+
+    found = run_law(busy(2), rig)
+    assert (found.outcome, len(drawn), len(set(drawn))) == ("ok", 3, 1)
+    assert "tried 3 times" in str(found.reason)
+    drawn.clear()
+    found = run_law(busy(3), rig)
+    assert (found.outcome, len(drawn)) == ("FAIL", 3)
+    assert "TransientEngineError" in str(found.reason)
+
+
+@pytest.mark.parametrize("kind", ["npu", "accel"])
+def test_the_only_device_may_be_no_processor(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    device = DeviceInfo(name="NPU0", kind=kind, description="something that computes")
+    found = BackendInfo(name="toy", available=True, devices=(device,))
+    monkeypatch.setattr(infercore, "backends", lambda devices=False: [found])
+    for offloads in (False, True):
+        kinds = attrs.evolve(DECLARED, gpu_offload=offloads)
+        monkeypatch.setattr(FullContext, "capabilities", kinds)
+        assert run_law(select("CAP-37")[0], rig).outcome == "ok"
 
 
 def result(outcome: str, number: int = 1) -> Result:

@@ -22,9 +22,9 @@ from infercore.testing import Faults, load_toy_model
 from infercore.testing.toy import ToyContext, ToyModel, ToyTokenizer
 
 
-def load(loader, match=lambda _path: 1.0):
+def load(loader, match=lambda _path: 1.0, **fields):
     descriptor = ic.BackendDescriptor(
-        name="mine", api_version=1, match=match, loader=loader, tries_in_child=False
+        name="mine", api_version=1, match=match, loader=loader, tries_in_child=False, **fields
     )
     return api.CoreBackend(descriptor).load_model(".")
 
@@ -54,6 +54,9 @@ def made(**fields):
         (made(new_context=None), "new_context"),
         (made(tokenizer=None), "without a tokenizer"),
         (made(tokenizer=object()), "encode"),
+        (lambda *_: ToyModel, "info is NoneType"),
+        (made(runtime="cpu"), "model.runtime is str"),
+        (made(capabilities=ic.Capabilities(native_sampler=True)), "new_sampler"),
     ],
 )
 def test_a_model_that_is_none_is_refused(loader, told):
@@ -138,6 +141,98 @@ def test_what_encode_raises_names_plugin_and_line():
     assert str(caught.value).endswith("in encode)")
 
 
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("token_bytes", lambda tokenizer: tokenizer.token_bytes(1)),
+        ("token_bytes", lambda tokenizer: tokenizer.decode([1])),
+        ("is_eog", lambda tokenizer: tokenizer.is_eog(1)),
+        ("is_control", lambda tokenizer: tokenizer.is_control(1)),
+        ("token_kind", lambda tokenizer: tokenizer.token_kind(1)),
+        ("token_score", lambda tokenizer: tokenizer.token_score(1)),
+    ],
+)
+def test_what_a_tokenizer_raises_names_plugin_and_line(name, call):
+    tokenizer = ToyTokenizer()
+    setattr(tokenizer, name, lambda _: {}["missing"])
+    with load(made(tokenizer=tokenizer)) as model, pytest.raises(PluginError) as caught:
+        call(model.tokenizer)
+    assert caught.value.plugin == "mine"
+    assert f"KeyError: 'missing' ({__file__}, line " in str(caught.value)
+
+
+def test_lack_of_memory_in_a_tokenizer_is_that(monkeypatch):
+    tokenizer = ToyTokenizer()
+
+    def token_bytes(_):
+        raise MemoryError
+
+    tokenizer.token_bytes = token_bytes
+    with load(made(tokenizer=tokenizer)) as model, pytest.raises(ic.OutOfMemoryError):
+        model.tokenizer.token_bytes(1)
+
+
+def divides(*_):
+    return 1 / 0
+
+
+def test_what_a_descriptor_or_a_model_raises_is_no_fault_of_the_file():
+    with pytest.raises(PluginError, match="version of its engine: ZeroDivisionError"):
+        load(made(), engine_version=divides)
+    wrong = pytest.raises(PluginError, match="native handle: ZeroDivisionError")
+    with load(made(native_handle=divides)) as model, wrong:
+        _ = model.native_handle
+    model = load(made(close=divides))
+    with pytest.raises(PluginError, match="closing a model: ZeroDivisionError"):
+        model.close()
+    assert model.closed
+
+
+def test_a_digest_that_is_none_is_refused():
+    with (
+        load(made(files=(__file__,), digest=b"abc")) as model,
+        pytest.raises(PluginError, match="digest is bytes"),
+    ):
+        _ = model.digest
+
+
+def test_a_plan_that_is_none_is_refused():
+    with load(made(plan_memory=lambda _: 64)) as model:
+        with pytest.raises(PluginError, match="plan_memory returned int 64"):
+            model.plan_memory(n_ctx=32)
+        with pytest.raises(PluginError, match="plan_memory returned int 64"):
+            model.new_context(n_ctx="fit")
+
+
+@pytest.mark.parametrize("token", [None, 264, -1, 1.0])
+def test_a_token_that_is_none_is_refused(token):
+    class Sampler:
+        seed = 1
+
+        def sample(self, context, i):
+            return token
+
+        def observe(self, tokens): ...
+        def reset(self): ...
+        def close(self): ...
+        def clone(self):
+            return None
+
+    native = attrs.evolve(ToyModel.capabilities, native_sampler=True)
+    given = {"capabilities": native, "new_sampler": lambda _: Sampler()}
+    with load(made(**given)) as model, model.new_context(n_ctx=32) as context:
+        context.decode([1])
+        sampler = model.new_sampler(implementation="native")
+        with pytest.raises(PluginError, match=r"sampler\.sample"):
+            sampler.sample(context)
+        with pytest.raises(PluginError, match="without the methods sample"):
+            sampler.clone()
+        sampler.close()
+    wrong = pytest.raises(PluginError, match="NoneType without the methods sample")
+    with load(made(**given | {"new_sampler": lambda _: None})) as model, wrong:
+        model.new_sampler(implementation="native")
+
+
 class Wrong(ToyContext):
     """A context that says of itself what the test wants."""
 
@@ -191,6 +286,80 @@ def test_a_row_of_logits_is_checked(monkeypatch, row):
         session.ensure_prefix("a")
         with pytest.raises(PluginError, match=r"context\.logits"):
             list(session.decode(max_tokens=2))
+
+
+def test_an_abort_without_its_methods_is_a_load_error(monkeypatch):
+    kinds = attrs.evolve(ToyContext.capabilities, abort=True)
+    wrong = pytest.raises(PluginLoadError, match="abort, clear_abort")
+    with opened(monkeypatch, capabilities=kinds) as model, wrong:
+        model.new_context(n_ctx=32)
+
+
+@pytest.mark.parametrize("kept", [1, 3])
+def test_a_removal_that_leaves_another_end_ends_the_context(monkeypatch, kept):
+    def remove(self, seq_id, p0, p1):
+        del self.cells[kept:]
+        return True
+
+    monkeypatch.setattr(Wrong, "seq_remove", remove)
+    with opened(monkeypatch) as model:
+        context = model.new_context(n_ctx=32)
+        context.decode([1, 2, 3])
+        told = rf"seq_remove\(0, 2, -1\) left the next position at {kept}, not at 2"
+        with pytest.raises(SessionFatalError, match=told):
+            context.seq_remove(0, 2, -1)
+        context.close()
+
+
+@pytest.mark.parametrize("call", [lambda c: c.seq_remove(0, 1, -1), lambda c: c.clear()])
+def test_a_removal_that_answers_nothing_ends_the_context(monkeypatch, call):
+    with opened(monkeypatch, seq_remove=lambda *_: None) as model:
+        context = model.new_context(n_ctx=32)
+        context.decode([1, 2])
+        with pytest.raises(SessionFatalError, match=r"'mine': seq_remove\(0, .* returned None"):
+            call(context)
+        context.close()
+
+
+def test_a_position_that_is_none_is_named(monkeypatch):
+    with opened(monkeypatch, n_past=lambda _: None) as model:
+        context = model.new_context(n_ctx=32)
+        with pytest.raises(SessionFatalError, match=r"'mine': n_past\(0\) returned NoneType"):
+            context.decode([1])
+        context.close()
+
+
+def test_what_closing_a_context_raises_names_the_plugin(monkeypatch):
+    with opened(monkeypatch, close=divides) as model:
+        context = model.new_context(n_ctx=32)
+        with pytest.raises(PluginError, match="'mine' failed while closing a context"):
+            context.close()
+        assert context.closed
+
+
+@pytest.mark.parametrize("saved", [None, "cells"])
+def test_saved_state_that_is_no_bytes_is_refused(monkeypatch, saved):
+    kinds = attrs.evolve(ToyContext.capabilities, state=True, sequence_state=True)
+    saves = {name: lambda *_: saved for name in ("save_state", "save_sequence")}
+    loads = {name: lambda *_: None for name in ("load_state", "load_sequence")}
+    model = opened(monkeypatch, capabilities=kinds, **saves, **loads)
+    with model, model.new_context(n_ctx=32) as context:
+        with pytest.raises(PluginError, match=r"'mine': save_state\(\) returned"):
+            context.save_state()
+        with pytest.raises(PluginError, match=r"'mine': save_sequence\(0\) returned"):
+            context.save_sequence(0)
+
+
+def test_what_a_restore_raises_is_told_with_its_place(monkeypatch):
+    changes = {
+        "capabilities": attrs.evolve(ToyContext.capabilities, state=True),
+        "save_state": lambda: b"cells",
+        "load_state": lambda _: {}["cells"],
+    }
+    with opened(monkeypatch, **changes) as model, model.new_context(n_ctx=32) as context:
+        saved = context.save_state()
+        with pytest.raises(ic.SnapshotError, match=r"KeyError: 'cells' \(.+, line \d+, in "):
+            context.load_state(saved)
 
 
 @pytest.mark.parametrize("lie", [0, 99])
@@ -263,7 +432,8 @@ def test_a_helper_refuses_what_is_not_honoured():
         with pytest.raises(UnsupportedFeatureError, match=next(iter(fields))) as caught:
             ic.refuse_unhonoured(attrs.evolve(config, **fields), takes, backend="mine")
         assert caught.value.backend == "mine"
-    ic.refuse_unhonoured(ic.ModelConfig(progress=print), (), backend="mine")  # the core calls it
+    of_the_core = ic.ModelConfig(progress=print, check_in_child=False)
+    ic.refuse_unhonoured(of_the_core, (), backend="mine")
     with pytest.raises(ic.InvalidInputError, match="n_bach"):
         ic.refuse_unhonoured(config, ["n_bach"], backend="mine")
 

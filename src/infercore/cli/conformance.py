@@ -9,6 +9,7 @@ import click
 
 from infercore.cli.options import backend_names
 from infercore.cli.terminal import print_json, print_table
+from infercore.errors import InferCoreError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,7 +53,12 @@ def conformance(
     every law was refused, 2 for a wrong command line.
     """
     required = [name.strip() for name in ",".join(require).split(",") if name.strip()]
-    reports = [_run(name, model, list(only) or None, seed, required) for name in names]
+    try:
+        reports = [_run(name, model, list(only) or None, seed, required) for name in names]
+    except InferCoreError as error:  # before a law was tried: a model must open, and compute
+        if (cause := _behind(error)) is not None:
+            click.echo(f"behind it: {cause}", err=True)
+        raise
     _write(reports, **files)
     if files["json_file"] != "-":
         _print(reports)
@@ -85,6 +91,14 @@ def _run(
             progress.update(task, advance=1, description=f"{name} {result.id}")
 
         return check_backend(rig, only=only, seed=seed, require=required, on_result=told)
+
+
+def _behind(error: InferCoreError) -> str | None:
+    """Return the plugin's own exception with its place, unless ``error`` tells it anyway."""
+    from infercore.conformance.runner import cause_of  # noqa: PLC0415  (imports NumPy)
+
+    cause = cause_of(error)
+    return None if cause is None or cause in str(error) else cause
 
 
 def _write(reports: Sequence[Report], *, json_file: str | None, markdown: str | None) -> None:

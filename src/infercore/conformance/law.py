@@ -37,6 +37,29 @@ GROUPS = {
     "MEM": "memory",
     "CAP": "capabilities truth",
 }
+HINTS = {
+    "LIFE": "`close` of your model and context, and what they share",
+    "TOK": "your tokenizer: `encode`, `token_bytes`, `is_eog`, `is_control`, `add_bos`",
+    "DEC": "`decode`, `logits` and `n_past` of your context; then `decode_batch`, `decode_spans`",
+    "KV": "`seq_remove`, `seq_copy`, `seq_shift`, `seq_divide`, and the positions that follow",
+    "STATE": "`save_state`, `load_state`, `save_sequence`, `load_sequence`, and `runtime`",
+    "REUSE": "`seq_remove`, and `n_past` after it; the core does the rest",
+    "SEAM": "`encode` and `token_bytes` of your tokenizer; the core does the rest",
+    "STREAM": "`token_bytes`, `is_eog` and `logits`; the core does the rest",
+    "CANCEL": "`abort`, `clear_abort`, `set_abort_callback`, and `n_past` after them",
+    "OVER": "`seq_remove` and `seq_shift`; the core does the rest",
+    "BAD": "what your loader and `new_context` raise: typed, naming path or option",
+    "SAMP": "`logits`; of your own sampler `new_sampler` and what it returns",
+    "CON": "`token_bytes` and `is_eog` of your tokenizer; the core does the rest",
+    "EMB": "`embedding`, `embeddings`, `set_embeddings`, `effective['pooling_type']`",
+    "ENC": "`encode` of your encoder's context, `embedding`, `embeddings`",
+    "LORA": "`set_adapters`, and `ContextConfig.adapters` in `new_context`",
+    "THREAD": "what your contexts share, `set_threads`, `effective['n_threads']`",
+    "POOL": "`decode_spans` or `decode_batch`, `seq_copy`, `seq_remove`; the core does the rest",
+    "MEM": "`close`, `plan_memory`, and what is kept beyond a call",
+    "CAP": "`capabilities`, `effective`, `info`, `tolerance`, and your descriptor",
+}
+"""For each group, where in a plugin to look first when one of its laws fails."""
 TIERS = ("engine", "session", "process")
 
 

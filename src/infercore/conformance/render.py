@@ -6,7 +6,7 @@ import json
 import re
 from typing import TYPE_CHECKING
 
-from infercore.conformance.law import GROUPS
+from infercore.conformance.law import GROUPS, HINTS
 from infercore.conformance.report import FAIL, KNOWN, NOT_APPLICABLE, OUTCOMES
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _EXPLAINED = (FAIL, KNOWN, NOT_APPLICABLE)
 _MENDED_FIRST = ("LIFE", "TOK", "DEC", "KV", "STATE")
+_RAISED = re.compile(r"(?P<type>\w+): .*(?P<place> \(.+, line \d+, in \S+\))", re.DOTALL)
 _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+(\.\d+)?(e[-+]?\d+)?|\[[^\]]*\]")
 INTRODUCTION = """\
 # Conformance
@@ -124,20 +125,27 @@ def _when_to_mend(result: Result) -> tuple[int, int]:
 
 
 def _alike(result: Result) -> str:
-    """What failures of one cause have in common: the plugin's exception, or the words."""
-    return result.cause or _NUMBERS.sub("#", str(result.reason))
+    """What failures of one cause have in common.
+
+    The plugin's exception by its type and place, whatever it says; else the words, without numbers.
+    """
+    if result.cause and (raised := _RAISED.fullmatch(result.cause)):
+        return f"{raised['type']} {raised['place']}"
+    return _NUMBERS.sub("#", result.cause or str(result.reason))
 
 
 def _of_one_cause(i: int, results: Sequence[Result], report: Report) -> list[str]:
     first, *others = results
     lines = [f"{i}. {first.id}: {first.text}", f"   {' '.join(str(first.reason).split())}"]
     if first.cause and first.cause not in str(first.reason):
-        lines.append(f"   the plugin raised {first.cause}")
+        lines.append(f"   behind it: {first.cause}")
     if first.drawn:
         lines.append(f"   made of: {'; '.join(first.drawn)}")
     if others:
         names = ", ".join(result.id for result in others)
         lines.append(f"   the same cause in {len(others)} more: {names}")
+    if first.cause is None:  # which names the call
+        lines.append(f"   look at: {HINTS[first.id.split('-')[0]]}")
     lines.append(
         f"   again: infercore conformance {report.backend} --only {first.id} --seed {report.seed}"
     )

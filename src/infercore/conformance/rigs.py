@@ -10,6 +10,7 @@ import attrs
 import infercore
 from infercore.conformance import reference
 from infercore.conformance.rig import Observation, Placed, Rig
+from infercore.engine import calls
 from infercore.errors import BackendNotFoundError, PluginLoadError
 from infercore.values import checks
 
@@ -94,7 +95,9 @@ def _loaded(entry: Any, name: str) -> Rig:
         raise
     except Exception as error:
         raise PluginLoadError(
-            f"the conformance rig {name!r} ({entry.value}) cannot be loaded: {error}", plugin=name
+            f"the conformance rig {name!r} ({entry.value}) cannot be loaded: "
+            f"{calls.described(error)}",
+            plugin=name,
         ) from error
     if not isinstance(rig, Rig):
         raise PluginLoadError(

@@ -20,7 +20,12 @@ from infercore.conformance.rig import Rig
 from infercore.conformance.standing import check_names, standing_of
 from infercore.engine import calls
 from infercore.engine.digest import of_path
-from infercore.errors import UnsupportedFeatureError
+from infercore.errors import (
+    PluginError,
+    SessionFatalError,
+    TransientEngineError,
+    UnsupportedFeatureError,
+)
 from infercore.values import checks
 from infercore.values.config import DecodeConfig, SamplingConfig
 
@@ -29,6 +34,9 @@ if TYPE_CHECKING:
 
 N_HELD = 8
 """Tokens that a context holds when a refusal is probed."""
+N_TRIES = 3
+"""How often a law is tried on an engine that says that it was busy."""
+MAX_WAIT_S = 2.0
 _OF_LOGITS = frozenset(
     {
         *("logits", "logits_all", "implementation='portable'", "beam_search", "pool"),
@@ -153,15 +161,32 @@ def _tried(law: Law, rig: Rig) -> Found:
         return NOT_APPLICABLE, "the model is an encoder, and the law is about generating text", None
     if rig.in_pool and law.tier == "engine":
         return NOT_APPLICABLE, "the law is about the engine, which is tried without a pool", None
-    try:
+    drawn, busy = rig.random.getstate(), ""
+    for n_tries in range(1, N_TRIES + 1):
         try:
-            return (*_run(law, rig), None)
-        finally:
-            rig.tidy()
-    except NotApplicable as left:
-        return NOT_APPLICABLE, str(left), None
-    except Exception as error:  # noqa: BLE001  (whatever a backend raises breaks the law)
-        return _failed(law, rig, error)
+            try:
+                outcome, reason = _run(law, rig)
+            finally:
+                rig.tidy()
+        except NotApplicable as left:  # noqa: PERF203  (each try may fail)
+            return NOT_APPLICABLE, str(left), None
+        except Exception as error:  # noqa: BLE001  (whatever a backend raises breaks the law)
+            transient = _transient(error)
+            if transient is None or n_tries == N_TRIES:
+                return _failed(law, rig, error)
+            busy = f"tried {n_tries + 1} times, as the engine was busy ({transient})"
+            time.sleep(min(transient.retry_after or 0.0, MAX_WAIT_S))
+            rig.random.setstate(drawn)
+        else:
+            return outcome, reason or busy or None, None
+    raise AssertionError  # the last try returns
+
+
+def _transient(error: BaseException | None) -> TransientEngineError | None:
+    """Return the failure behind ``error`` that changed nothing and need not come again."""
+    while error is not None and not isinstance(error, TransientEngineError):
+        error = error.__cause__
+    return error
 
 
 def _failed(law: Law, rig: Rig, error: Exception) -> Found:
@@ -178,18 +203,28 @@ def _failed(law: Law, rig: Rig, error: Exception) -> Found:
     if limits and is_kept(rig, str(option), of_encoder=of_encoder):
         return REFUSED, f"not honoured: {option} ({refusal})", None
     said = str(error) if is_law else f"{type(error).__name__}: {error}"
-    return FAIL, said, _cause(error)
+    return FAIL, said, cause_of(error)
 
 
 def _is_of_logits(error: BaseException | None) -> bool:
     return isinstance(error, UnsupportedFeatureError) and error.feature in _OF_LOGITS
 
 
-def _cause(error: BaseException) -> str | None:
-    """What the plugin itself raised, with its place; None where it raised nothing."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return None if calls.raised_at(error) is None else calls.described(error)
+def cause_of(error: BaseException) -> str | None:
+    """Return what the plugin itself raised, with its place, or what the core found wrong with it.
+
+    None where neither is behind ``error``.
+    """
+    fault: BaseException | None = None
+    last, behind = error, error
+    while behind is not None:
+        last = behind
+        fault = behind if isinstance(behind, PluginError) else fault
+        first = behind.cause if isinstance(behind, SessionFatalError) else None
+        behind = behind.__cause__ or first
+    if calls.raised_at(last) is not None:
+        return calls.described(last)
+    return None if fault is None else str(fault)
 
 
 def _run(law: Law, rig: Rig) -> tuple[str, str | None]:

@@ -132,7 +132,7 @@ def _is_there(name: str, here: dict[str, bool], rig: Rig) -> bool:
         rig.tidy()
 
 
-def _measured(rig: Rig) -> tuple[float, float]:
+def _measured(rig: Rig) -> tuple[float | None, float]:
     """Return the spread of a text's logits, and how far another token in it moves them."""
     rig.begin("tolerance", 0)
     tokens = rig.tokens(N_TOKENS)
@@ -142,7 +142,8 @@ def _measured(rig: Rig) -> tuple[float, float]:
     for other in others[:2]:
         found = rig.cold([*tokens[:-2], other, tokens[-1]])
         moved = max(moved, _apart(found, row))
-    return float(np.ptp(row[np.isfinite(row)])), moved
+    known = row[np.isfinite(row)]
+    return float(np.ptp(known)) if len(known) else None, moved  # DEC-7 says what is wrong then
 
 
 def _apart(a: Any, b: Any) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from infercore.errors import InferCoreError, OutOfMemoryError, PluginError
 from infercore.values.handlers import frames_of, is_a_handlers
@@ -23,20 +23,21 @@ def typed(backend: str, doing: str) -> Iterator[None]:
     """Raise lack of memory as `OutOfMemoryError`, other untyped failures as `PluginError`."""
     try:
         yield
-    except InferCoreError:
-        raise
-    except MemoryError as error:
-        if is_a_handlers(error):
-            raise
+    except Exception as error:  # noqa: BLE001  (raised anew, typed)
+        raise_typed(backend, doing, error)
+
+
+def raise_typed(backend: str, doing: str, error: Exception) -> NoReturn:
+    """Raise ``error`` as `typed` does; in an except clause, where a with block takes too long."""
+    if isinstance(error, InferCoreError) or is_a_handlers(error):
+        raise error
+    if isinstance(error, MemoryError):
         raise OutOfMemoryError(
             f"backend {backend!r} ran out of memory while {doing}: {error}"
         ) from error
-    except Exception as error:
-        if is_a_handlers(error):
-            raise
-        raise PluginError(
-            f"backend {backend!r} failed while {doing}: {described(error)}", plugin=backend
-        ) from error
+    raise PluginError(
+        f"backend {backend!r} failed while {doing}: {described(error)}", plugin=backend
+    ) from error
 
 
 def judged(gate: Gate, work: Callable[..., T], *args: Any) -> T:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from infercore.engine import arguments, live
+from infercore.engine import arguments, calls, live, plugin_checks
 from infercore.engine.abort import Abort
 from infercore.engine.appending import Appending
 from infercore.engine.cells import CellMap
@@ -362,7 +362,8 @@ class GuardedContext:
     def sample_native(self, sample: Callable[[Any, int], int], i: int) -> int:
         """Let an engine's sampler choose from output row ``i``, once it is known to exist."""
         with self._gate:
-            return int(self._native.judged(sample, self._inner, self._outputs.engine_row(i)))
+            token = self._native.judged(sample, self._inner, self._outputs.engine_row(i))
+            return plugin_checks.check_sampled(token, self._n_vocab, self._native.backend)
 
     def logits_all(self) -> FloatArray:
         """Return all rows of the last call made with ``logits="all"``."""
@@ -728,7 +729,8 @@ def _close(inner: EngineContext, release: Callable[[], None], born: int, gate: G
     if not gate.shut_at_end(getattr(inner, "abort", None)):
         return
     try:
-        inner.close()
-        getattr(inner, "release_threads", int)()
+        with calls.typed(gate.backend, "closing a context"):
+            inner.close()
+            getattr(inner, "release_threads", int)()
     finally:
         release()

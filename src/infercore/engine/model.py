@@ -7,7 +7,7 @@ import time
 import weakref
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -67,8 +67,9 @@ class Services:
 class _Weights:
     """The engine's model and the count of those that need it; freed when none is left."""
 
-    def __init__(self, inner: EngineModel) -> None:
+    def __init__(self, inner: EngineModel, backend: str) -> None:
         self.inner = inner
+        self._backend = backend
         self._lock = threading.Lock()
         self._born = fork_count()
         self._n_users = 1
@@ -106,7 +107,8 @@ class _Weights:
 
     def _free(self, last: bool) -> None:  # noqa: FBT001  (nobody else calls it)
         if last and self._born == fork_count():  # in a fork they are the parent's
-            self.inner.close()
+            with calls.typed(self._backend, "closing a model"):
+                self.inner.close()
 
 
 class _Lease:
@@ -141,7 +143,7 @@ class GuardedModel:
         plugin_checks.check_model(inner, descriptor.name)
         self._name = name
         self._inner = inner
-        self._weights = _Weights(inner)
+        self._weights = _Weights(inner, descriptor.name)
         self._descriptor = descriptor
         self._services = services
         self._load_ms = load_ms
@@ -185,8 +187,12 @@ class GuardedModel:
     @property
     def digest(self) -> str:
         """SHA-256 hex over the model's files, cached."""
-        own = getattr(self._inner, "digest", None)
-        return own if isinstance(own, str) else digest.of_files(self._inner.files)
+        with calls.typed(self.backend, "reading the digest of a model"):
+            own = getattr(self._inner, "digest", None)
+        if own is not None and not isinstance(own, str):
+            made = f"is {plugin_checks.shown(own)}, not a str"
+            raise plugin_checks.wrong(self.backend, "model.digest", made)
+        return digest.of_files(self._inner.files) if own is None else own
 
     @property
     def native_handle(self) -> Any:
@@ -198,7 +204,8 @@ class GuardedModel:
         own = getattr(self._inner, "native_handle", None)
         if own is None:
             raise UnsupportedFeatureError(feature="native_handle", backend=self.backend)
-        return own()
+        with calls.typed(self.backend, "giving the native handle"):
+            return own()
 
     def _check_open(self) -> None:
         if self.closed:
@@ -376,11 +383,12 @@ class GuardedModel:
         lease = _Lease(self._weights)
         try:
             with calls.typed(self.backend, "making a sampler"):
-                inner = make(config)
+                inner = plugin_checks.check_sampler(make(config), self.backend)
         except BaseException:
             lease()
             raise
-        return GuardedSampler(inner, n_vocab=self.tokenizer.n_vocab, release=lease)
+        n_vocab = self.tokenizer.n_vocab
+        return GuardedSampler(inner, n_vocab=n_vocab, release=lease, backend=self.backend)
 
     @lists_fields("SessionOptions", "ContextConfig")
     def new_session(
@@ -444,7 +452,7 @@ class GuardedModel:
         plan = getattr(self._inner, "plan_memory", None)
         if plan is None:
             raise UnsupportedFeatureError(feature=feature, backend=self.backend)
-        return cast("Callable[[ContextConfig], MemoryPlan]", plan)
+        return lambda config: plugin_checks.check_plan(plan(config), self.backend)
 
     def _context_of_pool(self, config: Any, fields: Mapping[str, Any]) -> ContextConfig:
         if isinstance(config, ContextConfig):
@@ -483,6 +491,9 @@ def _runtime(
     neutral = getattr(descriptor, "neutral_options", ())
     named = {name: value for name, value in options.items() if name not in neutral}
     told: Mapping[str, Any] = getattr(inner, "runtime", {})
+    if not isinstance(told, Mapping):
+        made = f"is {plugin_checks.shown(told)}, not a mapping"
+        raise plugin_checks.wrong(descriptor.name, "model.runtime", made)
     return {**told, "options": _canonical(named)} if named else told
 
 
@@ -498,7 +509,8 @@ def _close(context: Any) -> None:
     """Close what a plugin gave for a context, as far as it can be."""
     close = getattr(context, "close", None)
     if callable(close):
-        close()
+        with suppress(Exception):  # what came first is what is wrong
+            close()
 
 
 def _with_sampling(info: ModelInfo) -> ModelInfo:
@@ -509,7 +521,10 @@ def _with_sampling(info: ModelInfo) -> ModelInfo:
 
 def _version(descriptor: BackendDescriptor) -> str:
     version = getattr(descriptor, "engine_version", None)
-    return str(version()) if callable(version) else "unknown"
+    if not callable(version):
+        return "unknown"
+    with calls.typed(descriptor.name, "reading the version of its engine"):
+        return str(version())
 
 
 _METHODS_OF = {
@@ -520,6 +535,7 @@ _METHODS_OF = {
     "sequence_state": ("save_sequence", "load_sequence"),
     "embeddings": ("embedding", "embeddings", "set_embeddings"),
     "encoder": ("encode",),
+    "abort": ("abort", "clear_abort"),
     "live_threads": ("set_threads",),
     "lora": ("set_adapters",),
 }

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from infercore.engine import calls, optional
+from infercore.engine import calls, optional, plugin_checks
 from infercore.errors import UnsupportedFeatureError
+from infercore.values import checks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,10 +46,14 @@ class Native:
     def position(self, seq_id: int) -> int:
         """Return the sequence's next position; an engine that cannot report it is not trusted."""
         try:
-            return int(self.inner.n_past(seq_id))
+            found = self.inner.n_past(seq_id)
         except Exception as error:
             calls.judge(self.lock, error)
             raise
+        if type(found) is not int and not checks.is_integer(found):
+            told = f"returned {plugin_checks.shown(found)}, not a position"
+            raise self.lock.fail(plugin_checks.wrong(self.backend, f"n_past({seq_id})", told))
+        return int(found)
 
     def position_after(self, seq_id: int, error: BaseException) -> int:
         """Return `position` after ``error``; without it the engine is trusted no more."""

@@ -8,11 +8,12 @@ from typing import Any
 
 from infercore.errors import PluginError, PluginLoadError
 from infercore.values import checks
-from infercore.values.info import Capabilities, ModelInfo
+from infercore.values.info import Capabilities, MemoryPlan, ModelInfo
 
 ALWAYS_EFFECTIVE = ("n_threads", "n_threads_batch")
 _OF_MODEL = ("close",)
 _OF_TOKENIZER = ("encode", "token_bytes", "is_eog", "is_control")
+_OF_SAMPLER = ("sample", "observe", "reset", "clone", "close")
 _OF_CONTEXT = ("decode", "seq_remove", "n_past", "close")
 _SHOWN = 60
 
@@ -38,6 +39,11 @@ def check_model(model: Any, backend: str) -> None:
     _check_type(model, "info", ModelInfo, "loader(path, config)", backend)
     _check_type(model, "capabilities", Capabilities, "loader(path, config)", backend)
     _check_callable(model, (*_OF_MODEL, opener_of(model)), "loader(path, config)", backend)
+    if model.capabilities.native_sampler and not callable(getattr(model, "new_sampler", None)):
+        raise PluginLoadError(
+            f"backend {backend!r} declares native_sampler without the model's method new_sampler",
+            plugin=backend,
+        )
     _check_files(model, backend)
     if getattr(model, "tokenizer", None) is None:
         raise wrong(backend, "loader(path, config)", "returned a model without a tokenizer")
@@ -148,6 +154,27 @@ def check_flag(value: Any, name: str, token: int, backend: str) -> bool:
     if not isinstance(value, bool) and type(value).__name__ not in ("bool_", "bool"):
         raise wrong(backend, f"tokenizer.{name}({token})", f"returned {shown(value)}, not a bool")
     return bool(value)
+
+
+def check_plan(plan: Any, backend: str) -> MemoryPlan:
+    """Return what ``plan_memory`` gave, refused if it is no plan."""
+    if not isinstance(plan, MemoryPlan):
+        raise wrong(backend, "plan_memory", f"returned {shown(plan)}, not infercore.MemoryPlan")
+    return plan
+
+
+def check_sampler(sampler: Any, backend: str) -> Any:
+    """Return what ``new_sampler`` or ``clone`` gave, refused if it is no sampler."""
+    _check_callable(sampler, _OF_SAMPLER, "new_sampler(config)", backend)
+    return sampler
+
+
+def check_sampled(token: Any, n_vocab: int, backend: str) -> int:
+    """Return the token that an engine's own sampler chose, refused if it is none."""
+    if not checks.is_integer(token) or not 0 <= token < n_vocab:
+        told = f"returned {shown(token)}, not an id from 0 to {n_vocab - 1}"
+        raise wrong(backend, "sampler.sample(context, i)", told)
+    return int(token)
 
 
 def wrong_row(row: Any, n_vocab: int, backend: str) -> PluginError | None:

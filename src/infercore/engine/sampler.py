@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from infercore.engine import arguments, calls
+from infercore.engine import arguments, calls, plugin_checks
 from infercore.engine.context import GuardedContext
 from infercore.engine.gate import Gate, fork_count
 from infercore.values import checks
@@ -21,11 +21,15 @@ class GuardedSampler:
 
     is_native = True
 
-    def __init__(self, inner: Any, *, n_vocab: int, release: Callable[[], None]) -> None:
+    def __init__(
+        self, inner: Any, *, n_vocab: int, release: Callable[[], None], backend: str = ""
+    ) -> None:
         self._inner = inner
+        self._backend = backend
         self._n_vocab = n_vocab
         self._release = release
         self._gate = Gate("sampler")
+        self._gate.backend = backend
         self._finalizer = weakref.finalize(self, _close, inner, release, fork_count(), self._gate)
 
     def __repr__(self) -> str:
@@ -63,11 +67,12 @@ class GuardedSampler:
         """Return an independent sampler in the same state."""
         with self._gate:
             inner = calls.judged(self._gate, self._inner.clone)
+            plugin_checks.check_sampler(inner, self._backend)
         release = self._release
         take = getattr(release, "take", None)
         if take is not None:
             release = take()
-        return GuardedSampler(inner, n_vocab=self._n_vocab, release=release)
+        return GuardedSampler(inner, n_vocab=self._n_vocab, release=release, backend=self._backend)
 
     def close(self) -> None:
         """Release what the sampler holds; idempotent."""
@@ -81,6 +86,7 @@ def _close(inner: Any, release: Callable[[], None], born: int, gate: Gate) -> No
     if not gate.shut_at_end(None):
         return
     try:
-        inner.close()
+        with calls.typed(gate.backend, "closing a sampler"):
+            inner.close()
     finally:
         release()

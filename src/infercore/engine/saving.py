@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from infercore.engine import blob, calls
+from infercore.engine import blob, calls, plugin_checks
 from infercore.engine.cells import n_cells_of
 from infercore.errors import SnapshotError
 from infercore.values.handlers import is_a_handlers
@@ -115,6 +115,12 @@ class Saving:
         if note is not None:
             header["note"] = dict(note)
         payload = self._native.judged(save)
+        try:
+            memoryview(payload)
+        except TypeError:
+            call = "save_state()" if kind == "state" else f"save_sequence({seq_ids[0]})"
+            made = f"returned {plugin_checks.shown(payload)}, not bytes"
+            raise plugin_checks.wrong(self._native.backend, call, made) from None
         with calls.typed(self._native.backend, "packing saved state"):
             view = memoryview(self._given(memoryview(payload).cast("B")))
             return Handed(header, view, memoryview(logits))
@@ -192,7 +198,9 @@ class Saving:
             if is_a_handlers(error):
                 raise
             raise _not_restored(
-                f"the engine refused the saved state ({error}); {what} is empty now", "engine"
+                f"the engine refused the saved state ({calls.described(error)}); "
+                f"{what} is empty now",
+                "engine",
             ) from error
 
     def _verify(self, seq_id: int, what: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from infercore.engine import calls
+from infercore.engine import calls, plugin_checks
 from infercore.engine.arguments import MAX_POSITION
 from infercore.errors import InferCoreError, InvalidPositionError, UnsupportedFeatureError
 from infercore.values import checks
@@ -70,11 +70,29 @@ class Sequences:
         end = self._native.position(seq_id)
         enter = partial(self._enter, seq_id, partial(self._cells.remove, seq_id, p0, p1))
         stop = -1 if p1 == MAX_POSITION else p1
-        return self._change(
-            lambda: bool(self._inner.seq_remove(seq_id, p0, stop)),
+        is_removed = self._change(
+            lambda: self._removed(seq_id, p0, stop),
             enter,
             lambda: p1 >= end and self._is_decided(enter, seq_id, end),
         )
+        if is_removed and p1 >= end:
+            self._check_end(seq_id, f"seq_remove({seq_id}, {p0}, {stop})")
+        return is_removed
+
+    def _check_end(self, seq_id: int, call: str) -> None:
+        """Stop trusting an engine whose sequence ends elsewhere than ``call`` leaves it."""
+        found, expected = self._native.position(seq_id), self._cells.next_position(seq_id)
+        if found != expected:
+            told = f"left the next position at {found}, not at {expected}"
+            raise self._native.lock.fail(plugin_checks.wrong(self._native.backend, call, told))
+
+    def _removed(self, seq_id: int, p0: int, p1: int) -> bool:
+        """Return whether the engine removed it; what answers neither may have done either."""
+        found: object = self._inner.seq_remove(seq_id, p0, p1)
+        if found is None:
+            call, told = f"seq_remove({seq_id}, {p0}, {p1})", "returned None, not True or False"
+            raise self._native.lock.fail(plugin_checks.wrong(self._native.backend, call, told))
+        return bool(found)
 
     def _enter(self, seq_id: int, change: Callable[[], None]) -> None:
         self._results.drop(seq_id)
@@ -127,7 +145,7 @@ class Sequences:
             self._change(own, self._cells.clear, partial(self._clear_again, own))
             return
         for seq_id in range(self._cells.n_seq_max):
-            remove = partial(self._inner.seq_remove, seq_id, 0, -1)
+            remove = partial(self._removed, seq_id, 0, -1)
             self._change(remove, partial(self._cells.remove, seq_id, 0, MAX_POSITION))
 
     def _clear_again(self, clear: Callable[[], None]) -> bool:

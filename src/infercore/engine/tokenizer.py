@@ -107,11 +107,16 @@ class GuardedTokenizer:
     def __repr__(self) -> str:
         return f"<Tokenizer of {self.n_vocab} tokens{' closed' * self._weights.freed}>"
 
-    def _ask(self, call: Callable[..., Any], *args: Any, **fields: Any) -> Any:
-        """Return what the engine's tokenizer answers; its weights stay meanwhile."""
+    def _ask(self, doing: str, call: Callable[..., Any], *args: Any, **fields: Any) -> Any:
+        """Return what the engine's tokenizer answers; its weights stay meanwhile.
+
+        What it raises untyped is the plugin's fault, and says what it was ``doing``.
+        """
         self._weights.begin()
         try:
             return call(*args, **fields)
+        except Exception as error:  # noqa: BLE001  (raised anew, typed)
+            calls.raise_typed(self._backend, doing, error)
         finally:
             self._weights.end()
 
@@ -140,10 +145,13 @@ class GuardedTokenizer:
         check_bool("add_special", add_special)
         check_bool("parse_special", parse_special)
         _check_room(text)
-        with calls.typed(self._backend, "tokenizing"):
-            ids = self._ask(
-                self._inner.encode, text, add_special=add_special, parse_special=parse_special
-            )
+        ids = self._ask(
+            "tokenizing",
+            self._inner.encode,
+            text,
+            add_special=add_special,
+            parse_special=parse_special,
+        )
         return plugin_checks.check_ids(ids, self.n_vocab, self._backend)
 
     def encode_many(
@@ -182,8 +190,7 @@ class GuardedTokenizer:
         check_bool("skip_special", skip_special)
         own = getattr(self._inner, "decode", None)
         if own is not None:
-            with calls.typed(self._backend, "turning tokens into text"):
-                text = self._ask(own, ids, skip_special=skip_special)
+            text = self._ask("turning tokens into text", own, ids, skip_special=skip_special)
             if not isinstance(text, str):
                 made = f"returned {plugin_checks.shown(text)}, not a str"
                 raise plugin_checks.wrong(self._backend, "tokenizer.decode(tokens)", made)
@@ -196,23 +203,20 @@ class GuardedTokenizer:
         return self._piece(check_token(token, self.n_vocab))
 
     def _piece(self, token: int) -> bytes:
-        return plugin_checks.check_piece(
-            self._ask(self._inner.token_bytes, token), token, self._backend
-        )
+        piece = self._ask("reading the bytes of a token", self._inner.token_bytes, token)
+        return plugin_checks.check_piece(piece, token, self._backend)
 
     def is_eog(self, token: int) -> bool:
         """Return whether ``token`` ends a generation."""
         token = check_token(token, self.n_vocab)
-        return plugin_checks.check_flag(
-            self._ask(self._inner.is_eog, token), "is_eog", token, self._backend
-        )
+        flag = self._ask("asking what a token is", self._inner.is_eog, token)
+        return plugin_checks.check_flag(flag, "is_eog", token, self._backend)
 
     def is_control(self, token: int) -> bool:
         """Return whether ``token`` is a control token."""
         token = check_token(token, self.n_vocab)
-        return plugin_checks.check_flag(
-            self._ask(self._inner.is_control, token), "is_control", token, self._backend
-        )
+        flag = self._ask("asking what a token is", self._inner.is_control, token)
+        return plugin_checks.check_flag(flag, "is_control", token, self._backend)
 
     def token_kind(self, token: int) -> str:
         """Return what kind of token it is; see `Tokenizer.token_kind`."""
@@ -221,7 +225,7 @@ class GuardedTokenizer:
         if own is None:
             kind: Any = "control" if self.is_control(token) else "normal"
         else:
-            kind = self._ask(own, token)
+            kind = self._ask("asking what a token is", own, token)
         if kind not in TOKEN_KINDS:
             made = f"returned {plugin_checks.shown(kind)}, none of {', '.join(TOKEN_KINDS)}"
             raise plugin_checks.wrong(self._backend, f"tokenizer.token_kind({token})", made)
@@ -231,7 +235,7 @@ class GuardedTokenizer:
         """Return the score of a token; see `Tokenizer.token_score`."""
         token = check_token(token, self.n_vocab)
         own = getattr(self._inner, "token_score", None)
-        score = None if own is None else self._ask(own, token)
+        score = None if own is None else self._ask("reading the score of a token", own, token)
         if score is not None and not checks.is_finite(score):
             made = f"returned {plugin_checks.shown(score)}, not a finite number or None"
             raise plugin_checks.wrong(self._backend, f"tokenizer.token_score({token})", made)

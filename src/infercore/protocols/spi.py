@@ -76,6 +76,9 @@ if TYPE_CHECKING:
 class EngineTokenizer(Protocol):
     """**Protocol:** text to token ids and back, in the model's own vocabulary.
 
+    ``bos`` begins a text, ``eos`` ends it, ``eot`` ends a turn of a chat; None where the model has
+    none. ``add_bos``: whether ``encode(text, add_special=True)`` begins with ``bos``.
+
     Optional: ``decode(tokens, *, skip_special)``, if the text is not simply the joined bytes of all
     tokens; ``digest`` (a property; otherwise the core computes it); ``sep`` and ``pad``, ids or
     None; ``pair_middle``, the ids between a pair of texts, where they are not those that end a
@@ -96,7 +99,7 @@ class EngineTokenizer(Protocol):
         """Return the exact bytes of one token; for a control token, those of its text."""
 
     def is_eog(self, token: int) -> bool:
-        """Return whether ``token`` ends a generation."""
+        """Return whether ``token`` ends a generation, as ``eos``, ``eot`` and others may."""
 
     def is_control(self, token: int) -> bool:
         """Return whether ``token`` is a control token, which stands for no text."""
@@ -135,7 +138,11 @@ class EngineContext(Protocol):
         """
 
     def seq_remove(self, seq_id: int, p0: int, p1: int) -> bool:
-        """Remove positions p0 <= p < p1 (p1 -1 = to the end) of one sequence; False if it can't."""
+        """Remove positions p0 <= p < p1 (p1 -1 = to the end) of one sequence, and return True.
+
+        Return False, and change nothing, where that part cannot be removed. A whole sequence always
+        can.
+        """
 
     def n_past(self, seq_id: int) -> int:
         """Return the sequence's next position, as the engine has it."""

@@ -273,7 +273,7 @@ def _breakers(value: Sequence[str]) -> tuple[str, ...]:
 
 
 _OF_THE_CORE = {
-    ModelConfig: ("backend_options", "progress"),
+    ModelConfig: ("backend_options", "progress", "check_in_child"),
     ContextConfig: ("n_ctx", "on_oom", "n_ctx_min", "no_perf", "backend_options"),
 }
 
@@ -288,8 +288,8 @@ def refuse_unhonoured(
 
     For plugins: ``honoured`` maps the fields that the engine honours to the values that it accepts
     (None = all). What the core does for every backend is honoured anyway: the window, ``on_oom``,
-    ``n_ctx_min``, ``no_perf``, ``progress`` (0 and 1), and the keys of ``backend_options``, which
-    it has checked against the descriptor.
+    ``n_ctx_min``, ``no_perf``, ``progress`` (0 and 1), ``check_in_child``, and the keys of
+    ``backend_options``, which it has checked against the descriptor.
 
     >>> config = ContextConfig(n_batch=64, n_seq_max=1)
     >>> refuse_unhonoured(config, {"n_batch": None, "n_seq_max": (1,)}, backend="mine")

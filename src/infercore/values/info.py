@@ -11,12 +11,16 @@ from infercore.values import checks
 from infercore.values.config import SamplingConfig
 from infercore.values.shown import count, fields_table, one_line, size, table
 
+DEVICE_KINDS = ("cpu", "gpu", "igpu", "npu", "accel")
+
 
 @attrs.frozen(kw_only=True)
 class DeviceInfo:
-    """A compute device: its name, kind ("cpu", "gpu", "igpu", "npu", "accel") and memory.
+    """A compute device of this machine: its name, kind, memory, and what it is in a few words.
 
-    ``memory_total_bytes`` and ``memory_free_bytes`` are None where the engine does not report them.
+    ``kind`` is "cpu", "gpu", "igpu", "npu" or "accel" (anything else that computes). An engine on
+    another machine has none here. ``memory_total_bytes`` and ``memory_free_bytes`` are None where
+    the engine does not report them.
     """
 
     name: str

@@ -56,8 +56,15 @@ def one_device_is_announced_twice(m: Any) -> None:
 
 
 @breaks("CAP-37", **real)
-def what_computes_is_never_announced(m: Any) -> None:
-    device = DeviceInfo(name="NPU", kind="accel", description="something else")
+def a_device_is_of_a_kind_that_there_is_not(m: Any) -> None:
+    device = DeviceInfo(name="NPU", kind="tensor", description="something else")
+    found = BackendInfo(name="reference", available=True, devices=(device,))
+    m.setattr(infercore, "backends", lambda devices=False: [found])
+
+
+@breaks("CAP-37", **real)
+def a_processor_is_announced_as_something_else(m: Any) -> None:
+    device = DeviceInfo(name="CPU", kind="accel", description="a processor")
     found = BackendInfo(name="reference", available=True, devices=(device,))
     m.setattr(infercore, "backends", lambda devices=False: [found])
 

@@ -29,6 +29,7 @@ from infercore.errors import (
 from infercore.registry import default_registry
 from infercore.testing import load_reference_model
 from infercore.values.config import ModelConfig
+from infercore.values.info import DEVICE_KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -224,7 +225,8 @@ _OF_GPUS = (
 def check_devices(rig: Rig) -> None:
     """Devices have names and kinds; a GPU is listed only where there may be one.
 
-    Layers go to a GPU only where one is announced.
+    Any kind may be the only one. Layers are offloaded only where something else than a processor
+    is announced.
     """
     found = [b for b in infercore.backends(devices=True) if b.name == rig.backend]
     devices = found[0].devices if found else ()
@@ -238,9 +240,13 @@ def check_devices(rig: Rig) -> None:
     announces = getattr(records.get(rig.backend), "devices", None) is not None
     that(devices or not announces, "there is no device, not even a processor")
     if devices:  # a backend may announce none
-        that(any(device.kind == "cpu" for device in devices) or gpus, "no device can compute")
-        equal(rig.model.capabilities.gpu_offload and not gpus, False, "layers go to no GPU")
+        takers = [device.name for device in devices if device.kind != "cpu"]
+        equal(rig.model.capabilities.gpu_offload and not takers, False, "layers go to no GPU")
         for device in devices:
+            is_known = device.kind in DEVICE_KINDS and (
+                device.kind == "cpu" or device.name != "CPU"
+            )
+            that(is_known, f"{device.name} is of the kind {device.kind!r}")
             sizes = (device.memory_free_bytes or 0, device.memory_total_bytes or 2**60)
             that(0 <= sizes[0] <= sizes[1], f"{device.name} has {sizes} bytes")
             if device.kind == "cpu" and device.memory_total_bytes and Path("/proc/self").exists():

@@ -63,9 +63,11 @@ def check_effective_holds_every_field(rig: Rig) -> None:
         if field not in NOT_REPORTED:
             equal(context.effective.get(field), value, f"effective[{field!r}]")
     equal((context.n_batch, context.n_ubatch), (32, 16), "n_batch and n_ubatch")
+    plain = rig.opened(rig.model.new_context(n_ctx=64)).effective
+    for name in ("n_ctx", "n_batch", "n_ubatch", "n_seq_max", "n_threads"):
+        that(plain.get(name) is not None, f"effective lacks {name!r}, where nobody set it")
+        that(plain[name] >= 1, f"effective[{name!r}] is {plain[name]!r}")
     that(context.effective["n_ctx"] >= rig.n_ctx, "the engine's window is smaller than asked for")
-    for name in ("n_batch", "n_ubatch", "n_seq_max", "n_threads"):
-        that(rig.model.new_context(n_ctx=64).effective[name] >= 1, f"effective[{name!r}]")
 
 
 @law("CAP-6")
