@@ -216,7 +216,8 @@ def cause_of(error: BaseException) -> str | None:
     None where neither is behind ``error``.
     """
     fault: BaseException | None = None
-    last, behind = error, error
+    last = error
+    behind: BaseException | None = error
     while behind is not None:
         last = behind
         fault = behind if isinstance(behind, PluginError) else fault
