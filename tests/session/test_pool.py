@@ -103,6 +103,29 @@ def test_one_thread_reads_ten_streams_over_two_places(reference: Any, alone: Any
     assert found == [alone(TEXTS[i % len(TEXTS)], 6, temperature=0) for i in range(10)]
 
 
+def test_who_has_begun_answers_before_the_others_are_read(reference: Any) -> None:
+    """Else a call waits twice: for its prompt, and behind all others' prompts for its answer."""
+    n_calls, order = 6, list[Any]()
+    with reference.new_pool(n_parallel=1, n_ctx=64) as pool:
+        scheduler = pool.owner.scheduler
+        sessions = [pool.open_session() for _ in range(n_calls)]
+
+        def note(sequences: list[Any]) -> None:
+            time.sleep(0.02)  # callers are back before the next step, as with a real engine
+            order.extend(sequences)
+
+        pool.owner.ask(lambda: setattr(scheduler.stepping, "on_call", note))
+        in_threads(
+            *(
+                lambda i=i, session=session: session.generate(TEXTS[i], max_tokens=4)
+                for i, session in enumerate(sessions)
+            )
+        )
+    answered = len(order) - order[::-1].index(order[0])
+    assert len(set(order)) == n_calls
+    assert len(set(order[:answered])) <= 2
+
+
 def test_all_calls_of_a_session(pool: Any, reference: Any) -> None:
     def calls(session: Any) -> list[Any]:
         found: list[Any] = [session.ensure_prefix(TEXTS[0]).resident_tokens]

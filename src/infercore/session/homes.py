@@ -78,6 +78,7 @@ class Share:
             return
         admission = self.group.owner.scheduler.admission
         admission.enter(self.namespace)
+        self.context.begin_call()
         try:
             yield
         finally:

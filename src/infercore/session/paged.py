@@ -6,6 +6,7 @@ scheduler pages it in and out of the cells of the one real context, and evaluate
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +48,7 @@ class PagedContext:
         self.n_ctx = self.n_ctx_seq = n_ctx
         self.deadline: float | None = None
         self.called_at: float | None = None
+        self._began_at, self._placed_at = math.inf, 0.0
         self.found = (0, 0)
         """Tokens that the last `decode` copied from other sequences, and brought back."""
         # Only the owner changes the sequence: what is removed here is removed with the next job.
@@ -191,13 +193,20 @@ class PagedContext:
 
     # -- changes -------------------------------------------------------------------------------
 
+    def begin_call(self) -> None:
+        """Say that the jobs from here on are one call's, which waits for a place but once."""
+        self._began_at = time.perf_counter()
+
     def run(self, job: Job) -> None:
         """Let the pool work on ``job`` and wait. Raises its error."""
         self._settled()
+        job.goes_on = self._placed_at >= self._began_at
         self._job = job
         try:
             self.owner.run(job)
         finally:
+            if job.placed_once:
+                self._placed_at = time.perf_counter()
             if job.done.is_open:
                 self._settled()
             else:  # it was refused before it began
@@ -206,6 +215,7 @@ class PagedContext:
     def submit(self, job: Job) -> None:
         """Let the pool work on ``job``; the next call of this context waits for its end."""
         self._settled()
+        job.goes_on = self._placed_at >= self._began_at
         self.owner.submit(job)
         self._job = job
 

@@ -204,6 +204,7 @@ class PoolStream:
         stream_begins()
         if not self._admitted:
             self._check_open()
+            context.begin_call()
         scheduler.admission.enter(namespace, force=self._admitted)
         try:
             session.resident.cancelled = self._cancelled

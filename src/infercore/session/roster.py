@@ -39,12 +39,15 @@ class Roster:
         return [*self.running, *self.waiting, *self.resting]
 
     def enter(self, job: Job) -> None:
-        """Let ``job`` wait for a place, as the youngest."""
+        """Let ``job`` wait for a place, as the youngest, or before all whose call has not begun."""
         self._age += 1
         job.age = self._age
         if self._ends:
             self._ends.pop()
-        self.waiting.append(job)
+        if job.goes_on:
+            self.waiting.resume(job)
+        else:
+            self.waiting.append(job)
 
     def expect(self) -> None:
         """Expect that a caller, whose job has just ended well, comes back with another."""

@@ -38,9 +38,10 @@ class Waiting:
         self._queues.setdefault(job.sequence.namespace, deque()).append(job)
 
     def resume(self, job: Job) -> None:
-        """Let ``job``, which had begun, wait behind those that had begun and before the others."""
+        """Let ``job``, whose call has begun, wait behind such ones and before the others."""
         queue = self._queues.setdefault(job.sequence.namespace, deque())
-        n_before = next((i for i, other in enumerate(queue) if not other.placed_once), len(queue))
+        new = (i for i, other in enumerate(queue) if not (other.placed_once or other.goes_on))
+        n_before = next(new, len(queue))
         queue.insert(n_before, job)
 
     def put_back(self, job: Job) -> None:
