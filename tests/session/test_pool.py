@@ -126,6 +126,23 @@ def test_who_has_begun_answers_before_the_others_are_read(reference: Any) -> Non
     assert len(set(order[:answered])) <= 2
 
 
+@pytest.mark.parametrize("text", [TEXTS[0], (5, 6, 7)], ids=["text", "tokens"])
+def test_a_prompt_that_is_generated_from_is_one_call(reference: Any, text: Any) -> None:
+    """Its first token had one of its own."""
+    with reference.new_pool(n_parallel=2, n_ctx=64) as pool, pool.open_session() as session:
+        expected = reference.new_session(n_ctx=64).generate(text, max_tokens=1, temperature=0)
+        assert session.generate(text, max_tokens=1, temperature=0) == expected
+        assert pool.stats().n_steps == 1
+
+
+def test_a_prompt_that_was_not_evaluated_leaves_the_session_empty(reference: Any) -> None:
+    with reference.new_pool(n_parallel=1, n_ctx=64) as pool, pool.open_session() as session:
+        with pytest.raises(ic.CallTimeoutError):
+            session.generate(TEXTS[0], max_tokens=1, timeout=1e-9)
+        assert session.state == "EMPTY"
+        assert session.generate(TEXTS[0], max_tokens=1, temperature=0)
+
+
 def test_all_calls_of_a_session(pool: Any, reference: Any) -> None:
     def calls(session: Any) -> list[Any]:
         found: list[Any] = [session.ensure_prefix(TEXTS[0]).resident_tokens]

@@ -10,6 +10,7 @@ from infercore.engine.arguments import check_token
 from infercore.errors import InvalidInputError, InvalidStateError
 from infercore.session.base import SessionBase
 from infercore.session.parts import DECODED, EMPTY, PREFIXED, READY, Parts
+from infercore.session.resident import Outcome
 from infercore.session.segments import bytes_of
 from infercore.session.tape import common_prefix
 from infercore.values import checks
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from infercore.errors import ManifestMismatchError
-    from infercore.session.resident import Outcome
     from infercore.values.manifest import ContextManifest
 
 
@@ -54,6 +54,24 @@ class Prefilling(SessionBase):
         outcome = attrs.evolve(outcome, dropped=outcome.dropped + n_dropped)
         self._enter_prefix(given, ids, outcome)
         return PrefixStatus(reset_reason=reason, **self._status_fields(outcome))
+
+    def put_empty_prefix(self, *, as_text: bool) -> None:
+        """Put the prefix "", or no tokens, before a suffix that follows at once.
+
+        It is evaluated with that, in one engine call, where no state is kept between them.
+        """
+        empty = PrefixInput(text="") if as_text else PrefixInput(tokens=())
+        ids = self.encode("", parse_special=False) if as_text else []
+        fits = len(ids) <= self.resident.capacity(ids)
+        if fits and self.resident.goes_back_freely and self.changed is None:
+            self._enter_prefix(empty, ids, Outcome(reused=0, prefilled=0, dropped=0))
+        else:
+            self.put_prefix(empty)
+
+    @property
+    def holds_prefix(self) -> bool:
+        """Whether the prefix is evaluated: not so where that was left to a suffix that failed."""
+        return self.resident.tape.common(self.parts.prefix_ids) == len(self.parts.prefix_ids)
 
     def _given_ids(self, given: PrefixInput | SuffixInput) -> list[int]:
         """Return the token ids that were given. Raises `InvalidTokenError`."""

@@ -226,14 +226,15 @@ class CoreSession(Prefilling):
             was_empty = self._state == EMPTY
             try:
                 if was_empty:
-                    empty = PrefixInput(text="") if given.tokens is None else PrefixInput(tokens=())
-                    self.put_prefix(empty)
+                    self.put_empty_prefix(as_text=given.tokens is None)
                 self.put_suffix(given)
                 self._check_decodable()
             except BaseException as error:
                 generation.close()
                 if was_empty and isinstance(error, ContextOverflowError):
                     self.resident.clear()
+                    self.enter(EMPTY, Parts())
+                elif was_empty and not self.holds_prefix:
                     self.enter(EMPTY, Parts())
                 raise
             stream = self._stream_of(generation, started=started)
