@@ -120,7 +120,7 @@ def positions_are_left_out(m: Any) -> None:
     around(m, Bert, "__init__", init)
 
 
-def _cut(model: Any, text: str, _: int) -> list[int]:
+def _cut(model: Any, text: str, _number: int, _n_ctx: int) -> list[int]:
     return model.tokenizer.encode(text)[:200]
 
 
