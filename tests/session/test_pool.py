@@ -130,7 +130,8 @@ def test_who_has_begun_answers_before_the_others_are_read(reference: Any) -> Non
 def test_a_prompt_that_is_generated_from_is_one_call(reference: Any, text: Any) -> None:
     """Its first token had one of its own."""
     with reference.new_pool(n_parallel=2, n_ctx=64) as pool, pool.open_session() as session:
-        expected = reference.new_session(n_ctx=64).generate(text, max_tokens=1, temperature=0)
+        with reference.new_session(n_ctx=64) as alone:
+            expected = alone.generate(text, max_tokens=1, temperature=0)
         assert session.generate(text, max_tokens=1, temperature=0) == expected
         assert pool.stats().n_steps == 1
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import os
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 
 _end_team = ender(api._lib)  # noqa: SLF001  (the library has no public name)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_end_team)  # a child that computes anew would wait for the team
 
 
 _FLOATS = ctypes.POINTER(ctypes.c_float)

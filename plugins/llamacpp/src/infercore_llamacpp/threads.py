@@ -55,8 +55,6 @@ def ender(library: Any) -> Callable[[], object]:
         if os.getpid() == born:  # in a child of os.fork the team's threads are not there
             pause(_SOFT)
 
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(before=end)  # a child that computes anew would wait for the team
     return end
 
 
