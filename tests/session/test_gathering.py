@@ -13,7 +13,10 @@ import pytest
 import infercore as ic
 from infercore.session import roster, scheduler
 from infercore.session.cost_model import CostModel
+from infercore.session.jobs import Job
 from infercore.session.places import Places
+from infercore.session.sequence import Sequence
+from infercore.session.session import CoreSession
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,10 +32,12 @@ class Steps:
 
     def __init__(self) -> None:
         self.prompts: list[int] = []
+        self.sequences: list[int] = []
         self.n = 0
 
     def on_step(self, step: Any) -> None:
         self.n += 1
+        self.sequences.append(step.n_sequences)
         if step.n_prompt > 1:
             self.prompts.append(step.n_sequences)
 
@@ -163,7 +168,7 @@ def test_turns_and_a_full_pool_wait_for_nobody(opened: Callable[..., Any], batch
     overlap(pool)
     n = 1 if batching == "never" else PLACES
     for _ in range(PLACES):
-        pool.owner.scheduler.roster.expect()
+        pool.owner.scheduler.roster.expect(Job(Sequence("")))
     with ThreadPoolExecutor(n) as threads:
         calls = [threads.submit(answer, pool, text) for text in ("Mira", "The man", "A wood")[:n]]
         assert max(call.result() for call in calls) < SHORT_S
@@ -183,6 +188,40 @@ def test_who_generates_waits_for_nobody(pool: Any) -> None:
         assert time.perf_counter() - started < SHORT_S
         stream.close()
         late.result()
+
+
+CALLS: dict[str, Callable[[Any], Any]] = {
+    "generate": lambda session: session.generate("The miller said", max_tokens=9),
+    "completion": lambda session: list(session.completion("The miller said", max_tokens=9)),
+    "chat": lambda session: list(session.chat([{"role": "user", "content": "Hi"}], max_tokens=9)),
+}
+
+
+@pytest.mark.parametrize("kind", CALLS)
+def test_an_answer_has_the_engine_call_behind_its_prompt_s(
+    pool: Any, steps: Steps, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    begin, delays = CoreSession._stream_of, [0.1]
+
+    def late(session: CoreSession, *args: Any, **fields: Any) -> Any:
+        time.sleep(delays.pop() if delays else 0.0)
+        return begin(session, *args, **fields)
+
+    monkeypatch.setattr(scheduler, "_FOLLOWING_S", LONG_S)
+    with pool.open_session() as one, pool.open_session() as other, ThreadPoolExecutor(1) as threads:
+        one.ensure_prefix("A girl had a dog")
+        stream = one.decode(max_tokens=100, temperature=0, ignore_eos=True)
+        next(stream)
+        monkeypatch.setattr(CoreSession, "_stream_of", late)
+        steps.sequences.clear()
+        asked = threads.submit(CALLS[kind], other)
+        while not asked.done():
+            next(stream, None)
+        asked.result()
+    together = [n for n in steps.sequences if n > 1]
+    first = steps.sequences.index(2)
+    assert not delays
+    assert steps.sequences[first : first + len(together)] == together
 
 
 def test_a_stream_that_rested_goes_on_at_once(pool: Any) -> None:

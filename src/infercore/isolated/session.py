@@ -316,6 +316,16 @@ class IsolatedSession:
         """Return an iterator over the answer to ``messages``; see `Session.chat`."""
         return self._stream("chat", messages, **fields)
 
+    def completion(
+        self,
+        prompt: PrefixInput | str | Sequence[int],
+        config: DecodeConfig | None = None,
+        **decode: Any,
+    ) -> IsolatedStream:
+        """Return an iterator over what follows ``prompt``; see `CoreSession.completion`."""
+        given = as_input(prompt, PrefixInput, "prompt")
+        return self._stream("completion", given, self._decode_config(config, decode))
+
     def infill(
         self, prefix: str, suffix: str, config: DecodeConfig | None = None, **decode: Any
     ) -> IsolatedStream:

@@ -70,7 +70,7 @@ _N_OF_NEXT = 3
 _MORE_OF_CHUNK = tuple(
     field.name for field in attrs.fields(StreamChunk) if field.name not in ("text", "tokens")
 )
-_STREAMS = frozenset({"decode", "chat", "infill"})
+_STREAMS = frozenset({"decode", "completion", "chat", "infill"})
 N_THREADS = 4096
 _BARE = Shown("", ())[2:]
 _SWITCH_SECONDS = 5e-4

@@ -27,41 +27,13 @@ if TYPE_CHECKING:
     from infercore.serve.metrics import Metrics
     from infercore.serve.models import Served
     from infercore.serve.wire import CompletionRequest
-    from infercore.session.asynchronous import AsyncDecodeStream, AsyncSession
+    from infercore.session.asynchronous import AsyncSession
     from infercore.values.session import TokenLogprob
 
 MAX_LOGPROBS = 5
 MAX_PROMPTS = 128
 DEFAULT_TOKENS = 16
 """Tokens of an answer where the request names no number, as the protocol has it."""
-
-
-class _AfterPrompt:
-    """A stream that evaluates its prompt first, when it is first asked."""
-
-    def __init__(self, session: AsyncSession, prompt: Any, decode: dict[str, Any]) -> None:
-        self._session = session
-        self._prompt = prompt
-        self._decode = decode
-        self._stream: AsyncDecodeStream | None = None
-
-    def __aiter__(self) -> _AfterPrompt:
-        return self
-
-    async def __anext__(self) -> Any:
-        if self._stream is None:
-            timeout = self._decode.get("timeout")
-            began = time.monotonic()
-            await self._session.ensure_prefix(self._prompt, timeout=timeout)
-            if timeout is not None:  # of both together
-                left = max(1e-3, timeout - (time.monotonic() - began))
-                self._decode = {**self._decode, "timeout": left}
-            self._stream = self._session.decode(**self._decode)
-        return await self._stream.__anext__()
-
-    async def aclose(self) -> None:
-        if self._stream is not None:
-            await self._stream.aclose()
 
 
 def prompts_of(request: CompletionRequest) -> list[Any]:
@@ -116,7 +88,7 @@ def asked_of(
         fields["logprobs"] = request.logprobs
 
     def begin(session: AsyncSession, decode: dict[str, Any]) -> Any:
-        return _AfterPrompt(session, prompt, decode)
+        return session.completion(prompt, **decode)
 
     return Asked(
         served=served,

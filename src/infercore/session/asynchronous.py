@@ -206,6 +206,16 @@ class AsyncSession:
         """
         return AsyncDecodeStream(self, lambda: self._session.infill(prefix, suffix, **decode))
 
+    @lists_fields("DecodeConfig", "SamplingConfig")
+    def completion(
+        self, prompt: PrefixInput | str | Sequence[int], **decode: Unpack[DecodeFields]
+    ) -> AsyncDecodeStream:
+        """Return an asynchronous iterator over what follows ``prompt``; see `CoreSession`.
+
+        The prefill runs, and raises its errors, when the first chunk is requested.
+        """
+        return AsyncDecodeStream(self, lambda: self._session.completion(prompt, **decode))
+
     async def evict(self, start: int, end: int) -> PrefixStatus:
         """See `Session.evict`."""
         return cast("PrefixStatus", await self.run(partial(self._session.evict, start, end)))

@@ -67,7 +67,7 @@ class Endings:
         if isinstance(job, Generating):
             self._admission.count(job, counts=False)
         if error is None and not job.cancelled:
-            self._roster.expect()
+            self._roster.expect(job)
         job.done.open()
 
     def finish(self, job: Generating, reason: str) -> None:

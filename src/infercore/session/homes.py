@@ -28,8 +28,10 @@ if TYPE_CHECKING:
     from infercore.session.session import CoreSession
 
 _EVALUATES = frozenset(
-    {"ensure_prefix", "prefill_suffix", "generate", "chat", "beam_search", "sample_many", "infill"}
+    {"ensure_prefix", "prefill_suffix", "generate", "completion", "chat", "beam_search"}
+    | {"sample_many", "infill"}
 )
+_GENERATES = frozenset({"generate", "completion", "chat", "infill"})
 
 
 class Group(Protocol):
@@ -78,7 +80,7 @@ class Share:
             return
         admission = self.group.owner.scheduler.admission
         admission.enter(self.namespace)
-        self.context.begin_call()
+        self.context.begin_call(generates=operation in _GENERATES)
         try:
             yield
         finally:

@@ -67,16 +67,17 @@ class Job:
     context and between two steps; ``result`` is what it returned. ``error`` is what ended the job.
     ``n_base`` tokens were held when it first got a place, of which ``n_shared`` were copied from
     another sequence and ``n_restored`` came from memory or disk. One that ``goes_on`` with a call
-    that had a place before is placed before calls that had none.
+    that had a place before is placed before calls that had none; behind one that ``leads_on`` its
+    caller comes back at once with another.
     """
 
     # Attributes beyond 30 lie in a dictionary, which a step would look through for each job.
     __slots__ = (
         "age", "ahead", "called_at", "cancelled", "counts_as_call", "deadline", "done", "error",
-        "failures", "generation", "goes_on", "is_prompt", "n_ahead", "n_asked", "n_base",
-        "n_before", "n_given", "n_held", "n_keep", "n_limit", "n_looked", "n_missing", "n_restored",
-        "n_shared", "n_unshown", "need_row", "on_change", "placed_once", "primed", "result",
-        "sequence", "served", "then", "tokens", "waited_s", "waiting_since",
+        "failures", "generation", "goes_on", "is_prompt", "leads_on", "n_ahead", "n_asked",
+        "n_base", "n_before", "n_given", "n_held", "n_keep", "n_limit", "n_looked", "n_missing",
+        "n_restored", "n_shared", "n_unshown", "need_row", "on_change", "placed_once", "primed",
+        "result", "sequence", "served", "then", "tokens", "waited_s", "waiting_since",
     )  # fmt: skip
 
     def __init__(
@@ -108,7 +109,7 @@ class Job:
         self.result: Any = None
         self.cancelled = False
         self.counts_as_call = False
-        self.goes_on = False
+        self.goes_on = self.leads_on = False
         self.n_before = self.n_base = 0
         self.n_shared = self.n_restored = 0
         self.placed_once = False

@@ -49,6 +49,7 @@ class PagedContext:
         self.deadline: float | None = None
         self.called_at: float | None = None
         self._began_at, self._placed_at = math.inf, 0.0
+        self._leads_on = False
         self.found = (0, 0)
         """Tokens that the last `decode` copied from other sequences, and brought back."""
         # Only the owner changes the sequence: what is removed here is removed with the next job.
@@ -193,14 +194,17 @@ class PagedContext:
 
     # -- changes -------------------------------------------------------------------------------
 
-    def begin_call(self) -> None:
-        """Say that the jobs from here on are one call's, which waits for a place but once."""
-        self._began_at = time.perf_counter()
+    def begin_call(self, *, generates: bool = False) -> None:
+        """Say that the jobs from here on are one call's, which waits for a place but once.
+
+        One that ``generates`` comes back with another job behind each that it waits for.
+        """
+        self._began_at, self._leads_on = time.perf_counter(), generates
 
     def run(self, job: Job) -> None:
         """Let the pool work on ``job`` and wait. Raises its error."""
         self._settled()
-        job.goes_on = self._placed_at >= self._began_at
+        job.goes_on, job.leads_on = self._placed_at >= self._began_at, self._leads_on
         self._job = job
         try:
             self.owner.run(job)

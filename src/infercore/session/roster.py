@@ -11,6 +11,7 @@ from infercore.session.waiting import Waiting
 
 if TYPE_CHECKING:
     from infercore.session.jobs import Job
+    from infercore.session.sequence import Sequence
 
 _EXPECTED_S = 0.1
 """So long after its call a caller may come back at once, to which HTTP adds its time."""
@@ -33,6 +34,7 @@ class Roster:
         self.n_changes = 0
         self._age = 0
         self._ends: deque[float] = deque(maxlen=_MOST_EXPECTED)
+        self._leading: dict[Sequence, float] = {}
 
     def every(self) -> list[Job]:
         """Return all of them."""
@@ -44,14 +46,18 @@ class Roster:
         job.age = self._age
         if self._ends:
             self._ends.pop()
+        self._leading.pop(job.sequence, None)
         if job.goes_on:
             self.waiting.resume(job)
         else:
             self.waiting.append(job)
 
-    def expect(self) -> None:
-        """Expect that a caller, whose job has just ended well, comes back with another."""
-        self._ends.append(time.perf_counter())
+    def expect(self, job: Job) -> None:
+        """Expect that the caller of ``job``, which has just ended well, comes back with another."""
+        now = time.perf_counter()
+        self._ends.append(now)
+        if job.leads_on:
+            self._leading[job.sequence] = now
 
     def expected(self) -> tuple[int, float]:
         """Return how many callers are expected, and when the last of their jobs ended."""
@@ -59,6 +65,16 @@ class Roster:
         while ends and ends[0] < since:
             ends.popleft()
         return len(ends), ends[-1] if ends else 0.0
+
+    def following(self) -> tuple[int, float]:
+        """Return how many calls go on at once, as `Job.leads_on` says, and since when the last."""
+        leading = self._leading
+        if not leading:
+            return 0, 0.0
+        since = time.perf_counter() - _EXPECTED_S
+        for sequence in [each for each, ended in leading.items() if ended < since]:
+            del leading[sequence]
+        return len(leading), max(leading.values(), default=0.0)
 
     def give_place(self, job: Job) -> None:
         """Let ``job``, which was taken out of those waiting, run."""

@@ -47,6 +47,8 @@ _GATHERING_S = 0.02
 _GATHERING_S_EACH = 0.004
 _GATHERING_STEPS = 1 / 3
 """Calls that may come are waited for so long at most: in all, for each, of a step of all."""
+_FOLLOWING_S, _FOLLOWING_STEPS = 0.01, 1 / 8
+"""A call whose prompt was just evaluated is waited for so long at most, with its answer's job."""
 _FIRST_S, _LOOK_S = 0.004, 0.0005
 """A first token has so long to be read; how often that is looked at."""
 
@@ -298,10 +300,13 @@ class Scheduler:
 
         Apart, each of their prompts has an engine call of its own, and so have the ends of their
         answers. None where the step is to be taken now: nobody is expected, there are places for
-        no more, calls take turns, somebody was woken, or somebody runs, who would have to wait.
+        no more, calls take turns, or somebody was woken. Who runs waits for nobody, but for what
+        takes the caller's thread milliseconds.
         """
         roster, waiting = self.roster, self.roster.waiting
-        if not waiting or roster.running or self._was_woken or self.takes_turns:
+        if roster.running:
+            return self._follows_until()
+        if not waiting or self._was_woken or self.takes_turns:
             return None
         n_expected, ended = roster.expected()
         n = min(len(waiting) + n_expected, self.n_places)
@@ -312,6 +317,19 @@ class Scheduler:
         came = min(job.waiting_since or 0.0 for job in waiting)
         until, deadline = max(came, ended) + most_s, roster.next_deadline()
         return until if deadline is None else min(until, deadline)
+
+    def _follows_until(self) -> float | None:
+        """Return until when to wait for answers whose prompts were evaluated in the last step.
+
+        They have places, which would have nothing to do in the next engine call.
+        """
+        roster = self.roster
+        n, ended = roster.following()
+        if not n or self._was_woken or self.takes_turns:
+            return None
+        step_s = (self._costs.step_ms(len(roster.running) + n) or 0.0) / 1e3
+        until = ended + min(_FOLLOWING_S, _FOLLOWING_STEPS * step_s)
+        return until if until > time.perf_counter() else None
 
     def step(self) -> bool:
         """Take one step; False where there was nothing to do. Never raises for a job's fault."""

@@ -213,6 +213,31 @@ class CoreSession(Prefilling):
             return self._stream_of(generation, started=started)
 
     @lists_fields("DecodeConfig", "SamplingConfig")
+    def completion(
+        self,
+        prompt: PrefixInput | str | Sequence[int],
+        config: DecodeConfig | None = None,
+        **decode: Unpack[DecodeFields],
+    ) -> DecodeStream:
+        """Return an iterator over what follows ``prompt``, which the context is made to equal.
+
+        `ensure_prefix` and `decode` as one call, which waits for a place once. Raises what both
+        raise; a bad option leaves the state unchanged.
+        """
+        started = time.perf_counter()
+        built = self._decode_config(config, decode)
+        given: PrefixInput = as_input(prompt, PrefixInput, "prompt")
+        with self.entered("completion", built.timeout):
+            generation = self.generation(built)
+            try:
+                self.put_prefix(given)
+                self._check_decodable()
+            except BaseException:
+                generation.close()
+                raise
+            return self._stream_of(generation, started=started)
+
+    @lists_fields("DecodeConfig", "SamplingConfig")
     def generate(self, text: str | Sequence[int], **decode: Unpack[DecodeFields]) -> str:
         """Return the text generated after ``text`` as suffix; see `Session.generate`.
 
