@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MOST_GROWTH = 1.05
-N_CONTEXTS, N_MODELS = 1000, 200
+N_CONTEXTS, N_MODELS = 1000, 80
 SOURCE = """
 import gc, json, os, sys
 import infercore as ic, psutil

@@ -206,13 +206,15 @@ class AsyncSession:
         """
         return AsyncDecodeStream(self, lambda: self._session.infill(prefix, suffix, **decode))
 
-    @lists_fields("DecodeConfig", "SamplingConfig")
     def completion(
         self, prompt: PrefixInput | str | Sequence[int], **decode: Unpack[DecodeFields]
     ) -> AsyncDecodeStream:
-        """Return an asynchronous iterator over what follows ``prompt``; see `CoreSession`.
+        """Return an asynchronous iterator over what follows ``prompt``.
 
-        The prefill runs, and raises its errors, when the first chunk is requested.
+        `ensure_prefix` and `decode` as one call, which waits for a place of a pool once. The
+        prefill runs, and raises its errors, when the first chunk is requested.
+
+        :meta private:
         """
         return AsyncDecodeStream(self, lambda: self._session.completion(prompt, **decode))
 

@@ -212,7 +212,6 @@ class CoreSession(Prefilling):
                 raise
             return self._stream_of(generation, started=started)
 
-    @lists_fields("DecodeConfig", "SamplingConfig")
     def completion(
         self,
         prompt: PrefixInput | str | Sequence[int],
