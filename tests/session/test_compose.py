@@ -39,6 +39,11 @@ class Costs:
     def prompt_tokens(self, n_running: int, depth: int = 0) -> int:
         return self.piece
 
+    def rounded(self, n_running: int, n_prompt: int, *, is_all: bool) -> int:
+        if is_all and not self.learns:
+            return n_prompt
+        return max(1, round_down(n_running + n_prompt) - n_running)
+
     def wants_step(self) -> bool:
         return self.learns and next(self.steps) % 25 == 24
 

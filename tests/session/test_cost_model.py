@@ -146,6 +146,23 @@ def test_the_longest_step_may_be_given(n_running: int) -> None:
     assert model.prompt_tokens(n_running) >= 1
 
 
+def test_where_cells_are_each_one_s_own_the_rest_of_a_piece_is_a_round_number() -> None:
+    model = CostModel(batching="always", max_step_ms=450.0)
+    model.has_own_cells = True
+    for n_running in (7, 3, 5):
+        for _ in range(N_FIRST):
+            model.record(n_running, 0, 12.0 * n_running)
+    for n_running in (7, 3, 5) * 40:
+        n = model.rounded(n_running, model.prompt_tokens(n_running), is_all=False)
+        assert n - 1 in (0, *LENGTHS)
+        model.record(n_running, n, 12.0 * n_running + 7.0 * (n - 1))
+    for n_running, rest in ((7, 48), (3, 56), (5, 48)):  # known from the others too
+        assert model.prompt_tokens(n_running) == 1 + rest
+    assert model.rounded(5, 61, is_all=False) == 57
+    assert model.rounded(5, 61, is_all=True) == 61
+    assert model.rounded(5, 1, is_all=False) == 1
+
+
 def test_a_step_that_was_asked_for_is_not_made_smaller() -> None:
     model = CostModel(step_tokens=64)
     for _ in range(N_FIRST):

@@ -40,11 +40,6 @@ S = TypeVar("S", bound=Wanting)
 class Costs(Protocol):
     """**Protocol:** what `compose` asks of a cost model."""
 
-    @property
-    def learns(self) -> bool:
-        """Whether the times of calls decide what later calls take."""
-        ...
-
     def per_call(self, n_running: int) -> int:
         """Return how many of ``n_running`` sequences a call should take: 1 = take turns."""
         ...
@@ -53,6 +48,13 @@ class Costs(Protocol):
         """Return how many prompt tokens may go beside ``n_running`` single ones; at least 1.
 
         ``depth`` tokens of the prompt are held already.
+        """
+        ...
+
+    def rounded(self, n_running: int, n_prompt: int, *, is_all: bool) -> int:
+        """Return how many of ``n_prompt`` tokens make a call of one of few lengths; at least 1.
+
+        ``is_all`` says that no more are wanted: what is left over takes a call of its own.
         """
         ...
 
@@ -201,9 +203,7 @@ def _mixed(running: list[S], prompts: list[S], budget: Budget, costs: Costs) -> 
     n_fitting = costs.prompt_tokens(n_running, min(prompts, key=_age).n_held)
     room = min(budget.n_tokens - n_running, max(1, n_fitting))
     wanted = sum(map(_missing, prompts))
-    n_prompt = min(room, wanted)
-    if costs.learns or n_prompt < wanted:  # else a few left over would take a call of their own
-        n_prompt = max(1, round_down(n_running + n_prompt) - n_running)
+    n_prompt = costs.rounded(n_running, min(room, wanted), is_all=room >= wanted)
     return StepPlan(*_pieces(parts, prompts, n_prompt, budget.n_sequences))
 
 

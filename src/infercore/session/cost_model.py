@@ -53,6 +53,8 @@ FORGOTTEN = 256
 """A length that was too long is tried once more after so many calls, and, where it still was,"""
 MOST_FORGOTTEN = 2048
 """after twice as many, up to these: a try that fails is a gap that somebody sees."""
+LEAST_OF_PIECE = 0.05
+"""So much of a call with a piece is the piece's at least, however long the step has become."""
 DEPTHS = 128
 """Choices are made for so many tokens of a prompt together."""
 FADING = 0.98
@@ -128,6 +130,9 @@ class CostModel:
         self._pieces: dict[tuple[int, int], int] = {}
         self.takes_turns = batching == "never"
         """Whether the last choice was one sequence a call."""
+        self.has_own_cells = False
+        """Whether sequences have cells of their own: the engine then evaluates the first token of a
+        piece with the tokens of those that run, and what is left of it, its rest, by itself."""
 
     @property
     def learns(self) -> bool:
@@ -145,7 +150,12 @@ class CostModel:
             self._take_step(n_running, elapsed_ms)
         else:
             n_tokens = n_running + n_prompt
-            if n_tokens == round_down(n_tokens):  # others, as at a prompt's end, come but once
+            if self.has_own_cells and n_running:
+                n_tokens = n_prompt - 1
+                step_ms = self.step_ms(n_running) or 0.0
+                elapsed_ms = max(elapsed_ms - step_ms, LEAST_OF_PIECE * elapsed_ms)
+            # Others, as at a prompt's end, come but once.
+            if n_tokens and n_tokens == round_down(n_tokens):
                 call = _Call(n_tokens, n_prompt, elapsed_ms, depth)
                 if n_running:
                     self._keep(call)
@@ -276,6 +286,17 @@ class CostModel:
             n = self._pieces[key] = self._piece(n_running, depth)
         return n
 
+    def rounded(self, n_running: int, n_prompt: int, *, is_all: bool) -> int:
+        """Return how many of ``n_prompt`` tokens make a call of one of `LENGTHS`; at least 1.
+
+        What ``is_all`` that is wanted stays whole where a new length costs nothing.
+        """
+        if is_all and (self.has_own_cells or not self.learns):
+            return n_prompt
+        n_beside = -1 if self.has_own_cells else n_running
+        n_tokens = n_beside + n_prompt
+        return max(1, round_down(n_tokens) - n_beside) if n_tokens else 1
+
     def _piece(self, n_running: int, depth: int) -> int:
         """Return the longest piece whose call is expected to be short enough.
 
@@ -290,17 +311,20 @@ class CostModel:
         most = max((self._max_step_ms or STEP_MS) / self._pace, SLOW_FACTOR * step)
         if self._max_step_ms is None:
             most = min(factor * step, most)
-        fitting, below, below_ms, below_last = n_running + 1, n_running, step, self._now
+        n_beside, least = n_running, step
+        if self.has_own_cells:
+            n_beside, least, most = -1, 0.0, most - step
+        fitting, below, below_ms, below_last = n_beside + 1, n_running, step, self._now
         for n in LENGTHS:
-            if n <= n_running:
+            if n <= n_beside:
                 continue
             more = n / below - 1.0
             is_near = n <= LEAP * below + LEAP_TOKENS
             hoped = below_ms * (1.0 + GROWTH * more) if is_near else math.inf
             known, expected = self._mixed.get(n), hoped
             if known is not None and known.n >= N_TRIES:
-                deeper_ms = self._deeper.value * (n - n_running) * (depth - known.depth)
-                there = max(step, known.value + deeper_ms)
+                deeper_ms = self._deeper.value * (n - n_beside) * (depth - known.depth)
+                there = max(least, known.value + deeper_ms)
                 expected = there
                 if known.last < below_last:
                     expected = min(there, below_ms * (1.0 + more) or there)
@@ -309,7 +333,7 @@ class CostModel:
                     expected = hoped
             if expected <= most:
                 fitting = n
-        return fitting - n_running
+        return fitting - n_beside
 
 
 class _Slope:

@@ -85,6 +85,7 @@ class Scheduler:
         )
         self._keeps_at_end = keeps_at_end
         self._costs = costs
+        costs.has_own_cells = not engine.is_shared
         self.inbox: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self.sequences: set[Sequence] = set()
         self.on_work: Callable[..., object] | None = None  # as the owner begins work and ends it
