@@ -133,6 +133,20 @@ def test_a_pool_of_an_encoder_honours_its_fields(encoder: Any, golden_texts: Any
         assert caught.value.field == "texts"
 
 
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"n_batch": 64}, {"n_ubatch": 8}, {"kv_unified": False},
+        {"on_oom": "shrink"}, {"n_ctx_min": 8}, {"step_timeout": 5.0}, {"load_timeout": 5.0},
+    ],
+)  # fmt: skip
+def test_a_pool_of_an_encoder_refuses_what_it_would_ignore(
+    encoder: Any, field: dict[str, Any]
+) -> None:
+    with pytest.raises((ic.InvalidInputError, ic.UnsupportedFeatureError), match=[*field][0]):
+        encoder.new_pool(**field)
+
+
 def test_a_pool_embeds_with_its_adapters(model: Any) -> None:
     import infercore_models
 

@@ -86,8 +86,14 @@ def fields_of(config: ContextConfig) -> dict[str, Any]:
 
 
 def check_opens(model: Model, config: ContextConfig) -> None:
-    """Raise what opening a context with the fields of ``config`` raises, where it sets any."""
-    fields = fields_of(config)
+    """Raise what opening a context with the fields of ``config`` raises, where it sets any.
+
+    ``n_ctx`` is the longest text; what else follows from the texts is refused.
+    """
+    fields, default = fields_of(config), ContextConfig()
+    for name in DECIDED:
+        if name != "n_ctx" and getattr(config, name) != getattr(default, name):
+            raise _chosen(name, getattr(config, name))
     if fields:
         model.new_context(n_ctx=_SMALL_WINDOW, embeddings=True, **fields).close()
 
@@ -97,12 +103,16 @@ def _check_fields(fields: Mapping[str, Any]) -> None:
     checks.build(ContextConfig, None, fields)
     for name in DECIDED:
         if name in fields:
-            raise InvalidInputError(
-                f"embed chooses {name} itself, so that the texts fit; leave it out",
-                field=name,
-                value=fields[name],
-                allowed="nothing",
-            )
+            raise _chosen(name, fields[name])
+
+
+def _chosen(name: str, value: object) -> InvalidInputError:
+    return InvalidInputError(
+        f"embed chooses {name} itself, so that the texts fit; leave it out",
+        field=name,
+        value=value,
+        allowed="nothing",
+    )
 
 
 def _encode_pair(model: Model, pair: Pair) -> Tokens:

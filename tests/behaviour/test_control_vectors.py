@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import numpy as np
 import pytest
 
@@ -111,6 +112,21 @@ def test_a_longer_snapshot_than_fits_changes_nothing_after_a_change(
     with pytest.raises(ic.ContextOverflowError) as caught:
         session.restore(long.snapshot())
     assert (caught.value.stage, caught.value.n_ctx) == ("restore", 64)
+    assert session.explain_context() == before
+
+
+def test_a_damaged_snapshot_changes_nothing_after_a_change(new_session: Callable[..., Any]) -> None:
+    path = str(infercore_models.path("storyteller-lora", "gguf-f32"))
+    other, session = new_session(adapters=[ic.AdapterSpec(path=path)]), new_session()
+    for one in (other, session):
+        one.ensure_prefix("Once upon a time")
+    saved = other.snapshot()
+    data = bytearray(saved.data)
+    data[-40] ^= 1
+    session.context.set_adapters([ic.AdapterSpec(path=path)])
+    before = session.explain_context()
+    with pytest.raises(ic.SnapshotError):
+        session.restore(attrs.evolve(saved, data=bytes(data)))
     assert session.explain_context() == before
 
 

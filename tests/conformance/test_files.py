@@ -139,8 +139,8 @@ def test_a_renamed_token_has_one_name_in_its_file(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(other_files, "loaded", loaded)
     assert run_law(select("TOK-22")[0], find_rig("reference")).outcome == "ok"
-    for said in asked:
-        vocab = said["model"]["vocab"]
-        if isinstance(vocab, dict):
-            for entry in said["added_tokens"]:
-                assert vocab[entry["content"]] == entry["id"]
+    named = [said for said in asked if isinstance(said["model"]["vocab"], dict)]
+    assert named
+    for said in named:
+        for entry in said["added_tokens"]:
+            assert said["model"]["vocab"][entry["content"]] == entry["id"]

@@ -321,6 +321,16 @@ def test_a_removal_that_answers_nothing_ends_the_context(monkeypatch, call):
         context.close()
 
 
+def test_a_clear_that_is_refused_ends_the_context(monkeypatch):
+    with opened(monkeypatch, seq_remove=lambda *_: False) as model:
+        context = model.new_context(n_ctx=32)
+        context.decode([1, 2])
+        told = r"'mine': seq_remove\(0, 0, -1\) refused to remove a whole sequence"
+        with pytest.raises(SessionFatalError, match=told):
+            context.clear()
+        context.close()
+
+
 def test_a_position_that_is_none_is_named(monkeypatch):
     with opened(monkeypatch, n_past=lambda _: None) as model:
         context = model.new_context(n_ctx=32)

@@ -201,7 +201,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 def test_an_answer_has_the_engine_call_behind_its_prompt_s(
     pool: Any, steps: Steps, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    begin, delays = CoreSession._stream_of, [0.1]
+    begin, delays = CoreSession.stream_of, [0.1]
 
     def late(session: CoreSession, *args: Any, **fields: Any) -> Any:
         time.sleep(delays.pop() if delays else 0.0)
@@ -212,7 +212,7 @@ def test_an_answer_has_the_engine_call_behind_its_prompt_s(
         one.ensure_prefix("A girl had a dog")
         stream = one.decode(max_tokens=100, temperature=0, ignore_eos=True)
         next(stream)
-        monkeypatch.setattr(CoreSession, "_stream_of", late)
+        monkeypatch.setattr(CoreSession, "stream_of", late)
         steps.sequences.clear()
         asked = threads.submit(CALLS[kind], other)
         while not asked.done():

@@ -144,7 +144,7 @@ def _of_one_cause(i: int, results: Sequence[Result], report: Report) -> list[str
     if others:
         names = ", ".join(result.id for result in others)
         lines.append(f"   the same cause in {len(others)} more: {names}")
-    if first.cause is None:  # which names the call
+    if first.cause is None:  # the plugin's own exception names its line
         lines.append(f"   look at: {HINTS[first.id.split('-')[0]]}")
     lines.append(
         f"   again: infercore conformance {report.backend} --only {first.id} --seed {report.seed}"

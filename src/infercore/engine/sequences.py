@@ -145,8 +145,11 @@ class Sequences:
             self._change(own, self._cells.clear, partial(self._clear_again, own))
             return
         for seq_id in range(self._cells.n_seq_max):
-            remove = partial(self._removed, seq_id, 0, -1)
-            self._change(remove, partial(self._cells.remove, seq_id, 0, MAX_POSITION))
+            n_held, remove = self._cells.length(seq_id), partial(self._removed, seq_id, 0, -1)
+            enter = partial(self._cells.remove, seq_id, 0, MAX_POSITION)
+            if not self._change(remove, enter) and n_held:
+                call, told = f"seq_remove({seq_id}, 0, -1)", "refused to remove a whole sequence"
+                raise self._native.lock.fail(plugin_checks.wrong(self._native.backend, call, told))
 
     def _clear_again(self, clear: Callable[[], None]) -> bool:
         """After an interruption: nobody knows how far the engine came, so it begins anew."""

@@ -135,7 +135,7 @@ class IsolatedSession:
         if value is None:
             return report
         parts, n_shown = value["parts"], 0
-        if opened is not None and opened.kind == "decode":
+        if opened is not None and opened.kind in ("decode", "completion"):
             n_shown = len(opened.tokens)
         n = len(value["tokens"]) + n_shown
         n_prefix = min(parts["n_prefix"], n)

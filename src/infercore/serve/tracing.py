@@ -13,7 +13,7 @@ from infercore.session.observer import set_observer
 if TYPE_CHECKING:
     from infercore.session.observer import CallEnd
 
-_CHATS = {"chat", "stream"}
+_NAMES = {"stream": "chat", "generate": "text_completion", "completion": "text_completion"}
 _NS_A_MS = 1e6
 
 
@@ -26,7 +26,7 @@ class Spans:
     def on_call_end(self, end: CallEnd) -> None:
         """Make the span of a call."""
         now = time.time_ns()
-        name = "chat" if end.operation in _CHATS else end.operation
+        name = _NAMES.get(end.operation, end.operation)
         attributes = {"gen_ai.operation.name": name, "infercore.operation": end.operation}
         if end.error is not None:
             attributes["error.type"] = type(end.error).__name__

@@ -270,7 +270,8 @@ def _samples_together(
             while waiting and len(reading) < share.n_places:
                 place = waiting.pop()
                 twin = session.twin_at(share.sibling())
-                reading[place] = twin, twin.stream_of(twin.generation(configs[place]), started)
+                generation = twin.generation(configs[place])
+                reading[place] = twin, twin.stream_of(generation, started=started)
             for place, (twin, stream) in list(reading.items()):
                 if session.resident.cancelled:
                     raise _cancelled(session.resident.n_wanted)

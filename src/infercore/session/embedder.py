@@ -64,7 +64,7 @@ class Embedder:
                 self._unfinished.add(request)
             with self._turn:
                 if not request.is_done:
-                    self._work()
+                    self._work(request)
         finally:
             self._unfinished.discard(request)
         if request.error is not None:
@@ -73,9 +73,19 @@ class Embedder:
             raise SessionClosedError("this pool is closed; open a new one")
         return request.vectors
 
-    def _work(self) -> None:
+    def _work(self, own: _Request) -> None:
+        """Evaluate what waits, ``own`` among it; interrupted, leave the others' to the others."""
         with self._lock:
             waiting, self._waiting = self._waiting, []
+        try:
+            self._evaluate_all(waiting)
+        except BaseException:
+            left = [request for request in waiting if request is not own and not request.is_done]
+            with self._lock:
+                self._waiting = [*left, *self._waiting]
+            raise
+
+    def _evaluate_all(self, waiting: Sequence[_Request]) -> None:
         for pooling in dict.fromkeys(request.pooling for request in waiting):
             alike = [request for request in waiting if request.pooling == pooling]
             try:

@@ -27,11 +27,8 @@ if TYPE_CHECKING:
     from infercore.session.resident import Resident
     from infercore.session.session import CoreSession
 
-_EVALUATES = frozenset(
-    {"ensure_prefix", "prefill_suffix", "generate", "completion", "chat", "beam_search"}
-    | {"sample_many", "infill"}
-)
 _GENERATES = frozenset({"generate", "completion", "chat", "infill"})
+_EVALUATES = _GENERATES | {"ensure_prefix", "prefill_suffix", "beam_search", "sample_many"}
 
 
 class Group(Protocol):
@@ -75,12 +72,12 @@ class Share:
     def call(self, operation: str) -> Iterator[None]:
         """Count a call that evaluates. Raises `PoolFullError` before it changes anything."""
         self.group.check_open()
+        self.context.begin_call(generates=operation in _GENERATES)
         if operation not in _EVALUATES:
             yield
             return
         admission = self.group.owner.scheduler.admission
         admission.enter(self.namespace)
-        self.context.begin_call(generates=operation in _GENERATES)
         try:
             yield
         finally:
@@ -103,14 +100,18 @@ class Share:
 
     def sibling(self) -> Share:
         """Return where a short-lived session beside this one lives, in the same engine."""
-        return Share(self.group, self.namespace)
+        share = Share(self.group, self.namespace)
+        share.context.join_call(self.context)
+        return share
 
     def new_context(self) -> PagedContext:
         """Return a sequence beside this one; whoever asked releases it."""
         group, identity = self.group, self.context.sequence.identity
-        return PagedContext(
+        context = PagedContext(
             group.owner, n_ctx=group.window, namespace=self.namespace, identity=identity
         )
+        context.join_call(self.context)
+        return context
 
     @staticmethod
     def copy(source: Resident, target: Resident) -> bool:
@@ -137,7 +138,7 @@ class Share:
         started: float | None,
     ) -> PoolStream:
         """Return the iterator over what ``generation`` makes."""
-        return PoolStream(
+        stream = PoolStream(
             session,
             generation,
             dropped,
@@ -146,6 +147,9 @@ class Share:
             check_open=self.group.check_open,
             reader_timeout=self.group.reader_timeout,
         )
+        if started is not None:
+            self.group.owner.scheduler.unread.add(stream)
+        return stream
 
     def give_back(self, seq_id: int) -> None:
         """Free what the session holds."""

@@ -66,9 +66,9 @@ class Job:
     Where ``then`` is given it is called with the sequence once all is held, by the owner of the
     context and between two steps; ``result`` is what it returned. ``error`` is what ended the job.
     ``n_base`` tokens were held when it first got a place, of which ``n_shared`` were copied from
-    another sequence and ``n_restored`` came from memory or disk. One that ``goes_on`` with a call
-    that had a place before is placed before calls that had none; behind one that ``leads_on`` its
-    caller comes back at once with another.
+    another sequence and ``n_restored`` came from memory or disk. ``goes_on`` says that its call
+    has had a place, so that it is placed before calls that had none; ``leads_on`` that its caller
+    submits the next job at once.
     """
 
     # Attributes beyond 30 lie in a dictionary, which a step would look through for each job.

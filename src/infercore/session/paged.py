@@ -6,13 +6,11 @@ scheduler pages it in and out of the cells of the one real context, and evaluate
 
 from __future__ import annotations
 
-import math
 import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from infercore.errors import ContextOverflowError
 from infercore.session.jobs import Job, Looking
 from infercore.session.sequence import Sequence
 
@@ -48,8 +46,7 @@ class PagedContext:
         self.n_ctx = self.n_ctx_seq = n_ctx
         self.deadline: float | None = None
         self.called_at: float | None = None
-        self._began_at, self._placed_at = math.inf, 0.0
-        self._leads_on = False
+        self._had_place = self._leads_on = False
         self.found = (0, 0)
         """Tokens that the last `decode` copied from other sequences, and brought back."""
         # Only the owner changes the sequence: what is removed here is removed with the next job.
@@ -199,18 +196,21 @@ class PagedContext:
 
         One that ``generates`` comes back with another job behind each that it waits for.
         """
-        self._began_at, self._leads_on = time.perf_counter(), generates
+        self._had_place, self._leads_on = False, generates
+
+    def join_call(self, other: PagedContext) -> None:
+        """Say that the jobs from here on belong to the call of ``other``, with its place."""
+        self._had_place = other._had_place
 
     def run(self, job: Job) -> None:
         """Let the pool work on ``job`` and wait. Raises its error."""
         self._settled()
-        job.goes_on, job.leads_on = self._placed_at >= self._began_at, self._leads_on
+        job.goes_on, job.leads_on = self._had_place, self._leads_on
         self._job = job
         try:
             self.owner.run(job)
         finally:
-            if job.placed_once:
-                self._placed_at = time.perf_counter()
+            self._had_place = self._had_place or job.placed_once
             if job.done.is_open:
                 self._settled()
             else:  # it was refused before it began
@@ -219,7 +219,7 @@ class PagedContext:
     def submit(self, job: Job) -> None:
         """Let the pool work on ``job``; the next call of this context waits for its end."""
         self._settled()
-        job.goes_on = self._placed_at >= self._began_at
+        job.goes_on = self._had_place
         self.owner.submit(job)
         self._job = job
 
@@ -353,16 +353,6 @@ class PagedContext:
     def release(self) -> None:
         """Give the cells back; what runs is cancelled."""
         self.scheduler.release(self.sequence)
-
-    def check_window(self, n_tokens: int) -> None:
-        """Raise `ContextOverflowError` (stage "restore") where they do not fit the window."""
-        if n_tokens > self.n_ctx:
-            raise ContextOverflowError(
-                stage="restore",
-                resident_tokens=0,
-                additional_tokens=n_tokens,
-                n_ctx=self.n_ctx,
-            )
 
 
 def _begin_as(sequence: Sequence, digest: str) -> None:

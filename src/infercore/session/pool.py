@@ -78,6 +78,7 @@ class SessionPool:
         self._draining = False
         self.window = window.resolve_n_ctx(config.context, model.info)
         config.check_window(self.window)
+        _refuse_times_of_a_child(config, model.backend)
         self._owner = None if model.capabilities.encoder else self._new_owner()
         self._finalizer = weakref.finalize(self, _end, self._owner, model if owns_model else None)
 
@@ -91,7 +92,6 @@ class SessionPool:
             scans_cells=model.capabilities.scans_cells,
         )
         multiple = None
-        _refuse_times_of_a_child(config, model.backend)
         if config.batch_invariant and config.cache_dir is not None:
             raise UnsupportedFeatureError(
                 feature="cache_dir with batch_invariant",
@@ -368,6 +368,8 @@ class SessionPool:
             if until is not None and time.perf_counter() > until:
                 self._embedder.refuse()
                 if self._owner is not None:
+                    for stream in tuple(self._owner.scheduler.unread):
+                        stream.cancel()
                     self._owner.ask(self._owner.scheduler.endings.cancel_all)
                 return False
             time.sleep(0.002)

@@ -206,6 +206,7 @@ class PoolStream:
             self._check_open()
             context.begin_call()
         scheduler.admission.enter(namespace, force=self._admitted)
+        scheduler.unread.discard(self)
         try:
             session.resident.cancelled = self._cancelled
             context.deadline = self._deadline
@@ -328,6 +329,7 @@ class PoolStream:
         """Let go; safe in a finalizer, so it takes no lock."""
         self.finished = True
         if self._job is None:
+            self._context.scheduler.unread.discard(self)
             self._generation.close()
         elif not self._job.done.is_open:
             self._job.cancelled = True

@@ -40,12 +40,16 @@ class Prefilling(SessionBase):
         with self.entered("ensure_prefix", timeout):
             return self.put_prefix(as_input(prefix, PrefixInput, "prefix"))
 
-    def put_prefix(self, given: PrefixInput) -> PrefixStatus:
-        """Do what `ensure_prefix` does, in a session that is held."""
+    def prefix_ids(self, given: PrefixInput) -> list[int]:
+        """Return the token ids of ``given``. Raises `InvalidTokenError`."""
         if given.text is None:
-            ids = self._given_ids(given)
-        else:
-            ids = self.encode(given.text, parse_special=given.parse_special)
+            return self._given_ids(given)
+        return self.encode(given.text, parse_special=given.parse_special)
+
+    def put_prefix(self, given: PrefixInput, ids: list[int] | None = None) -> PrefixStatus:
+        """Do what `ensure_prefix` does, in a session that is held; ``ids`` are its `prefix_ids`."""
+        if ids is None:
+            ids = self.prefix_ids(given)
         changed = self.changed
         reason = self._reset_reason(given) or (changed and f"{changed} changed")
         self.resident.check_fits(ids, stage="prefix", resident=0)
@@ -67,11 +71,6 @@ class Prefilling(SessionBase):
             self._enter_prefix(empty, ids, Outcome(reused=0, prefilled=0, dropped=0))
         else:
             self.put_prefix(empty)
-
-    @property
-    def holds_prefix(self) -> bool:
-        """Whether the prefix is evaluated: not so where that was left to a suffix that failed."""
-        return self.resident.tape.common(self.parts.prefix_ids) == len(self.parts.prefix_ids)
 
     def _given_ids(self, given: PrefixInput | SuffixInput) -> list[int]:
         """Return the token ids that were given. Raises `InvalidTokenError`."""

@@ -46,7 +46,7 @@ class Roster:
         job.age = self._age
         if self._ends:
             self._ends.pop()
-        self._leading.pop(job.sequence, None)
+        self.expect_no_more(job.sequence)
         if job.goes_on:
             self.waiting.resume(job)
         else:
@@ -65,6 +65,10 @@ class Roster:
         while ends and ends[0] < since:
             ends.popleft()
         return len(ends), ends[-1] if ends else 0.0
+
+    def expect_no_more(self, sequence: Sequence) -> None:
+        """Expect nothing of ``sequence``, whose session is closed."""
+        self._leading.pop(sequence, None)
 
     def following(self) -> tuple[int, float]:
         """Return how many calls go on at once, as `Job.leads_on` says, and since when the last."""

@@ -155,9 +155,7 @@ class Owner:
         if self._born != fork_count():
             return
         scheduler = self.scheduler
-        waiters, self._waiters = self._waiters, None  # calls that come later are refused in others
-        if waiters is not None:
-            waiters.shutdown(wait=False)
+        self._waiters = None  # calls that come later are refused in others
         if self._thread is None:
             with self._lock:
                 if self._thread is None:

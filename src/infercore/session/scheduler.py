@@ -12,6 +12,7 @@ import time
 from contextlib import suppress
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from infercore.errors import (
     ContextOverflowError,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from infercore.protocols.guarded import SessionContext
     from infercore.session.cost_model import CostModel
     from infercore.session.jobs import Job
+    from infercore.session.pool_stream import PoolStream
     from infercore.session.sequence import Sequence
     from infercore.session.store import Store
 
@@ -88,6 +90,7 @@ class Scheduler:
         costs.has_own_cells = not engine.is_shared
         self.inbox: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self.sequences: set[Sequence] = set()
+        self.unread: WeakSet[PoolStream] = WeakSet()  # of calls that have begun
         self.on_work: Callable[..., object] | None = None  # as the owner begins work and ends it
         self.stopping = False
         self.ended = False
@@ -173,8 +176,8 @@ class Scheduler:
 
     @property
     def n_unfinished(self) -> int:
-        """Calls that have begun and not ended: of streams too that rest."""
-        return self.admission.n_calls + len(self.roster.resting)
+        """Calls that have begun and not ended: of streams too that rest, or were not read yet."""
+        return self.admission.n_calls + len(self.roster.resting) + len(self.unread)
 
     @property
     def closed(self) -> bool:
@@ -246,6 +249,7 @@ class Scheduler:
         if sequence.job is not None:
             self.endings.drop(sequence.job)
         self.stepping.lone.discard(sequence)
+        self.roster.expect_no_more(sequence)
         if self.endings.refuses:
             self.sequences.discard(sequence)
             return

@@ -9,7 +9,12 @@ from weakref import ref
 import attrs
 
 from infercore.engine.arguments import check_token
-from infercore.errors import ContextOverflowError, InvalidStateError, UnsupportedFeatureError
+from infercore.errors import (
+    ContextOverflowError,
+    InvalidInputError,
+    InvalidStateError,
+    UnsupportedFeatureError,
+)
 from infercore.session import branches, chatting, evicting, infilling, snapshots, tool_loop
 from infercore.session.chat_stream import ChatStream
 from infercore.session.drafting import drafter_of
@@ -54,7 +59,7 @@ class CoreSession(Prefilling):
         built = self._decode_config(config, fields)
         with self.entered("decode"):
             self._check_decodable()
-            return self._stream_of(self.generation(built))
+            return self.stream_of(self.generation(built))
 
     def check_decode(self, config: DecodeConfig | None, fields: Mapping[str, Any]) -> DecodeConfig:
         """Return the config of a decode that could begin now; raises what `decode` raises.
@@ -110,22 +115,22 @@ class CoreSession(Prefilling):
                 hint="this engine makes one row a call",
             )
 
-    def _stream_of(
+    def stream_of(
         self,
         generation: Generation,
         dropped: Sequence[int] = (),
         *,
         started: float | None = None,
     ) -> DecodeStream:
+        """Return the iterator over what ``generation`` makes, for a call that began at ``started``.
+
+        None: it begins with the iterator's first step.
+        """
         stream: DecodeStream = self.shared.new_stream(self, generation, dropped, started)
         self._stream = ref(stream)
         if self.resident.was_cancelled:  # behind the prompt, and before there was a stream
             stream.cancel()
         return stream
-
-    def stream_of(self, generation: Generation, started: float) -> DecodeStream:
-        """Return the iterator over what ``generation`` makes, for a call that began earlier."""
-        return self._stream_of(generation, started=started)
 
     def beam_search(
         self,
@@ -210,7 +215,7 @@ class CoreSession(Prefilling):
             except BaseException:
                 generation.close()
                 raise
-            return self._stream_of(generation, started=started)
+            return self.stream_of(generation, started=started)
 
     def completion(
         self,
@@ -229,12 +234,15 @@ class CoreSession(Prefilling):
         with self.entered("completion", built.timeout):
             generation = self.generation(built)
             try:
-                self.put_prefix(given)
-                self._check_decodable()
+                ids = self.prefix_ids(given)
+                self.resident.check_fits(ids, stage="prefix", resident=0)
+                check_begun(PREFIXED, len(ids))
+                self._check_room(ids, len(ids))
+                self.put_prefix(given, ids)
             except BaseException:
                 generation.close()
                 raise
-            return self._stream_of(generation, started=started)
+            return self.stream_of(generation, started=started)
 
     @lists_fields("DecodeConfig", "SamplingConfig")
     def generate(self, text: str | Sequence[int], **decode: Unpack[DecodeFields]) -> str:
@@ -255,13 +263,12 @@ class CoreSession(Prefilling):
                 self._check_decodable()
             except BaseException as error:
                 generation.close()
-                if was_empty and isinstance(error, ContextOverflowError):
-                    self.resident.clear()
-                    self.enter(EMPTY, Parts())
-                elif was_empty and not self.holds_prefix:
+                refused = isinstance(error, (ContextOverflowError, InvalidInputError))
+                if was_empty and (refused or not self.resident.n_wanted):
+                    self.resident.put_back([])
                     self.enter(EMPTY, Parts())
                 raise
-            stream = self._stream_of(generation, started=started)
+            stream = self.stream_of(generation, started=started)
         return "".join(chunk.text for chunk in stream)
 
     @lists_fields("ChatRequest", "DecodeConfig", "SamplingConfig")
@@ -311,7 +318,7 @@ class CoreSession(Prefilling):
                 generation.close()
                 raise
             return ChatStream(
-                self._stream_of(generation, started=started),
+                self.stream_of(generation, started=started),
                 chat.reader(turn),
                 pieces=None if config.special_text else self.pieces,
                 dropped_messages=turn.dropped,

@@ -159,6 +159,7 @@ def put(session: CoreSession, snapshot: Snapshot) -> None:
     if mismatch is not None:
         raise mismatch
     if session.changed is not None:  # what is held is let go of, so it must fit by then
+        blob.unpack(snapshot.data)
         n_tokens = n_tokens_of(snapshot.data)
         session.resident.check_fits((), stage="restore", resident=0, more=n_tokens)
     state, parts, tokens = session.state, session.parts, session.resident.wanted()

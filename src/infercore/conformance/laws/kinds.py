@@ -225,7 +225,7 @@ _OF_GPUS = (
 def check_devices(rig: Rig) -> None:
     """Devices have names and kinds; a GPU is listed only where there may be one.
 
-    Any kind may be the only one. Layers are offloaded only where something else than a processor
+    Any kind may be the only one. Layers are offloaded only where something other than a processor
     is announced.
     """
     found = [b for b in infercore.backends(devices=True) if b.name == rig.backend]
@@ -241,7 +241,7 @@ def check_devices(rig: Rig) -> None:
     that(devices or not announces, "there is no device, not even a processor")
     if devices:  # a backend may announce none
         takers = [device.name for device in devices if device.kind != "cpu"]
-        equal(rig.model.capabilities.gpu_offload and not takers, False, "layers go to no GPU")
+        equal(rig.model.capabilities.gpu_offload and not takers, False, "layers go to no device but a processor")
         for device in devices:
             is_known = device.kind in DEVICE_KINDS and (
                 device.kind == "cpu" or device.name != "CPU"
