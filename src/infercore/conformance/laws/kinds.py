@@ -241,7 +241,8 @@ def check_devices(rig: Rig) -> None:
     that(devices or not announces, "there is no device, not even a processor")
     if devices:  # a backend may announce none
         takers = [device.name for device in devices if device.kind != "cpu"]
-        equal(rig.model.capabilities.gpu_offload and not takers, False, "layers go to no device but a processor")
+        offloads = rig.model.capabilities.gpu_offload and not takers
+        equal(offloads, False, "layers go to no device but a processor")
         for device in devices:
             is_known = device.kind in DEVICE_KINDS and (
                 device.kind == "cpu" or device.name != "CPU"
