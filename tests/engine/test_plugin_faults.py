@@ -202,6 +202,8 @@ def test_a_plan_that_is_none_is_refused():
             model.plan_memory(n_ctx=32)
         with pytest.raises(PluginError, match="plan_memory returned int 64"):
             model.new_context(n_ctx="fit")
+        with pytest.raises(PluginError, match="plan_memory returned int 64"):
+            model.new_context(n_ctx=32, on_oom="shrink")
 
 
 @pytest.mark.parametrize("token", [None, 264, -1, 1.0])

@@ -55,6 +55,7 @@ def opened(reference: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
     """Opens a pool that waits long."""
     monkeypatch.setattr(scheduler, "_GATHERING_S", LONG_S)
     monkeypatch.setattr(scheduler, "_GATHERING_S_EACH", LONG_S)
+    monkeypatch.setattr(scheduler, "_GATHERING_MOST_S", 2 * LONG_S)
     monkeypatch.setattr(CostModel, "step_ms", lambda *_: LONG_S / scheduler._GATHERING_STEPS * 1e3)
     monkeypatch.setattr(roster, "_EXPECTED_S", LONG_S)
     pools = []
@@ -122,6 +123,32 @@ def test_callers_that_come_back_together_begin_together(pool: Any, steps: Steps)
             time.sleep(0.1)
         assert max(call.result() for call in calls) < SHORT_S + 0.2
     assert steps.prompts[0] == PLACES
+
+
+def test_who_comes_while_another_is_waited_for_is_waited_for_too(
+    pool: Any, steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler, "_GATHERING_S", 0.3)
+    overlap(pool)
+    steps.prompts.clear()
+    with ThreadPoolExecutor(PLACES) as threads:
+        for text in ("Mira went", "The old man", "In the wood"):
+            threads.submit(answer, pool, text)
+            time.sleep(0.2)
+    assert steps.prompts[0] == PLACES
+
+
+def test_it_waits_for_all_of_them_no_longer_than_that(
+    pool: Any, steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler, "_GATHERING_MOST_S", 0.3)
+    overlap(pool)
+    steps.prompts.clear()
+    with ThreadPoolExecutor(PLACES) as threads:
+        for text in ("Mira went", "The old man", "In the wood"):
+            threads.submit(answer, pool, text)
+            time.sleep(0.25)
+    assert steps.prompts[0] == PLACES - 1
 
 
 def test_it_waits_no_longer_than_that(pool: Any) -> None:

@@ -239,7 +239,7 @@ class GuardedModel:
         try:
             with calls.typed(self.backend, "opening a context"):
                 kinds = self._inner.capabilities
-                plan = None if kinds.gpu_offload else getattr(self._inner, "plan_memory", None)
+                plan = None if kinds.gpu_offload else self._plan
                 make = getattr(self._inner, plugin_checks.opener_of(self._inner))
                 inner, got, attempts = allocate(make, asked, kinds, plan)
         except BaseException:
@@ -288,7 +288,7 @@ class GuardedModel:
         config = pool.context
         if window.is_fit(config):
             pool = pool.with_window(window.resolve_n_ctx(self._fitted(config), self.info))
-        plan, kinds = getattr(self._inner, "plan_memory", None), self._inner.capabilities
+        plan, kinds = self._plan, self._inner.capabilities
         if plan is None or kinds.encoder or not kinds.multi_sequence:
             return pool
         self._check_context(config)
@@ -448,11 +448,19 @@ class GuardedModel:
         with calls.typed(self.backend, "planning memory"):
             return plan(asked)
 
-    def _planner(self, feature: str) -> Callable[[ContextConfig], MemoryPlan]:
+    @property
+    def _plan(self) -> Callable[[ContextConfig], MemoryPlan] | None:
+        """What plans memory, and refuses what is no plan; None where a plugin has no such call."""
         plan = getattr(self._inner, "plan_memory", None)
         if plan is None:
-            raise UnsupportedFeatureError(feature=feature, backend=self.backend)
+            return None
         return lambda config: plugin_checks.check_plan(plan(config), self.backend)
+
+    def _planner(self, feature: str) -> Callable[[ContextConfig], MemoryPlan]:
+        plan = self._plan
+        if plan is None:
+            raise UnsupportedFeatureError(feature=feature, backend=self.backend)
+        return plan
 
     def _context_of_pool(self, config: Any, fields: Mapping[str, Any]) -> ContextConfig:
         if isinstance(config, ContextConfig):

@@ -45,10 +45,11 @@ if TYPE_CHECKING:
     from infercore.session.sequence import Sequence
     from infercore.session.store import Store
 
-_GATHERING_S = 0.02
+_GATHERING_S, _GATHERING_MOST_S = 0.02, 0.1
 _GATHERING_S_EACH = 0.004
 _GATHERING_STEPS = 1 / 3
-"""Calls that may come are waited for so long at most: in all, for each, of a step of all."""
+"""Calls that may come are waited for so long behind the last one that came, and in all; for each,
+and of a step of all."""
 _FOLLOWING_S, _FOLLOWING_STEPS = 0.01, 1 / 8
 """A call whose prompt was just evaluated is waited for so long at most, with its answer's job."""
 _FIRST_S, _LOOK_S = 0.004, 0.0005
@@ -319,8 +320,9 @@ class Scheduler:
             return None
         step_s = (self._costs.step_ms(n) or 0.0) / 1e3
         most_s = min(_GATHERING_S, _GATHERING_S_EACH * (n - 1), _GATHERING_STEPS * step_s)
-        came = min(job.waiting_since or 0.0 for job in waiting)
-        until, deadline = max(came, ended) + most_s, roster.next_deadline()
+        times = [job.waiting_since or 0.0 for job in waiting]
+        until = min(max(ended, *times) + most_s, max(ended, min(times)) + _GATHERING_MOST_S)
+        deadline = roster.next_deadline()
         return until if deadline is None else min(until, deadline)
 
     def _follows_until(self) -> float | None:
