@@ -109,6 +109,18 @@ def test_a_thought_has_a_budget(session: Any) -> None:
     assert "</think>" not in text + thought
 
 
+def test_the_form_of_an_answer_is_that_of_its_text_where_the_template_opens_a_thought(
+    session: Any,
+) -> None:
+    template = TEMPLATE.removesuffix("{% endif -%}") + "<think>\n{% endif -%}"
+    said = {"chat_template": template, **says('{"city": "Rome"}')}
+    for fields in ({}, {"reasoning_budget": 5}, {"tools": TOOLS}):
+        assert joined(session.chat([USER], **said, **fields))[:2] == ('{"city": "Rome"}', "")
+    text, thought, *_ = joined(session.chat([USER], reasoning="text", **said))
+    assert (text, thought) == ('{"city": "Rome"}', "")
+    assert b"</think>" not in session.model.tokenizer.decode(session.context.tokens()).encode()
+
+
 @pytest.mark.parametrize("choice", ["required", "weather"])
 def test_a_call_that_must_be_made_is_valid(session: Any, choice: str) -> None:
     for seed in range(8):
