@@ -69,6 +69,17 @@ def test_seeds_and_several_answers(client: Any) -> None:
     assert alone.message.content == texts[0][1]
 
 
+def test_what_several_answers_share_was_not_held_before(client: Any) -> None:
+    asked = {
+        **PLAIN,
+        "messages": [{"role": "user", "content": "Who lives by the old well?"}],
+        "n": 3,
+    }
+    cold, warm = (client.chat.completions.create(**asked).usage for _ in range(2))
+    assert cold.prompt_tokens_details.cached_tokens < cold.prompt_tokens / 2
+    assert warm.prompt_tokens_details.cached_tokens == warm.prompt_tokens - 1
+
+
 def test_several_answers_stream_side_by_side(client: Any) -> None:
     asked = {**PLAIN, "n": 2, "stream": True}
     texts = ["", ""]
@@ -161,6 +172,19 @@ def test_completions(client: Any, pool: Any) -> None:
     assert "".join(piece.choices[0].text for piece in pieces) == text
 
 
+def test_the_usage_of_a_stream_is_null_until_its_last_event(client: Any) -> None:
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    asked = {"model": "tale", "prompt": "Once upon a time", "max_tokens": 4, **options}
+    for stream in (
+        client.completions.create(**asked),
+        client.chat.completions.create(**PLAIN, **options),
+    ):
+        *events, last = [event.model_dump(exclude_unset=True) for event in stream]
+        assert {event["usage"] for event in events} == {None}
+        assert last["choices"] == []
+        assert last["usage"]["prompt_tokens"] > 0
+
+
 def test_responses(client: Any) -> None:
     fields = {"model": "tale", "temperature": 0, "max_output_tokens": 12}
     text = client.chat.completions.create(**PLAIN).choices[0].message.content
@@ -203,6 +227,7 @@ WRONG: dict[str, tuple[dict[str, Any], int, str | None]] = {
     "n": ({"n": 0}, 400, "n"),
     "large n": ({"n": 10**9}, 400, "n"),
     "limit": ({"max_completion_tokens": -1}, 400, "max_completion_tokens"),
+    "two limits": ({"max_completion_tokens": 11}, 400, "max_completion_tokens"),
     "no content": ({"messages": [{"role": "user", "content": None}]}, 400, "messages.content"),
     "audio": ({"audio": {"voice": "x", "format": "mp3"}}, 400, "audio"),
     "no messages": ({"messages": []}, 400, "messages"),

@@ -43,12 +43,11 @@ def asked_of(request: ChatRequest, served: Served, namespace: str, config: Serve
     """Return what ``request`` asks for. Raises `InvalidInputError` for what it may not."""
     check_settled(request)
     messages = [plain_message(message) for message in request.messages]
-    n_tokens = (
-        request.max_tokens
-        if request.max_completion_tokens is None
-        else request.max_completion_tokens
-    )
-    fields = sampling_fields(request, config, n_tokens)
+    limits = {n for n in (request.max_tokens, request.max_completion_tokens) if n is not None}
+    if len(limits) > 1:
+        value = request.max_completion_tokens
+        raise _refused("max_completion_tokens", value, "one of it and max_tokens")
+    fields = sampling_fields(request, config, min(limits, default=None))
     fields |= _form_fields(request, fields) | _logprob_fields(request)
     chat: dict[str, Any] = {"reasoning": reasoning_of(request.reasoning_effort)}
     chat |= _tool_fields(request)
