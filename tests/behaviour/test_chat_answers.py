@@ -133,7 +133,15 @@ def test_a_call_that_must_be_made_is_valid(session: Any, choice: str) -> None:
         jsonschema.validate(dict(call.arguments), SCHEMA)
 
 
-@pytest.mark.parametrize("choice", ["maybe", "other", 3])
+def test_a_tool_may_be_named_as_another_choice_is(session: Any) -> None:
+    named = {"type": "function", "function": {"name": "required", "parameters": SCHEMA}}
+    for choice in (named, {"function": {"name": "weather"}}):
+        asked = {"tools": [*TOOLS, named], "tool_choice": choice, "max_tokens": 200}
+        _, _, calls, _ = chat(session, **asked, temperature=0)
+        assert [call.name for call in calls] == [choice["function"]["name"]]
+
+
+@pytest.mark.parametrize("choice", ["maybe", "other", 3, {"function": {"name": "auto"}}])
 def test_a_choice_that_is_none_is_refused(session: Any, choice: Any) -> None:
     with pytest.raises(ic.InvalidInputError):
         session.chat([USER], chat_template=TEMPLATE, tools=TOOLS, tool_choice=choice)

@@ -199,6 +199,8 @@ def test_responses(client: Any) -> None:
     assert deltas == text
     assert kinds[:2] == ["response.created", "response.in_progress"]
     assert kinds[-1] == "response.incomplete"
+    details = answer.usage.input_tokens_details
+    assert details.cached_tokens + details.cache_write_tokens == answer.usage.input_tokens
     with client.responses.stream(model="tale", input=[ASK], temperature=0) as stream:
         final = stream.get_final_response()
     assert answer.output[-1].status == "incomplete", "as the item that was cut off"

@@ -241,15 +241,13 @@ def _text_of(tokenizer: Any, token: int | None) -> str:
 
 def _called(choice: Any, tools: Tools | None) -> list[str]:
     """Return the names of the tools one of which must be called; none where the model decides."""
-    if isinstance(choice, Mapping):
+    names = [] if tools is None else tools.names
+    if isinstance(choice, Mapping):  # a tool's name, whatever that is
         function = choice.get("function")
         choice = function.get("name") if isinstance(function, Mapping) else None
-    names = [] if tools is None else tools.names
-    if not isinstance(choice, str):
-        raise checks.refuse("tool_choice", choice, f"'auto', 'none', 'required' or one of {names}")
-    if choice in ("auto", "none"):
+    elif choice in ("auto", "none"):
         return []
-    if names and choice == "required":
+    elif names and choice == "required":
         return names
     if choice in names:
         return [choice]
