@@ -43,11 +43,9 @@ def asked_of(request: ChatRequest, served: Served, namespace: str, config: Serve
     """Return what ``request`` asks for. Raises `InvalidInputError` for what it may not."""
     check_settled(request)
     messages = [plain_message(message) for message in request.messages]
-    limits = {n for n in (request.max_tokens, request.max_completion_tokens) if n is not None}
-    if len(limits) > 1:
-        value = request.max_completion_tokens
-        raise _refused("max_completion_tokens", value, "one of it and max_tokens")
-    fields = sampling_fields(request, config, min(limits, default=None))
+    limits = request.max_tokens, request.max_completion_tokens
+    n_tokens = min((limit for limit in limits if limit is not None), default=None)
+    fields = sampling_fields(request, config, n_tokens)
     fields |= _form_fields(request, fields) | _logprob_fields(request)
     chat: dict[str, Any] = {"reasoning": reasoning_of(request.reasoning_effort)}
     chat |= _tool_fields(request)
