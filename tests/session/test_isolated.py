@@ -423,6 +423,7 @@ def test_too_many_deaths_end_all(pack_path: Path, backend_name: str) -> None:
             assert each.state == "FATAL"
         with pytest.raises(ic.SessionFatalError):
             pool.open_session()
+        assert pool.drain(), "nothing runs any more"
 
 
 # -- processes ---------------------------------------------------------------------------------
@@ -715,6 +716,12 @@ def test_a_call_that_is_made_again_has_the_time_that_is_left(
                 assert list(call(max_tokens=4, timeout=30.0))
             assert times[0] == 30.0
             assert times[1] <= 29.7
+        times.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(pool.process, "send", dies_first)
+            with pytest.raises(ic.CallTimeoutError) as caught:
+                session.chat([{**messages[0], "content": "Tell " * 60}], timeout=0.2)
+        assert caught.value.elapsed_ms > 300
 
 
 def test_bytes_of_tokens_are_those_of_the_tokenizer(pool: Any, plain: Any) -> None:

@@ -12,6 +12,7 @@ import attrs
 
 from infercore.engine.gate import Gate
 from infercore.errors import (
+    CallTimeoutError,
     ContextOverflowError,
     InferCoreError,
     SessionBusyError,
@@ -223,6 +224,7 @@ class IsolatedSession:
 
     def _ask_for(self, name: str, asked: Asked, again: Callable[[], Asked]) -> Any:
         """Return what is answered to ``asked``, or to ``again()`` where a process died over it."""
+        started = time.perf_counter()
         while True:
             self._process.let_first(self._target)
             self._arrive()
@@ -234,6 +236,11 @@ class IsolatedSession:
                 if self._opened is None:  # beginning a stream anew is no progress
                     self._process.went_on(self._target)
                 return call.result
+            if isinstance(call.error, CallTimeoutError):
+                elapsed_ms = (time.perf_counter() - started) * 1e3  # in all processes that died too
+                n_tokens = call.error.resident_tokens
+                late = CallTimeoutError(elapsed_ms=elapsed_ms, resident_tokens=n_tokens)
+                raise late from call.error
             if not isinstance(call.error, DeathError):
                 raise self._judged(call.error)
             asked = again()
