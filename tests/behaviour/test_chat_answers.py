@@ -109,6 +109,18 @@ def test_a_thought_has_a_budget(session: Any) -> None:
     assert "</think>" not in text + thought
 
 
+def test_the_form_of_an_answer_is_that_of_its_text_where_the_template_opens_a_thought(
+    session: Any,
+) -> None:
+    template = TEMPLATE.removesuffix("{% endif -%}") + "<think>\n{% endif -%}"
+    said = {"chat_template": template, **says('{"city": "Rome"}')}
+    for fields in ({}, {"reasoning_budget": 5}, {"tools": TOOLS}):
+        assert joined(session.chat([USER], **said, **fields))[:2] == ('{"city": "Rome"}', "")
+    text, thought, *_ = joined(session.chat([USER], reasoning="text", **said))
+    assert (text, thought) == ('{"city": "Rome"}', "")
+    assert b"</think>" not in session.model.tokenizer.decode(session.context.tokens()).encode()
+
+
 @pytest.mark.parametrize("choice", ["required", "weather"])
 def test_a_call_that_must_be_made_is_valid(session: Any, choice: str) -> None:
     for seed in range(8):
@@ -121,7 +133,15 @@ def test_a_call_that_must_be_made_is_valid(session: Any, choice: str) -> None:
         jsonschema.validate(dict(call.arguments), SCHEMA)
 
 
-@pytest.mark.parametrize("choice", ["maybe", "other", 3])
+def test_a_tool_may_be_named_as_another_choice_is(session: Any) -> None:
+    named = {"type": "function", "function": {"name": "required", "parameters": SCHEMA}}
+    for choice in (named, {"function": {"name": "weather"}}):
+        asked = {"tools": [*TOOLS, named], "tool_choice": choice, "max_tokens": 200}
+        _, _, calls, _ = chat(session, **asked, temperature=0)
+        assert [call.name for call in calls] == [choice["function"]["name"]]
+
+
+@pytest.mark.parametrize("choice", ["maybe", "other", 3, {"function": {"name": "auto"}}])
 def test_a_choice_that_is_none_is_refused(session: Any, choice: Any) -> None:
     with pytest.raises(ic.InvalidInputError):
         session.chat([USER], chat_template=TEMPLATE, tools=TOOLS, tool_choice=choice)

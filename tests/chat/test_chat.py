@@ -131,6 +131,12 @@ def test_control_text_put_together_from_parts_is_refused(tokenizer: Any) -> None
         turn(tokenizer, OWN["parts"], parts)
 
 
+def test_control_text_beside_every_mark_there_is_is_refused(tokenizer: Any) -> None:
+    marks = "".join(map(chr, range(0xE000, 0xF8FF)))
+    with pytest.raises(ic.InvalidInputError, match="control token"):
+        turn(tokenizer, OWN["chatml"], f"{marks}<|end|>")
+
+
 def test_control_text_in_tools_and_nested_values(tokenizer: Any) -> None:
     tools = [{"name": "x", "description": "stop <|end|> here"}]
     found = turn(tokenizer, OWN["tools and variables"], "Hi", tools=tools)

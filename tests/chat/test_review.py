@@ -87,7 +87,9 @@ class Letters:
 
 
 def test_a_second_thought_is_closed_as_the_first() -> None:
-    budget: Any = ThoughtBudget(Letters(), ReasoningFormat("<t>", "</t>"), 2, inside=False)  # type: ignore[arg-type]
+    budget: Any = ThoughtBudget(
+        Letters(), ReasoningFormat("<t>", "</t>"), 2, inside=False, n_prompt=1
+    )  # type: ignore[arg-type]
     ids = np.array([65], dtype=np.int32)
     text = b""
     plan = list(b"<t>xyz")

@@ -80,7 +80,7 @@ def test_the_budget_of_thoughts_counts_no_text() -> None:
         def is_control(self, _token: int) -> bool:
             return False
 
-    budget: Any = ThoughtBudget(Letters(), THINK, 1, inside=False)  # type: ignore[arg-type]
+    budget: Any = ThoughtBudget(Letters(), THINK, 1, inside=False, n_prompt=1)  # type: ignore[arg-type]
     ids = np.array([65], dtype=np.int32)
     for token in b"A <think>bcd":
         logits = np.zeros(256, dtype=np.float32)

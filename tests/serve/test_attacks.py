@@ -34,6 +34,7 @@ WRONG: dict[str, tuple[str, Any]] = {
         "/v1/completions",
         {"model": "tale", "prompt": "a", "echo": True, "logprobs": 0},
     ),
+    "fields that leave no token": (CHAT, {**ASK, "regex": "(yes|no)", "ignore_eos": True}),
     "padding of a stream": (CHAT, {**ASK, "stream_options": {"include_obfuscation": True}}),
     "options nobody knows": (
         "/v1/responses",

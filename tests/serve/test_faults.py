@@ -433,14 +433,26 @@ def test_a_client_that_says_it_sends_no_more_is_gone(served: Served, pool: Any) 
     assert pool.stats().generated_tokens - before < 390
 
 
-def test_metrics_count_what_a_client_read_before_it_left(served: Served) -> None:
-    name = 'infercore_generated_tokens_total{model="tale"}'
-    before = metrics(served).get(name, 0.0)
+def check_what_a_client_leaves_is_counted(served: Served) -> None:
+    n_prompt = served.client().chat.completions.create(**ASK).usage.prompt_tokens
+    before = metrics(served)
+
+    def grown(kind: str) -> float:
+        name = f'infercore_{kind}_tokens_total{{model="tale"}}'
+        return metrics(served)[name] - before[name]
+
     with httpx.stream("POST", served.url + CHAT, json={**LONG, "stream": True}) as answer:
         lines = answer.iter_lines()
         for _ in range(20):
             next(lines)
-    eventually(lambda: metrics(served).get(name, 0.0) >= before + 5)
+    eventually(lambda: grown("generated") >= 5)
+    assert [grown("prompt"), grown("cached")] == [n_prompt, n_prompt - 1]
+
+
+def test_metrics_count_a_request_whose_client_left(served: Served, model: Any) -> None:
+    check_what_a_client_leaves_is_counted(served)
+    with model.new_pool(n_ctx=512, n_threads=1) as pool, serving({"tale": pool}) as here:
+        check_what_a_client_leaves_is_counted(here)
 
 
 def test_metrics_count(served: Served) -> None:

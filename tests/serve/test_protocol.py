@@ -32,6 +32,9 @@ def test_a_chat_is_that_of_a_session(client: Any, pool: Any) -> None:
     assert answer.choices[0].finish_reason == "length"
     assert answer.usage.completion_tokens == 12
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + 12
+    for n_tokens in (3, 20):  # beside max_tokens, which is 12
+        usage = client.chat.completions.create(**PLAIN, max_completion_tokens=n_tokens).usage
+        assert usage.completion_tokens == min(n_tokens, 12)
 
 
 def test_a_stream_joins_to_the_whole(client: Any) -> None:
@@ -67,6 +70,17 @@ def test_seeds_and_several_answers(client: Any) -> None:
     assert texts[0] == texts[1]
     alone = client.chat.completions.create(**{**asked, "n": 1, "seed": 8}).choices[0]
     assert alone.message.content == texts[0][1]
+
+
+def test_what_several_answers_share_was_not_held_before(client: Any) -> None:
+    asked = {
+        **PLAIN,
+        "messages": [{"role": "user", "content": "Who lives by the old well?"}],
+        "n": 3,
+    }
+    cold, warm = (client.chat.completions.create(**asked).usage for _ in range(2))
+    assert cold.prompt_tokens_details.cached_tokens < cold.prompt_tokens / 2
+    assert warm.prompt_tokens_details.cached_tokens == warm.prompt_tokens - 1
 
 
 def test_several_answers_stream_side_by_side(client: Any) -> None:
@@ -161,6 +175,19 @@ def test_completions(client: Any, pool: Any) -> None:
     assert "".join(piece.choices[0].text for piece in pieces) == text
 
 
+def test_the_usage_of_a_stream_is_null_until_its_last_event(client: Any) -> None:
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    asked = {"model": "tale", "prompt": "Once upon a time", "max_tokens": 4, **options}
+    for stream in (
+        client.completions.create(**asked),
+        client.chat.completions.create(**PLAIN, **options),
+    ):
+        *events, last = [event.model_dump(exclude_unset=True) for event in stream]
+        assert {event["usage"] for event in events} == {None}
+        assert last["choices"] == []
+        assert last["usage"]["prompt_tokens"] > 0
+
+
 def test_responses(client: Any) -> None:
     fields = {"model": "tale", "temperature": 0, "max_output_tokens": 12}
     text = client.chat.completions.create(**PLAIN).choices[0].message.content
@@ -175,6 +202,8 @@ def test_responses(client: Any) -> None:
     assert deltas == text
     assert kinds[:2] == ["response.created", "response.in_progress"]
     assert kinds[-1] == "response.incomplete"
+    details = answer.usage.input_tokens_details
+    assert details.cached_tokens + details.cache_write_tokens == answer.usage.input_tokens
     with client.responses.stream(model="tale", input=[ASK], temperature=0) as stream:
         final = stream.get_final_response()
     assert answer.output[-1].status == "incomplete", "as the item that was cut off"

@@ -150,6 +150,20 @@ def test_calls_of_a_response(served: Served) -> None:
     assert last.output_text
 
 
+def test_a_tool_of_any_name_can_be_named(served: Served) -> None:
+    tools = [{"type": "function", "name": "required", "parameters": {"type": "object"}}]
+    tools += [{"type": "function", **ADD}]
+    answer = served.client().responses.create(
+        model="agent",
+        input=[ASK],
+        tools=tools,
+        tool_choice={"type": "function", "name": "required"},
+        max_output_tokens=60,
+        temperature=0,
+    )
+    assert [item.name for item in answer.output if item.type == "function_call"] == ["required"]
+
+
 def test_a_tool_that_is_not_there(served: Served) -> None:
     with pytest.raises(openai.BadRequestError):
         served.client().chat.completions.create(

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -222,6 +223,20 @@ def test_a_stream_goes_on_with_equal_text(pool: Any, plain: Any, fields: dict[st
         assert session.explain_context().generated_tokens == len(expected)
 
 
+def test_messages_that_are_changed_meanwhile_change_no_answer(pool: Any, plain: Any) -> None:
+    messages = [{"role": "user", "content": "Tell me of Mira."}]
+    fields = {"max_tokens": 16, "temperature": 0}
+    with plain.open_session() as session:
+        expected = [t for chunk in session.chat(messages, **fields) for t in chunk.tokens]
+    with pool.open_session() as session:
+        stream = session.chat(messages, **fields)
+        found = list(next(stream).tokens)
+        messages[0]["content"] = "Tell me of the wood."
+        messages.append({"role": "assistant", "content": ""})
+        kill(pool)
+        assert found + [t for chunk in stream for t in chunk.tokens] == expected
+
+
 def test_a_hang_is_a_death(pool: Any, plain: Any) -> None:
     expected = told_here(plain, temperature=0)
     with pool.open_session() as session:
@@ -408,6 +423,7 @@ def test_too_many_deaths_end_all(pack_path: Path, backend_name: str) -> None:
             assert each.state == "FATAL"
         with pytest.raises(ic.SessionFatalError):
             pool.open_session()
+        assert pool.drain(), "nothing runs any more"
 
 
 # -- processes ---------------------------------------------------------------------------------
@@ -675,6 +691,37 @@ def test_a_timeout_is_of_the_whole_whatever_died_meanwhile(pool: Any) -> None:
             time.sleep(0.05)
         assert reasons[-1] == "timeout"
         assert time.monotonic() - started < 5.8  # begun anew at the death it would be 6
+
+
+def test_a_call_that_is_made_again_has_the_time_that_is_left(
+    pool: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times: list[float] = []
+    send = pool.process.send
+
+    def dies_first(epoch: int, target: int, name: str, args: Any = (), fields: Any = None) -> Any:
+        if name == "open":
+            times.append(args[2]["timeout"] if args[0] == "chat" else args[1][-1].timeout)
+            if len(times) == 1:
+                time.sleep(0.3)
+                kill(pool)
+        return send(epoch, target, name, args, fields)
+
+    messages = [{"role": "user", "content": "Tell me of Mira."}]
+    with pool.open_session() as session:
+        for call in (partial(session.chat, messages), partial(session.completion, "Once")):
+            times.clear()
+            with monkeypatch.context() as patch:
+                patch.setattr(pool.process, "send", dies_first)
+                assert list(call(max_tokens=4, timeout=30.0))
+            assert times[0] == 30.0
+            assert times[1] <= 29.7
+        times.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(pool.process, "send", dies_first)
+            with pytest.raises(ic.CallTimeoutError) as caught:
+                session.chat([{**messages[0], "content": "Tell " * 60}], timeout=0.2)
+        assert caught.value.elapsed_ms > 300
 
 
 def test_bytes_of_tokens_are_those_of_the_tokenizer(pool: Any, plain: Any) -> None:

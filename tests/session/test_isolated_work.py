@@ -37,6 +37,12 @@ TEMPLATE = (
     "{% endfor -%}<|im_end|>\n{% endfor -%}"
     "{%- if add_generation_prompt %}<|im_start|>assistant\n{% endif -%}"
 )
+THINKS = (
+    "{%- for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{%- if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif -%}"
+    "{{ m.content }}<|im_end|>\n{% endfor -%}"
+    "{%- if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif -%}"
+)
 SCHEMA = {
     "type": "object",
     "properties": {"name": {"enum": ["Mira", "Tom"]}, "age": {"type": "integer", "maximum": 99}},
@@ -128,6 +134,14 @@ def chats(pool: Any, _: Path) -> Any:
     return seen, calls
 
 
+def thinks(pool: Any, _: Path) -> Any:
+    asked = {"chat_template": THINKS, "reasoning_budget": 8, "ignore_eos": True}
+    with pool.open_session() as session:
+        chunks = list(session.chat([USER], **asked, max_tokens=24, temperature=0))
+        thought = "".join(chunk.reasoning for chunk in chunks)
+        return thought, [token for chunk in chunks for token in chunk.tokens]
+
+
 def saves(pool: Any, folder: Path) -> Any:
     with pool.open_session() as session, pool.open_session() as other:
         session.ensure_prefix(TEXT)
@@ -165,6 +179,7 @@ WORK = {
     "shift": (shifts, (4, 6, 60, 110)),
     "structured output": (structured, (2, 4, 9)),
     "tools": (chats, (2, 3)),
+    "a thought with a budget": (thinks, (6, 14)),
     "save, load, restore": (saves, (1, 4, 9, 10, 11, 12, 20)),
     "fork": (forks, (3, 9, 12, 19)),
     "calls without a stream": (whole_calls, (2, 3, 6, 7, 8)),

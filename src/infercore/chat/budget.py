@@ -21,16 +21,22 @@ class ThoughtBudget:
     """A processor that writes the closing mark once a thought has ``limit`` tokens.
 
     Called with all ids so far, int32 [n], and the logits, float32 [n_vocab]; serves one decode.
+    ``n_prompt`` of them are the prompt: an answer that goes on in another process begins with more.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, form: ReasoningFormat, limit: int, *, inside: bool
+        self,
+        tokenizer: Tokenizer,
+        form: ReasoningFormat,
+        limit: int,
+        *,
+        inside: bool,
+        n_prompt: int,
     ) -> None:
         self._tokenizer = tokenizer
         self._limit = limit
         self._closing = tokenizer.encode(f"\n{form.close}\n", add_special=False)
-        self._n_prompt: int | None = None
-        self._n_seen = 0
+        self._n_seen = n_prompt
         self._n_thought = 0
         self._forced = 0
         self._reader = ReasoningReader(form, inside=inside, is_control=self._is_control)
@@ -44,21 +50,26 @@ class ThoughtBudget:
         self, input_ids: npt.NDArray[np.int32], logits: npt.NDArray[np.float32]
     ) -> npt.NDArray[np.float32]:
         """Return the logits, of which only the next token of the mark is left where it is due."""
-        if self._n_prompt is None:
-            self._n_prompt = self._n_seen = len(input_ids)
         for token in input_ids[self._n_seen :].tolist():
             self._see(token)
         self._n_seen = len(input_ids)
-        is_closing = 0 < self._forced < len(self._closing)
-        if not is_closing and not (self._reader.inside and self._n_thought >= self._limit):
+        kept = self._due
+        if kept is None:
             return logits
-        kept = self._closing[self._forced]
-        self._forced += 1
         only = np.full_like(logits, -np.inf)
         only[kept] = max(float(logits[kept]), 0.0)
         return only
 
+    @property
+    def _due(self) -> int | None:
+        """The next token of the mark, where it has to come now."""
+        is_closing = 0 < self._forced < len(self._closing)
+        if is_closing or (self._reader.inside and self._n_thought >= self._limit):
+            return self._closing[self._forced]
+        return None
+
     def _see(self, token: int) -> None:
+        self._forced += self._due is not None
         text = self._utf8.decode(self._tokenizer.token_bytes(token))
         flag = "1" if self._tokenizer.is_control(token) else "0"
         was_inside = self._reader.inside

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from infercore.errors import SessionClosedError
+from infercore.errors import SessionClosedError, SessionFatalError
 from infercore.isolated.session import IsolatedSession
 from infercore.isolated.tokenizer import IsolatedTokenizer
 from infercore.session.admission import n_admitted
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from infercore.errors import SessionFatalError
     from infercore.isolated.places import Engines
     from infercore.protocols.spi import FloatArray
     from infercore.values.info import Capabilities, ModelInfo
@@ -211,7 +210,10 @@ class IsolatedPool:
             if rest != 0 and self._is_interrupted():
                 time.sleep(_LOOK_SECONDS)  # a process that drains would not let them in
             else:
-                ended = self.process.drain(rest)
+                try:
+                    ended = self.process.drain(rest)
+                except SessionFatalError:  # which has ended every call
+                    ended = True
         return ended
 
     def close(self) -> None:

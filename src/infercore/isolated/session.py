@@ -12,6 +12,7 @@ import attrs
 
 from infercore.engine.gate import Gate
 from infercore.errors import (
+    CallTimeoutError,
     ContextOverflowError,
     InferCoreError,
     SessionBusyError,
@@ -19,7 +20,7 @@ from infercore.errors import (
 )
 from infercore.isolated.child import DeathError
 from infercore.isolated.lane import Arrival
-from infercore.isolated.stream import IsolatedStream, Opened, less_time
+from infercore.isolated.stream import Asked, IsolatedStream, Opened, less_time
 from infercore.session import snapshots, tool_loop
 from infercore.session.observer import observed
 from infercore.session.parts import CLOSED, DECODED, FATAL
@@ -213,23 +214,36 @@ class IsolatedSession:
 
     def _ask(self, name: str, *args: Any, **fields: Any) -> Any:
         """Return what the engine's process answers; made anew in another where one died over it."""
-        started, timeout = time.perf_counter(), fields.get("timeout")
+        started = time.perf_counter()
+
+        def again() -> Asked:
+            spent = time.perf_counter() - started
+            return args, {name: less_time(value, spent, name) for name, value in fields.items()}
+
+        return self._ask_for(name, (args, fields), again)
+
+    def _ask_for(self, name: str, asked: Asked, again: Callable[[], Asked]) -> Any:
+        """Return what is answered to ``asked``, or to ``again()`` where a process died over it."""
+        started = time.perf_counter()
         while True:
             self._process.let_first(self._target)
             self._arrive()
             with self._process.alone(self._target) as until_inside:
-                call = self._process.send(self._epoch, self._target, name, args, fields)
+                call = self._process.send(self._epoch, self._target, name, *asked)
                 until_inside(call)
             self._wait(call)
             if call.error is None:
                 if self._opened is None:  # beginning a stream anew is no progress
                     self._process.went_on(self._target)
                 return call.result
+            if isinstance(call.error, CallTimeoutError):
+                elapsed_ms = (time.perf_counter() - started) * 1e3  # in all processes that died too
+                n_tokens = call.error.resident_tokens
+                late = CallTimeoutError(elapsed_ms=elapsed_ms, resident_tokens=n_tokens)
+                raise late from call.error
             if not isinstance(call.error, DeathError):
                 raise self._judged(call.error)
-            if timeout is not None:
-                left = less_time(timeout, time.perf_counter() - started, "timeout")
-                fields = {**fields, "timeout": left}
+            asked = again()
 
     def _wait(self, call: Any) -> None:
         """Wait for an answer; an interruption cancels the call and waits for that."""
@@ -365,13 +379,15 @@ class IsolatedSession:
         with self._entered(kind):
             opened = Opened(kind, args, fields)
             self._begin(opened)
+            if kind == "chat":
+                opened.keep()
             self._opened = opened
             stream = IsolatedStream(self, opened)
             opened.stream = weakref.ref(stream)
             return stream
 
     def _begin(self, opened: Opened) -> None:
-        opened.seed = self._ask("open", *opened.request()) if opened.seed is None else opened.seed
+        opened.seed = self._ask_for("open", opened.request(), opened.again)
         opened.epoch = self._epoch
 
     def _ask_of(self, opened: Opened, name: str) -> Any:
@@ -381,7 +397,7 @@ class IsolatedSession:
             self._arrive()
             if opened.epoch != self._epoch:
                 opened.n_begun += 1
-                self._ask("open", *opened.request())
+                self._ask_for("open", opened.again(), opened.again)
                 opened.epoch = self._epoch
             call = self._process.send(self._epoch, self._target, name)
             self._wait(call)
@@ -457,7 +473,8 @@ class IsolatedSession:
         if self._opened is opened:
             try:
                 if self._gate.bar is None:
-                    self._ask_of(opened, "end")
+                    n_prompt, n_cached = self._ask_of(opened, "end")
+                    opened.counts = n_prompt, n_cached
             finally:
                 self._opened = None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import time
 from concurrent.futures import wait
 from functools import partial
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from infercore.errors import SessionBusyError
+from infercore.isolated import wire
 from infercore.isolated.child import DeathError
 from infercore.session.handing import in_turn, tell_loop
 from infercore.session.observer import stream_begins, stream_ended
@@ -27,6 +29,10 @@ if TYPE_CHECKING:
     from infercore.values.session import StreamChunk
 
 
+Asked = tuple["Sequence[Any]", "dict[str, Any]"]
+"""The arguments and fields of a request."""
+
+
 def less_time(value: Any, spent: float, name: str = "") -> Any:
     """Return ``value`` with ``spent`` seconds less to go, where it is or has a timeout."""
     if isinstance(value, DecodeConfig) and value.timeout is not None:
@@ -41,6 +47,7 @@ class Opened:
         self.kind = kind
         self.args = args
         self.fields = dict(fields)
+        self._kept: bytes | None = None
         self.started = time.perf_counter()
         self.first_at: float | None = None
         self.seed: int | None = None
@@ -49,6 +56,7 @@ class Opened:
         self.position: Any = None
         self.n_shown = 0
         self.n_begun = 0
+        self.counts = 0, 0
         self.stream: weakref.ref[IsolatedStream] | None = None
 
     @property
@@ -56,15 +64,26 @@ class Opened:
         """Whether nobody has the stream any more."""
         return self.stream is not None and self.stream() is None
 
-    def request(self) -> list[Any]:
-        """Return what begins it, or lets it go on behind its tokens."""
+    def keep(self) -> None:
+        """Keep what it was asked as it is now: its caller may change the messages."""
+        self._kept = wire.pack([list(self.args), self.fields])
+        self.args, self.fields = (), {}
+
+    def request(self) -> Asked:
+        """Return what begins it."""
+        return [self.kind, list(self.args), self.fields, None], {}
+
+    def again(self) -> Asked:
+        """Return what lets it go on behind its tokens, if any, in the time that is left."""
         replay, args, fields = None, self.args, self.fields
+        if self._kept is not None:
+            args, fields = wire.read(io.BytesIO(self._kept).read)
         if self.seed is not None:
             replay = [self.seed, self.tokens, self.position, self.n_shown]
-            spent = time.perf_counter() - self.started
-            args = [less_time(value, spent) for value in args]
-            fields = {name: less_time(value, spent, name) for name, value in fields.items()}
-        return [self.kind, list(args), fields, replay]
+        spent = time.perf_counter() - self.started
+        args = [less_time(value, spent) for value in args]
+        fields = {name: less_time(value, spent, name) for name, value in fields.items()}
+        return [self.kind, args, fields, replay], {}
 
     def note(self, tokens: Sequence[int], position: Any) -> None:
         """Note what came with a chunk."""
@@ -140,6 +159,11 @@ class IsolatedStream:
     def is_abandoned(self) -> bool:
         """Whether the session was closed meanwhile: the next step says so."""
         return self._session.closed
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """See `AwaitedStream.counts`; known once it was closed before its end."""
+        return self._opened.counts
 
     async def read(self, loop: asyncio.AbstractEventLoop) -> StreamChunk:
         """Return the next chunk; the thread that hears the process calls the loop.

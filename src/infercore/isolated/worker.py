@@ -90,6 +90,7 @@ class _Held:
         self.replay: Replay | None = None
         self.sampler: NotedSampler | None = None
         self.n_told = 0
+        self.counts = 0, 0  # of the last stream that was ended, see `PoolStream.counts`
         self.number = self.cancelled_to = self.answered = 0
         self.in_lane: Any = 0, b""  # the last answer that went there
         self._asking = threading.Lock()
@@ -190,9 +191,17 @@ class _Held:
 
     def end(self) -> None:
         """Close the stream."""
-        stream, self.stream = self.stream, None
+        stream = self.forget()
         if stream is not None:
             stream.close()
+
+    def forget(self) -> Any:
+        """Have no stream any more; return the one that was open."""
+        source = self.source
+        if source is not None:
+            self.counts = source.counts
+        stream, self.stream = self.stream, None
+        return stream
 
 
 class _Line:
@@ -555,7 +564,7 @@ class Worker:
     def _next(held: _Held, item: Item | None = None) -> Any:
         answer = held.next(item)
         if answer[0] is None or answer[0].finish_reason is not None:
-            held.stream = None
+            held.forget()
         return answer
 
     @staticmethod
@@ -565,8 +574,9 @@ class Worker:
         return held.open(kind, args, fields, replay)
 
     @staticmethod
-    def _end(held: _Held) -> None:
+    def _end(held: _Held) -> tuple[int, int]:
         held.end()
+        return held.counts
 
     @staticmethod
     def _explain_context(held: _Held) -> Any:

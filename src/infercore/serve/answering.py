@@ -249,9 +249,11 @@ async def _answer(asked: Asked, number: int, metrics: Metrics) -> AsyncGenerator
                     await asked.served.learn(chunk.logprobs)
                 yield chunk
         finally:
-            if not is_counted:  # cut off: by its client, or by what failed
-                metrics.count_generated(name, n_shown)
-            await stream.aclose()
+            try:
+                await stream.aclose()
+            finally:
+                if not is_counted:  # cut off: by its client, or by what failed
+                    metrics.count_tokens(name, *stream.counts, n_shown)
 
 
 def thought_tokens(chunk: StreamChunk) -> int:
@@ -260,10 +262,10 @@ def thought_tokens(chunk: StreamChunk) -> int:
 
 
 def usage_of(usages: Sequence[Any], n_thought: int = 0) -> dict[str, Any]:
-    """Return the protocol's usage of all answers; their prompt counts once."""
+    """Return the protocol's usage of all answers; their prompt counts once, as one evaluated it."""
     prompt = max((usage.prompt_tokens for usage in usages), default=0)
     completion = sum(usage.completion_tokens for usage in usages)
-    cached = max((min(usage.cached_tokens, usage.prompt_tokens) for usage in usages), default=0)
+    cached = min((usage.cached_tokens for usage in usages), default=0)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,

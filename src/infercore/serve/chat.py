@@ -43,11 +43,8 @@ def asked_of(request: ChatRequest, served: Served, namespace: str, config: Serve
     """Return what ``request`` asks for. Raises `InvalidInputError` for what it may not."""
     check_settled(request)
     messages = [plain_message(message) for message in request.messages]
-    n_tokens = (
-        request.max_tokens
-        if request.max_completion_tokens is None
-        else request.max_completion_tokens
-    )
+    limits = request.max_tokens, request.max_completion_tokens
+    n_tokens = min((limit for limit in limits if limit is not None), default=None)
     fields = sampling_fields(request, config, n_tokens)
     fields |= _form_fields(request, fields) | _logprob_fields(request)
     chat: dict[str, Any] = {"reasoning": reasoning_of(request.reasoning_effort)}

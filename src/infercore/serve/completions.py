@@ -144,11 +144,14 @@ async def streamed(
 ) -> AsyncGenerator[bytes, None]:
     """Give the answers as events, those of all prompts at the same time."""
     head = _head(request.model)
+    wants_usage = request.stream_options is not None and request.stream_options.include_usage
+    if wants_usage:
+        head["usage"] = None
     usages: list[Any] = []
     async with aclosing(_choices(request, asked, metrics, usages)) as choices:
         async for choice in choices:
             yield event({**head, "choices": [choice]})
-    if request.stream_options is not None and request.stream_options.include_usage:
+    if wants_usage:
         yield event({**head, "choices": [], "usage": _sum(usages)})
     yield DONE
 

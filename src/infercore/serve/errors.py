@@ -50,6 +50,8 @@ _OURS: tuple[tuple[type[BaseException], int, str, str | None], ...] = (
     (errors.SessionClosedError, 503, "server_error", "unavailable"),
     (errors.TransientEngineError, 503, "server_error", "unavailable"),
 )
+_NOTHING_LEFT = "no token left"
+"""The state in which fields of a request together forbid every token, of a sampler's errors."""
 _ADVICE = {
     "open the session with overflow='truncate'": 'send truncation="auto"',
     "or open it with a larger n_ctx": "or serve the model with a larger n_ctx",
@@ -76,6 +78,8 @@ def api_error(error: BaseException, names: Mapping[str, str] | None = None) -> A
         return ApiError(400, message, param=(names or {}).get(field, param))
     if isinstance(error, ClientDisconnect):
         return ApiError(499, "the client disconnected before its request was complete")
+    if isinstance(error, errors.InvalidStateError) and error.state == _NOTHING_LEFT:
+        return ApiError(400, message, code="no_token_left")
     for kind, status, name, code in _OURS:
         if isinstance(error, kind):
             if kind is errors.ContextOverflowError:

@@ -77,15 +77,16 @@ class Metrics:
 
     def count_usage(self, model: str, usage: Usage) -> None:
         """Count what an answer took."""
-        self._prompt.labels(model).inc(usage.prompt_tokens)
-        self._cached.labels(model).inc(usage.cached_tokens)
-        self.count_generated(model, usage.completion_tokens)
+        counts = usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens
+        self.count_tokens(model, *counts)
         self._queue.labels(model).observe(usage.waited_ms / 1000)
         self._batch.labels(model).observe(usage.mean_batch)
 
-    def count_generated(self, model: str, n_tokens: int) -> None:
-        """Count tokens of an answer."""
-        self._generated.labels(model).inc(n_tokens)
+    def count_tokens(self, model: str, n_prompt: int, n_cached: int, n_generated: int) -> None:
+        """Count tokens of a prompt, of these the resident ones, and of its answer."""
+        self._prompt.labels(model).inc(n_prompt)
+        self._cached.labels(model).inc(n_cached)
+        self._generated.labels(model).inc(n_generated)
 
     def text(self) -> bytes:
         """Return all in the text format of Prometheus."""

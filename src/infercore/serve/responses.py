@@ -113,13 +113,13 @@ def _beside(given: Mapping[str, Any] | None, name: str) -> set[str]:
     return {key for key, value in (given or {}).items() if value is not None} - {name}
 
 
-def _chosen(choice: str | Mapping[str, Any]) -> str:
+def _chosen(choice: str | Mapping[str, Any]) -> str | dict[str, Any]:
     if isinstance(choice, str):
         return choice
     name = choice.get("name")
     if choice.get("type") != "function" or not isinstance(name, str):
         raise _refused("tool_choice", choice, "an object of type 'function' with a name")
-    return name
+    return {"type": "function", "function": {"name": name}}
 
 
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
@@ -369,13 +369,16 @@ class _Output:
         self._response["status"] = kind
         if not is_whole:
             self._response["incomplete_details"] = {"reason": "max_output_tokens"}
-        cached = min(usage.cached_tokens, usage.prompt_tokens)
+        n_prompt, n_cached = usage.prompt_tokens, usage.cached_tokens
         self._response["usage"] = {
-            "input_tokens": usage.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": cached},
+            "input_tokens": n_prompt,
+            "input_tokens_details": {
+                "cached_tokens": n_cached,
+                "cache_write_tokens": n_prompt - n_cached,
+            },
             "output_tokens": usage.completion_tokens,
             "output_tokens_details": {"reasoning_tokens": self._n_thought},
-            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+            "total_tokens": n_prompt + usage.completion_tokens,
         }
         return [*events, self.event(f"response.{kind}", response=self._response)]
 

@@ -280,6 +280,10 @@ class AwaitedStream(Protocol):
     def is_abandoned(self) -> bool:
         """Whether the session was closed meanwhile: the next step says so."""
 
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Tokens of the prompt and how many of them were held, of one that was closed."""
+
     def start(self) -> None:
         """Begin to generate; called in a thread, and may wait."""
 
@@ -370,6 +374,14 @@ class AsyncDecodeStream:
                 self._pooled = source
                 return _BEGUN
         return _END if self._stream is None else next(self._stream, _END)
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Tokens of the prompt and how many of them were held, of a pool's that was closed.
+
+        :meta private:
+        """
+        return (0, 0) if self._pooled is None else self._pooled.counts
 
     async def aclose(self) -> None:
         """End the decode; what was shown is resident, the session is free. Idempotent."""

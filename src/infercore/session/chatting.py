@@ -23,6 +23,7 @@ from infercore.values.session import Message
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from infercore.chat.reasoning import ReasoningFormat
     from infercore.values.config import DecodeConfig
 
 Reasoning = Literal["parsed", "text", "off"]
@@ -64,11 +65,16 @@ class Turn:
 class ChatTurn:
     """One call of `Session.chat`: how it is rendered, constrained and read back.
 
+    ``has_form``: the answer has a response_format. It is that of the text, so a thought that the
+    template has begun is closed.
+
     Raises `InvalidInputError` for malformed messages, tools or choices, `UnsupportedFeatureError`
     for what the template lacks; nothing is changed by then.
     """
 
-    def __init__(self, tokenizer: Any, request: ChatRequest, *, add_bos: bool) -> None:
+    def __init__(
+        self, tokenizer: Any, request: ChatRequest, *, add_bos: bool, has_form: bool = False
+    ) -> None:
         self._tokenizer = tokenizer
         self._request = request
         self._tools = None if request.tools is None else Tools(request.tools)
@@ -81,10 +87,12 @@ class ChatTurn:
             variables[self._switch()] = False
         offered = self._tools is not None and request.tool_choice != "none"
         self._offered = self._tools if offered else None
+        is_apart = has_form and request.reasoning == "parsed"
         self._chat = _Chat(
             tokenizer,
             self._offered.rows if self._offered else None,
             variables,
+            closes=self._dialect.reasoning if is_apart else None,
             add_bos=add_bos,
             parse_special=request.parse_special,
         )
@@ -170,7 +178,11 @@ class ChatTurn:
                 feature="reasoning_budget", hint="this model's chat template marks no thoughts"
             )
         return ThoughtBudget(
-            self._tokenizer, thought, limit, inside=thought.begins_inside(turn.text)
+            self._tokenizer,
+            thought,
+            limit,
+            inside=thought.begins_inside(turn.text),
+            n_prompt=len(turn.tokens),
         )
 
     @property
@@ -229,15 +241,13 @@ def _text_of(tokenizer: Any, token: int | None) -> str:
 
 def _called(choice: Any, tools: Tools | None) -> list[str]:
     """Return the names of the tools one of which must be called; none where the model decides."""
-    if isinstance(choice, Mapping):
+    names = [] if tools is None else tools.names
+    if isinstance(choice, Mapping):  # a tool's name, whatever that is
         function = choice.get("function")
         choice = function.get("name") if isinstance(function, Mapping) else None
-    names = [] if tools is None else tools.names
-    if not isinstance(choice, str):
-        raise checks.refuse("tool_choice", choice, f"'auto', 'none', 'required' or one of {names}")
-    if choice in ("auto", "none"):
+    elif choice in ("auto", "none"):
         return []
-    if names and choice == "required":
+    elif names and choice == "required":
         return names
     if choice in names:
         return [choice]
@@ -298,17 +308,22 @@ class _Chat:
         tools: Sequence[Mapping[str, Any]] | None,
         variables: dict[str, Any],
         *,
+        closes: ReasoningFormat | None,
         add_bos: bool,
         parse_special: bool,
     ) -> None:
         self._tokenizer = tokenizer
         self._tools = tools
         self._variables = variables
+        self._closes = closes
         self._add_bos = add_bos
         self._parse_special = parse_special
 
     def _render(self, rows: Any, tools: Any) -> str:
         text: str = self._tokenizer.apply_chat_template(rows, tools=tools, **self._variables)
+        thought = self._closes
+        if thought is not None and thought.begins_inside(text):
+            return f"{text}{thought.close}\n\n"
         return text
 
     def tokenize(self, rows: list[dict[str, Any]]) -> tuple[str, list[int]]:

@@ -60,8 +60,10 @@ class ControlText:
             self._check_apart(parts)
         self.found = any(map(self._is_parsed, texts))
         used = {character for text in texts for character in text} if self.found else set()
-        free = (chr(code) for code in _PRIVATE_USE if chr(code) not in used)
-        self._open, self._close = next(free), next(free)
+        free = [mark for mark in map(chr, _PRIVATE_USE) if mark not in used][:2]
+        if len(free) < 2:  # noqa: PLR2004  (an opening mark and a closing one)
+            raise _inseparable()
+        self._open, self._close = free
 
     def _check_apart(self, parts: list[str]) -> None:
         """Refuse parts that only together make a control token's text: no mark can be set."""

@@ -120,6 +120,12 @@ class PoolStream:
         """Whether the session was closed meanwhile: the next step says so."""
         return self._abandoned
 
+    @property
+    def counts(self) -> tuple[int, int]:
+        """See `AwaitedStream.counts`."""
+        usage = {} if self._job is None else self._job.usage
+        return usage.get("prompt_tokens", 0), usage.get("cached_tokens", 0)
+
     def start(self) -> None:
         """Let the pool generate; this waits until what was wanted so far is held."""
         with self._held():

@@ -306,7 +306,10 @@ class CoreSession(Prefilling):
             parse_special=parse_special,
         )
         with self.entered("chat", config.timeout):
-            chat = chatting.ChatTurn(self._tokenizer, request, add_bos=self._add_bos)
+            has_form = config.response_format is not None
+            chat = chatting.ChatTurn(
+                self._tokenizer, request, add_bos=self._add_bos, has_form=has_form
+            )
             fits = self._chat_fits(config) if self.overflow != "error" else None
             turn = chat.render(fits, window=int(self.context.n_ctx_seq))
             self._check_turn_fits(turn)
