@@ -75,10 +75,13 @@ def test_rigs_by_name(site: Path) -> None:
     assert other.path == str(site / "model.json")
     with other.open_model() as model:
         assert model.backend == "toy"
-    with pytest.raises(PluginLoadError, match=r"no engine here.* \(.*toy_conformance.py, line \d"):
-        find_rig("bad")
-    with pytest.raises(PluginLoadError, match="is a int"):
-        find_rig("none")
+    for name, why in (
+        ("bad", r"no engine here.* \(.*toy_conformance.py, line \d"),
+        ("none", "is a int"),
+    ):
+        with pytest.raises(PluginLoadError, match=why) as caught:
+            find_rig(name)
+        assert (caught.value.plugin, caught.value.distribution) == (name, "infercore-toy")
     with pytest.raises(BackendNotFoundError, match="reference"):
         find_rig("nobody")
 
