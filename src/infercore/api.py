@@ -468,8 +468,14 @@ class CoreBackend:
         return default_registry().record(self.name).info(devices=True)
 
     def match(self, path: AnyPath) -> float:
-        """Return how well it can read ``path``: 0 = not at all."""
-        return float(self._descriptor.match(os.fspath(path)))
+        """Return how well it can read ``path``: 0 = not at all.
+
+        Raises `InvalidInputError` for what is no path, `PluginError` where the plugin fails.
+        """
+        where = checks.check_path("path", path)
+        check_score(self._descriptor, where)
+        with calls.typed(self.name, "scoring a path"):
+            return float(self._descriptor.match(where))
 
     def load_model(
         self, path: AnyPath, config: ModelConfig | None = None, **fields: Unpack[ModelFields]

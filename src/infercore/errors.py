@@ -70,7 +70,7 @@ def _rebuild(
     cls: type[InferCoreError], args: tuple[object, ...], facts: dict[str, object]
 ) -> InferCoreError:
     error = cls.__new__(cls, *args)
-    error.args = args
+    super(InferCoreError, error).__init__(*args)  # the builtin's: ImportError has a ``msg``
     error.__dict__.update(facts)
     return error
 

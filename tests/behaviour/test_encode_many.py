@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 import infercore as ic
@@ -58,6 +59,9 @@ def test_what_is_too_long_is_cut_where_that_was_asked_for(encoder: Any) -> None:
         encoder.encode_many(["an owl", text], max_tokens=n)
     assert caught.value.value == 1
     (right,) = encoder.encode_many([text], max_tokens=n, truncation="right")
+    for few in (1, np.uint8(1)):  # an unsigned byte, less the marks around a text, is no 255
+        with pytest.raises(ic.InvalidInputError, match="no room"):
+            encoder.encode_many([text], max_tokens=few, truncation="right")
     (left,) = encoder.encode_many([text], max_tokens=n, truncation="left")
     assert right == [*whole[: n - 1], whole[-1]]
     assert left == [whole[0], *whole[3:]]

@@ -130,6 +130,30 @@ def test_both_distributions_sum_to_one(model: Any, new_context: Callable[..., An
     assert raw[token] == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_asking_for_logprobs_changes_no_token_of_a_seed(session: Any, seed: int) -> None:
+    word = {"enum": ["Mira", "Tom", "Ida", "a fox"]}
+    form = {"type": "object", "properties": {"name": word, "other": word}, "required": ["name"]}
+    asked = {"response_format": form, "seed": seed, "temperature": 2.0, "max_tokens": 60}
+    plain, _ = tokens_of(session, **asked)
+    told, _ = tokens_of(session, logprobs=2, **asked)
+    assert told == plain
+    session.ensure_prefix(PROMPT)
+    chunks = list(session.decode(logprobs=2, **asked))
+    logprobs = [one for chunk in chunks for one in chunk.logprobs or ()]
+    assert [one.token for one in logprobs] == plain
+    cold = session.fork()
+    cold.ensure_prefix(PROMPT)
+    row, places = [], range(min(4, len(plain)))
+    for place in places:  # each is told of by the row behind what stands before it
+        cold.ensure_prefix([*session.model.tokenizer.encode(PROMPT), *plain[:place]])
+        (first,) = (one for c in cold.decode(max_tokens=1, logprobs=2) for one in c.logprobs or ())
+        row.append(first.top)
+    cold.close()
+    for place in places:
+        assert dict(logprobs[place].top) == pytest.approx(dict(row[place]), abs=1e-4)
+
+
 # --- bias, processors, ends ---------------------------------------------------------------
 
 
@@ -216,8 +240,9 @@ BAD = [
     ("implementation", "gpu", "portable"),
     ("ignore_eos", 1, "True or False"),
     ("logit_bias", {-4: 1.0}, "at least 0"),
-    ("logit_bias", {4: math.nan}, "below infinity"),
-    ("logit_bias", {4: math.inf}, "below infinity"),
+    ("logit_bias", {4: math.nan}, "at most"),
+    ("logit_bias", {4: math.inf}, "at most"),
+    ("logit_bias", {4: 1e39}, "at most"),
 ]
 
 

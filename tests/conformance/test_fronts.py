@@ -75,10 +75,13 @@ def test_rigs_by_name(site: Path) -> None:
     assert other.path == str(site / "model.json")
     with other.open_model() as model:
         assert model.backend == "toy"
-    with pytest.raises(PluginLoadError, match=r"no engine here.* \(.*toy_conformance.py, line \d"):
-        find_rig("bad")
-    with pytest.raises(PluginLoadError, match="is a int"):
-        find_rig("none")
+    for name, why in (
+        ("bad", r"no engine here.* \(.*toy_conformance.py, line \d"),
+        ("none", "is a int"),
+    ):
+        with pytest.raises(PluginLoadError, match=why) as caught:
+            find_rig(name)
+        assert (caught.value.plugin, caught.value.distribution) == (name, "infercore-toy")
     with pytest.raises(BackendNotFoundError, match="reference"):
         find_rig("nobody")
 
@@ -201,7 +204,7 @@ def test_from_the_command_line(site: Path) -> None:
     assert value["seed"] == 0
     assert "| seed | 0 |" in markdown.read_text()
     printed = json.loads(cli("toy", "--only", "DEC-2", "--json", "-").stdout)
-    assert printed[0]["results"][0]["id"] == "DEC-2"
+    assert printed["results"][0]["id"] == "DEC-2"  # as in a file
 
 
 def test_an_encoder_in_place_of_the_model(site: Path) -> None:
@@ -225,6 +228,18 @@ def test_exit_codes(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failed = cli("toy", "--only", "DEC-2")
     assert failed.exit_code == 1
     assert "DEC-2 FAIL" in failed.output
+
+
+@pytest.mark.usefixtures("site")
+def test_no_law_is_run_before_all_backends_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = []
+
+    def noted(rig: Any, **_: Any) -> None:
+        ran.append(rig.label)
+
+    monkeypatch.setattr("infercore.conformance.check_backend", noted, raising=False)
+    assert cli("toy", "nobody", "--only", "DEC-2").exit_code == 1
+    assert ran == []
 
 
 def test_a_run_that_cannot_begin_shows_what_the_plugin_raised(

@@ -21,6 +21,7 @@ from infercore.conformance import (
     Result,
     Rig,
     check_backend,
+    find_rig,
     laws,
     run_law,
     select,
@@ -71,7 +72,7 @@ def test_selection() -> None:
     assert {found.group for found in select(["KV-*", "seam"])} == {"KV", "seam"}
     assert {found.tier for found in select("process")} == {"process"}
     assert select() == laws()
-    for nothing in ("DEC-999", ["DEC-1", "no group"], [], ""):
+    for nothing in ("DEC-999", ["DEC-1", "no group"], [], "", 5, [5], b"DEC-1"):
         with pytest.raises(InvalidInputError):
             select(nothing)
 
@@ -87,6 +88,13 @@ def test_what_is_no_rig_and_no_sequence_of_names_is_refused(rig: Rig) -> None:
             check_backend(nobody, only="DEC-2")  # type: ignore[arg-type]
     with pytest.raises(InvalidInputError, match="require='oracle'"):
         check_backend(rig, only="DEC-2", require="oracle")
+
+
+@pytest.mark.parametrize("name", [None, 5, b"reference", ["reference"]])
+def test_a_rig_is_found_by_a_name(name: Any) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        find_rig(name)
+    assert caught.value.field == "name"
 
 
 def test_outcomes(rig: Rig) -> None:
@@ -113,6 +121,13 @@ def test_a_known_failure_has_its_reason_and_must_fail(tmp_path: Path) -> None:
 def test_a_known_failure_needs_an_owner(tmp_path: Path, reason: str) -> None:
     with pytest.raises(InvalidInputError):
         toy_rig(tmp_path / "m.json", known={"DEC-1": reason})
+
+
+@pytest.mark.parametrize("known", [["DEC-1"], "DEC-1", None, {"DEC-1": None}, {1: 5}])
+def test_known_failures_are_a_mapping_to_texts(tmp_path: Path, known: Any) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        toy_rig(tmp_path / "m.json", known=known)
+    assert caught.value.field == "known"
 
 
 def test_a_known_failure_of_no_law(tmp_path: Path) -> None:

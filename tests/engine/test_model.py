@@ -414,6 +414,37 @@ def test_weights_stay_while_a_sampler_of_the_engine_is_open(order, monkeypatch):
     assert freed == [True]
 
 
+def test_a_backend_scores_paths_alone_and_its_faults_are_named():
+    def backend(match):
+        found = BackendDescriptor(name="mine", api_version=1, loader=None, match=match)
+        return api.CoreBackend(found)
+
+    assert backend(len).match("model.gguf") == 10.0
+    for path in (None, 5, b"model.gguf", ["a"], "", "a\0b"):
+        with pytest.raises(InvalidInputError) as caught:
+            backend(len).match(path)
+        assert caught.value.field == "path"
+    for match in (lambda _: "good", lambda _: 1 / 0):
+        with pytest.raises(PluginError) as wrong:
+            backend(match).match("model.gguf")
+        assert wrong.value.plugin == "mine"
+
+
+def test_a_sampler_of_the_engine_leaves_contexts_of_others_alone(reference_model, toy_model):
+    sampler = reference_model.new_sampler(implementation="native")
+    with toy_model.new_context(n_ctx=16) as foreign:
+        foreign.decode([5, 6])
+        before = foreign.logits().copy()
+        with pytest.raises(InvalidInputError) as caught:
+            sampler.sample(foreign)
+        assert caught.value.field == "context"
+        assert np.array_equal(foreign.logits(), before)
+        foreign.decode_one(7)
+    assert not sampler.closed
+    sampler.close()
+    assert sampler.closed
+
+
 def test_a_sampler_of_the_engine_observes_tokens_of_its_vocabulary_alone(reference_model):
     sampler = reference_model.new_sampler(implementation="native")
     for bad in (-1, 1024, 2**31, True, None):

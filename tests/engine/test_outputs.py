@@ -70,7 +70,10 @@ def test_a_row_is_named_by_an_integer(toy, i):
     toy.decode(IDS)
     with pytest.raises(InvalidInputError):
         toy.logits(i)
-    assert np.array_equal(toy.logits(np.int64(-1)), toy_logits(IDS))
+    for last in (np.int64(-1), np.array(-1), np.array(0)):
+        assert np.array_equal(toy.logits(last), toy_logits(IDS))
+    with pytest.raises(OutputNotAvailableError):
+        toy.logits(np.uint64(2**64 - 1))
 
 
 def test_no_rows_are_made_when_none_are_asked_for(either):

@@ -132,6 +132,18 @@ def test_what_the_engine_would_drop_or_die_of_is_refused(sampler_of, fields, err
         sampler_of(**fields)
 
 
+def test_a_window_of_minus_one_is_longer_than_the_trained_one(ready, story, sampler_of):
+    context, row = ready
+    best = int(context.logits(row).argmax())
+    other = [(best + 7) % story.info.n_vocab] * (story.info.n_ctx_train + 10)
+    penalised = sampler_of(temperature=0, presence_penalty=1e4, penalty_last_n=-1)
+    penalised.observe([best, *other])
+    fields = {"dry_multiplier": 1e4, "dry_allowed_length": 1, "dry_sequence_breakers": ()}
+    dry = sampler_of(temperature=0, dry_penalty_last_n=-1, **fields)
+    dry.observe([8, 9, best, *other, 8, 9])
+    assert best not in (penalised.sample(context, row), dry.sample(context, row))
+
+
 def test_a_row_that_is_not_there_is_refused(context, prompt, sampler_of):
     sampler = sampler_of()
     with pytest.raises(ic.OutputNotAvailableError):

@@ -368,8 +368,9 @@ def test_a_grammar_that_grows_too_complex_is_an_error_not_an_end(tokenizer):
 
     constraint._matcher = Broken()
     for use in (constraint.allowed, lambda: constraint.accept(97)):
-        with pytest.raises(GrammarError, match="too many states"):
+        with pytest.raises(GrammarError, match="too many states") as caught:
             use()
+        assert caught.value.source == "a"
 
 
 def test_the_mask_costs_little(make_tokenizer):

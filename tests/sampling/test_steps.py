@@ -110,6 +110,14 @@ def test_dynamic_degree_by_hand():
     assert steps.dynamic_degree(of(0.9, 0.1), 0.5, 0.0, 1.0) == 0.5
 
 
+@pytest.mark.parametrize("spread", [0.5, 1e308])
+@pytest.mark.parametrize("exponent", [0.0, 1.0, 1e308])
+def test_a_dynamic_degree_is_a_finite_number(spread, exponent):
+    for n in range(2, 40):  # the entropy of n equal ones may come out above log(n)
+        kept = Candidates(np.arange(n), np.zeros(n))
+        assert 0 <= steps.dynamic_degree(kept, 1e308, spread, exponent) < np.inf
+
+
 @given(kept=SETS, p=SHARES, min_keep=KEEP)
 def test_top_p_is_the_smallest_set_that_reaches_p(kept, p, min_keep):
     probabilities = softmax(kept.logits)

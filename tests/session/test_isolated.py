@@ -196,6 +196,8 @@ def test_tasks_read_at_the_same_time(pool: Any, plain: Any) -> None:
 
 # -- deaths ------------------------------------------------------------------------------------
 
+FORCED = "(one|two) and the little baker of the town (is|was) [a-z]{5,80}"
+
 
 @pytest.mark.parametrize(
     "fields",
@@ -205,6 +207,7 @@ def test_tasks_read_at_the_same_time(pool: Any, plain: Any) -> None:
         {"seed": 6, "mirostat": 2, "repeat_penalty": 1.2},
         {"seed": 7, "response_format": {"type": "regex", "pattern": "[a-z ,.]{0,80}"}},
         {"seed": 8, "speculative": ic.SpeculativeConfig()},
+        {"seed": 9, "logprobs": 2, "response_format": {"type": "regex", "pattern": FORCED}},
     ],
     ids=str,
 )

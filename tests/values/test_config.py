@@ -128,6 +128,18 @@ def test_a_config_can_be_copied_and_pickled(value: Any) -> None:
     assert twins == (value,) * 3
 
 
+def test_the_arguments_of_a_call_cannot_be_changed() -> None:
+    given: Any = {"city": "Rome"}
+    call = ic.ToolCall(id="1", name="weather", arguments=given)
+    given["city"] = "Oslo"
+    assert call.arguments == {"city": "Rome"}
+    assert hash(call) == hash(ic.ToolCall(id="1", name="weather", arguments='{"city": "Rome"}'))
+    arguments: Any = call.arguments
+    with pytest.raises(TypeError):
+        arguments["city"] = "Oslo"
+    assert pickle.loads(pickle.dumps(call)) == call  # noqa: S301
+
+
 def test_equal_configs_have_one_hash_and_a_mapping_refuses_changes() -> None:
     one, two = (ic.SamplingConfig(logit_bias={3: bias}) for bias in (1, 1.0))
     assert {one: "found"}[two] == "found"

@@ -48,6 +48,7 @@ SAMPLES = [
     ic.CallTimeoutError(elapsed_ms=12.5, resident_tokens=7),
     ic.TransientEngineError(backend="x", retry_after=2.0),
     ic.OutOfMemoryError("full", attempts=("n_ctx=4096",)),
+    ic.BackendUnavailableError("cannot run here", backend="x", reason="no GPU"),
 ]
 
 
@@ -64,6 +65,7 @@ def test_errors_survive_pickling_with_their_facts(error: ic.InferCoreError) -> N
         assert type(twin) is type(error)
         assert str(twin) == str(error)
         assert twin.__dict__ == error.__dict__
+        assert getattr(twin, "msg", None) == getattr(error, "msg", None)  # ImportError's own
 
 
 def test_state_afterwards() -> None:

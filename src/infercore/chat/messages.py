@@ -35,14 +35,14 @@ def as_row(message: Message | Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(content, str):
         checks.check_text("content", content)
     elif content is None:
-        if not row.get("tool_calls"):
+        if not _says(row, "tool_calls"):
             raise checks.refuse("content", content, "text; None only beside tool calls")
         row["content"] = None
     elif isinstance(content, Sequence) and not isinstance(content, (bytes, bytearray)):
         row["content"] = [_text_part(part) for part in content]
     else:
         raise checks.refuse("content", content, "a str, None beside tool calls, or parts")
-    if row.get("tool_calls"):
+    if _says(row, "tool_calls"):
         if row["role"] != "assistant":
             raise checks.refuse("role", row["role"], "'assistant' for a message with tool calls")
         calls = checks.items("tool_calls", row["tool_calls"], "a sequence of tool calls")
@@ -77,13 +77,21 @@ def _check_keys(row: Mapping[str, Any]) -> None:
     for key in (*THOUGHT_KEYS, "name", "tool_call_id"):
         if not isinstance(row.get(key), (str, type(None))):
             raise checks.refuse(key, row[key], "a str, or None")
-    if row.get("function_call"):
+    if _says(row, "function_call"):
         raise checks.refuse("function_call", row["function_call"], "it as one of tool_calls")
     for key in _BESIDE_CONTENT:
-        if row.get(key):
+        if _says(row, key):
             raise UnsupportedFeatureError(
                 feature=f"{key.removesuffix('s')} input", hint="this model reads text alone"
             )
+
+
+def _says(row: Mapping[str, Any], key: str) -> bool:
+    """Whether there is anything under ``key``; an array, whose truth is none, is something."""
+    try:
+        return bool(row.get(key))
+    except ValueError:
+        return True
 
 
 def thought_of(row: Mapping[str, Any]) -> str:

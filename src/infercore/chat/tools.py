@@ -119,10 +119,18 @@ def _as_api(tool: Any) -> dict[str, Any]:
     if not isinstance(inner, Mapping) or not isinstance(inner.get("name"), str):
         raise checks.refuse("tools", tool, 'mappings as {"type": "function", "function": {...}}')
     parameters = inner.get("parameters")
-    if parameters is not None and not isinstance(parameters, Mapping):
+    if parameters is not None and not _is_json_object(parameters):
         raise checks.refuse("tools", parameters, "a JSON schema as parameters")
     outer = tool if "function" in tool else {"type": "function"}
     return {**outer, "function": dict(inner)}  # as the caller has it, which templates write
+
+
+def _is_json_object(value: Any) -> bool:
+    try:
+        json.dumps(dict(value))
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return isinstance(value, Mapping)
 
 
 def completed(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

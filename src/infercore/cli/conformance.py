@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import click
 
 from infercore.cli.options import backend_names
-from infercore.cli.terminal import print_json, print_table
+from infercore.cli.terminal import print_table
 from infercore.errors import InferCoreError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from infercore.conformance import Report, Result
+    from infercore.conformance import Report, Result, Rig
 
 EXIT_FAILED = 1
 
@@ -52,9 +52,12 @@ def conformance(
     Exit status: 0 when every backend passed, 1 when one failed, when nothing was run or when
     every law was refused, 2 for a wrong command line.
     """
+    from infercore.conformance import find_rig  # noqa: PLC0415  (help needs none of it)
+
     required = [name.strip() for name in ",".join(require).split(",") if name.strip()]
     try:
-        reports = [_run(name, model, list(only) or None, seed, required) for name in names]
+        rigs = [find_rig(name, model=model) for name in names]  # all, before laws take minutes
+        reports = [_run(rig, list(only) or None, seed, required) for rig in rigs]
     except InferCoreError as error:  # before a law was tried: a model must open, and compute
         if (cause := _behind(error)) is not None:
             click.echo(f"behind it: {cause}", err=True)
@@ -66,9 +69,7 @@ def conformance(
         ctx.exit(EXIT_FAILED)
 
 
-def _run(
-    name: str, model: str | None, only: list[str] | None, seed: int, required: list[str]
-) -> Report:
+def _run(rig: Rig, only: list[str] | None, seed: int, required: list[str]) -> Report:
     from rich.console import Console  # noqa: PLC0415  (help needs none of it)
     from rich.progress import (  # noqa: PLC0415
         BarColumn,
@@ -78,17 +79,16 @@ def _run(
         TimeElapsedColumn,
     )
 
-    from infercore.conformance import check_backend, find_rig, select  # noqa: PLC0415
+    from infercore.conformance import check_backend, select  # noqa: PLC0415
 
-    rig = find_rig(name, model=model)
     total = len(select(only))
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
-        task = progress.add_task(name, total=total)
+        task = progress.add_task(rig.label, total=total)
 
         def told(result: Result) -> None:
-            progress.update(task, advance=1, description=f"{name} {result.id}")
+            progress.update(task, advance=1, description=f"{rig.label} {result.id}")
 
         return check_backend(rig, only=only, seed=seed, require=required, on_result=told)
 
@@ -105,7 +105,7 @@ def _write(reports: Sequence[Report], *, json_file: str | None, markdown: str | 
     from infercore.conformance.render import json_text, page  # noqa: PLC0415
 
     if json_file == "-":
-        print_json([report.to_dict() for report in reports])
+        click.echo(json_text(reports), nl=False)
     elif json_file is not None:
         Path(json_file).write_text(json_text(reports), encoding="utf-8")
     if markdown is not None:

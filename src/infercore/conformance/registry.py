@@ -44,7 +44,7 @@ def select(only: str | Sequence[str] | None = None) -> tuple[Law, ...]:
     """
     if only is None:
         return laws()
-    names = [only] if isinstance(only, str) else list(only)
+    names = [only] if isinstance(only, str) else checks.items("only", only, "names of laws")
     chosen = {law.id for name in names for law in _named(name)}
     if not chosen:
         raise checks.refuse("only", only, "ids, patterns, groups or tiers of laws")
@@ -52,7 +52,7 @@ def select(only: str | Sequence[str] | None = None) -> tuple[Law, ...]:
 
 
 def _named(name: str) -> list[Law]:
-    found = [law for law in laws() if _is_meant(law, name)]
+    found = [law for law in laws() if isinstance(name, str) and _is_meant(law, name)]
     if not found:
         known = ", ".join([*GROUPS.values(), *TIERS])
         raise checks.refuse("only", name, f"an id such as DEC-1, a pattern, or one of: {known}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import attrs
@@ -21,7 +22,7 @@ from infercore.values import checks
 from infercore.values.config import AdapterSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import numpy.typing as npt
 
@@ -51,8 +52,10 @@ class Observation:
 
 
 def _known(_: Any, attribute: attrs.Attribute[Any], value: Mapping[str, str]) -> None:
+    if not isinstance(value, Mapping):
+        raise checks.refuse(attribute.name, value, "a mapping of ids of laws to reasons")
     for identifier, reason in value.items():
-        if reason.split(":", maxsplit=1)[0] not in OWNERS or ":" not in reason:
+        if not isinstance(reason, str) or not reason.startswith(tuple(f"{o}:" for o in OWNERS)):
             owners = ", ".join(f"'{owner}: ...'" for owner in OWNERS)
             raise checks.refuse(attribute.name, {identifier: reason}, f"reasons as {owners}")
 

@@ -33,8 +33,9 @@ def find_rig(name: str, *, model: str | None = None) -> Rig:
     "NAME-pool" is the rig NAME with sessions of a pool, "NAME-isolated" with those of a pool whose
     engine is a process of its own, unless a rig of that name is announced.
     Raises `BackendNotFoundError` where no distribution announces one, `PluginLoadError` where
-    it cannot be imported or is none.
+    it cannot be imported or is none, `InvalidInputError` for what is no name.
     """
+    checks.check_text("name", name)
     entries = [
         entry
         for entry in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)
@@ -88,6 +89,7 @@ def in_pool(rig: Rig, suffix: str = POOL) -> Rig:
 
 
 def _loaded(entry: Any, name: str) -> Rig:
+    distribution = getattr(entry.dist, "name", None)
     try:
         found = entry.load()
         rig = found() if callable(found) else found
@@ -98,12 +100,14 @@ def _loaded(entry: Any, name: str) -> Rig:
             f"the conformance rig {name!r} ({entry.value}) cannot be loaded: "
             f"{calls.described(error)}",
             plugin=name,
+            distribution=distribution,
         ) from error
     if not isinstance(rig, Rig):
         raise PluginLoadError(
             f"the conformance rig {name!r} ({entry.value}) is a {type(rig).__name__}; make it an "
             "infercore.conformance.Rig, or a function that returns one",
             plugin=name,
+            distribution=distribution,
         )
     return rig
 

@@ -359,6 +359,11 @@ class GuardedContext:
             token = int(row.argmax())  # which copies a row that is read-only; so not of `logits`
             return token, row.item(token), self._n_vocab
 
+    @property
+    def rows_of(self) -> tuple[str, int]:
+        """The backend that makes its rows, and their length."""
+        return self._native.backend, self._n_vocab
+
     def sample_native(self, sample: Callable[[Any, int], int], i: int) -> int:
         """Let an engine's sampler choose from output row ``i``, once it is known to exist."""
         with self._gate:

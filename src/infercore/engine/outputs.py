@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
@@ -237,7 +238,8 @@ class Outputs:
     def _index(self, i: int) -> int:
         if not checks.is_integer(i):
             raise checks.refuse("i", i, "an integer")
-        index = i + len(self._owners) if i < 0 else i
+        index = operator.index(i)
+        index += len(self._owners) if index < 0 else 0
         if not 0 <= index < len(self._owners) or not self._owners[index]:
             raise self._unavailable(f"logits({checks.shown(i)})")
         return index

@@ -33,7 +33,12 @@ class GuardedSampler:
         self._finalizer = weakref.finalize(self, _close, inner, release, fork_count(), self._gate)
 
     def __repr__(self) -> str:
-        return "<Sampler closed>" if self._gate.closed else "<Sampler native>"
+        return "<Sampler closed>" if self.closed else "<Sampler native>"
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._gate.closed
 
     @property
     def seed(self) -> int | None:
@@ -44,10 +49,12 @@ class GuardedSampler:
     def sample(self, context: Context, i: int = -1) -> int:
         """Return a token from output row ``i``, accepted exactly once.
 
-        Raises `OutputNotAvailableError` where the context has no such row.
+        Raises `OutputNotAvailableError` where the context has no such row, `InvalidInputError` for
+        a context of another backend or vocabulary; state unchanged.
         """
         with self._gate:
-            if not isinstance(context, GuardedContext):
+            own = self._backend, self._n_vocab
+            if not isinstance(context, GuardedContext) or context.rows_of != own:
                 raise checks.refuse("context", context, "a context of this sampler's model")
             return context.sample_native(self._inner.sample, i)
 

@@ -170,6 +170,7 @@ class GuardedTokenizer:
             raise checks.refuse("max_tokens", max_tokens, "an integer of at least 1, or None")
         if not isinstance(truncation, str) or truncation not in encoding.TRUNCATIONS:
             raise checks.refuse("truncation", truncation, " or ".join(encoding.TRUNCATIONS))
+        max_tokens = checks.plain_int(max_tokens)
         frame = self._pair_frame() if add_special else encoding.Frame((), (), ())
         found = []
         for number, parts in enumerate(given):

@@ -71,13 +71,16 @@ class NotedSampler:
     def sample(self, context: Any, row: int = -1) -> int:
         """Return a token from output row ``row`` of ``context``, or the next one of the replay."""
         if self.left:
-            token = self.left[0]
-            self._row = np.array(context.logits(row))
-            self.observe([token])
-            return token
+            return self.take(context, row, self.left[0])
         self._row = None
         token = self._inner.sample(context, row)
         self._note([token])
+        return token
+
+    def take(self, context: Any, row: int, token: int) -> int:
+        """Return ``token``, accepted behind output row ``row``; see `PortableSampler.take`."""
+        self._row = np.array(context.logits(row))
+        self.observe([token])
         return token
 
     def observe(self, tokens: Sequence[int], *, constrained: bool = True) -> None:

@@ -44,8 +44,9 @@ def compile_constraint(
     """
     if response_format is None:
         return None
-    matcher = grammar_of(response_format).matcher(tokenizer)
-    return Constraint(matcher, tokenizer, n_vocab or tokenizer.n_vocab)
+    grammar = grammar_of(response_format)
+    matcher = grammar.matcher(tokenizer)
+    return Constraint(matcher, tokenizer, n_vocab or tokenizer.n_vocab, grammar.source)
 
 
 class Constraint:
@@ -55,8 +56,9 @@ class Constraint:
     are. Made by `compile_constraint`; the mask covers ``n_vocab`` logits.
     """
 
-    def __init__(self, matcher: Any, tokenizer: Tokenizer, n_vocab: int) -> None:
+    def __init__(self, matcher: Any, tokenizer: Tokenizer, n_vocab: int, source: str = "") -> None:
         self._matcher = matcher
+        self._source = source
         self._tokenizer = tokenizer  # llguidance refers to it only weakly
         self._n_vocab = n_vocab
         self._n_known = min(n_vocab, tokenizer.n_vocab)
@@ -158,7 +160,7 @@ class Constraint:
             reason = str(self._matcher.get_error()).split("\n<state>")[0]
             raise GrammarError(
                 f"the grammar cannot be followed further: {reason}; simplify it, then decode again",
-                source=reason,
+                source=self._source,
             )
 
     def forced_tokens(self) -> list[int]:

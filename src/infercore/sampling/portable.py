@@ -196,6 +196,19 @@ class PortableSampler:
         context: Any = _OneRow(logits)
         return self.sample(context)
 
+    def take(self, context: Context, i: int, token: int) -> int:
+        """Return ``token``, which is to follow output row ``i``, accepted; nothing is drawn.
+
+        Raises what `sample` raises for a row, and what `observe` does.
+        """
+        self._check_open()
+        logits = _row_of(context, i)
+        self._rules.check_row(logits)
+        self.observe([token])
+        alone = Candidates(np.array([token]), np.zeros(1))
+        self._last, self._best = _Step(token, logits.copy(), alone), None
+        return token
+
     def _draw(self, logits: FloatArray) -> int:
         ready = self._rules.apply(logits, self._history, self._constraint, self._now_held_back())
         kept = chain.candidates_of(ready, self._config, self._random.random)

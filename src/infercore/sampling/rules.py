@@ -218,7 +218,8 @@ def _compile_bias(
     if not amounts:
         return None
     ids = np.array(sorted(amounts), dtype=np.intp)
-    return ids, np.array([amounts[token] for token in ids.tolist()], dtype=np.float32)
+    with np.errstate(over="ignore"):  # what is below float32 forbids
+        return ids, np.array([amounts[token] for token in ids.tolist()], dtype=np.float32)
 
 
 def _largest(row: FloatArray, source: str) -> float:

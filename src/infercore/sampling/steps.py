@@ -9,6 +9,7 @@ one candidate and keeps the candidates in order of their ids.
 from __future__ import annotations
 
 import math
+import sys
 
 import numpy as np
 
@@ -168,6 +169,6 @@ def dynamic_degree(candidates: Candidates, degree: float, spread: float, exponen
     """
     if spread <= 0 or candidates.ids.size <= 1:
         return degree
-    low, high = max(0.0, degree - spread), degree + spread
-    sureness = entropy(softmax(candidates.logits)) / math.log(candidates.ids.size)
+    low, high = max(0.0, degree - spread), min(degree + spread, sys.float_info.max)
+    sureness = min(1.0, entropy(softmax(candidates.logits)) / math.log(candidates.ids.size))
     return float(low + (high - low) * sureness**exponent)

@@ -90,7 +90,7 @@ class Generation:
 
     # Attributes beyond 30 lie in a dictionary, which a token would look through some fifty times.
     __slots__ = (
-        "_drafter", "_first_at", "_is_constrained", "_last_at", "_logprobs", "_may_stop",
+        "_drafter", "_first_at", "_given", "_is_constrained", "_last_at", "_logprobs", "_may_stop",
         "_min_tokens", "_n_logprobs", "_n_shown", "_pieces", "_previous", "_queue", "_rest",
         "_sample_s", "_sampler", "_sampling", "_shown", "_special_text", "_stops", "_text",
         "config", "ended_by", "is_native", "looks_ahead", "most", "n_accepted", "n_completion",
@@ -121,6 +121,7 @@ class Generation:
         self.shows_later = simple and not config.stop
         """Whether its end never depends on its text, which somebody else may make: `show`."""
         self._queue: deque[Chosen] = deque()
+        self._given: deque[int] = deque()  # forced, and each is to be told of by its own row
         self._n_logprobs = config.logprobs
         self._sample_s = 0.0
         self.ended_by: int | None = None
@@ -222,7 +223,10 @@ class Generation:
 
     def _sample(self, context: Any, row: int) -> Chosen:
         started = time.perf_counter()
-        token = self._sampler.sample(context, row)
+        if self._given:
+            token = self._sampler.take(context, row, self._given.popleft())
+        else:
+            token = self._sampler.sample(context, row)
         self._last_at = now = time.perf_counter()
         self._sample_s += now - started
         if self._n_logprobs is None:
@@ -260,12 +264,14 @@ class Generation:
             return Ahead([])
         if not self.looks_ahead:
             return Ahead([chosen.token])
-        forced = self._forced(room)
-        if forced:
+        forced = [] if self._given else self._forced(room)
+        if self._n_logprobs is not None:
+            self._given.extend(forced)
+        elif forced:
             self._sampler.observe(forced)
             self._queue.extend(Chosen(token, held=True) for token in forced)
             return Ahead([chosen.token, *forced])
-        drafts = self._drafts(context_tokens, chosen.token, room)
+        drafts = [] if self._given else self._drafts(context_tokens, chosen.token, room)
         if not drafts:
             return Ahead([chosen.token])
         return Ahead([chosen.token, *drafts], "all", len(drafts))
@@ -293,13 +299,13 @@ class Generation:
         """Tokens that the constraint leaves no choice about.
 
         Up to the first one that would end the decode, or that the bias forbids: of these the
-        sampler decides (with an error where nothing is left). Processors, repeated n-grams and
-        logprobs see every token, so with them nothing is skipped.
+        sampler decides (with an error where nothing is left). Processors and repeated n-grams see
+        every token, so with them nothing is skipped.
         """
         constraint = getattr(self._sampler, "constraint", None)
         config = self.config
         sees_all = config.processors or self._sampling.no_repeat_ngram_size
-        if constraint is None or room < 1 or sees_all or config.logprobs is not None:
+        if constraint is None or room < 1 or sees_all:
             return []
         return list(takewhile(self._may_be_forced, constraint.forced_tokens()[:room]))
 

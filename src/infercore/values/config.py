@@ -28,6 +28,7 @@ ROPE_SCALING_TYPES = ("none", "linear", "yarn", "longrope")
 MAX_SEQUENCES = 256
 MAX_THREADS = 512
 MAX_SEED = 2**32 - 2
+_MOST = 3.4028234663852886e38  # that float32 holds, as logits are
 
 
 class KVType(str):
@@ -252,8 +253,8 @@ def _logit_bias(value: Mapping[int, float] | None) -> Mapping[int, float]:
     for token, amount in bias.items():
         if not checks.is_integer(token) or token < 0:
             raise checks.refuse("logit_bias", token, "token ids of at least 0 as keys")
-        if not checks.is_finite(amount) and amount != -math.inf:
-            raise checks.refuse("logit_bias", amount, "numbers below infinity as values")
+        if not (checks.is_finite(amount) and amount <= _MOST) and amount != -math.inf:
+            raise checks.refuse("logit_bias", amount, f"numbers of at most {_MOST} as values")
     plain = {int(token): float(amount) for token, amount in bias.items()}
     return checks.frozen_mapping(plain)  # type: ignore[arg-type,return-value]
 

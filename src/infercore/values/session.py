@@ -362,6 +362,10 @@ def _calls(value: Any) -> tuple[Any, ...]:
     return tuple(calls)
 
 
+def _arguments(given: Mapping[str, Any] | str | None) -> Mapping[str, Any]:
+    return checks.frozen_mapping(call_arguments(given))
+
+
 def call_arguments(given: Mapping[str, Any] | str | None) -> Mapping[str, Any]:
     """Return the arguments of a call, which may be their JSON text; None and "" are none.
 
@@ -390,7 +394,7 @@ class ToolCall:
 
     id: str = attrs.field(validator=checks.text())
     name: str = attrs.field(validator=checks.text())
-    arguments: Mapping[str, Any] = attrs.field(factory=dict, converter=call_arguments)
+    arguments: Mapping[str, Any] = attrs.field(factory=dict, converter=_arguments)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the call as messages hold it: ``{"id", "type", "function": {...}}``."""

@@ -82,14 +82,6 @@ class LlamaSampler:
 def _bias(model: LlamaModel, config: SamplingConfig) -> dict[int, float]:
     n_vocab = model.info.n_vocab
     bias = dict(config.logit_bias)
-    for token, amount in bias.items():
-        if _as_float32(amount) == math.inf:  # what becomes NaN
-            raise InvalidInputError(
-                f"logit_bias of token {token} is {amount}; the engine counts in float32",
-                field="logit_bias",
-                value=amount,
-                allowed="at most 3.4e38",
-            )
     if config.ignore_eos:
         ends = (token for token in range(n_vocab) if model.tokenizer.is_eog(token))
         bias.update(dict.fromkeys(ends, -math.inf))
@@ -131,9 +123,9 @@ def _stages(
 
 def _penalties(model: LlamaModel, config: SamplingConfig) -> Iterator[Any]:
     penalties = (config.repeat_penalty, config.frequency_penalty, config.presence_penalty)
-    last_n = _window("penalty_last_n", config.penalty_last_n, model)
+    last_n = _window("penalty_last_n", config.penalty_last_n)
     yield api.llama_sampler_init_penalties(model.info.n_vocab, last_n, *penalties)
-    last_n = _window("dry_penalty_last_n", config.dry_penalty_last_n, model)
+    last_n = _window("dry_penalty_last_n", config.dry_penalty_last_n)
     if config.dry_multiplier and config.dry_base >= 1 and last_n:
         breakers = _breakers(config.dry_sequence_breakers)
         yield api.llama_sampler_init_dry(
@@ -159,15 +151,18 @@ def _breakers(texts: Sequence[str]) -> list[bytes]:
     return breakers
 
 
-def _window(field: str, last_n: int, model: LlamaModel) -> int:
-    """Return ``last_n`` with -1 as the trained window; the engine would take -1 as off."""
+def _window(field: str, last_n: int) -> int:
+    """Return ``last_n`` with -1 as the longest window; the engine would take -1 as off.
+
+    Not the trained one: a context may be longer.
+    """
     if last_n > _MAX_WINDOW:
         raise refuse(
             f"{field}={last_n}",
             f"the engine's window goes to {_MAX_WINDOW}; give -1 for the whole context, or "
             "implementation='portable'",
         )
-    return model.info.n_ctx_train if last_n < 0 else last_n
+    return _MAX_WINDOW if last_n < 0 else last_n
 
 
 def _filters(config: SamplingConfig, seed: int, n_vocab: int, n_left: int) -> Iterator[Any]:
