@@ -182,6 +182,7 @@ def _check_tails_of_windows(rig: Rig) -> None:
             context.load_sequence(0, source.save_sequence(0))
             if source.seq_remove(0, 9, 20) and context.seq_remove(0, 9, 20):
                 _check_same(rig, source, context, "what stands behind a hole in a restored window")
+            _check_emptied(rig, context, tokens, window + 3, **fields)
             if context.capabilities.multi_sequence and context.capabilities.state:
                 _check_tails_of_three(rig, tokens, window, **fields)
 
@@ -198,6 +199,18 @@ def _check_tails_of_three(rig: Rig, tokens: list[int], window: int, **fields: An
     second.load_state(first.save_state())
     for seq_id, end in enumerate((len(tokens) - 2, 2, window + 3)):
         _check_tail(rig, second, tokens, seq_id, end)
+
+
+def _check_emptied(rig: Rig, context: Any, tokens: list[int], end: int, **fields: Any) -> None:
+    """A sequence that was restored and is empty again loses a tail wherever a fresh one does."""
+    fresh = _holding(rig, tokens, **fields)
+    data = fresh.save_sequence(0)
+    expected = fresh.seq_remove(0, end, -1)
+    for empty in (context.clear, lambda: context.seq_remove(0)):
+        context.load_sequence(0, data)
+        empty()
+        context.decode(tokens)
+        equal(context.seq_remove(0, end, -1), expected, "whether a tail is removed after a restore")
 
 
 def _check_moved_tails(rig: Rig, tokens: list[int], **fields: Any) -> None:
