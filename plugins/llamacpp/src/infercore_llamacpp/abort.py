@@ -28,7 +28,6 @@ class AbortSwitch:
         self._context = context
         self._flag = ctypes.create_string_buffer(2)
         self._native = ctypes.cast(_LIBC.strlen, api.ggml_abort_callback)
-        self._callback = self._native
         self.ask(None)
 
     def set(self) -> None:

@@ -73,7 +73,7 @@ _OWN_OPTIONS = (
         lambda m: (m.runtime["n_gpu_layers"], m.capabilities.gpu_offload) == (0, False),
     ),
     ({"no_host": True}, lambda m: "options" not in m.runtime),
-    ({}, lambda _: "cpu" in [device.kind for device in _devices()]),
+    ({}, lambda _: any(d.kind == "cpu" and _is_measured(d) for d in _devices())),
     ({"n_gpu_layers": -1}, lambda m: (m.runtime["device"] == "CPU") != m.capabilities.gpu_offload),
 )
 _WRONG_OVERRIDES: tuple[dict[Any, Any], ...] = (
@@ -92,6 +92,10 @@ _WRONG_OPTIONS = (
 
 def _devices() -> tuple[infercore.DeviceInfo, ...]:
     return next(b.devices for b in infercore.backends(devices=True) if b.name == BACKEND)
+
+
+def _is_measured(device: infercore.DeviceInfo) -> bool:
+    return bool(device.memory_total_bytes and device.memory_free_bytes)
 
 
 def _base_of(model: Any) -> float:
