@@ -246,7 +246,7 @@ def strength_of(path: str) -> float:
         raise ModelNotFoundError(f"no adapter at {path}", path=path)
     try:
         return float(json.loads(Path(path).read_text())["adapter"])
-    except (ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError) as error:
         raise ModelFormatError(f"no adapter: {path}", path=path) from error
 
 

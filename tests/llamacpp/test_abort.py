@@ -17,9 +17,9 @@ def small_steps(story, open_context):
 
 def test_the_flag_stops_at_once_and_clearing_lets_go_on(small_steps, prompt):
     small_steps.abort()
-    with pytest.raises(ic.DecodeAbortedError) as caught:
+    with pytest.raises(ic.DecodeAbortedError):
         small_steps.decode(prompt, seq_id=0, logits="last")
-    assert caught.value.resident_tokens == small_steps.n_past(0) == 0
+    assert small_steps.n_past(0) == 0
     small_steps.clear_abort()
     small_steps.decode(prompt, seq_id=0, logits="last")
     assert small_steps.n_past(0) == len(prompt)
@@ -36,10 +36,9 @@ def test_a_callback_stops_between_steps_and_what_is_done_stays(
         return small_steps.n_past(0) >= 48
 
     small_steps.set_abort_callback(stop_midway)
-    with pytest.raises(ic.DecodeAbortedError) as caught:
+    with pytest.raises(ic.DecodeAbortedError):
         small_steps.decode(prompt, seq_id=0, logits="last")
     resident = small_steps.n_past(0)
-    assert caught.value.resident_tokens == resident
     assert 0 < resident < len(prompt)
     assert resident % 16 == 0
     assert polls > 1

@@ -20,9 +20,9 @@ def load(plugin_model, path, **fields):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"", "empty"),
+        (b"", "starts with b''"),
         (b"GG", "starts with b'GG'"),
-        (b"GGUF\x03\0\0\0", "cut off after 8 bytes"),
+        (b"GGUF\x03\0\0\0", "cannot load"),
         (b"hello, this is a text and no model", "starts with b'hello, t'"),
         (b"version https://git-lfs.github.com/spec/v1\n", "Git LFS pointer"),
         (b"<!DOCTYPE html>", "web page"),

@@ -102,7 +102,7 @@ def test_a_full_window_is_reported_by_the_engine_and_changes_nothing(story, open
     context.decode(np.full(256, 7, dtype=np.int32), seq_id=0, logits="last")
     with pytest.raises(ic.ContextOverflowError) as caught:
         context.decode_one(5)
-    assert (caught.value.stage, caught.value.resident_tokens) == ("engine", 256)
+    assert (caught.value.stage, caught.value.additional_tokens) == ("engine", 1)
     assert "memory slot" in caught.value.__notes__[0]
     assert context.n_past(0) == 256
     with pytest.raises(ic.OutputNotAvailableError):

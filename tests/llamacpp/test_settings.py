@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import attrs
 import numpy as np
 import pytest
@@ -175,12 +173,10 @@ def test_default_threads_stay_within_what_is_allowed():
     assert 1 <= single <= batch <= len(os.sched_getaffinity(0))
 
 
-def test_a_guessed_file_type_is_the_type_without_its_flag(story):
+def test_a_guessed_file_type_is_the_type_without_its_flag(story, monkeypatch):
     """The engine marks its guess, where a file states no type, with a bit of the number."""
-    from infercore_llamacpp import capabilities
+    from infercore_llamacpp import traits
 
-    effective = {"type_k": "f32", "type_v": "f32", "flash_attn": "off"}
-    guessed = dataclasses.replace(story.traits, ftype=story.traits.ftype | 1024)
-    assert capabilities.tolerance(guessed, effective) == capabilities.tolerance(
-        story.traits, effective
-    )
+    own = story.traits.ftype
+    monkeypatch.setattr(traits.api, "llama_model_ftype", lambda _: own | 1024)
+    assert traits.read_traits(story.handle, has_gpu=False).ftype == own

@@ -127,10 +127,10 @@ class Rig:
     into a folder that it is given, and returns what turns weights into what they are there.
     ``engine`` is the package of the engine, as pip names it: the backend must take the releases of
     it that its own package requires, and no other. ``own_options`` are pairs of
-    ``backend_options`` to load a model with and of a function of that model, which tells whether
-    they show; ``wrong_options`` are such options (or, together with fields, those of a context)
-    that must be refused by the name of the first. ``n_ctx`` is the window of the laws' contexts.
-    ``encoder`` is the path of an encoder that ``open_path`` reads,
+    ``backend_options`` to load a model with (or fields of its config, or both) and of a function of
+    that model, which tells whether they show; ``wrong_options`` are such options (or, together
+    with fields, those of a context) that must be refused by the name of the first. ``n_ctx`` is the
+    window of the laws' contexts. ``encoder`` is the path of an encoder that ``open_path`` reads,
     ``encoder_name`` its name in the pack. ``is_encoder`` tells that ``open_model`` itself opens an
     encoder: laws about models that generate are then left.
     """

@@ -87,6 +87,20 @@ def a_file_that_is_no_adapter_counts_as_none(m: Any) -> None:
     m.setattr(full_toy, "strength_of", strength_of)
 
 
+@breaks("LORA-6", base="reference")
+def a_refused_adapter_has_no_path(m: Any) -> None:
+    from infercore.errors import ModelFormatError, ModelLoadError
+    from infercore.testing.reference_base import Base
+
+    def set_adapters(old: Any, self: Any, adapters: Any) -> None:
+        try:
+            old(self, adapters)
+        except ModelLoadError as error:
+            raise ModelFormatError(str(error), path="") from error
+
+    around(m, Base, "set_adapters", set_adapters)
+
+
 @breaks("LORA-7")
 def adapters_are_no_part_of_the_identity(m: Any) -> None:
     m.setattr(base, "adapter_identities", lambda _: [])

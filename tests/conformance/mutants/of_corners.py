@@ -53,6 +53,46 @@ def an_abort_leaves_half_a_shift(m: Any) -> None:
     around(m, ReferenceContext, "_step", step)
 
 
+@breaks("KV-29", **real)
+def the_step_after_a_shift_is_not_asked(m: Any) -> None:
+    def shift(old: Any, self: Any, *args: Any) -> None:
+        old(self, *args)
+        self.moved = True
+
+    def step(old: Any, self: Any, *args: Any) -> Any:
+        ask = self._ask
+        if getattr(self, "moved", False):
+            self._ask = None
+        self.moved = False
+        try:
+            return old(self, *args)
+        finally:
+            self._ask = ask
+
+    around(m, ReferenceContext, "seq_shift", shift)
+    around(m, ReferenceContext, "_step", step)
+
+
+@breaks("EMB-8", **real)
+def a_switch_of_embeddings_spoils_what_is_saved_after_a_shift(m: Any) -> None:
+    def switch(old: Any, self: Any, on: bool) -> None:
+        old(self, on)
+        self.switched = on
+
+    def shift(old: Any, self: Any, *args: Any) -> None:
+        old(self, *args)
+        self.moved = True
+
+    def save(old: Any, self: Any, seq_id: int) -> Any:
+        if getattr(self, "switched", False) and getattr(self, "moved", False):
+            raise IndexError("a row of before the switch")
+        return old(self, seq_id)
+
+    around(m, ReferenceContext, "set_embeddings", switch)
+    around(m, ReferenceContext, "seq_shift", shift)
+    around(m, ReferenceContext, "save_sequence", save)
+
+
 @breaks("THREAD-11", **real)
 def threads_given_at_opening_are_not_used(m: Any) -> None:
     def init(old: Any, self: Any, matrices: Any, n_embd: int, effective: Any) -> None:

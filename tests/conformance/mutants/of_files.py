@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -85,6 +86,16 @@ def a_plan_keeps_what_it_read(m: Any) -> None:
 
     def plan(old: Any, self: Any, *args: Any) -> Any:
         kept.append(b"x" * 2**20)
+        return old(self, *args)
+
+    around(m, ReferenceModel, "plan_memory", plan)
+
+
+@breaks("MEM-9", **real)
+def a_plan_of_what_is_gone_is_a_mistake(m: Any) -> None:
+    def plan(old: Any, self: Any, *args: Any) -> Any:
+        if not Path(self.files[0]).exists():
+            raise KeyError(self.files[0])
         return old(self, *args)
 
     around(m, ReferenceModel, "plan_memory", plan)

@@ -148,6 +148,15 @@ def closing_keeps_the_memory(m: Any) -> None:
     )
 
 
+@breaks("MEM-1")
+def closed_contexts_keep_what_they_had(m: Any) -> None:
+    def close(old: Any, self: Any) -> None:
+        self.kept = bytearray(2**23)
+        old(self)
+
+    around(m, FullContext, "close", close)
+
+
 @breaks("MEM-2")
 def a_plan_whose_peak_is_too_low(m: Any) -> None:
     told(m, FullModel, "plan_memory", peak_bytes=lambda plan: plan.kv_bytes - 1)
@@ -307,6 +316,11 @@ def effective(m: Any, **values: Any) -> None:
 @breaks("CAP-5", "BAD-8")
 def a_batch_size_of_its_own(m: Any) -> None:
     effective(m, n_batch=512)
+
+
+@breaks("CAP-5")
+def the_cache_is_on_a_gpu_that_is_not_there(m: Any) -> None:
+    effective(m, offload_kqv=True)
 
 
 @breaks("CAP-6")

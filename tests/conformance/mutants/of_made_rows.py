@@ -19,6 +19,7 @@ from infercore.errors import InvalidInputError
 from infercore.testing import mirostat, reference_model, reference_settings, truncation
 from infercore.testing.attention import OnlineSoftmax
 from infercore.testing.kv_formats import KvFormat
+from infercore.testing.reference_context import ReferenceContext
 from infercore.testing.reference_model import ReferenceModel
 from infercore.testing.reference_sequences import Sequences
 from infercore.testing.reference_tokenizer import ReferenceTokenizer
@@ -142,3 +143,13 @@ def what_a_handler_raises_is_lost(m: Any) -> None:
         return old(self, config)
 
     around(m, ReferenceModel, "new_context", opened)
+
+
+@breaks("LIFE-16", **real)
+def what_a_handler_raises_in_a_step_is_lost(m: Any) -> None:
+    def decode(old: Any, self: Any, *args: Any, **fields: Any) -> Any:
+        with contextlib.suppress(Exception):
+            logging.getLogger("infercore.reference").info("a step")
+        return old(self, *args, **fields)
+
+    around(m, ReferenceContext, "decode", decode)

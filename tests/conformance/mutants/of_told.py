@@ -257,6 +257,12 @@ def half_precision_keeps_five_bits(m: Any) -> None:
     m.setattr(reference_sequences, "KV_FORMATS", {**kv_formats.KV_FORMATS, "f16": rough})
 
 
+@breaks("CAP-29", **real)
+def half_precision_is_told_as_coarse_as_four_bits(m: Any) -> None:
+    coarse = attrs.evolve(kv_formats.KV_FORMATS["f16"], tolerance=1.5)
+    m.setattr(reference_sequences, "KV_FORMATS", {**kv_formats.KV_FORMATS, "f16": coarse})
+
+
 @breaks("STATE-25", **real)
 def a_narrow_cache_comes_back_without_its_first_value(m: Any) -> None:
     def load(old: Any, self: Any, seq_id: int, data: bytes) -> None:
@@ -278,6 +284,12 @@ def progress_is_never_told(m: Any) -> None:
 @breaks("CAP-42", **real)
 def a_config_alone_is_claimed(m: Any) -> None:
     m.setattr(reference_model, "match", lambda path: float(Path(path, "config.json").is_file()))
+
+
+@breaks("CAP-42", **real)
+def a_name_alone_is_claimed(m: Any) -> None:
+    old = reference_model.match
+    m.setattr(reference_model, "match", lambda path: old(path) or float("model" in str(path)))
 
 
 @breaks("ENC-16", **real)

@@ -7,6 +7,7 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from infercore_llamacpp import log
 from infercore_llamacpp.library import api
 
 if TYPE_CHECKING:
@@ -27,8 +28,6 @@ class AbortSwitch:
         self._context = context
         self._flag = ctypes.create_string_buffer(2)
         self._native = ctypes.cast(_LIBC.strlen, api.ggml_abort_callback)
-        self._callback = self._native
-        self._error: BaseException | None = None
         self.ask(None)
 
     def set(self) -> None:
@@ -64,12 +63,7 @@ class AbortSwitch:
             try:
                 return callback()
             except BaseException as error:  # noqa: BLE001  (cannot pass through the engine)
-                self._error = error
+                log.was_raised, log.thread.raised = True, error
                 return True
 
         return ask
-
-    def take_error(self) -> BaseException | None:
-        """Return what the callback raised, once."""
-        error, self._error = self._error, None
-        return error

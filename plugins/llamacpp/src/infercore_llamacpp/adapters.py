@@ -64,12 +64,10 @@ class Adapters:
             raise ModelFormatError(f"{path} is not a usable LoRA adapter: {wrong}", path=path)
         with log.listening():
             handle = api.llama_adapter_lora_init(self._model, os.fsencode(path))
-            log.raise_kept(lambda: handle and api.llama_adapter_lora_free(handle))
             if not handle:
                 raise log.explain(
                     ModelFormatError(f"{path} is not a LoRA adapter for this model", path=path)
                 )
         if api.llama_adapter_get_alora_n_invocation_tokens(handle):
-            api.llama_adapter_lora_free(handle)
             raise refuse("activated LoRA", f"{path} works only after its invocation tokens")
         return handle

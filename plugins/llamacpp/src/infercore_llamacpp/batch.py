@@ -35,11 +35,10 @@ class Batch:
         self._tokens = np.zeros(n_max, dtype=np.int32)
         self._positions = np.zeros(n_max, dtype=np.int32)
         self._wanted = np.zeros(n_max, dtype=np.int8)
-        self._steps = np.arange(n_max, dtype=np.int32)
         self._seq_id = np.zeros(1, dtype=np.int32)
         self._counts = np.ones(n_max, dtype=np.int32)
         # Every token points at the same sequence id.
-        self._pointers = np.full(n_max, self._seq_id.ctypes.data, dtype=np.uintp)
+        self._pointers = np.full(n_max, np.uintp(self._seq_id.ctypes.data))
         self.struct = self._new_struct(self._counts, self._pointers)
         # Every token points at a place of its own.
         self._seq_ids = np.zeros(n_max, dtype=np.int32)
@@ -60,7 +59,7 @@ class Batch:
         """Return a batch of ``tokens`` at ``start`` and on, with output rows as asked for."""
         n = len(tokens)
         self._tokens[:n] = tokens
-        np.add(self._steps[:n], start, out=self._positions[:n])
+        self._positions[:n] = np.arange(start, start + n)
         self._seq_id[0] = seq_id
         self._wanted[: n - 1] = every
         self._wanted[n - 1] = every or last

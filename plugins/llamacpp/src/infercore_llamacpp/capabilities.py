@@ -12,7 +12,6 @@ from infercore_llamacpp.traits import SHIFTED_KV_TYPES
 if TYPE_CHECKING:
     from infercore_llamacpp.traits import Traits
 
-_PLAIN_WEIGHTS = (0, 1, 32)  # LLAMA_FTYPE: all F32, mostly F16, mostly BF16
 _SHALLOW = 4  # layers of the models that the bounds below are for
 _GROWTH = 0.75  # of the bounds, a power of the number of layers
 _EXACT = 5e-3  # f32 throughout; an activation may still come from a table of f16 (GELU)
@@ -20,12 +19,12 @@ _CACHE = {"f32": 0.02, "f16": 0.02, "bf16": 0.05, "q8_0": 0.2, "q5_0": 0.5, "q5_
 _COARSE = 1.5  # a cache of 4 bits; 1.2 was seen without AVX-512
 _FLASH = 0.2
 _QUANTIZED = 1.5  # weights, and with them the activations that meet them
-_GUESSED = 1024  # a flag beside the number, where the file does not say
 
 
 def of_context(traits: Traits, effective: dict[str, Any], memory: int | None) -> Capabilities:
     """Return what a context with the settings in force can do."""
-    holds = traits.has_memory
+    removal = _removal(traits, swa_full=effective["swa_full"])
+    is_split = effective["n_seq_max"] > 1 and not effective["kv_unified"]
     moves = (
         traits.moves_positions
         and effective["type_k"] in SHIFTED_KV_TYPES
@@ -33,9 +32,10 @@ def of_context(traits: Traits, effective: dict[str, Any], memory: int | None) ->
     )
     return _common(
         traits,
-        kv_remove=_removal(traits, swa_full=effective["swa_full"]),
-        max_rollback=_rollback(traits, effective),
-        kv_copy=_copying(traits, effective) if holds else "none",
+        kv_remove=removal,
+        # Sliding layers have room for the window and one compute step, rounded up.
+        max_rollback=effective["n_ubatch"] if removal == "rollback" else 0,
+        kv_copy=_copying(traits, removal, is_split=is_split),
         kv_shift=moves,
         kv_divide=moves,
     )
@@ -43,11 +43,12 @@ def of_context(traits: Traits, effective: dict[str, Any], memory: int | None) ->
 
 def of_model(traits: Traits) -> Capabilities:
     """Return what a context with the default settings can do."""
+    removal = _removal(traits, swa_full=True)
     return _common(
         traits,
-        kv_remove=_removal(traits, swa_full=True),
+        kv_remove=removal,
         max_rollback=0,
-        kv_copy=_copying(traits, {"n_seq_max": 1}) if traits.has_memory else "none",
+        kv_copy=_copying(traits, removal, is_split=False),
         kv_shift=traits.moves_positions,
         kv_divide=traits.moves_positions,
     )
@@ -82,29 +83,16 @@ def _removal(traits: Traits, *, swa_full: bool) -> str:
     return "rollback" if traits.info.sliding_window and not swa_full else "any"
 
 
-def _rollback(traits: Traits, effective: dict[str, Any]) -> int:
-    """Tokens that can be removed behind the furthest position that was reached.
-
-    The sliding layers have room for the window and one compute step, rounded up.
-    """
-    if _removal(traits, swa_full=effective["swa_full"]) != "rollback":
-        return 0
-    n_ubatch: int = effective["n_ubatch"]
-    return n_ubatch
-
-
-def _copying(traits: Traits, effective: dict[str, Any]) -> str:
+def _copying(traits: Traits, removal: str, *, is_split: bool) -> str:
     """Streams are copied whole, and so is a recurrent state; one pool of cells copies any part.
 
     Where the sliding layers keep their window alone, a part lacks what they had before its end.
     The engine puts copies between streams off, and what makes it carry them out cannot be taken
     back from a recurrent state: a model that has both does not copy.
     """
-    streams = effective["n_seq_max"] > 1 and not effective.get("kv_unified")
-    if streams and traits.info.is_hybrid:
+    if not traits.has_memory or (is_split and traits.info.is_hybrid):
         return "none"
-    narrow = traits.info.sliding_window is not None and not effective.get("swa_full", True)
-    return "full" if streams or narrow or traits.is_recurrent else "any"
+    return "full" if is_split or removal != "any" else "any"
 
 
 def tolerance(traits: Traits, effective: dict[str, Any]) -> float:
@@ -118,12 +106,11 @@ def tolerance(traits: Traits, effective: dict[str, Any]) -> float:
     0.54; q8_0 0.056, 0.21, 0.52; 5 bits 0.23, 0.83, 1.4; 4 bits 0.68, 1.8, 2.7; quantised weights
     1.2, -, 4.6.
     """
-    ftype = traits.ftype & ~_GUESSED
     types = {effective["type_k"], effective["type_v"]}
     flash = effective["flash_attn"] != "off"
-    if types == {"f32"} and ftype == 0 and not flash:
+    if types == {"f32"} and traits.activations == "f32" and not flash:
         return _EXACT
     bounds = [_CACHE.get(kind, _COARSE) for kind in types]
     bounds += [_FLASH] if flash else []
-    bounds += [_QUANTIZED] if ftype not in _PLAIN_WEIGHTS else []
+    bounds += [_QUANTIZED] if traits.activations == "q8" else []
     return max(bounds) * math.pow(max(1.0, traits.info.n_layer / _SHALLOW), _GROWTH)

@@ -68,6 +68,13 @@ _OWN_OPTIONS = (
         lambda m: m.info.metadata["tokenizer.ggml.add_bos_token"].startswith("t"),
     ),
     ({"use_extra_bufts": False}, lambda m: _base_of(m) == 10_000.0),  # noqa: PLR2004
+    (
+        {"device": "cpu", "n_gpu_layers": 0, "split_mode": "none", "main_gpu": 0},
+        lambda m: (m.runtime["n_gpu_layers"], m.capabilities.gpu_offload) == (0, False),
+    ),
+    ({"no_host": True}, lambda m: "options" not in m.runtime),
+    ({}, lambda _: any(d.kind == "cpu" and _is_measured(d) for d in _devices())),
+    ({"n_gpu_layers": -1}, lambda m: (m.runtime["device"] == "CPU") != m.capabilities.gpu_offload),
 )
 _WRONG_OVERRIDES: tuple[dict[Any, Any], ...] = (
     {"general.name": ""}, {"general.name": "n" * 128}, {"general.name": "a\0b"},
@@ -81,6 +88,14 @@ _WRONG_OPTIONS = (
     {"no_host": "yes"},
     *({"kv_overrides": wrong} for wrong in (5, ["a"], *_WRONG_OVERRIDES)),
 )
+
+
+def _devices() -> tuple[infercore.DeviceInfo, ...]:
+    return next(b.devices for b in infercore.backends(devices=True) if b.name == BACKEND)
+
+
+def _is_measured(device: infercore.DeviceInfo) -> bool:
+    return bool(device.memory_total_bytes and device.memory_free_bytes)
 
 
 def _base_of(model: Any) -> float:

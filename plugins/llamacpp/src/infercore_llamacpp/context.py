@@ -149,10 +149,9 @@ class LlamaContext(Decoding):
         if not self.memory.is_empty:
             self._warm_up_beside()
             return
-        token = self.model.tokenizer.bos or 0
-        batch = self._batch.fill(np.array([token], np.int32), 0, 0, every=True, last=True)
+        batch = self._batch.fill(np.zeros(1, np.int32), 0, 0, every=True, last=True)
         run = api.llama_encode if self._needs_encoder_output else api.llama_decode
-        self._check(run(self.handle, batch), 1, (0,))
+        self._check(run(self.handle, batch), 1)
         self.memory.clear()
 
     def _warm_up_beside(self) -> None:

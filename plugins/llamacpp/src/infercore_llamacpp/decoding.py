@@ -23,7 +23,7 @@ from infercore_llamacpp.memory import SHIFTS, Memory
 from infercore_llamacpp.settings import refuse
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -122,7 +122,7 @@ class Decoding:
             every=logits == "all" or self._embeddings,
             last=logits == "last",
         )
-        self._run(batch, n, (seq_id,))
+        self._run(batch, n)
         self._rows = range(n) if logits == "all" else (n - 1,) if logits == "last" else ()
 
     def decode_one(self, token: int, *, seq_id: int = 0) -> None:
@@ -137,7 +137,7 @@ class Decoding:
         code = self._decode(self._pointer, one.struct)
         if code:
             self._rows, self._n_tokens = (), 0
-            self._check(code, 1, (seq_id,))
+            self._check(code, 1)
         self._rows, self._n_tokens, self._is_read = _FIRST_ROW, 1, False
         if pending:
             self.memory.pending = 0
@@ -154,7 +154,7 @@ class Decoding:
         """Append tokens of several sequences in one call; rows of those wanted, in order."""
         flags = np.ones_like(wanted) if self._embeddings else wanted
         batch = self._batch.mixed(tokens, positions, seq_ids, flags)
-        self._run(batch, len(tokens), (s for ids in seq_ids for s in ids))
+        self._run(batch, len(tokens))
         self._rows = np.flatnonzero(wanted).tolist()
 
     def decode_spans(
@@ -165,11 +165,11 @@ class Decoding:
         batch = self._batch.columns(tokens, positions, seq_ids, flags)
         n = len(tokens)
         if wanted is self._all_wanted:  # as in most steps of a pool
-            self._run(batch, n, seq_ids)
+            self._run(batch, n)
             self._rows = self._every
             return
         marks = wanted.tobytes()  # NumPy's own ways to look at few take far longer
-        self._run(batch, n, seq_ids)
+        self._run(batch, n)
         if marks.count(1) < n:
             self._rows = [i for i, mark in enumerate(marks) if mark]
             return
@@ -189,7 +189,7 @@ class Decoding:
             raise refuse("rows of numbers in place of tokens", hint)
         flags = np.ones_like(wanted) if self._embeddings else wanted
         batch = self._batch.vectors(rows, positions, seq_ids, flags, traits.n_pos)
-        self._run(batch, len(rows), seq_ids)
+        self._run(batch, len(rows))
         self._rows = wanted.nonzero()[0].tolist()
 
     def encode(self, tokens: Ints) -> None:
@@ -197,11 +197,11 @@ class Decoding:
         batch = self._batch.fill(tokens, 0, 0, every=True, last=True)
         self._rows, self._n_tokens = (), 0
         encode = api.llama_decode if self.memory.handle is None else api.llama_encode
-        self._check(encode(self.handle, batch), len(tokens), (0,))
+        self._check(encode(self.handle, batch), len(tokens))
         self._n_tokens = len(tokens)
         self._needs_encoder_output = False
 
-    def _run(self, batch: Any, n_tokens: int, seq_ids: Iterable[int]) -> None:
+    def _run(self, batch: Any, n_tokens: int) -> None:
         self._rows, self._n_tokens = (), 0
         if self._needs_encoder_output:
             raise _nothing_encoded()
@@ -209,7 +209,7 @@ class Decoding:
             self._carry_out_shifts()
         code = self._decode(self._pointer, batch)
         if code:
-            self._check(code, n_tokens, seq_ids)
+            self._check(code, n_tokens)
         self._n_tokens, self._is_read = n_tokens, False
         self.memory.pending = 0
         if log.was_raised:
@@ -248,26 +248,25 @@ class Decoding:
         finally:
             self.memory.take_back(seq_id, end)
         if code not in (0, NO_ROOM):
-            self._check(code, 1, (seq_id,))
+            self._check(code, 1)
         self.memory.pending = 0
         return code
 
-    def _check(self, code: int, n_tokens: int, seq_ids: Iterable[int]) -> None:
-        """Raise what a return code of ``llama_decode`` means; 0 is success."""
-        if log.was_raised:
-            log.raise_kept()
+    def _check(self, code: int, n_tokens: int) -> None:
+        """Raise what a return code of ``llama_decode`` means; 0 is success.
+
+        The core puts the count of resident tokens in.
+        """
+        log.raise_kept()
         if code == 0:
             return
-        resident = sum(self.n_past(seq_id) for seq_id in {int(s) for s in seq_ids})
         if code == _ABORTED:
-            raise self._switch.take_error() or DecodeAbortedError(
-                f"aborted; {resident} tokens are resident", resident_tokens=resident
-            )
+            raise DecodeAbortedError("aborted", resident_tokens=0)
         if code == NO_ROOM:
             raise log.explain(
                 ContextOverflowError(
                     stage="engine",
-                    resident_tokens=resident,
+                    resident_tokens=0,
                     additional_tokens=n_tokens,
                     n_ctx=self._effective["n_ctx"],
                 )
@@ -278,7 +277,7 @@ class Decoding:
 
     def batch_index(self, row: int) -> int:
         """Return the place in the last batch of output row ``row``."""
-        if not 0 <= row < len(self._rows) or self._rows is self._kept:
+        if self._rows is self._kept:
             raise self._unavailable(f"logits({row})")
         return self._rows[row]
 
@@ -296,8 +295,6 @@ class Decoding:
 
     def logits_rows(self, n: int) -> Floats:
         """Return the first ``n`` output rows as one array, a view that the next call overwrites."""
-        if self._embeddings or not 0 < n <= len(self._rows):
-            return np.array([self.logits(i) for i in range(n)])
         if not self._is_read:
             self._read_rows()
         return self._view[:n]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from infercore import DeviceInfo
 from infercore_llamacpp.library import bind
 
-_KINDS = {0: "cpu", 1: "gpu", 2: "igpu", 3: "accel"}
+_KINDS = dict(enumerate(("cpu", "gpu", "igpu")))  # any other is "accel"
 _GPU_KINDS = ("gpu", "igpu")
 
 _count = bind("ggml_backend_dev_count", ctypes.c_size_t)

@@ -14,7 +14,6 @@ from infercore import ModelFormatError, ModelNotFoundError, open_regular
 from infercore_llamacpp import soundness
 
 MAGIC = b"GGUF"
-HEADER_BYTES = 24
 SURE, BY_NAME, NO = 100, 10, 0
 
 _OTHER_FORMATS = (
@@ -23,6 +22,7 @@ _OTHER_FORMATS = (
     (b"ggjt", "an old GGML file; convert the model to GGUF"),
     (b"<", "a web page, perhaps of a failed download"),
 )
+_START_BYTES = max(len(start) for start, _ in _OTHER_FORMATS)
 _PART = re.compile(r"^(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$")
 
 
@@ -74,22 +74,15 @@ def _stamp(path: str) -> list[tuple[object, ...]] | None:
 
 
 def _check(path: str) -> None:
-    file = Path(path)
-    if not file.exists():
-        raise ModelNotFoundError(f"there is no file at {path}", path=path)
-    if file.is_dir():
-        raise _wrong(path, "it is a directory; give the path of the .gguf file in it")
     try:
         with open_regular(path) as stream:
-            head = stream.read(HEADER_BYTES)
-            _check_head(path, head)
-        wrong = next(filter(None, map(soundness.complaint, _existing_parts(path))), None)
+            start = stream.read(_START_BYTES)
+        wrong = _of_start(start) or next(filter(None, map(soundness.complaint, parts(path))), None)
     except OSError as error:
-        if isinstance(error, ModelFormatError):
-            raise
-        raise _wrong(path, f"it cannot be read ({error})") from error
+        kind = ModelNotFoundError if isinstance(error, FileNotFoundError) else ModelFormatError
+        raise kind(f"{path} cannot be read: {error}", path=path) from error
     if wrong is not None:
-        raise _wrong(path, wrong)
+        raise ModelFormatError(f"{path} is not a usable GGUF file: {wrong}", path=path)
 
 
 def parts(path: str) -> tuple[str, ...]:
@@ -102,22 +95,9 @@ def parts(path: str) -> tuple[str, ...]:
     return tuple(os.path.join(folder, name) for name in names)
 
 
-def _existing_parts(path: str) -> list[str]:
-    """Return the parts that are there; the engine says which one is missing."""
-    return [part for part in parts(path) if os.path.exists(part)]
-
-
-def _wrong(path: str, why: str) -> ModelFormatError:
-    return ModelFormatError(f"{path} is not a usable GGUF file: {why}", path=path)
-
-
-def _check_head(path: str, head: bytes) -> None:
-    if not head:
-        raise _wrong(path, "it is empty")
-    if not head.startswith(MAGIC):
-        for start, what in _OTHER_FORMATS:
-            if head.startswith(start):
-                raise _wrong(path, f"it looks like {what}")
-        raise _wrong(path, f"it starts with {head[:8]!r} instead of {MAGIC!r}")
-    if len(head) < HEADER_BYTES:
-        raise _wrong(path, f"it is cut off after {len(head)} bytes")
+def _of_start(start: bytes) -> str | None:
+    """Return what is wrong with a file that starts so, None where that is right."""
+    if start.startswith(MAGIC):
+        return None
+    other = next((what for sign, what in _OTHER_FORMATS if start.startswith(sign)), None)
+    return f"it looks like {other}" if other else f"it starts with {start[:8]!r}, not {MAGIC!r}"

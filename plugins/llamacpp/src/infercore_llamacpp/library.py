@@ -11,7 +11,7 @@ import os
 from typing import Any
 
 from infercore_llamacpp import log
-from infercore_llamacpp.release import DISTRIBUTION, installed, unavailable
+from infercore_llamacpp.release import DISTRIBUTION, unavailable
 
 # Defaults that the C library fills in. If its structs and the Python declarations disagree (a
 # foreign library by LLAMA_CPP_LIB_PATH), the values land in other fields, and this shows.
@@ -115,8 +115,3 @@ def text_of(fill: Any, *arguments: Any) -> str:
         if length < size:
             return buffer.raw[:length].decode("utf-8", "replace")
         size = length + 1
-
-
-def version() -> str:
-    """Return the versions of llama-cpp-python and of the llama.cpp inside it."""
-    return f"{installed()} (llama.cpp {api.llama_version().decode()})"

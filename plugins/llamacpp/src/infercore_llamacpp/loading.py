@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from infercore import ModelConfig
     from infercore_llamacpp.devices import Device
 
-_SPLIT_MODES = {"none": 0, "layer": 1, "row": 2}
+_SPLIT_MODES = ("none", "layer", "row")  # by their number in llama.h
 _REPACKED = re.compile(r"(?:AMX|REPACK) model buffer size")
 _OUT_OF_MEMORY = ("bad_alloc", "unable to allocate", "failed to allocate", "out of memory")
 
@@ -42,7 +42,7 @@ class Loaded:
     device: str
     n_gpu_layers: int
     has_gpu: bool
-    repacks: bool = False
+    repacks: bool
 
 
 def load(
@@ -62,14 +62,14 @@ def load(
     params.load_mode = _load_mode(config) if allocate else api.LLAMA_LOAD_MODE_NONE
     params.no_alloc = not allocate
     params.check_tensors = allocate and config.check_tensors is True
-    progress = _Progress(config.progress if allocate else None)
+    progress = _Progress(config.progress)
     params.progress_callback = progress.callback
     with log.listening() as lines:
         handle = api.llama_model_load_from_file(os.fsencode(path), params)
         del keep_alive
-        log.raise_kept(lambda: _free(handle))
+        log.raise_kept(lambda: api.llama_model_free(handle))
         if progress.error is not None:
-            _free(handle)
+            api.llama_model_free(handle)
             raise progress.error
         if not handle:
             raise log.explain(_failure(path, lines, cancelled=progress.cancelled))
@@ -98,11 +98,6 @@ class _Progress:
         return not self.cancelled and self.error is None
 
 
-def _free(handle: int | None) -> None:
-    if handle:
-        api.llama_model_free(handle)
-
-
 def _failure(path: str, lines: Sequence[str], *, cancelled: bool) -> Exception:
     if cancelled:
         return ModelLoadError(f"the progress callback cancelled loading {path}", path=path)
@@ -117,13 +112,13 @@ def _failure(path: str, lines: Sequence[str], *, cancelled: bool) -> Exception:
 def _check_honoured(handle: int, config: ModelConfig, lines: Sequence[str]) -> None:
     """Refuse a model that loaded without what was asked for."""
     if config.use_mlock and any("mlock" in line and "fail" in line for line in lines):
-        _free(handle)
+        api.llama_model_free(handle)
         raise log.explain(
             refuse("use_mlock=True", "the system refused to lock memory; raise 'ulimit -l'")
         )
     for key in config.backend_options.get("kv_overrides") or {}:
         if not any("override" in line and f"'{key}'" in line for line in lines):
-            _free(handle)
+            api.llama_model_free(handle)
             raise InvalidInputError(
                 f"kv_overrides has {key!r}, which this model does not read",
                 field="kv_overrides",
@@ -133,11 +128,7 @@ def _check_honoured(handle: int, config: ModelConfig, lines: Sequence[str]) -> N
 
 
 def _load_mode(config: ModelConfig) -> int:
-    if config.use_mmap and not api.llama_supports_mmap():
-        raise refuse("use_mmap=True", "this build of llama.cpp cannot map files")
-    if config.use_mlock and not api.llama_supports_mlock():
-        raise refuse("use_mlock=True", "this build of llama.cpp cannot lock memory")
-    maps = config.use_mmap is not False and bool(api.llama_supports_mmap())
+    maps = config.use_mmap is not False
     if config.use_mlock:
         return int(api.LLAMA_LOAD_MODE_MMAP_MLOCK if maps else api.LLAMA_LOAD_MODE_MLOCK)
     if config.use_mmap is None:
@@ -164,7 +155,7 @@ def _place(params: Any, config: ModelConfig, devices: Sequence[Device]) -> objec
     if config.n_gpu_layers is not None:
         params.n_gpu_layers = config.n_gpu_layers
     if config.split_mode is not None:
-        params.split_mode = _SPLIT_MODES[config.split_mode]
+        params.split_mode = _SPLIT_MODES.index(config.split_mode)
     if config.main_gpu is not None:
         if config.main_gpu >= len(chosen):
             raise _not_there("main_gpu", config.main_gpu, f"0 to {len(chosen) - 1}")

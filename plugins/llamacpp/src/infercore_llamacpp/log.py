@@ -76,10 +76,7 @@ def _flush(state: _Thread) -> None:
 
 @contextmanager
 def listening() -> Iterator[list[str]]:
-    """Collect this thread's lines from INFO up; complaints outlive only a failure.
-
-    What a handler raised in the midst of a line is raised at the end.
-    """
+    """Collect this thread's lines from INFO up; complaints outlive only a failure."""
     lines: list[str] = []
     thread.complaints.clear()
     thread.listeners.append(lines)
@@ -95,10 +92,7 @@ def listening() -> Iterator[list[str]]:
 def _interruptions_kept() -> Iterator[None]:
     """Keep what ctypes drops of a Ctrl-C at the very edge of `receive`, too."""
     if threading.current_thread() is not threading.main_thread():  # it gets no signals
-        try:
-            yield
-        finally:
-            raise_kept()
+        yield
         return
     before = sys.unraisablehook
 
@@ -115,7 +109,6 @@ def _interruptions_kept() -> Iterator[None]:
         yield
     finally:
         sys.unraisablehook = before
-        raise_kept()
 
 
 def _is_ours(trace: TracebackType | None) -> bool:
@@ -148,8 +141,7 @@ def _raising(method: FunctionType) -> Callable[..., Any]:
         try:
             return method(*args, **kwargs)
         finally:
-            if thread.raised is not None:
-                raise_kept()
+            raise_kept()
 
     return wrapper
 
@@ -160,17 +152,8 @@ def explain(error: E) -> E:
     thread.complaints.clear()
     if lines:
         note = "llama.cpp said:\n  " + "\n  ".join(lines)
-        if hasattr(error, "add_note"):
-            error.add_note(note)
-        else:  # Python 3.10 shows no notes, but tools read them
-            notes = error.__dict__.setdefault("__notes__", [])
-            notes.append(note)
+        error.__dict__.setdefault("__notes__", []).append(note)  # as Python 3.11's add_note does
     return error
-
-
-def last_complaint() -> str:
-    """Return the last warning or error of this thread, "" when there was none."""
-    return next(reversed(thread.complaints), "")
 
 
 def last_complaint_but(empty: str) -> str:

@@ -66,8 +66,7 @@ class Memory:
         if not self._may_remove(seq_id, p0, p1):
             return False
         removed: bool = api.llama_memory_seq_rm(self.handle, seq_id, p0, p1)
-        if self._restored_from:
-            self._forget_empty()
+        self._forget_empty()
         if self.may_hold_nan and self.is_empty:
             self.clear()
         return removed
@@ -95,9 +94,8 @@ class Memory:
 
     def note_restored(self, seq_id: int | None = None) -> None:
         """Take note that a sequence, or all, came from saved state."""
-        if self._window is not None:
-            for found in range(self._n_seq_max) if seq_id is None else (seq_id,):
-                self._restored_from[found] = self.pos_min(found)
+        for found in range(self._n_seq_max) if seq_id is None else (seq_id,):
+            self._restored_from[found] = self.pos_min(found)
 
     def seq_for_scratch(self) -> int:
         """Return a sequence for a token that is removed again: an empty one, if there is one.
@@ -150,13 +148,11 @@ class Memory:
         """
         for position in range(p0, p1):
             delta = position // d - position
-            if delta:
-                api.llama_memory_seq_add(self.handle, seq_id, position, position + 1, delta)
+            api.llama_memory_seq_add(self.handle, seq_id, position, position + 1, delta)
         self.pending |= SHIFTS
 
     def clear(self) -> None:
         """Remove everything."""
         api.llama_memory_clear(self.handle, self.may_hold_nan)
         self._restored_from.clear()
-        self.pending &= COPIES
         self.may_hold_nan = False

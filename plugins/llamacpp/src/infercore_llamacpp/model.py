@@ -72,12 +72,11 @@ class LlamaModel:
         self._check_fits(config, chosen)
         with log.listening() as lines:
             handle = api.llama_init_from_model(self.handle, settings.to_params(chosen, self.traits))
-            log.raise_kept(lambda: handle and api.llama_free(handle))
+            log.raise_kept(lambda: api.llama_free(handle))
             if not handle:
                 raise log.explain(
                     OutOfMemoryError(
-                        f"llama.cpp could not allocate a context of n_ctx={chosen['n_ctx']}: "
-                        f"{log.last_complaint() or 'it gave no reason'}"
+                        f"llama.cpp could not allocate a context of n_ctx={chosen['n_ctx']}"
                     )
                 )
         owned = Owned(api.llama_free, handle, self._owned)
@@ -125,7 +124,7 @@ class LlamaModel:
             "n_seq_max": api.llama_n_seq_max(handle),
             "n_threads": api.llama_n_threads(handle),
             "n_threads_batch": api.llama_n_threads_batch(handle),
-            "pooling_type": POOLING[max(0, api.llama_pooling_type(handle))],
+            "pooling_type": POOLING[api.llama_pooling_type(handle)],
             "attention_type": "causal" if api.llama_get_causal_attn(handle) else "non-causal",
             "flash_attn": settings.flash_in_force(chosen["flash_attn"], lines),
         }
@@ -142,8 +141,6 @@ class LlamaModel:
 
     def close(self) -> None:
         """Free weights, and adapters with them. All contexts are closed."""
-        if self.handle:
-            self.handle = 0
-            owned, self._owned = self._owned, None
-            if owned is not None:
-                owned.let_go()
+        self.handle, owned, self._owned = 0, self._owned, None
+        if owned is not None:
+            owned.let_go()

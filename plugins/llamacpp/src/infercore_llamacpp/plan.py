@@ -5,6 +5,7 @@ The sizes are those that it logs, rounded by it to a hundredth of a MiB.
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 import re
@@ -19,8 +20,8 @@ from infercore import (
 )
 from infercore.weight_files import gguf as headers
 from infercore_llamacpp import gguf, loading, log, settings
-from infercore_llamacpp.library import api
-from infercore_llamacpp.traits import KV_BLOCK, read_traits
+from infercore_llamacpp.library import api, bind
+from infercore_llamacpp.traits import KV_TYPES, read_traits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,10 +37,7 @@ _CELLS = re.compile(r"^llama_kv_cache\w*: size = .*\( *(\d+) cells, .*?(\d+)/\d+
 _CELL_BYTES = 40  # what the engine writes down of each cell: position, sequences
 _COMPUTE = re.compile(r"(?:compute|output) buffer size = +([\d.]+) MiB")
 _SLIDING, _FULL = "creating     SWA KV cache", "creating non-SWA KV cache"
-_BYTES_OF_BLOCK = {
-    "f32": 128, "f16": 64, "bf16": 64, "q8_0": 34, "q5_1": 24, "q5_0": 22, "q4_1": 20,
-    "q4_0": 18, "iq4_nl": 18,
-}  # fmt: skip
+_row_bytes = bind("ggml_row_size", ctypes.c_size_t, ctypes.c_int, ctypes.c_int64)
 
 
 def plan_memory(
@@ -118,10 +116,7 @@ def _laid_out(
         context = api.llama_init_from_model(model, settings.to_params(chosen, traits))
         if not context:
             raise log.explain(
-                OutOfMemoryError(
-                    f"llama.cpp cannot lay out a context of n_ctx={chosen['n_ctx']}: "
-                    f"{log.last_complaint() or 'it gave no reason'}"
-                )
+                OutOfMemoryError(f"llama.cpp cannot lay out a context of n_ctx={chosen['n_ctx']}")
             )
         api.llama_free(context)
         settings.flash_in_force(chosen["flash_attn"], lines)
@@ -171,8 +166,9 @@ def _cache_bytes(lines: Sequence[str]) -> dict[str, int]:
 
 def most_kv_bytes(chosen: dict[str, Any], traits: Traits) -> int:
     """Return the size of the cache if every layer kept the whole window; costs nothing to know."""
-    k, v = _BYTES_OF_BLOCK[chosen["type_k"]], _BYTES_OF_BLOCK[chosen["type_v"]]
+    k = _row_bytes(KV_TYPES[chosen["type_k"]], traits.head_k)
+    v = _row_bytes(KV_TYPES[chosen["type_v"]], traits.head_v)
     n_streams = 1 if chosen["kv_unified"] else chosen["n_seq_max"]
     n_cells = max(chosen["n_ctx"], _CELLS_OF_STREAM * n_streams)
     n_rows = int(n_cells) * traits.info.n_layer * max(1, traits.info.n_head_kv)
-    return n_rows * (k * traits.head_k + v * traits.head_v) // KV_BLOCK
+    return n_rows * int(k + v)

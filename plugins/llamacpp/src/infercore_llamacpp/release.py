@@ -6,6 +6,7 @@ import importlib.util
 import re
 import sys
 from importlib import metadata
+from typing import Any
 
 from infercore import BackendUnavailableError
 
@@ -30,7 +31,7 @@ def installed() -> str:
 
 def check_version(version: str) -> None:
     """Raise unless ``version`` is a release whose structs are those known here."""
-    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+    numbers = tuple(int(part) for part in re.findall(r"\d+", version))
     if not OLDEST <= numbers < TOO_NEW:
         wanted = f">={'.'.join(map(str, OLDEST))},<{'.'.join(map(str, TOO_NEW))}"
         raise unavailable(
@@ -44,6 +45,5 @@ def leave_out_front() -> None:
 
     What else the package offers is missing then: only for a process that is wholly ours.
     """
-    spec = importlib.util.find_spec("llama_cpp")
-    if spec is not None and "llama_cpp" not in sys.modules:
-        sys.modules["llama_cpp"] = importlib.util.module_from_spec(spec)
+    spec: Any = importlib.util.find_spec("llama_cpp")
+    sys.modules.setdefault("llama_cpp", importlib.util.module_from_spec(spec))

@@ -26,7 +26,12 @@ FIELDS = (
     "yarn_orig_ctx",
 )
 _ATTN = "yarn_attn_factor"
-_FROM_MODEL = {"rope_freq_base": 0, "rope_freq_scale": 0, "yarn_orig_ctx": 0}
+_FROM_MODEL = ("rope_freq_base", "rope_freq_scale", "yarn_orig_ctx")
+# Of these architectures the engine reads the header's own numbers, of others it does not.
+_READ = {
+    "grok": ("yarn_ext_factor", "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow"),
+    "mistral3": ("yarn_beta_fast", "yarn_beta_slow"),
+}
 
 
 def resolve(config: ContextConfig, traits: Traits) -> dict[str, Any]:
@@ -88,10 +93,7 @@ def in_force(chosen: dict[str, Any], traits: Traits) -> dict[str, Any]:
         "rope_scaling_type": scaling,
         "rope_freq_base": traits.own_number("rope.freq_base", 10000.0),
         "rope_freq_scale": _trained_scale(traits),
-        "yarn_ext_factor": _ext_factor(scaling, traits),
-        "yarn_attn_factor": traits.own_number("rope.scaling.yarn_attn_factor", 1.0),
-        "yarn_beta_fast": traits.own_number("rope.scaling.yarn_beta_fast", 32.0),
-        "yarn_beta_slow": traits.own_number("rope.scaling.yarn_beta_slow", 1.0),
+        **_of_yarn(scaling, traits),
         "yarn_orig_ctx": _orig_ctx(traits),
     }
     found = {field: own[field] if chosen[field] is None else chosen[field] for field in FIELDS}
@@ -102,13 +104,21 @@ def in_force(chosen: dict[str, Any], traits: Traits) -> dict[str, Any]:
 
 def _trained_scale(traits: Traits) -> float:
     """Return the scale of positions that the model was trained with."""
-    factor = traits.own_number("rope.scaling.factor", 0.0)
+    factor = traits.own_number("rope.scaling.factor", traits.own_number("rope.scale_linear", 1.0))
     return 1.0 / factor if factor else 1.0
 
 
-def _ext_factor(scaling: str, traits: Traits) -> float:
-    own = traits.own_number("rope.scaling.yarn_ext_factor", -1.0)
-    return own if own >= 0 else float(scaling == "yarn")
+def _of_yarn(scaling: str, traits: Traits) -> dict[str, float]:
+    kind = traits.info.architecture
+    found = {
+        "yarn_ext_factor": float(scaling == "yarn"),
+        "yarn_attn_factor": 1.0,
+        "yarn_beta_fast": 8.0 if kind == "grok" else 32.0,
+        "yarn_beta_slow": 1.0,
+    }
+    for field in _READ.get(kind, ()):
+        found[field] = traits.own_number(f"rope.scaling.{field}", found[field])
+    return found
 
 
 def _orig_ctx(traits: Traits) -> int:

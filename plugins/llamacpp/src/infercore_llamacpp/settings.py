@@ -112,7 +112,7 @@ def _outputs(config: ContextConfig, traits: Traits) -> dict[str, Any]:
 def _sizes(config: ContextConfig, traits: Traits, chosen: dict[str, Any]) -> dict[str, Any]:
     n_ctx = _n_ctx(config, traits)
     _check_positions(n_ctx, traits)
-    n_batch = config.n_batch or max(min(DEFAULT_N_BATCH, n_ctx), config.n_ubatch or 0)
+    n_batch = config.n_batch or max(DEFAULT_N_BATCH, config.n_ubatch or 0)
     in_one_step = chosen["attention_type"] == "non-causal" or chosen["pooling_type"] != "none"
     n_ubatch = config.n_ubatch or (n_batch if in_one_step else DEFAULT_N_UBATCH)
     n_seq_max = config.n_seq_max or 1

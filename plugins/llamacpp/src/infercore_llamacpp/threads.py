@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 MAX_THREADS = 512
 _SOFT = 1  # omp_pause_soft
-_GOMP, _LOADED = "libgomp.so.1", getattr(os, "RTLD_NOLOAD", 0)
+_GOMP = "libgomp.so.1"
 _CPUS = Path("/sys/devices/system/cpu")
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 _OLD_QUOTA, _OLD_PERIOD = (
@@ -29,7 +29,7 @@ def default_threads() -> tuple[int, int]:
     """
     cpus = _allowed_cpus()
     limit = _quota()
-    return max(1, min(_physical_cores(cpus), limit)), max(1, min(len(cpus), limit))
+    return min(_physical_cores(cpus), limit), min(len(cpus), limit)
 
 
 def ender(library: Any) -> Callable[[], object]:
@@ -44,9 +44,10 @@ def ender(library: Any) -> Callable[[], object]:
     https://gcc.gnu.org/onlinedocs/libgomp/omp_005fpause_005fresource_005fall.html
     """
     try:
-        ours = library if hasattr(library, "GOMP_parallel") else ctypes.CDLL(_GOMP, _LOADED)
-        pause = ours.omp_pause_resource_all
-    except (OSError, AttributeError):
+        is_linked = hasattr(library, "GOMP_parallel")
+        loaded = library if is_linked else ctypes.CDLL(_GOMP, os.RTLD_NOLOAD)
+        pause = loaded.omp_pause_resource_all
+    except (OSError, AttributeError):  # Windows has no such flag
         return int
     pause.argtypes, pause.restype = [ctypes.c_int], ctypes.c_int
     return lambda: pause(_SOFT)

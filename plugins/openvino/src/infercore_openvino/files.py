@@ -63,8 +63,11 @@ class ModelFiles:
 
     @property
     def weights_bytes(self) -> int:
-        """Bytes of the weights file."""
-        return os.path.getsize(self.bin)
+        """Bytes of the weights file. Raises `ModelNotFoundError` where it is gone."""
+        try:
+            return os.path.getsize(self.bin)
+        except FileNotFoundError as error:
+            raise ModelNotFoundError(f"there is no file at {self.bin}", path=self.bin) from error
 
     def existing(self) -> tuple[str, ...]:
         """The files that make up the model."""

@@ -135,18 +135,29 @@ def check_a_context_opened_with_adapters(rig: Rig) -> None:
 
 @law("LORA-6", **lora_law)
 def check_what_is_no_adapter(rig: Rig) -> None:
-    """A file that is missing or no adapter for this model is a typed error; the list stays."""
+    """A file that is missing or no adapter for this model is a typed error; the list stays.
+
+    The error of a file has its path.
+    """
     tokens, adapter = rig.tokens(7), _adapter(rig)
     context = rig.context(adapters=[adapter])
     with tempfile.TemporaryDirectory() as folder:
         text = Path(folder) / "text"
         text.write_text("no adapter")
-        for path in (str(Path(folder) / "none"), str(text), rig.path):
+        empty = Path(folder) / "empty"
+        empty.mkdir()
+        for path in (str(Path(folder) / "none"), str(text), str(empty), rig.path):
             if path is None:
                 continue
             bad = AdapterSpec(path=path)
-            raises(InferCoreError, lambda b=bad: context.set_adapters([adapter, b]), path)
-            raises(InferCoreError, lambda b=bad: rig.context(adapters=[b]), f"open with {path}")
+            for what, call in (
+                ("set", lambda b=bad: context.set_adapters([adapter, b])),
+                ("opened with", lambda b=bad: rig.context(adapters=[b])),
+            ):
+                error = raises(InferCoreError, call, f"{path}, {what}")
+                if isinstance(error, ModelLoadError):
+                    that(path in str(error.path), f"{path}: the path is {error.path!r}")
+                    foreseen(error, path)
     equal(tuple(context.effective["adapters"]), (adapter,), "effective adapters")
     context.decode(tokens)
     expected = _row(rig.context(), tokens, adapter)

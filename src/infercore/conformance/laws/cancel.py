@@ -207,6 +207,9 @@ def check_the_engine_hears_an_abort(rig: Rig) -> None:
     if not context.capabilities.abort:
         rig.leave("the engine cannot be stopped within a call")
     engine = engine_of(context)
+    engine.abort()  # no callback was set before
+    raises(DecodeAbortedError, lambda: context.decode(tokens), "the first call of a context")
+    engine.clear_abort()
     context.decode(tokens[:12])
     calls = {
         "a prompt": lambda: context.decode(tokens[12:]),

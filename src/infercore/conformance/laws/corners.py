@@ -71,7 +71,7 @@ def _compare_rows(rig: Rig, context: Any, expected: list[Any], what: str) -> Non
 def check_an_abort_after_a_shift(rig: Rig) -> None:
     """Wherever the first step after a shift is aborted, it is as if it had not been tried.
 
-    The same holds after positions were divided.
+    The same holds after positions were divided. The callback is asked in that step as in any.
     """
     tokens = rig.tokens(60)
 
@@ -104,6 +104,10 @@ def _check_aborts(rig: Rig, moved: Callable[[], Any], n_past: int) -> None:
         return [first, np.array(context.logits())]
 
     expected = rows_of(moved())
+    plain = rig.context()
+    plain.decode(rig.tokens(n_past))
+    n_plain, n_moved = (_questions(context, more) for context in (plain, moved()))
+    that(2 * n_moved >= n_plain, f"asked {n_moved} times after a move, {n_plain} without one")
     for n_asked in (1, 2, 3, 5, 9, 17):
         context = moved()
         asked: list[int] = []
@@ -120,6 +124,19 @@ def _check_aborts(rig: Rig, moved: Callable[[], Any], n_past: int) -> None:
         equal(context.n_past(), n_past, f"what is held after question {n_asked}")
         for row, wanted in zip(rows_of(context), expected, strict=True):
             rig.near(row, wanted, f"after an abort at question {n_asked}")
+
+
+def _questions(context: Any, tokens: list[int]) -> int:
+    """Return how often a callback is asked while ``tokens`` are decoded."""
+    asked: list[int] = []
+
+    def note() -> bool:
+        asked.append(1)
+        return False
+
+    context.set_abort_callback(note)
+    context.decode(tokens)
+    return len(asked)
 
 
 # -- threads ---------------------------------------------------------------------------------------

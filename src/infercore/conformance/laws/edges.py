@@ -216,11 +216,13 @@ _ASKED: tuple[dict[str, Any], ...] = (
     {"pooling_type": "last", "embeddings": True},
     {"n_batch": 16, "n_ubatch": 16},
     {"n_batch": 48, "n_ubatch": 7},
+    {"n_ubatch": 2560, "n_ctx": 2600},
+    {"n_ubatch": 50, "n_batch": 50, "n_seq_max": 3, "pooling_type": "mean", "embeddings": True},
     {"yarn_orig_ctx": 100, "rope_scaling_type": "yarn", "rope_freq_scale": 0.5},
 )
 
 
-_OF_ROPE = (
+OF_ROPE = (
     "rope_scaling_type", "rope_freq_base", "rope_freq_scale", "yarn_ext_factor", "yarn_attn_factor",
     "yarn_beta_fast", "yarn_beta_slow", "yarn_orig_ctx",
 )  # fmt: skip
@@ -234,11 +236,27 @@ def _check_told_again(rig: Rig) -> None:
             first = rig.context(**fields)
         except (InvalidInputError, UnsupportedFeatureError):
             continue
-        told = {name: first.effective.get(name) for name in _OF_ROPE}
+        told = {name: first.effective.get(name) for name in OF_ROPE}
         again = rig.context(**{name: value for name, value in told.items() if value is not None})
         for context in (first, again):
             context.decode(tokens)
         rig.near(again.logits(), first.logits(), f"logits with what is told with {fields}: {told}")
+
+
+_OF_THE_MODEL: dict[str, float] = {
+    "rope_freq_base": 0.0, "rope_freq_scale": 0.0, "yarn_orig_ctx": 0, "yarn_ext_factor": -1.0,
+    "yarn_attn_factor": -1.0, "yarn_beta_fast": -1.0, "yarn_beta_slow": -1.0,
+}  # fmt: skip
+
+
+def _check_left_to_the_model(rig: Rig) -> None:
+    """A value that leaves it to the model is what holds where nothing is asked for, or refused."""
+    plain = rig.context().effective
+    for name, value in _OF_THE_MODEL.items():
+        with contextlib.suppress(*REFUSED):
+            told = rig.context(**{name: value}).effective
+            own = plain.get(name)
+            equal(told.get(name, own), own, f"effective[{name!r}] with {name}={value}")
 
 
 @law("CAP-40", since="1.2")
@@ -265,6 +283,7 @@ def check_what_is_asked_is_told(rig: Rig) -> None:
         context.decode(tokens)
         equal(context.n_past(), len(tokens), f"n_past with {fields}")
     _check_told_again(rig)
+    _check_left_to_the_model(rig)
 
 
 @law("CAP-41", since="1.2")

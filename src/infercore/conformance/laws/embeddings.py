@@ -148,6 +148,14 @@ def check_embeddings_switched_on(rig: Rig) -> None:
     context.decode(tokens)
     raises(OutputNotAvailableError, context.embeddings, "rows that were switched off")
     rig.near(context.logits(), rig.cold(tokens), "logits after switching")
+    context.set_embeddings(True)
+    kinds = context.capabilities
+    if kinds.kv_shift and kinds.sequence_state:  # to save it, an engine may compute
+        context.seq_shift(0, 0, -1, 3)
+        data = context.save_sequence(0)
+        context.set_embeddings(False)
+        context.load_sequence(0, data)
+        equal(context.n_past(), len(tokens) + 3, "n_past, moved and restored")
 
 
 @law("EMB-9", needs="embeddings")

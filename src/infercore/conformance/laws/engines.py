@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
+from functools import partial
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 def check_what_a_log_handler_raises(rig: Rig) -> None:
     """What a handler of the log raises in the midst of a call is raised by it, and nothing is lost.
 
-    As a Ctrl-C that comes there is. The call can be made again.
+    As a Ctrl-C that comes there is. The call can be made again. Calls of a context are made right
+    after a change of adapters, for which an engine may prepare its next step anew.
     """
     tokens = rig.tokens(4)
     expected = rig.cold(tokens)
@@ -40,12 +42,48 @@ def check_what_a_log_handler_raises(rig: Rig) -> None:
             with contextlib.suppress(UnsupportedFeatureError):
                 call()
             rig.near(rig.cold(tokens), expected, f"logits after a handler raised while {name}")
+    _check_calls(rig, tokens, expected)
     for name, opened in {"a context": rig.context(), "a model": rig.another_model()}.items():
         handler = _Raising(0)
         with _logged(handler):
             handler.check(opened.close)
         opened.close()
         that(opened.closed, f"{name} whose close raised is still open")
+
+
+def _check_calls(rig: Rig, tokens: list[int], expected: Any) -> None:
+    batch = [(token, (0,), i == len(tokens) - 1) for i, token in enumerate(tokens)]
+    calls: dict[str, Callable[[Any], object]] = {
+        "decode": lambda context: context.decode(tokens),
+        "decode_one": lambda context: context.decode_one(tokens[0]),
+        "decode_batch": lambda context: context.decode_batch(batch),
+        "decode_spans": lambda context: context.decode_spans([(0, tokens, "last")]),
+    }
+    calls |= {
+        "set_threads": lambda context: context.set_threads(2),
+        "save_state": lambda context: context.save_state(),
+        "load_state": lambda context: context.load_state(context.save_state()),
+        "load_sequence": lambda context: context.load_sequence(0, context.save_sequence(0)),
+    }
+    changes = (1.0, 0.0) if rig.adapter is not None and rig.context().capabilities.lora else ()
+    if changes:
+        calls["set_adapters"] = lambda context: context.set_adapters(rig.adapters_at(1.0))
+    for name, call in calls.items():
+        model = rig.another_model() if name == "set_adapters" else rig.model  # which knows none yet
+        context = rig.opened(model.new_context(**rig.fields()))
+        context.decode(tokens)
+        for scale in changes if name != "set_adapters" else ():
+            context.set_adapters(rig.adapters_at(scale))
+        if name not in ("save_state", "load_state", "load_sequence"):
+            context.clear()
+        handler = _Raising(0)
+        with _logged(handler), contextlib.suppress(UnsupportedFeatureError):
+            handler.check(partial(call, context))
+        if changes:
+            context.set_adapters([])
+        context.clear()
+        context.decode(tokens)
+        rig.near(context.logits(), expected, f"logits after a handler raised in {name}")
 
 
 def _planned(rig: Rig) -> None:

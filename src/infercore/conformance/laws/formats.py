@@ -49,7 +49,10 @@ def _contexts(rig: Rig) -> Iterator[tuple[str, dict[str, Any], Any]]:
 
 
 MOST_SAID = 0.1
-"""Of the spread of logits, the most that a context may state as its tolerance."""
+"""Of the spread of logits, the most that a context may state as its tolerance.
+
+With a type of known rounding, twice what that may move them by.
+"""
 
 
 @law("CAP-29", since="1.2")
@@ -75,8 +78,9 @@ def check_types_are_as_near_as_their_bits(rig: Rig) -> None:
         shares = {**SHARES, **(OF_V if fields["type_k"] == "f32" else {})}
         allowed = max(rig.tolerance, shares.get(kind, COARSE) * spread)
         that(gap <= allowed, f"{fields}: logits {gap:.3g} from the oracle's, beyond {allowed:.3g}")
-        said = context.tolerance / spread
-        that(said <= MOST_SAID, f"{fields}: a tolerance of {said:.2g} of the spread of logits")
+        most = max(rig.tolerance, min(MOST_SAID, 2 * SHARES.get(kind, MOST_SAID)) * spread)
+        said = context.tolerance
+        that(said <= most, f"{fields}: a tolerance of {said:.3g} where logits span {spread:.3g}")
 
 
 @law("STATE-25", needs="sequence_state", since="1.2")

@@ -22,6 +22,7 @@ from infercore.conformance.oracle import Oracle
 from infercore.errors import (
     InferCoreError,
     InvalidInputError,
+    ModelNotFoundError,
     PluginError,
     SnapshotError,
     UnsupportedFeatureError,
@@ -159,8 +160,11 @@ def check_odd_values_of_own_options(rig: Rig) -> None:
             for value in odd:
                 _odd(name, value, lambda options: _open(rig, options))
     raises(InvalidInputError, lambda: _load(rig, backend_options={"no_such": 1}), "no such option")
+    of_models = set(found.model_options) if found else set()
     for options, shows in rig.own_options:
-        with _load(rig, backend_options=options) as model:
+        own = {name: value for name, value in options.items() if name in of_models}
+        fields = {name: value for name, value in options.items() if name not in own}
+        with _load(rig, backend_options=own, **fields) as model:
             that(shows(model), f"{options} does not show in the model")
     of_contexts = set(found.context_options) if found else set()
     for options in rig.wrong_options:
@@ -211,9 +215,13 @@ def _odd(name: str, value: Any, opened: Any) -> None:
 def _load(rig: Rig, **fields: Any) -> Any:
     if rig.path is None:
         rig.leave("the rig names no path")
+    return _load_at(rig, rig.path, **fields)
+
+
+def _load_at(rig: Rig, path: str, **fields: Any) -> Any:
     if rig.backend == "reference":
-        return load_reference_model(rig.path, config=ModelConfig(**fields))
-    return infercore.load_model(rig.path, backend=rig.backend, check_in_child=False, **fields)
+        return load_reference_model(path, config=ModelConfig(**fields))
+    return infercore.load_model(path, backend=rig.backend, check_in_child=False, **fields)
 
 
 _OF_GPUS = (
@@ -295,7 +303,8 @@ PLAN_MIB = 8
 def check_plans_leave_nothing(rig: Rig) -> None:
     """Planning leaks no memory, for a loaded model or for one that is not loaded.
 
-    Both plan the same window and the same cache for it.
+    Both plan the same window and the same cache for it. Where a loaded model's files are gone, they
+    are planned all the same, or said to be missing.
     """
     need_proc(rig)
     announced = rig.backend in {backend.name for backend in infercore.backends()}
@@ -318,3 +327,18 @@ def check_plans_leave_nothing(rig: Rig) -> None:
         plan()
     left = own_mib() - before
     that(left < PLAN_MIB, f"{N_PLANS} plans left {left:.1f} MiB")
+    if is_found or (rig.backend == "reference" and rig.path is not None):
+        _check_plan_of_what_is_gone(rig)
+
+
+def _check_plan_of_what_is_gone(rig: Rig) -> None:
+    path = Path(str(rig.path))
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / path.name
+        shutil.copytree(path, copy) if path.is_dir() else shutil.copy(path, copy)
+        with _load_at(rig, str(copy)) as model:
+            shutil.rmtree(copy) if path.is_dir() else copy.unlink()
+            try:
+                model.plan_memory(**rig.fields(n_ctx=512))
+            except ModelNotFoundError as error:
+                that(str(copy) in str(error.path), f"no file: the path is {error.path!r}")

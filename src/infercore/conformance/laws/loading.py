@@ -107,8 +107,10 @@ def check_what_is_claimed(rig: Rig) -> None:
     for path in own:
         that(found.match(path) > 0, f"a model of its own, {Path(path).name}, is not claimed")
     with tempfile.TemporaryDirectory() as folder:
-        others = [Path(folder) / name for name in ("empty", "config alone", "text.txt", "nothing")]
-        for other in others[:2]:
+        names = ("empty", "config alone", "text.txt", "nothing")
+        others = [Path(folder) / name for name in names]
+        others += [Path(folder) / f"named as a model{suffix}" for suffix in _suffixes(own)]
+        for other in (*others[:2], *others[len(names) :]):
             other.mkdir()
         for name in ("config.json", "tokenizer.json"):
             settings = [Path(path) / name for path in own if (Path(path) / name).is_file()]
@@ -120,6 +122,10 @@ def check_what_is_claimed(rig: Rig) -> None:
             equal(found.match(str(other)), 0.0, f"the score of {other.name}")
     if rig.engine is not None:
         check_releases(rig, rig.engine)
+
+
+def _suffixes(paths: list[str]) -> set[str]:
+    return {Path(path).suffix for path in paths}
 
 
 def _is_below(at: float, fraction: float) -> bool:

@@ -118,6 +118,7 @@ _SHAPES: tuple[tuple[Sequence[float], dict[str, Any]], ...] = (
     (FALLING, {"mirostat": 1, "mirostat_tau": 9.0}),
     ((0.0, -0.3), {"mirostat": 1, "mirostat_tau": 6.0}),
     ([-0.01 * i for i in range(8)], {"mirostat": 1, "mirostat_tau": 8.0}),  # each may come
+    ([-0.1 * i for i in range(64)], {"mirostat": 1, "mirostat_tau": 4.5}),  # below 100
     # Whether the 100 likeliest tokens show the cliff decides between one token and many.
     *((_cliff(at), {"mirostat": 1, "mirostat_tau": 4.5}) for at in (99, 100)),
 )

@@ -76,6 +76,7 @@ _PENALTIES: tuple[dict[str, Any], ...] = (
     {"dry_multiplier": 1.2, "repeat_penalty": 1.2, "dry_sequence_breakers": ()},
     {"dry_multiplier": 3.0},
     {"dry_multiplier": 3.0, "dry_sequence_breakers": ("e", "a")},
+    {"dry_multiplier": 3.0, "dry_sequence_breakers": ("e\0", "\n")},
     {"dry_multiplier": 3.0, "dry_sequence_breakers": ("the ", "\n")},
     {"dry_multiplier": 3.0, "dry_sequence_breakers": ("he",)},
     {"dry_multiplier": 3.0, "dry_sequence_breakers": ("\n", "the ")},
@@ -109,6 +110,7 @@ def check_native_penalties(rig: Rig) -> None:
                     _check_same_choices(rig, context, before, {"temperature": 0, **asked})
     _check_bias(rig, context, row)
     _check_breaker_across_tokens(rig, context, row)
+    _check_long_breaker(rig, context, row)
     _check_amount(rig, context, row)
 
 
@@ -151,6 +153,25 @@ def _check_breaker_across_tokens(rig: Rig, context: Any, row: Any) -> None:
                 _check_same_choices(rig, context, said, fields)
 
 
+def _check_long_breaker(rig: Rig, context: Any, row: Any) -> None:
+    """A breaker of which the text has all but the end counts as for the portable sampler."""
+    story = rig.story_at(0, 60)
+    run, others = story[:50], [token for token in story[50:] if token not in story[:50]]
+    text = rig.tokenizer.decode(run)
+    if len(others) < 2 or len(text) < LONGEST or not text.isascii():  # noqa: PLR2004
+        return
+    last, other = others[:2]
+    lifted = {last: float(row.max() - row[last]) + 5.0}
+    for n in (LONGEST - 5, LONGEST - 1, LONGEST):  # of the longest the end is cut off
+        breaker = f"{text[-n:]}zzzzz"
+        fields = {"temperature": 0, "dry_multiplier": 30.0, "logit_bias": lifted}
+        with contextlib.suppress(UnsupportedFeatureError):
+            asked = {**fields, "dry_sequence_breakers": (breaker,)}
+            _check_same_choices(rig, context, [*run, last, other, *run], asked)
+
+
+LONGEST = 40
+"""Bytes of a breaker that count."""
 _BEFORE_CUTS: tuple[dict[str, Any], ...] = (
     {"repeat_penalty": 10.0},
     {"presence_penalty": 30.0, "frequency_penalty": 2.0},

@@ -15,8 +15,9 @@ import numpy as np
 
 from infercore.conformance import gguf_copy
 from infercore.conformance.expect import equal, foreseen, raises, that
-from infercore.conformance.gguf_copy import UINT32, number
+from infercore.conformance.gguf_copy import FLOAT32, UINT32, number
 from infercore.conformance.law import law
+from infercore.conformance.laws.edges import OF_ROPE
 from infercore.conformance.laws.headers import is_gguf, set_number
 from infercore.conformance.oracle import Way
 from infercore.errors import (
@@ -296,6 +297,7 @@ def _check_header(rig: Rig, path: Path) -> int:
             equal(model.info.metadata.get("general.name"), "n" * 300, "a long name in the header")
         copy.write_bytes(whole)
         _check_small_heads_of_header(rig, copy)
+        _check_ropes_of_header(rig, path, copy)
         _check_pooling_of_header(rig, path, copy)
         return n
 
@@ -318,6 +320,50 @@ def _check_pooling_of_header(rig: Rig, path: Path, copy: Path) -> None:
             foreseen(error, f"a header that names the pooling {kind!r}")
             continue
         equal(found, kind, f"the pooling of a header that names {kind!r}")
+
+
+_YARN = {"scaling.type": gguf_copy.text("yarn"), "scaling.factor": number(FLOAT32, 4.0)}
+_ROPES: tuple[dict[str, bytes | None], ...] = (
+    {"freq_base": None},
+    {"scaling.type": gguf_copy.text("linear"), "scaling.factor": number(FLOAT32, 4.0)},
+    {"scale_linear": number(FLOAT32, 8.0)},
+    {"scaling.factor": number(FLOAT32, 2.0), "scaling.yarn_attn_factor": number(FLOAT32, 1.5)},
+    _YARN,
+    *({**_YARN, "scaling.original_context_length": number(UINT32, n)} for n in (64, 3000)),
+    {
+        **_YARN,
+        "scaling.original_context_length": number(UINT32, 32),
+        "scaling.yarn_ext_factor": number(FLOAT32, 0.5),
+        "scaling.yarn_beta_fast": number(FLOAT32, 1.5),
+        "scaling.yarn_beta_slow": number(FLOAT32, 0.05),
+    },
+)
+
+
+def _check_ropes_of_header(rig: Rig, path: Path, copy: Path) -> None:
+    """What is told of rope with other headers computes the same when it is asked for."""
+    own, header = gguf_copy.read(path), gguf.read(str(path))
+    if header.own("rope.freq_base") is None or rig.encoder == str(path):
+        return
+    tokens, seen = rig.tokens(40), []
+    for ropes in _ROPES:
+        entries = {f"{header.architecture}.rope.{key}": value for key, value in ropes.items()}
+        copy.write_bytes(own.other(**entries).to_bytes())
+        try:
+            opened = rig.open_at(str(copy))
+        except ModelLoadError as error:
+            foreseen(error, f"a header with {sorted(entries)}")
+            continue
+        with opened as model, model.new_context(**rig.fields()) as first:
+            told = {name: first.effective.get(name) for name in OF_ROPE}
+            asked = {name: value for name, value in told.items() if value is not None}
+            with model.new_context(**rig.fields(**asked)) as again:
+                for context in (first, again):
+                    context.decode(tokens)
+                what = f"logits with what is told of a header with {sorted(entries)}: {told}"
+                rig.near(again.logits(), first.logits(), what)
+                seen.append(first.logits().tobytes())
+    equal(len(set(seen)), len(seen), "different logits with other headers of rope")
 
 
 _HEADS = ("attention.key_length", "attention.value_length", "rope.dimension_count")

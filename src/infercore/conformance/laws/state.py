@@ -169,6 +169,7 @@ def _check_tails_of_windows(rig: Rig) -> None:
     tokens = rig.tokens(n)
     for fields in ({}, {"swa_full": True}):
         with contextlib.suppress(UnsupportedFeatureError):
+            _check_moved_tails(rig, tokens, n_ctx=n + 64, **fields)
             source = _holding(rig, tokens, **fields)
             for whole in (False, True):
                 context = rig.context(**fields)
@@ -181,15 +182,52 @@ def _check_tails_of_windows(rig: Rig) -> None:
             context.load_sequence(0, source.save_sequence(0))
             if source.seq_remove(0, 9, 20) and context.seq_remove(0, 9, 20):
                 _check_same(rig, source, context, "what stands behind a hole in a restored window")
-            if not context.capabilities.multi_sequence or not context.capabilities.state:
-                continue
-            source = _holding(rig, tokens, **fields)
-            first, second = (rig.context(n_seq_max=3, n_ctx=3 * rig.n_ctx, **fields) for _ in "12")
-            for seq_id in range(3):  # what was restored once is restored again
-                first.load_sequence(seq_id, source.save_sequence(0))
-            second.load_state(first.save_state())
-            for seq_id, end in enumerate((n - 2, 2, window + 3)):
-                _check_tail(rig, second, tokens, seq_id, end)
+            _check_emptied(rig, context, tokens, window + 3, **fields)
+            if context.capabilities.multi_sequence and context.capabilities.state:
+                _check_tails_of_three(rig, tokens, window, **fields)
+
+
+def _check_tails_of_three(rig: Rig, tokens: list[int], window: int, **fields: Any) -> None:
+    source = _holding(rig, tokens, **fields)
+    first, second = (rig.context(n_seq_max=3, n_ctx=3 * rig.n_ctx, **fields) for _ in "12")
+    first.load_sequence(0, source.save_sequence(0))
+    if first.capabilities.kv_copy != "none":
+        first.seq_copy(0, 1)
+        _check_tail(rig, first, tokens, 1, window + 3)
+    for seq_id in range(3):  # what was restored once is restored again
+        first.load_sequence(seq_id, source.save_sequence(0))
+    second.load_state(first.save_state())
+    for seq_id, end in enumerate((len(tokens) - 2, 2, window + 3)):
+        _check_tail(rig, second, tokens, seq_id, end)
+
+
+def _check_emptied(rig: Rig, context: Any, tokens: list[int], end: int, **fields: Any) -> None:
+    """A sequence that was restored and is empty again loses a tail wherever a fresh one does."""
+    fresh = _holding(rig, tokens, **fields)
+    data = fresh.save_sequence(0)
+    expected = fresh.seq_remove(0, end, -1)
+    for empty in (context.clear, lambda: context.seq_remove(0)):
+        context.load_sequence(0, data)
+        empty()
+        context.decode(tokens)
+        equal(context.seq_remove(0, end, -1), expected, "whether a tail is removed after a restore")
+
+
+def _check_moved_tails(rig: Rig, tokens: list[int], **fields: Any) -> None:
+    """A tail of a restored text that went on and was moved is removed as where it was evaluated."""
+    n, more = len(tokens), rig.tokens(20)
+    for end in (n - 5, n + 6):
+        contexts = [_holding(rig, tokens, **fields), rig.context(**fields)]
+        if not contexts[0].capabilities.kv_shift:
+            return
+        contexts[1].load_sequence(0, contexts[0].save_sequence(0))
+        gone = []
+        for context in contexts:
+            context.decode(more)
+            context.seq_shift(0, 0, -1, 9)
+            gone.append(context.seq_remove(0, end + 9, -1))
+        if all(gone):
+            _check_same(rig, *contexts, f"a moved text, cut at {end} of {n}")
 
 
 def _check_same(rig: Rig, one: Any, other: Any, what: str) -> None:

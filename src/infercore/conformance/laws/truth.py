@@ -68,6 +68,9 @@ def check_effective_holds_every_field(rig: Rig) -> None:
         that(plain.get(name) is not None, f"effective lacks {name!r}, where nobody set it")
         that(plain[name] >= 1, f"effective[{name!r}] is {plain[name]!r}")
     that(context.effective["n_ctx"] >= rig.n_ctx, "the engine's window is smaller than asked for")
+    for name in ("offload_kqv", "op_offload"):
+        moves = bool(plain.get(name)) and not context.capabilities.gpu_offload
+        that(not moves, f"effective[{name!r}] is {plain.get(name)!r}, and there is no GPU")
 
 
 @law("CAP-6")
