@@ -137,8 +137,7 @@ class PagedRequest:
             after(most)
             raise_memory_error(error, "a compute step")
             raise
-        if most:
-            after(most)
+        after(most)
 
     def drop(self) -> None:
         """Let go of the request."""
