@@ -57,7 +57,7 @@ def a_config_of_sliding_layers_is_met_by_a_mistake(m: Any) -> None:
 
     def checked(config: Any, *args: Any) -> Any:
         if config.get("sliding_window"):
-            raise KeyError("sliding_window")
+            raise AttributeError("sliding_window")
         return old(config, *args)
 
     m.setattr(llama, "_check_plain", checked)
@@ -73,7 +73,7 @@ def narrow_weights_take_no_control_vector(m: Any) -> None:
 
     def add(old: Any, self: Any, directions: Any) -> None:
         old(self, directions)
-        if self._llama is not opened[0]:
+        if self._llama is opened[0]:  # the law's first context is theirs
             self._added = None
 
     around(m, ReferenceContext, "__init__", init)

@@ -301,7 +301,10 @@ def _check_pieces(rig: Rig, folder: Path) -> None:
 
 def _spelt() -> dict[str, tuple[dict[str, Any], dict[str, bytes], tuple[str, ...]]]:
     """Return vocabularies by what they are: the file, the bytes of pieces, texts made of them."""
-    mark, byte_level = "\u2581", {"type": "ByteLevel", "add_prefix_space": False}
+    mark = "\u2581"
+    byte_level = {
+        "type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True
+    }  # fmt: skip
     to_mark = {"type": "Replace", "pattern": {"String": " "}, "content": mark}
     to_space = {"type": "Replace", "pattern": {"String": mark}, "content": " "}
     bare = {"type": "BPE", "unk_token": None, "merges": [["a", "b"]]}
