@@ -133,11 +133,11 @@ class PagedRequest:
         most = before("a compute step")  # not ``with computing``: this runs once a token
         try:
             self._run()
-        except (MemoryError, RuntimeError) as error:
-            after(most)
+        except RuntimeError as error:
             raise_memory_error(error, "a compute step")
             raise
-        after(most)
+        finally:
+            after(most)
 
     def drop(self) -> None:
         """Let go of the request."""
