@@ -198,7 +198,7 @@ def test_a_cache_that_cannot_grow_stays_as_it_was(open_context, story, monkeypat
         return grown(self, n)
 
     monkeypatch.setattr(KvArray, "grown", fails_later)
-    with pytest.raises(MemoryError):
+    with pytest.raises(ic.OutOfMemoryError):
         cache._grow(2)
     assert [len(array.data) for array in cache.arrays] == sizes
 

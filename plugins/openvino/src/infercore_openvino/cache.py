@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import openvino as ov
 
+from infercore import OutOfMemoryError
 from infercore_openvino import rope
 from infercore_openvino.blocks import BlockTables
 from infercore_openvino.pool import PoolFullError
@@ -115,7 +116,10 @@ class KvCache:
 
     def _grow(self, n_missing: int) -> None:
         n_more = max(n_missing, len(self.arrays[0].data) // 8)
-        grown = [array.grown(n_more) for array in self.arrays]
+        try:
+            grown = [array.grown(n_more) for array in self.arrays]
+        except MemoryError as error:  # untyped, a copy that failed would end the context
+            raise OutOfMemoryError("no memory for a larger KV cache") from error
         for array, data in zip(self.arrays, grown, strict=True):
             array.data = data
         self.on_grown()
