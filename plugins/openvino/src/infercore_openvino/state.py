@@ -110,7 +110,10 @@ def read_positions(view: memoryview, lengths: Sequence[int]) -> tuple[list[Posit
     """Return the positions of sequences of these ``lengths``, and what stands behind them."""
     found: list[Positions] = []
     for n in lengths:
-        found.append(np.frombuffer(view[: 8 * n], dtype="<i8").astype(np.int64))
+        positions = np.frombuffer(view[: 8 * n], dtype="<i8").astype(np.int64)
+        if np.any(positions < 0):  # which no removal reaches; the core sees those beyond the end
+            raise refused("has positions that no sequence can have")
+        found.append(positions)
         view = view[8 * n :]
     return found, view
 
