@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import gc
+import sys
 
 import numpy as np
 import pytest
 
 import infercore as ic
-from infercore_openvino import graph
 from infercore_openvino.cache import KvArray
 from infercore_openvino.paged_request import PagedRequest
 
@@ -116,7 +116,7 @@ def test_layers_that_differ_after_a_failure_hold_nothing(open_context, story, mo
 def test_without_the_transformation_the_stateful_form_serves(
     ov_path, story, reference, monkeypatch, caplog
 ) -> None:
-    monkeypatch.setattr(graph, "_transformation", lambda: None)
+    monkeypatch.setitem(sys.modules, "openvino._offline_transformations", None)
     with ic.load_model(ov_path, backend="openvino") as model:
         assert model.capabilities.kv_copy == "none"
         assert "falling back to the stateful form" in caplog.text

@@ -147,19 +147,21 @@ def test_any_sequence_goes_into_a_context_of_one(
     other.decode_one(9)
     assert np.allclose(other.logits(), cold([*story[:20], 9]), atol=other.tolerance)
     with pytest.raises(ic.SnapshotError):
-        other._inner.load_state(context._inner.save_state())
+        other.load_state(context.save_state())
 
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"n": -1}, {"n": 2.5}, {"n": 0}, {"shapes": []}, {"shapes": 3}, {"seq_id": -1}, "two", "nan"],
+    [{"n": -1}, {"n": 2.5}, {"n": []}, {"n": 0}, {"shapes": []}, {"shapes": 3}, "two", "nan"],
 )
 def test_a_state_that_cannot_be_is_refused(open_context: Any, wrong: Any, story: list[int]) -> None:
+    from infercore.engine import blob
     from infercore_openvino import state
 
-    inner = open_context()._inner
-    inner.decode(np.array(story[:4], np.int32), seq_id=0, logits="none")
-    header, view = state.unpack(inner.save_sequence(0), {})
+    context = open_context()
+    context.decode(story[:4])
+    about, payload, row = blob.unpack(context.save_sequence(0))
+    header, view = state.unpack(payload, {})
     data, (entry,) = np.frombuffer(view, np.float32).copy(), header["sequences"]
     if wrong == "nan":
         data[0] = np.nan
@@ -167,8 +169,10 @@ def test_a_state_that_cannot_be_is_refused(open_context: Any, wrong: Any, story:
         header["sequences"] = [entry, {**entry, "n": 0, "shapes": []}]
     else:
         header["sequences"] = [{**entry, **wrong}]
+    packed = blob.pack(dict(about), state.pack(header, [data.tobytes()]), bytes(row))
     with pytest.raises(ic.SnapshotError):
-        inner.load_sequence(0, state.pack(header, [data.tobytes()]))
+        context.load_sequence(0, packed)
+    assert context.n_past() == 0
 
 
 @pytest.mark.parametrize("value", [[1], {"a": 1}, "many", -1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import json
 import shutil
 import sys
 import tempfile
@@ -40,6 +41,17 @@ class Counted(Faults):
         return super().run(name, method, *args, **kwargs)
 
 
+def a_folder_of_weights_of_fewer_layers(folder: str) -> str:
+    """Write the storyteller into ``folder`` with a config that asks for a layer more."""
+    shutil.copytree(storyteller(), folder, dirs_exist_ok=True)
+    file = Path(folder) / "config.json"
+    config = json.loads(file.read_text(encoding="utf-8"))
+    config["num_hidden_layers"] += 1
+    file.unlink()
+    file.write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
 def rig() -> Rig:
     """Return the rig of the reference backend on the pack's storyteller."""
     counted = Counted()
@@ -70,6 +82,7 @@ def rig() -> Rig:
         suite_version="1.2",
         observe=observe,
         require=REQUIRED,
+        wrong_files=(a_folder_of_weights_of_fewer_layers,),
     )
 
 

@@ -127,10 +127,15 @@ class Rig:
     into a folder that it is given, and returns what turns weights into what they are there.
     ``engine`` is the package of the engine, as pip names it: the backend must take the releases of
     it that its own package requires, and no other. ``own_options`` are pairs of
-    ``backend_options`` to load a model with (or fields of its config, or both) and of a function of
-    that model, which tells whether they show; ``wrong_options`` are such options (or, together
-    with fields, those of a context) that must be refused by the name of the first. ``n_ctx`` is the
-    window of the laws' contexts. ``encoder`` is the path of an encoder that ``open_path`` reads,
+    ``backend_options`` to load a model (or open a context) with, or fields of a model's config, or
+    both, and of a function of that model (or context), which tells whether they show;
+    ``wrong_options`` are such options (or, together with fields, those of a context) that must be
+    refused by the name of the first. ``wrong_files`` each write into a folder that they are given
+    what is nearly a model of the backend's format and cannot be one, and return its path: it must
+    be refused. ``ranker`` writes into such a folder an encoder with a head that scores texts, and
+    returns a function of ids and kinds (1 for those of the second text of a pair) to a score,
+    computed apart from the backend. ``n_ctx`` is the window of the laws' contexts.
+    ``encoder`` is the path of an encoder that ``open_path`` reads,
     ``encoder_name`` its name in the pack. ``is_encoder`` tells that ``open_model`` itself opens an
     encoder: laws about models that generate are then left.
     """
@@ -154,6 +159,8 @@ class Rig:
     engine: str | None = None
     own_options: Sequence[tuple[Mapping[str, Any], Callable[[Any], bool]]] = ()
     wrong_options: Sequence[Mapping[str, Any]] = ()
+    wrong_files: Sequence[Callable[[str], str]] = ()
+    ranker: Callable[[str], Callable[[Sequence[int], Sequence[int]], float]] | None = None
     observe: Callable[[Any, int], Observation] | None = None
     known: Mapping[str, str] = attrs.field(factory=dict, validator=_known)
     story: str = STORY

@@ -70,6 +70,7 @@ def _check_plain(config: Mapping[str, Any]) -> None:
         "position_embedding_type": ("absolute", ("absolute",)),
         "is_decoder": (False, (False,)),
         "add_cross_attention": (False, (False,)),
+        "sliding_window": (None, (None,)),
     }
     for name, (usual, possible) in plain.items():
         value = config.get(name, usual)

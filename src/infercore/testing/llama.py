@@ -97,8 +97,9 @@ def _check_plain(config: Mapping[str, Any], rope: Mapping[str, Any]) -> None:
         "attention_bias": config.get("attention_bias", False),
         "mlp_bias": config.get("mlp_bias", False),
         "rope_type": rope["rope_type"],
+        "sliding_window": config.get("sliding_window"),
     }
-    plain = ("llama", "silu", False, False, "default")
+    plain = ("llama", "silu", False, False, "default", None)
     for (name, value), expected in zip(found.items(), plain, strict=True):
         if value != expected:
             raise ValueError(f"its {name} is {value!r}, not {expected!r}")

@@ -39,6 +39,8 @@ _POOLINGS = {
     "cls": "pooling_mode_cls_token",
     "last": "pooling_mode_lasttoken",
 }
+_MODES = {"mean": "mean", "cls": "cls", "last": "lasttoken"}
+"""What newer descriptions call them."""
 
 
 class Loaded:
@@ -182,7 +184,9 @@ def match(path: str) -> float:
 def _pooling_of(path: str) -> str:
     """Return the pooling that the directory names, as sentence-transformers writes it."""
     settings = json_object(path, os.path.join("1_Pooling", "config.json"))
-    return next((kind for kind, key in _POOLINGS.items() if settings.get(key)), "none")
+    named = str(settings.get("pooling_mode"))
+    found = [kind for kind, key in _POOLINGS.items() if settings.get(key) or named == _MODES[kind]]
+    return found[0] if len(found) == 1 else "none"
 
 
 def _check_finite(tensors: Mapping[str, FloatArray], path: str) -> None:

@@ -32,6 +32,11 @@ class ReferenceTokenizer:
                 f"{folder}: a vocabulary of kind {kind!r} is not known here; give one of {_KINDS}",
                 path=folder,
             )
+        steps = [self._vocabulary.get(name) for name in ("decoder", "pre_tokenizer")]
+        if kind == "BPE" and "ByteLevel" not in json.dumps(steps):
+            raise ModelFormatError(
+                f"{folder}: pieces that are not byte-level are not known here", path=folder
+            )
         self._control = self._control_tokens()
         self._alphabet = byte_alphabet()
         self.generation: Mapping[str, Any] = json_object(folder, "generation_config.json")
@@ -77,6 +82,8 @@ class ReferenceTokenizer:
             return b""
         if self._vocabulary["model"]["type"] == "WordPiece":
             return _word_piece(piece)
+        if not self._alphabet.keys() >= set(piece):
+            return str(piece).encode()
         return bytes(self._alphabet[character] for character in piece)
 
     def is_eog(self, token: int) -> bool:

@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 
 from conformance.mutants import around, breaks
-from infercore.errors import DecodeAbortedError
+from infercore.errors import DecodeAbortedError, UnsupportedFeatureError
 from infercore.testing import cells, reference_base
 from infercore.testing.reference_base import Base
 from infercore.testing.reference_context import ReferenceContext
@@ -356,3 +356,57 @@ def what_was_removed_is_saved_too(m: Any) -> None:
 
     around(m, Sequences, "seq_remove", remove)
     around(m, Sequences, "save_sequence", save)
+
+
+@breaks("EMB-13", **real)
+def the_last_vector_is_always_in_one_place(m: Any) -> None:
+    place: list[Any] = []
+
+    def embedding(old: Any, self: Any, seq_id: int) -> Any:
+        found = old(self, seq_id)
+        if self.effective["pooling_type"] != "last":
+            return found
+        if not place:
+            place.append(found.copy())
+        place[0][...] = found
+        return place[0]
+
+    def decode(old: Any, self: Any, *args: Any, **fields: Any) -> Any:
+        for row in place:
+            row[...] = 0
+        return old(self, *args, **fields)
+
+    around(m, Base, "embedding", embedding)
+    around(m, ReferenceContext, "decode_batch", decode)
+
+
+@breaks("THREAD-4", **real)
+def rows_go_with_the_threads_that_made_them(m: Any) -> None:
+    def threads(old: Any, self: Any, *numbers: int) -> None:
+        old(self, *numbers)
+        self._rows = np.zeros_like(self._rows)
+
+    around(m, Base, "set_threads", threads)
+
+
+@breaks("DEC-27", **real)
+def rows_are_taken_by_the_first_threads_alone(m: Any) -> None:
+    def threads(old: Any, self: Any, *numbers: int) -> None:
+        old(self, *numbers)
+        self.is_changed = True
+
+    def vectors(old: Any, self: Any, rows: Any, *args: Any) -> None:
+        old(self, rows * 0.5 if getattr(self, "is_changed", False) else rows, *args)
+
+    around(m, Base, "set_threads", threads)
+    around(m, ReferenceContext, "decode_vectors", vectors)
+
+
+@breaks("CAP-15", **real)
+def a_refusal_of_attention_says_not_what(m: Any) -> None:
+    def attention(old: Any, self: Any, on: bool) -> None:
+        if not on:
+            raise UnsupportedFeatureError(feature="this")
+        old(self, on)
+
+    around(m, ReferenceContext, "set_causal_attention", attention)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -11,7 +12,10 @@ import numpy as np
 import infercore
 from conformance.mutants import around, breaks, result
 from infercore.conformance import reference
-from infercore.testing import reference_settings, reference_tokenizer
+from infercore.conformance.laws import headers, kinds
+from infercore.errors import InvalidInputError, ModelLoadError
+from infercore.testing import llama, reference_settings, reference_tokenizer
+from infercore.testing.reference_context import ReferenceContext
 from infercore.testing.reference_model import Loaded, ReferenceModel
 from infercore.values import checks
 from infercore.values.info import BackendInfo, DeviceInfo
@@ -33,6 +37,50 @@ def a_lie_is_met_by_a_mistake(m: Any) -> None:
     m.setattr(reference_tokenizer, "ModelFormatError", refused)
 
 
+@breaks("BAD-18", **real)
+def what_lacks_a_layer_is_the_usual_model(m: Any) -> None:
+    old = headers.load_reference_model
+
+    def load(path: Any = None, **fields: Any) -> Any:
+        try:
+            return old(path, **fields)
+        except ModelLoadError as error:
+            if "layers.4." not in str(error):
+                raise
+            return old(None, **fields)
+
+    m.setattr(headers, "load_reference_model", load)
+
+
+@breaks("CAP-35", **real)
+def a_config_of_sliding_layers_is_met_by_a_mistake(m: Any) -> None:
+    old = llama._check_plain
+
+    def checked(config: Any, *args: Any) -> Any:
+        if config.get("sliding_window"):
+            raise AttributeError("sliding_window")
+        return old(config, *args)
+
+    m.setattr(llama, "_check_plain", checked)
+
+
+@breaks("CAP-36", **real)
+def narrow_weights_take_no_control_vector(m: Any) -> None:
+    opened: list[Any] = []
+
+    def init(old: Any, self: Any, model: Any, effective: Any) -> None:
+        old(self, model, effective)
+        opened.append(model)
+
+    def add(old: Any, self: Any, directions: Any) -> None:
+        old(self, directions)
+        if self._llama is opened[0]:  # the law's first context is theirs
+            self._added = None
+
+    around(m, ReferenceContext, "__init__", init)
+    around(m, ReferenceContext, "set_control_vector", add)
+
+
 @breaks("CAP-36", **real)
 def narrow_weights_lose_their_last_bit(m: Any) -> None:
     old = safetensors._tensor
@@ -47,6 +95,22 @@ def narrow_weights_lose_their_last_bit(m: Any) -> None:
 @breaks("BAD-19", **real)
 def unknown_options_are_taken(m: Any) -> None:
     m.setattr(checks, "check_options", lambda field, options, known: None)
+
+
+@breaks("BAD-19", **real)
+def the_last_of_what_is_allowed_is_refused(m: Any) -> None:
+    def opened(_: Any, options: Any, **__: Any) -> None:
+        ((name, value),) = options.items()
+        if type(value) is not int or not 1 <= value < 4:
+            raise InvalidInputError(
+                f"{name} is none", field=name, value=value, allowed="an integer from 1 to 4"
+            )
+
+    about = SimpleNamespace(model_options=(), context_options=("size",))
+    record = SimpleNamespace(name="reference", descriptor=about)
+    registry = SimpleNamespace(records=lambda: [record], get=lambda name: about)
+    m.setattr(kinds, "default_registry", lambda: registry)
+    m.setattr(kinds, "_open", opened)
 
 
 @breaks("CAP-37", **real)

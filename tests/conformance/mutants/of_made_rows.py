@@ -135,6 +135,17 @@ def long_tokens_are_cut(m: Any) -> None:
     result(m, ReferenceTokenizer, "token_bytes", lambda data: data[:64])
 
 
+@breaks("TOK-22", **real)
+def pieces_are_always_of_the_alphabet(m: Any) -> None:
+    def token_bytes(old: Any, self: Any, token: int) -> bytes:
+        if self._parsing.id_to_token(token) == "\u65e5":
+            raise KeyError("\u65e5")
+        found: bytes = old(self, token)
+        return found
+
+    around(m, ReferenceTokenizer, "token_bytes", token_bytes)
+
+
 @breaks("LIFE-16", **real)
 def what_a_handler_raises_is_lost(m: Any) -> None:
     def opened(old: Any, self: Any, config: Any) -> Any:

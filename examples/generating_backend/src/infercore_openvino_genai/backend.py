@@ -219,7 +219,7 @@ class Model:
         shape = graph.build(ov.Core(), found, "stateful", path).shape
         self.info = model_info(found, shape)
         self.tokenizer = JsonTokenizer(found, self.info.n_vocab, path)
-        self.files = found.existing()
+        self.files = (found.xml, found.bin, found.tokenizer_json)
         self.runtime = {"device": "CPU"}
         self._ends = [t for t in range(self.info.n_vocab) if self.tokenizer.is_eog(t)]
         self._pipelines = Pipelines(found.folder, path)

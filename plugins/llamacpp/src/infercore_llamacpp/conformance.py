@@ -6,12 +6,15 @@ narrow cache of ``sliding`` only as far as its window: they show that such model
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import infercore
 from infercore.conformance import Observation, Rig
 from infercore.testing import engine_of
 from infercore_llamacpp.release import DISTRIBUTION
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 BACKEND = "llamacpp"
 MODEL, FORMAT = "storyteller", "gguf-f32"
@@ -55,7 +58,7 @@ _EXACT = {
 }
 
 
-_OWN_OPTIONS = (
+_OWN_OPTIONS: tuple[tuple[dict[str, Any], Callable[[Any], bool]], ...] = (
     ({"kv_overrides": {"llama.rope.freq_base": 500.0}}, lambda m: _base_of(m) == 500.0),  # noqa: PLR2004
     ({"kv_overrides": {"tokenizer.ggml.bos_token_id": 7}}, lambda m: m.tokenizer.bos == 7),  # noqa: PLR2004
     ({"kv_overrides": {"tokenizer.ggml.add_bos_token": False}}, lambda m: not m.tokenizer.add_bos),

@@ -44,7 +44,7 @@ class Additions:
     @property
     def key(self) -> tuple[Any, ...]:
         """What decides about the graph; the numbers do not."""
-        return (*sorted(self.adapters), self.directions is not None, self.takes_rows)
+        return (*self.adapters, self.directions is not None, self.takes_rows)
 
     def bind(self, engine: Any, request: Any) -> None:
         """Let ``request`` read the numbers where they are; who owns this keeps them alive."""
@@ -173,10 +173,10 @@ def _layer_sums(model: Any, n_embd: int) -> dict[int, Any]:
     found = {}
     for node in model.get_ordered_ops():
         name = _LAYER_SUM.match(node.get_friendly_name())
-        if node.get_type_name() == "Add" and name is not None:
-            shape = node.output(0).get_partial_shape()
-            if len(shape) == _HIDDEN_RANK and shape[2] == n_embd:
-                found[int(name[1])] = node
+        if node.get_type_name() != "Add" or name is None:
+            continue
+        if node.output(0).get_partial_shape()[-1] == n_embd:
+            found[int(name[1])] = node
     return found
 
 

@@ -156,7 +156,6 @@ class BaseContext:
         try:
             request = compiled.new_request(added)
             paged = self._move_to(compiled, request, added)
-            self._keep_outputs()
         except BaseException:
             self._graphs.give_back(compiled)
             raise
@@ -243,12 +242,6 @@ class BaseContext:
         self._logits.begin()
         self._hidden_all.begin()
         self._hidden = {}
-
-    def _keep_outputs(self) -> None:
-        """Let the last call's outputs outlive the request that made them."""
-        self._logits.keep()
-        self._hidden_all.keep()
-        self._hidden = {seq_id: rows.copy() for seq_id, rows in self._hidden.items()}
 
     def _take_outputs(self, *, last: bool) -> None:
         rows = self._request.get_output_tensor(0).data

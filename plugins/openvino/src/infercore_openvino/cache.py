@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import openvino as ov
 
+from infercore import OutOfMemoryError
 from infercore_openvino import rope
 from infercore_openvino.blocks import BlockTables
-from infercore_openvino.engine import memory_errors
 from infercore_openvino.pool import PoolFullError
 
 if TYPE_CHECKING:
@@ -91,8 +91,7 @@ class KvCache:
     def __init__(self, ports: Sequence[Any], *, n_cells: int, n_extra: int, n_seq: int) -> None:
         block_size = ports[0].get_partial_shape()[_TOKEN_AXIS].get_length()
         n_blocks = -(-n_cells // block_size) + n_extra
-        with memory_errors(f"a KV cache of {n_cells} tokens"):
-            self.arrays = [KvArray(port, n_blocks + 1) for port in ports]
+        self.arrays = [KvArray(port, n_blocks + 1) for port in ports]
         self.tables = BlockTables(n_blocks, block_size, n_seq, first_block=SCRATCH_BLOCK + 1)
         self.on_grown: Callable[[], None] = lambda: None
 
@@ -117,8 +116,10 @@ class KvCache:
 
     def _grow(self, n_missing: int) -> None:
         n_more = max(n_missing, len(self.arrays[0].data) // 8)
-        with memory_errors("a larger KV cache"):
+        try:
             grown = [array.grown(n_more) for array in self.arrays]
+        except MemoryError as error:  # untyped, a copy that failed would end the context
+            raise OutOfMemoryError("no memory for a larger KV cache") from error
         for array, data in zip(self.arrays, grown, strict=True):
             array.data = data
         self.on_grown()

@@ -189,21 +189,17 @@ class CompiledGraphs:
 
 def _check_in_force(compiled: Compiled, settings: Settings) -> None:
     """Compare what was asked with what the engine made of it."""
-    precision = compiled.engine.get_property("INFERENCE_PRECISION_HINT").to_string()
-    if precision != settings.inference:
-        raise _not_honoured(
-            "inference_precision", settings.inference, f"this device computes in {precision}"
-        )
     if settings.n_threads not in {None, compiled.n_threads}:
         raise _not_honoured(
             "n_threads", settings.n_threads, f"this machine gives at most {compiled.n_threads}"
         )
-    caches = compiled.caches()
+    _check_caches(compiled.caches(), settings)
+
+
+def _check_caches(caches: list[Any], settings: Settings) -> None:
     others = {port.get_element_type().to_string() for port in caches} - {settings.kv_type}
     if others:
-        raise _not_honoured(
-            "type_k", settings.kv_type, f"the engine chose {', '.join(sorted(others))}"
-        )
+        raise _not_honoured("type_k", settings.kv_type, f"the engine chose {', '.join(others)}")
     sizes = {_block_size(port) for port in caches}
     if len(sizes) > 1 or None in sizes:
         raise _not_honoured("device", "", "its cache has a layout that is not known here")

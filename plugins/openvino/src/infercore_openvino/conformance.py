@@ -6,8 +6,11 @@ back.
 
 from __future__ import annotations
 
+import functools
+import json
 import os
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +21,7 @@ from infercore.testing import engine_of
 from infercore_openvino.files import MODEL_XML
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import numpy.typing as npt
 
@@ -60,11 +63,29 @@ _WRONG_OPTIONS: tuple[dict[str, Any], ...] = (
 )  # fmt: skip
 
 
+_OWN_OPTIONS: tuple[tuple[dict[str, Any], Callable[[Any], bool]], ...] = (
+    ({"num_streams": 2}, lambda c: c.effective["num_streams"] == 2),  # noqa: PLR2004
+    (
+        {"dynamic_quantization_group_size": 0},
+        lambda c: c.effective["dynamic_quantization_group_size"] == 0,
+    ),
+    ({"enable_cpu_pinning": False}, lambda c: _property(c, "ENABLE_CPU_PINNING") is False),
+    ({"enable_hyper_threading": False}, lambda c: _property(c, "ENABLE_HYPER_THREADING") is False),
+)
+
+
+def _property(context: Any, name: str) -> Any:
+    return context.native_handle.get_compiled_model().get_property(name)
+
+
 def rig() -> Rig:
     """Return the rig. Raises `ModelNotFoundError` without the model pack."""
     rig = _rig(observe=observe, **_beside("gguf-f32"))
     rig.require = (*_REQUIRED, *_OF_BLOCKS)
+    rig.own_options = _OWN_OPTIONS
     rig.wrong_options = _WRONG_OPTIONS
+    rig.wrong_files = _WRONG_FILES
+    rig.ranker = a_ranker
     rig.narrow = in_codes
     return rig
 
@@ -134,9 +155,52 @@ def pack_path(name: str, form: str = FORMAT) -> str:
 
 
 def in_half_precision(folder: str) -> Callable[[Floats], Floats]:
-    """Write the storyteller into ``folder`` in half precision; return what weights are in it."""
-    _write(_graph(), folder, in_half=True)
+    """Write the storyteller into ``folder`` in half precision; return what weights are in it.
+
+    As other exporters do it: its nodes have no names, attention is made of products, and the table
+    scales its own rows, as Gemma's does.
+    """
+    model = _graph()
+    _scale_table(model)
+    _spell_out_attention(model)
+    for i, node in enumerate(model.get_ordered_ops()):
+        node.set_friendly_name(f"node {i}")
+    _write(model, folder, in_half=True)
+    _edit(folder, "config.json", model_type="gemma3_text")
     return lambda weights: weights.astype(np.float16).astype(np.float32)
+
+
+def _scale_table(model: Any) -> None:
+    """Look up half of each row, in half precision, and double it."""
+    from openvino import opset13 as op  # noqa: PLC0415  (imports the engine)
+
+    lookup = _named(model, "embed_tokens/aten::embedding/Gather")
+    users = list(lookup.output(0).get_target_inputs())
+    half = op.convert(op.multiply(lookup.input_value(0), np.float32(0.5)), "f16")
+    lookup.input(0).replace_source_output(half.output(0))
+    doubled = op.multiply(op.convert(lookup, "f32"), np.float32(2))
+    for user in users:
+        user.replace_source_output(doubled.output(0))
+    model.validate_nodes_and_infer_types()
+
+
+def _spell_out_attention(model: Any) -> None:
+    """Put products and a softmax in the place of each operation of attention."""
+    from openvino import opset13 as op  # noqa: PLC0415  (imports the engine)
+
+    for node in model.get_ordered_ops():
+        if node.get_type_name() == "ScaledDotProductAttention":
+            q, k, v, mask = (node.input_value(i) for i in range(4))
+            scale = np.float32(q.get_partial_shape()[3].get_length() ** -0.5)
+            scores = op.multiply(op.matmul(q, k, False, True), scale)
+            shares = op.softmax(op.add(scores, mask), -1)
+            read = op.matmul(shares, v, False, False)
+            for user in node.output(0).get_target_inputs():
+                user.replace_source_output(read.output(0))
+
+
+def _named(model: Any, name: str) -> Any:
+    return next(n for n in model.get_ordered_ops() if n.get_friendly_name().endswith(name))
 
 
 def in_codes(folder: str) -> Callable[[Floats], Floats]:
@@ -175,19 +239,173 @@ def _decoded(weights: Floats) -> Floats:
     return plain
 
 
-def _graph() -> Any:
+def _graph(name: str = MODEL) -> Any:
     from infercore_openvino.engine import shared_core  # noqa: PLC0415  (imports the engine)
 
-    return shared_core().read_model(os.path.join(pack_path(MODEL), MODEL_XML))
+    return shared_core().read_model(os.path.join(pack_path(name), MODEL_XML))
 
 
-def _write(model: Any, folder: str, *, in_half: bool) -> None:
-    """Write ``model`` with what lies beside the storyteller's graph."""
+def _write(model: Any, folder: str, *, in_half: bool, name: str = MODEL) -> None:
+    """Write ``model`` with what lies beside the graph of that name."""
     import openvino as ov  # noqa: PLC0415
 
     left = shutil.ignore_patterns("openvino_*")
-    shutil.copytree(pack_path(MODEL), folder, ignore=left, dirs_exist_ok=True)
+    shutil.copytree(pack_path(name), folder, ignore=left, dirs_exist_ok=True)
     ov.save_model(model, os.path.join(folder, MODEL_XML), compress_to_fp16=in_half)
+
+
+def _edit(folder: str, name: str, **fields: Any) -> None:
+    file = Path(folder) / name
+    file.chmod(0o600)
+    file.write_text(json.dumps({**json.loads(file.read_text("utf-8")), **fields}), "utf-8")
+
+
+def a_ranker(folder: str) -> Callable[[Sequence[int], Sequence[int]], float]:
+    """Write the encoder with a head into ``folder``; return what the graph gives by itself."""
+    from openvino import opset13 as op  # noqa: PLC0415
+
+    from infercore_openvino.engine import shared_core  # noqa: PLC0415  (imports the engine)
+
+    model, numbers = _graph("encoder"), np.random.default_rng(5)
+    width = model.output(0).get_partial_shape()[2].get_length()
+    head = op.constant(numbers.standard_normal((1, width)).astype(np.float32))
+    _put_out(model, lambda rows: op.matmul(_first(rows), head, False, True), {"logits"})
+    model.validate_nodes_and_infer_types()
+    _write(model, folder, in_half=False, name="encoder")
+    _edit(folder, "config.json", architectures=["BertForSequenceClassification"])
+    compiled = shared_core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+
+    def score(ids: Sequence[int], kinds: Sequence[int]) -> float:
+        given = {"input_ids": ids, "attention_mask": [1] * len(ids), "token_type_ids": kinds}
+        known = {name for port in compiled.inputs for name in port.get_names()}
+        arrays = {n: np.array([v], dtype=np.int64) for n, v in given.items() if n in known}
+        return float(compiled(arrays)["logits"][0, 0])
+
+    return score
+
+
+def _first(rows: Any) -> Any:
+    from openvino import opset13 as op  # noqa: PLC0415  (imports the engine)
+
+    return op.gather(rows, np.int64(0), np.int64(1))
+
+
+# -- files that are no models ----------------------------------------------------------------------
+
+
+def _wrong(name: str) -> Callable[[Callable[[Any], None]], Callable[[str], str]]:
+    """Make what changes the graph of that name a writer of it, changed."""
+
+    def of(change: Callable[[Any], None]) -> Callable[[str], str]:
+        @functools.wraps(change)
+        def write(folder: str) -> str:
+            model = _graph(name)
+            change(model)
+            model.validate_nodes_and_infer_types()
+            _write(model, folder, in_half=False, name=name)
+            return folder
+
+        return write
+
+    return of
+
+
+def _beside_it(name: str, file: str, content: bytes | None) -> Callable[[str], str]:
+    """Return a writer of a model with another file beside it; None for a folder of that name."""
+
+    def write(folder: str) -> str:
+        shutil.copytree(pack_path(name), folder, dirs_exist_ok=True)
+        path = Path(folder) / file
+        path.unlink(missing_ok=True)
+        path.mkdir() if content is None else path.write_bytes(content)
+        return folder
+
+    write.__name__ = f"{name} with {file} of {content!r}"
+    return write
+
+
+@_wrong("encoder")
+def an_encoder_of_texts_of_one_length(model: Any) -> None:
+    model.reshape({port: [-1, 8] for port in model.inputs})
+
+
+@_wrong("encoder")
+def an_encoder_of_more_than_tokens(model: Any) -> None:
+    from openvino import opset13 as op  # noqa: PLC0415  (imports the engine)
+
+    more = op.parameter([-1, -1], np.int64, name="pixels")
+    more.output(0).set_names({"pixels"})
+    model.add_parameters([more])
+
+
+@_wrong("encoder")
+def an_encoder_without_hidden_states(model: Any) -> None:
+    model.output(0).get_tensor().set_names({"something"})
+
+
+@_wrong("encoder")
+def an_encoder_of_one_vector_a_text(model: Any) -> None:
+    from openvino import opset13 as op  # noqa: PLC0415  (imports the engine)
+
+    _put_out(model, lambda rows: op.reduce_mean(rows, np.array([1], np.int64), False))
+
+
+@_wrong("encoder")
+def an_encoder_without_a_table(model: Any) -> None:
+    from openvino import opset13 as op  # noqa: PLC0415  (imports the engine)
+
+    ids = model.input("input_ids")
+    users = list(ids.get_target_inputs())
+    moved = op.add(ids, np.int64(0)).output(0)
+    for user in users:
+        user.replace_source_output(moved)
+
+
+@_wrong(MODEL)
+def a_decoder_without_beams(model: Any) -> None:
+    model.input("beam_idx").get_tensor().set_names({"beams"})
+
+
+@_wrong(MODEL)
+def a_decoder_of_flat_logits(model: Any) -> None:
+    from openvino import opset13 as op  # noqa: PLC0415  (imports the engine)
+
+    _put_out(model, lambda rows: op.reshape(rows, np.array([-1, 1024], np.int64), False))
+
+
+@_wrong(MODEL)
+def a_decoder_without_an_output_layer(model: Any) -> None:
+    from openvino import opset13 as op  # noqa: PLC0415  (imports the engine)
+
+    _put_out(model, lambda rows: op.add(np.zeros((1, 1, 1), np.float32), rows))
+
+
+def _put_out(model: Any, make: Callable[[Any], Any], names: set[str] | None = None) -> None:
+    """Let the first output be what ``make`` makes of it, under its name or other ``names``."""
+    port = model.output(0)
+    result, names = port.get_node(), names or port.get_names()
+    source = result.input_value(0)
+    made = make(source).output(0)
+    source.get_tensor().set_names(set())
+    made.get_tensor().set_names(names)
+    port.get_tensor().set_names(names)
+    result.input(0).replace_source_output(made)
+
+
+_WRONG_FILES = (
+    an_encoder_of_texts_of_one_length, an_encoder_of_more_than_tokens,
+    an_encoder_without_hidden_states, an_encoder_of_one_vector_a_text, an_encoder_without_a_table,
+    a_decoder_without_beams, a_decoder_of_flat_logits, a_decoder_without_an_output_layer,
+    _beside_it("encoder", "1_Pooling/config.json", b"[]"),
+    _beside_it("encoder", "1_Pooling/config.json", b"{"),
+    _beside_it("encoder", "tokenizer_config.json", None),
+    _beside_it(MODEL, "config.json", b"[" * 100_000),
+    _beside_it(MODEL, "tokenizer.json", None),
+    _beside_it(MODEL, "chat_template.jinja", None),
+)  # fmt: skip
+
+
+# -- what the engine holds -------------------------------------------------------------------------
 
 
 def observe(context: Any, seq_id: int) -> Observation:

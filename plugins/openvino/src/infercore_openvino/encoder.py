@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from infercore import (
-    Capabilities,
-    InvalidInputError,
-    OutputNotAvailableError,
-    UnsupportedFeatureError,
-)
+from infercore import Capabilities, InvalidInputError, UnsupportedFeatureError
 from infercore_openvino.base import BaseContext
 from infercore_openvino.compiled import NOTHING
 from infercore_openvino.encoder_graph import HIDDEN, SCORES
@@ -236,14 +231,6 @@ class EncoderContext(BaseContext):
     def clear(self) -> None:
         """Forget the outputs."""
         self._begin_outputs()
-
-    def logits(self, i: int) -> NoReturn:
-        """Raise: an encoder makes none."""
-        raise OutputNotAvailableError(
-            "logits() is not available: an encoder makes embeddings only",
-            operation=f"logits({i})",
-            state="no output rows",
-        )
 
     def set_embeddings(self, on: bool) -> None:  # noqa: FBT001  (the contract's signature)
         """Refuse to switch them off."""

@@ -111,15 +111,16 @@ def memory_errors(work: str) -> Iterator[None]:
     """Turn a failed allocation into `OutOfMemoryError`; let other errors pass."""
     try:
         yield
-    except (MemoryError, RuntimeError) as error:
+    except RuntimeError as error:
         raise_memory_error(error, work)
         raise
 
 
-def raise_memory_error(error: BaseException, work: str) -> None:
-    """Raise `OutOfMemoryError` if ``error`` is a failed allocation and is not one yet."""
-    if isinstance(error, OutOfMemoryError):
-        return
+def raise_memory_error(error: RuntimeError, work: str) -> None:
+    """Raise `OutOfMemoryError` if ``error`` tells of a failed allocation.
+
+    Of a `MemoryError` the core makes one where a context is opened, and where it computes.
+    """
     text = str(error).lower()
-    if isinstance(error, MemoryError) or any(word in text for word in _MEMORY_WORDS):
+    if any(word in text for word in _MEMORY_WORDS):
         raise OutOfMemoryError(f"no memory for {work}: {first_lines(error)}") from error

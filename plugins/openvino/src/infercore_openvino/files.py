@@ -69,10 +69,6 @@ class ModelFiles:
         except FileNotFoundError as error:
             raise ModelNotFoundError(f"there is no file at {self.bin}", path=self.bin) from error
 
-    def existing(self) -> tuple[str, ...]:
-        """The files that make up the model."""
-        return tuple(p for p in (self.xml, self.bin, self.tokenizer_json) if os.path.isfile(p))
-
 
 def xml_of(path: str) -> str | None:
     """Return the graph file that ``path`` (a folder or an .xml file) names, None if it has none."""

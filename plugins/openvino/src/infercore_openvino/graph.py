@@ -142,21 +142,12 @@ def count_params(model: Any) -> int:
 # -- the paged form ----------------------------------------------------------------------------
 
 
-def _transformation() -> Any:
-    try:
-        from openvino._offline_transformations import paged_attention_transformation  # noqa: PLC0415  (no public name)
-    except ImportError:
-        return None
-    return paged_attention_transformation
-
-
 def _to_paged(model: Any) -> None:
-    transform = _transformation()
     try:
-        if transform is None:
-            raise RuntimeError("this version of openvino has no such transformation")
-        transform(model)
-    except RuntimeError as error:
+        from openvino._offline_transformations import paged_attention_transformation  # noqa: PLC0415  (no public name: other versions may lack it)
+
+        paged_attention_transformation(model)
+    except (ImportError, RuntimeError) as error:
         raise UnsupportedFeatureError(
             f"the paged form of this model cannot be made: {first_lines(error)}; "
             'use backend_options={"form": "stateful"}',

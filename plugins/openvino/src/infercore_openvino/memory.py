@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from infercore import MemoryPlan, ModelNotFoundError, OutOfMemoryError, free_bytes, read_regular
 from infercore.weight_files import lora
-from infercore_openvino.facts import KvShape
+from infercore_openvino.facts import KvShape, whole
 from infercore_openvino.files import MAX_GRAPH_BYTES
 
 if TYPE_CHECKING:
@@ -109,8 +109,8 @@ def _cache_bytes(files: ModelFiles, settings: Settings) -> int:
 
 
 def _step_bytes(model: dict[str, Any], n_ubatch: int) -> int:
-    width = max(int(model.get("intermediate_size") or 0), int(model.get("hidden_size") or 0))
-    return (n_ubatch * width * _LIVE_ACTIVATIONS + int(model.get("vocab_size") or 0)) * _FLOAT_BYTES
+    width = max(whole(model, "intermediate_size"), whole(model, "hidden_size"))
+    return (n_ubatch * width * _LIVE_ACTIVATIONS + whole(model, "vocab_size")) * _FLOAT_BYTES
 
 
 # -- the weights -------------------------------------------------------------------------------

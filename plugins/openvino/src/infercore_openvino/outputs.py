@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 class Rows:
     """Rows [n, width] of the last call.
 
-    Those of a single step are a view of the engine's buffer, valid until the next step; those
-    of several are copied as they come.
+    Those of a single step are a view of the engine's buffer, valid until the next step, and
+    keep that memory; those of several are copied as they come.
     """
 
     def __init__(self) -> None:
@@ -31,10 +31,6 @@ class Rows:
         if len(rows):
             self._parts.append(rows if last else rows.copy())
 
-    def keep(self) -> None:
-        """Copy what is a view, for the request that made it goes away."""
-        self._parts = [part.copy() for part in self._parts]
-
     def all(self) -> Floats:
         """Return all rows."""
         if len(self._parts) > 1:
@@ -45,7 +41,7 @@ class Rows:
 def pooled(kind: str, vectors: Floats) -> Floats:
     """Return the pooled vector of one sequence's token ``vectors`` [n_tokens, n_embd]."""
     if kind == "mean":
-        return np.asarray(vectors.mean(axis=0, dtype=np.float64), dtype=np.float32)
+        return np.asarray(vectors.mean(axis=0))
     vector: Floats = vectors[0 if kind == "cls" else -1].copy()
     return vector
 

@@ -133,11 +133,10 @@ class PagedRequest:
         most = before("a compute step")  # not ``with computing``: this runs once a token
         try:
             self._run()
-        except (MemoryError, RuntimeError) as error:
-            after(most)
+        except RuntimeError as error:
             raise_memory_error(error, "a compute step")
             raise
-        if most:
+        finally:
             after(most)
 
     def drop(self) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPACE_MARK = "\u2581"
 _MARKED = re.compile(f"{_SPACE_MARK}|Metaspace")
 
@@ -31,7 +31,7 @@ def piece_reader(description: Mapping[str, Any]) -> Callable[[str], bytes]:
     parts = [description.get(name) for name in ("decoder", "pre_tokenizer")]
     if any("ByteLevel" in _kinds(part) for part in parts):
         return _byte_level(byte_alphabet())
-    model = description.get("model") or {}
+    model = description.get("model", {})
     if _MARKED.search(str(parts)) or model.get("byte_fallback"):
         return _sentencepiece
     if model.get("type") == "WordPiece":
@@ -68,5 +68,5 @@ def _word_piece(continuing: str) -> Callable[[str], bytes]:
 
 
 def _sentencepiece(piece: str) -> bytes:
-    byte = _BYTE_TOKEN.fullmatch(piece)
+    byte = BYTE_TOKEN.fullmatch(piece)
     return bytes([int(byte[1], 16)]) if byte else piece.replace(_SPACE_MARK, " ").encode()

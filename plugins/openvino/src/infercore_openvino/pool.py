@@ -7,7 +7,6 @@ class PoolFullError(Exception):
     """There are not enough free blocks; nothing was changed. ``missing`` says how many."""
 
     def __init__(self, missing: int) -> None:
-        super().__init__(f"the pool lacks {missing} blocks")
         self.missing = missing
 
 

@@ -54,8 +54,8 @@ def capabilities(settings: Settings) -> Capabilities:
 
 def _order(name: str) -> tuple[int, str]:
     """Sort variables by layer, keys first; some exports garble the end of the name."""
-    found = STATE_NAME.match(name)
-    return (int(found[1]), found[2]) if found else (-1, name)
+    layer, kind = STATE_NAME.findall(name)[0]
+    return int(layer), kind
 
 
 def _variables(request: Any) -> list[Any]:
@@ -219,7 +219,6 @@ class StatefulContext(BaseContext):
         stored_as = _STORED_AS.get(self._settings.kv_type, np.float32)
         arrays = state.read_arrays(view, header["shapes"], stored_as)
         if arrays:
-            self._finish_clear()
             self._put([array.astype(np.float32) for array in arrays], positions[0])
 
     def save_state(self) -> bytes:

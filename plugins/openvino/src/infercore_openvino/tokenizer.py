@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from infercore import ModelFormatError
 from infercore_openvino.files import read_text
-from infercore_openvino.pieces import piece_reader
+from infercore_openvino.pieces import BYTE_TOKEN, piece_reader
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -48,7 +48,7 @@ class JsonTokenizer:
         self._plain.encode_special_tokens = True
         description = json.loads(text)
         self._added = {t["id"]: t for t in description.get("added_tokens") or ()}
-        self._unknown = _unknown(description.get("model") or {}, self._parsing)
+        self._unknown = _unknown(description["model"], self._parsing)
         self._read_piece = piece_reader(description)
         vocabulary = description["model"].get("vocab")
         self._scores = vocabulary if description["model"].get("type") == "Unigram" else ()
@@ -145,8 +145,7 @@ class JsonTokenizer:
             return "unused"
         if self._named_unknown in (piece, token):
             return "unknown"
-        is_byte = len(piece) == len("<0x00>") and piece.startswith("<0x") and piece.endswith(">")
-        return "byte" if is_byte else "normal"
+        return "byte" if BYTE_TOKEN.fullmatch(piece) else "normal"
 
     def token_score(self, token: int) -> float | None:
         """Return the log-probability of a token of a Unigram vocabulary."""

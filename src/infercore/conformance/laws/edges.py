@@ -192,11 +192,14 @@ def check_a_token_of_two_sequences(rig: Rig) -> None:
         gap = float(np.abs(context.embedding(i) - alone.embedding(0)).max())
         size = float(np.abs(alone.embedding(0)).max())
         that(gap <= 1e-2 * size, f"the vector of sequence {i} is {gap / size:.3g} of its size off")
-    kept = [context.embedding(i) for i in range(2)]
-    before = [np.array(vector) for vector in kept]
-    context.decode(own[1], seq_id=0)
-    for vector, expected in zip(kept, before, strict=True):
-        rig.same_bits(vector, expected, "a vector that was kept, after the next call")
+    for kind in sorted({"mean", "cls", "last"} & set(context.capabilities.pooling)):
+        other = rig.two(embeddings=True, pooling_type=kind)
+        for i, text in enumerate(own):
+            other.decode([*shared, *text], seq_id=i)
+            kept = other.embedding(i)
+            before = np.array(kept)
+            other.decode(own[1], seq_id=i)
+            rig.same_bits(kept, before, f"a vector that was kept, pooling {kind}")
 
 
 # -- options ---------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import tempfile
 from typing import TYPE_CHECKING
 
 import attrs
@@ -24,6 +25,8 @@ from infercore.errors import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from infercore.conformance.rig import Rig
 
 
@@ -291,9 +294,14 @@ def check_a_context_in_tasks(rig: Rig) -> None:
 
 @law("EMB-12", tier="session", model="any", since="1.2")
 def check_rerank(rig: Rig) -> None:
-    """Documents are ordered by the ranking head's score; a model without one does not rank."""
+    """Documents are ordered by the ranking head's score; a model without one does not rank.
+
+    Scores are those of the rig's own computation (`Rig.ranker`).
+    """
     model = rig.model if rig.encoder is None else rig.encoder_model
     query, documents = rig.passage(4), [rig.passage(n) for n in (3, 9, 5, 7)]
+    if rig.ranker is not None and not rig.in_pool:
+        _check_ranker(rig, rig.ranker, query, documents)
     if "rank" not in model.capabilities.pooling:
         error = raises(
             UnsupportedFeatureError, lambda: infercore.rerank(model, query, documents), "ranking"
@@ -308,3 +316,40 @@ def check_rerank(rig: Rig) -> None:
     for place, score in found:
         ((_, alone),) = infercore.rerank(model, query, [documents[place]])
         that(abs(alone - score) <= rig.tolerance, f"{score} beside others, {alone} alone")
+
+
+def _check_ranker(
+    rig: Rig,
+    write: Callable[[str], Callable[[Sequence[int], Sequence[int]], float]],
+    query: str,
+    documents: list[str],
+) -> None:
+    exact = {name: rig.exact[name] for name in ("precision",) if name in rig.exact}
+    with tempfile.TemporaryDirectory() as folder:
+        score_of = write(folder)
+        with rig.open_at(folder) as model:
+            equal(model.capabilities.pooling, ("rank",), "what a model that ranks can pool")
+            first, expected = model.tokenizer.encode(query), []
+            for document in documents:
+                (ids,) = model.tokenizer.encode_many([(query, document)])
+                kinds = [0] * len(first) + [1] * (len(ids) - len(first))
+                expected.append(score_of(ids, kinds))
+            found = infercore.rerank(model, query, documents, **exact)
+            order = sorted(range(len(documents)), key=lambda i: -expected[i])
+            equal([place for place, _ in found], order, "the places of documents, best first")
+            (alone,) = infercore.embed(model, [query], **exact)
+            scores = [*(score for _, score in sorted(found)), float(alone[0])]
+            expected.append(score_of(first, [0] * len(first)))
+            for score, right in zip(scores, expected, strict=True):
+                that(abs(score - right) <= _OF_SCORES, f"scores {scores}, not {expected}")
+            for kind in ("mean", "none"):
+                error = raises(
+                    UnsupportedFeatureError,
+                    lambda kind=kind: model.new_context(n_ctx=64, pooling_type=kind),
+                    f"pooling {kind!r} of a model that ranks",
+                )
+                that("pooling_type" in error.feature, f"it is refused as {error.feature!r}")
+                equal(error.backend, rig.backend, "the backend that refuses it")
+
+
+_OF_SCORES = 5e-3

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
 import shutil
 import struct
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +17,17 @@ import attrs
 
 import infercore
 from infercore.conformance import gguf_copy
-from infercore.conformance.expect import equal, foreseen, that
+from infercore.conformance.expect import equal, foreseen, raises, that
 from infercore.conformance.gguf_copy import BOOL, UINT32, number
 from infercore.conformance.law import law
-from infercore.errors import InferCoreError, ModelLoadError, PluginError, SessionFatalError
+from infercore.errors import (
+    InferCoreError,
+    InvalidInputError,
+    ModelLoadError,
+    PluginError,
+    SessionFatalError,
+    UnsupportedFeatureError,
+)
 from infercore.testing import load_reference_model
 from infercore.weight_files import gguf
 
@@ -69,14 +78,70 @@ def is_gguf(path: Path) -> bool:
 
 @law("CAP-35", model="any", since="1.2")
 def check_what_the_files_say(rig: Rig) -> None:
-    """Shape, sizes, metadata, ids and template are those of the model's own files."""
+    """Shape, sizes, metadata, ids and template are those of the model's own files.
+
+    So they are where a config says something else, unless it is refused.
+    """
     for path, model in _models(rig):
         if is_gguf(path):
             _as_header(model, gguf.read(str(path)))
         elif (path / "config.json").is_file():
             _as_folder(model, path)
+            _check_other_configs(rig, path)
         else:
             rig.leave("the model is neither a GGUF file nor a folder with a config.json")
+
+
+_SLIDING = {"sliding_window": 7}
+_OTHER_CONFIGS: tuple[dict[str, Any], ...] = (
+    {**_SLIDING, "use_sliding_window": False, "num_key_value_heads": None},
+    {**_SLIDING, "layer_types": ["full_attention"], "max_position_embeddings": 5000},
+    {**_SLIDING, "layer_types": ["full_attention", "sliding_attention"], "model_type": "other"},
+    {**_SLIDING, "max_position_embeddings": None, "model_type": None, "num_key_value_heads": 1},
+    {"num_key_value_heads": None, "max_position_embeddings": 100},
+)
+"""What a model can be told to be while its weights stay; None = it is not said."""
+
+
+def _check_other_configs(rig: Rig, path: Path) -> None:
+    if rig.backend not in {"reference", *(backend.name for backend in infercore.backends())}:
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / path.name
+        shutil.copytree(path, folder)
+        file = folder / "config.json"
+        file.chmod(0o600)
+        config = json.loads(file.read_text(encoding="utf-8"))
+        for fields in _OTHER_CONFIGS:
+            other = {name: v for name, v in {**config, **fields}.items() if v is not None}
+            file.write_text(json.dumps(other), encoding="utf-8")
+            try:
+                opened = loaded(rig, str(folder))
+            except InferCoreError as error:
+                that(not isinstance(error, PluginError), f"a config with {fields}: {error}")
+                foreseen(error, f"a config with {fields}")
+                continue
+            with opened as model:
+                _as_folder(model, folder)
+                if rig.backend != "reference":
+                    _check_windows(rig, str(folder), model, fields)
+
+
+def _check_windows(rig: Rig, path: str, model: Any, fields: dict[str, Any]) -> None:
+    """The window where nobody asks for one, and the trained one, are planned without loading, too.
+
+    Where the files state no trained one, it is refused.
+    """
+    planned = partial(infercore.plan_memory, path, backend=rig.backend, check_in_child=False)
+    with contextlib.suppress(UnsupportedFeatureError):
+        for n_ctx in (None, 0):
+            if n_ctx is None or model.info.n_ctx_train:
+                plans = [made(n_ctx=n_ctx).n_ctx for made in (model.plan_memory, planned)]
+                equal(plans[1], plans[0], f"the window of n_ctx={n_ctx} with {fields}")
+                continue
+            error = raises(InvalidInputError, lambda: planned(n_ctx=0), f"n_ctx=0 with {fields}")
+            facts = error.field, error.value, bool(error.allowed)
+            equal(facts, ("n_ctx", 0, True), "field and value of the error, and what is allowed")
 
 
 def _as_header(model: Any, header: gguf.Header) -> None:
@@ -222,9 +287,13 @@ def check_headers_that_lie(rig: Rig) -> None:
     """A header or config with impossible values raises a typed error that names the path.
 
     Without a child to try it in, and never by a mistake of the plugin's own. What a config.json
-    says may also be of no use to the engine.
+    says may also be of no use to the engine. So are the rig's own files that are no models
+    (`Rig.wrong_files`).
     """
     _need_its_name(rig)
+    for write in rig.wrong_files:
+        with tempfile.TemporaryDirectory() as folder:
+            _check_no_model(rig, write(folder), getattr(write, "__name__", str(write)))
     paths = [path for path, _ in _models(rig) if _bytes_of(path) <= _MAX_COPIED]
     if not paths:
         rig.leave(f"the model has more than {_MAX_COPIED >> 20} MiB, too much to copy")
@@ -267,6 +336,13 @@ def _tried(rig: Rig, path: str, what: str, *, must: bool) -> None:
         return
     else:
         that(not must, f"{what}: it was loaded")
+
+
+def _check_no_model(rig: Rig, path: str, what: str) -> None:
+    error = raises(ModelLoadError, lambda: loaded(rig, path).close(), what)
+    that(not isinstance(error, PluginError), f"{what}: {error}")
+    foreseen(error, what)
+    that(path in str(error.path), f"{what}: the path of the error is {error.path!r}")
 
 
 def _use(model: Any) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
+import re
 import shutil
 import struct
 import tempfile
@@ -18,7 +20,7 @@ import infercore
 from infercore.conformance.expect import equal, foreseen, raises, that
 from infercore.conformance.law import law
 from infercore.conformance.laws.memory import need_proc, own_mib
-from infercore.conformance.oracle import Oracle
+from infercore.conformance.oracle import Oracle, Way
 from infercore.errors import (
     InferCoreError,
     InvalidInputError,
@@ -29,7 +31,7 @@ from infercore.errors import (
 )
 from infercore.registry import default_registry
 from infercore.testing import load_reference_model
-from infercore.values.config import ModelConfig
+from infercore.values.config import AdapterSpec, ModelConfig
 from infercore.values.info import DEVICE_KINDS
 
 if TYPE_CHECKING:
@@ -45,7 +47,8 @@ if TYPE_CHECKING:
 def check_narrower_weights(rig: Rig) -> None:
     """The same weights in a narrower format give the oracle's logits within twice the tolerance.
 
-    They are as many and smaller; it is another model, and its plan is of these weights.
+    They are as many and smaller; it is another model, and its plan is of these weights. What a
+    context adds to them counts as it does with wide ones, or is refused by its name.
     """
     wide, tokens = rig.model, rig.tokens(70)
     with _narrow(rig) as (path, oracle), rig.open_at(path) as model:
@@ -87,6 +90,38 @@ def check_narrower_weights(rig: Rig) -> None:
             totals = [plan.total_bytes for plan in plans]
             is_less = totals[1] <= 2 * totals[0]  # read as they are, and kept wide
             that(is_less, f"{totals[1]} bytes planned, {totals[0]} of wide weights")
+        _check_what_is_added(rig, model, oracle)
+
+
+def _check_what_is_added(rig: Rig, model: Any, oracle: Oracle) -> None:
+    tokens, info = rig.tokens(9), rig.model.info
+    vector = np.asarray([rig.random.gauss(0, 0.5) for _ in range(info.n_embd)], np.float32)
+    added, rows = {info.n_layer - 1: vector}, oracle.looked_up(tokens)
+    ways: dict[str, tuple[Callable[[Any], object], Any]] = {
+        "set_control_vector": (
+            lambda c: c.set_control_vector(added), oracle.rows(tokens, Way(added=added)),
+        ),
+        "attention": (
+            lambda c: c.set_causal_attention(False), oracle.rows(tokens, Way(causal=False)),
+        ),
+        "rows": (lambda c: c.decode_spans([(0, rows, "last")]), oracle.rows(tokens)),
+    }  # fmt: skip
+    if rig.adapter is not None and rig.adapter_name is not None:
+        adapted = rig.adapted(oracle, 1.0).rows(tokens)
+        ways["adapters"] = (lambda c: c.set_adapters(rig.adapters_at(1.0)), adapted)
+    for name, (give, expected) in ways.items():
+        with model.new_context(**rig.fields()) as context:
+            try:
+                give(context)
+            except UnsupportedFeatureError as error:
+                that(name in error.feature, f"{name} is refused as {error.feature!r}")
+                equal(error.backend, rig.backend, f"the backend that refuses {name}")
+                continue
+            if name != "rows":
+                context.decode(tokens)
+            gap = float(np.abs(context.logits() - expected[-1]).max())
+            allowed = 2 * context.tolerance
+            that(gap <= allowed, f"{name} on narrower weights: {gap:.3g} off, beyond {allowed:.3g}")
 
 
 @contextlib.contextmanager
@@ -145,7 +180,8 @@ _ODD: tuple[Any, ...] = (-1, 2**70, 0.5, "", [], {"a": object()}, {1: 2}, True)
 def check_odd_values_of_own_options(rig: Rig) -> None:
     """Each engine option takes a value or refuses it by name, never with an accidental error.
 
-    Those of the rig (`Rig.own_options`, `Rig.wrong_options`) do what it says, or are refused.
+    What a refusal says is allowed is taken, and what lies just beyond it is not. Those of the rig
+    (`Rig.own_options`, `Rig.wrong_options`) do what it says, or are refused.
     """
     known = [record.name for record in default_registry().records()]
     found = default_registry().get(rig.backend) if rig.backend in known else None
@@ -157,16 +193,21 @@ def check_odd_values_of_own_options(rig: Rig) -> None:
             for value in odd:
                 _odd(name, value, lambda options: _load(rig, backend_options=options).close())
         for name in found.context_options if found else ():
-            for value in odd:
-                _odd(name, value, lambda options: _open(rig, options))
+            allowed = {_odd(name, value, lambda options: _open(rig, options)) for value in odd}
+            for text in sorted(allowed - {""}):
+                _check_allowed(rig, name, text)
     raises(InvalidInputError, lambda: _load(rig, backend_options={"no_such": 1}), "no such option")
     of_models = set(found.model_options) if found else set()
+    of_contexts = set(found.context_options) if found else set()
     for options, shows in rig.own_options:
+        if set(options) <= of_contexts:
+            with rig.model.new_context(n_ctx=32, backend_options=options) as context:
+                that(shows(context), f"{options} does not show in the context")
+            continue
         own = {name: value for name, value in options.items() if name in of_models}
         fields = {name: value for name, value in options.items() if name not in own}
         with _load(rig, backend_options=own, **fields) as model:
             that(shows(model), f"{options} does not show in the model")
-    of_contexts = set(found.context_options) if found else set()
     for options in rig.wrong_options:
         own = {name: value for name, value in options.items() if name in of_contexts}
         fields = {name: value for name, value in options.items() if name not in own}
@@ -198,7 +239,29 @@ def _open(rig: Rig, options: Mapping[str, Any], **fields: Any) -> None:
     rig.model.new_context(n_ctx=32, backend_options={**own, **options}, **fields).close()
 
 
-def _odd(name: str, value: Any, opened: Any) -> None:
+def _check_allowed(rig: Rig, name: str, allowed: str) -> None:
+    """Try the names in quotes, the truths and the ends of ranges that a refusal allows."""
+    values: list[Any] = re.findall(r"'([^']+)'", allowed)
+    values += [value for value in (True, False) if re.search(rf"\b{value}\b", allowed)]
+    for low, high in re.findall(r"(-?\d+) to (-?\d+)", allowed):
+        values += [int(low), int(high)]
+        for beyond in (int(low) - 1, int(high) + 1):
+            _check_refused({name: beyond}, partial(_open, rig, {name: beyond}))
+    ways: list[Callable[[Mapping[str, Any]], object]] = [partial(_open, rig)]
+    if rig.encoder is not None:
+        opened = rig.encoder_model.new_context
+        ways.append(lambda options: opened(n_ctx=32, backend_options=options).close())
+    for value, way in itertools.product(values, ways):
+        try:
+            way({name: value})
+        except UnsupportedFeatureError as error:  # noqa: PERF203  (each on its own)
+            that(name in error.feature, f"{name}={value!r} is refused as {error.feature!r}")
+            equal(error.backend, rig.backend, f"the backend that refuses {name}={value!r}")
+            that(error.hint, f"the refusal of {name}={value!r} says nothing to do: {error}")
+
+
+def _odd(name: str, value: Any, opened: Any) -> str:
+    """Return what the refusal says is allowed, "" where it says it in no words."""
     try:
         opened({name: value})
     except PluginError as error:
@@ -206,10 +269,12 @@ def _odd(name: str, value: Any, opened: Any) -> None:
     except InvalidInputError as error:
         named = name in str(error)
         that(named and error.allowed, f"{name}={value!r}: the refusal says {error}")
+        return error.allowed if isinstance(error.allowed, str) else ""
     except UnsupportedFeatureError as error:
         that(name in error.feature, f"{name}={value!r} is refused as {error.feature!r}")
     except InferCoreError as error:
         foreseen(error, f"{name}={value!r}")
+    return ""
 
 
 def _load(rig: Rig, **fields: Any) -> Any:
@@ -303,8 +368,8 @@ PLAN_MIB = 8
 def check_plans_leave_nothing(rig: Rig) -> None:
     """Planning leaks no memory, for a loaded model or for one that is not loaded.
 
-    Both plan the same window and the same cache for it. Where a loaded model's files are gone, they
-    are planned all the same, or said to be missing.
+    Both plan the same window and the same cache for it, and refuse adapters where there are none.
+    Where a loaded model's files are gone, they are planned all the same, or said to be missing.
     """
     need_proc(rig)
     announced = rig.backend in {backend.name for backend in infercore.backends()}
@@ -314,6 +379,8 @@ def check_plans_leave_nothing(rig: Rig) -> None:
         plans = [made(**rig.fields(n_ctx=n_ctx)) for made in (rig.model.plan_memory, by_path)]
         found = [(each.n_ctx, each.kv_bytes) for each in plans]
         equal(found[1], found[0], f"window and cache for n_ctx={n_ctx}, planned by the path alone")
+    if is_found:
+        _check_no_adapters(rig)
 
     def plan() -> None:
         rig.model.plan_memory(**rig.fields(n_ctx=512))
@@ -342,3 +409,17 @@ def _check_plan_of_what_is_gone(rig: Rig) -> None:
                 model.plan_memory(**rig.fields(n_ctx=512))
             except ModelNotFoundError as error:
                 that(str(copy) in str(error.path), f"no file: the path is {error.path!r}")
+
+
+def _check_no_adapters(rig: Rig) -> None:
+    models = [(rig.path, rig.model)]
+    models += [(rig.encoder, rig.encoder_model)] if rig.encoder is not None else []
+    asked = [AdapterSpec(path="/no/such/adapter")]
+    for path, model in models:
+        if not model.capabilities.lora:
+            planned = partial(
+                infercore.plan_memory, str(path), backend=rig.backend, check_in_child=False
+            )
+            what = f"a plan with an adapter, of {Path(str(path)).name}"
+            error = raises(UnsupportedFeatureError, lambda p=planned: p(adapters=asked), what)
+            that("adapters" in error.feature, f"{what}: it is refused as {error.feature!r}")

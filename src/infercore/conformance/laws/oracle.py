@@ -181,8 +181,22 @@ def check_rows_in_place_of_tokens(rig: Rig) -> None:
         context.decode_spans([(0, oracle.looked_up(tokens[24:29]), "none")])
         context.decode_one(tokens[29])
         rig.near(context.logits(), expected[29], "a token behind rows without logits")
+        _check_rows_and_changes(rig, oracle)
         if context.capabilities.multi_sequence:
             _check_rows_of_two(rig, oracle)
+
+
+def _check_rows_and_changes(rig: Rig, oracle: Oracle) -> None:
+    """A context that took rows takes tokens and rows after its threads changed, too."""
+    context, tokens = rig.context(), rig.tokens(12)
+    expected = oracle.rows(tokens)
+    context.decode_spans([(0, oracle.looked_up(tokens[:4]), "none")])
+    with contextlib.suppress(UnsupportedFeatureError):
+        context.set_threads(1, 1)
+    context.decode(tokens[4:8])
+    rig.near(context.logits(), expected[7], "tokens behind rows and other threads")
+    context.decode_spans([(0, oracle.looked_up(tokens[8:]), "last")])
+    rig.near(context.logits(), expected[11], "rows behind other threads")
 
 
 def _check_rows_of_two(rig: Rig, oracle: Oracle) -> None:

@@ -223,6 +223,8 @@ def _check_long_tokens(rig: Rig, path: Path) -> None:
                 equal(found, b"x" * n_bytes, f"a token of {n_bytes} bytes")
         _check_steps(rig, folder, said)
         _check_pieces(rig, folder)
+        for what, (description, pieces, texts) in _spelt().items():
+            _check_spelling(rig, folder, description, pieces, texts, what)
 
 
 def _rename(said: dict[str, Any], entry: dict[str, Any], name: str) -> None:
@@ -295,6 +297,84 @@ def _check_pieces(rig: Rig, folder: Path) -> None:
         for text in ("a b", "b", "ab  a"):
             told = tokenizer.decode(tokenizer.encode(text, add_special=False))
             equal(told, text, "a text of pieces, encoded and decoded")
+
+
+def _spelt() -> dict[str, tuple[dict[str, Any], dict[str, bytes], tuple[str, ...]]]:
+    """Return vocabularies by what they are: the file, the bytes of pieces, texts made of them."""
+    mark = "\u2581"
+    byte_level = {
+        "type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True
+    }  # fmt: skip
+    to_mark = {"type": "Replace", "pattern": {"String": " "}, "content": mark}
+    to_space = {"type": "Replace", "pattern": {"String": mark}, "content": " "}
+    bare = {"type": "BPE", "unk_token": None, "merges": [["a", "b"]]}
+    hexes = [f"<0x{value:02X}>" for value in range(256)]
+    words = [mark, "a", "b", "ab", f"<0x41>{mark}"]
+    fallback = {**bare, "byte_fallback": True, "merges": [["a", "b"]]}
+    return {
+        "pieces with bytes": (
+            {
+                "model": {**fallback, "vocab": _numbered([*hexes, *words])},
+                "normalizer": {
+                    "type": "Sequence",
+                    "normalizers": [{"type": "Prepend", "prepend": mark}, to_mark],
+                },
+                "decoder": {
+                    "type": "Sequence",
+                    "decoders": [to_space, {"type": "ByteFallback"}, {"type": "Fuse"}],
+                },
+            },
+            {"<0x41>": b"A", "<0x0A>": b"\n", "<0xFF>": b"\xff", mark: b" ", "ab": b"ab",
+             f"<0x41>{mark}": b"<0x41> "},
+            ("ab a", "\u00e9", "b"),
+        ),
+        "pieces that are their text": (
+            {"model": {**bare, "vocab": _numbered(["a", "b", "ab", "#a", "\u0120"])}},
+            {"a": b"a", "ab": b"ab", "#a": b"#a", "\u0120": "\u0120".encode()},
+            ("abba",),
+        ),
+        "bytes by characters": (
+            {
+                "model": {**bare, "vocab": _numbered(["a", "b", "ab", *"\u0120\u010a\u65e5"])},
+                "pre_tokenizer": byte_level,
+                "decoder": byte_level,
+            },
+            {"ab": b"ab", "\u0120": b" ", "\u010a": b"\n", "\u65e5": "\u65e5".encode()},
+            ("ab a\n",),
+        ),
+    }  # fmt: skip
+
+
+def _numbered(pieces: list[str]) -> dict[str, int]:
+    return {piece: i for i, piece in enumerate(pieces)}
+
+
+def _check_spelling(
+    rig: Rig,
+    folder: Path,
+    description: dict[str, Any],
+    pieces: dict[str, bytes],
+    texts: tuple[str, ...],
+    what: str,
+) -> None:
+    """Each piece of such a vocabulary has its bytes, and texts come back; or it is refused."""
+    said = {"version": "1.0", "added_tokens": [], **description}
+    (folder / "tokenizer.json").write_text(json.dumps(said), encoding="utf-8")
+    try:
+        opened = loaded(rig, str(folder))
+    except ModelLoadError as error:
+        foreseen(error, what)
+        return
+    with opened as model:
+        tokenizer, vocab = model.tokenizer, description["model"]["vocab"]
+        for piece, data in pieces.items():
+            equal(tokenizer.token_bytes(vocab[piece]), data, f"{what}: the bytes of {piece!r}")
+            kind = tokenizer.token_kind(vocab[piece])
+            is_byte = len(data) == 1 < len(piece)  # which a backend need not know
+            that(kind == "normal" or (is_byte and kind == "byte"), f"{what}: {piece!r} is {kind!r}")
+        for text in texts:
+            ids = tokenizer.encode(text, add_special=False)
+            equal(tokenizer.decode(ids), text, f"{what}: a text, encoded and decoded")
 
 
 _SOUND, _SPACED = "pieces with each byte", "pieces that begin with a space"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,8 @@ _WANTED, _ROOM = 2**29, 2**26
 def check_where_memory_ends(rig: Rig) -> None:
     """Where the system grants no memory for a context, OutOfMemoryError says so, and others go on.
 
-    A context that takes its memory later may be opened, and works.
+    A context that takes its memory later may be opened, and works. So it is where the process may
+    open no more files.
     """
     if not _STATUS.exists():
         rig.leave("this platform does not tell a process's memory through /proc")
@@ -35,16 +37,19 @@ def check_where_memory_ends(rig: Rig) -> None:
     tokens = rig.tokens(12)
     expected, context = rig.cold(tokens), rig.context()
     context.decode(tokens[:8])
-    for _ in range(2):
-        _try(rig, fields, tokens[:4])
+    for limit in ("RLIMIT_AS", "RLIMIT_DATA"):
+        for _ in range(2):
+            _try(rig, _little_memory(limit), fields, tokens[:4])
+    with contextlib.suppress(UnsupportedFeatureError):
+        _try(rig, _no_more_files(), rig.fields(n_threads=1, n_threads_batch=1), tokens[:4])
     context.decode(tokens[8:])
     rig.near(context.logits(), expected, "logits of a context beside one that had no memory")
     rig.near(rig.cold(tokens), expected, "logits in a new context after that")
 
 
-def _try(rig: Rig, fields: dict[str, Any], tokens: list[int]) -> None:
+def _try(rig: Rig, scarce: Any, fields: dict[str, Any], tokens: list[int]) -> None:
     try:
-        with _little_memory(), rig.model.new_context(**fields) as context:
+        with scarce, rig.model.new_context(**fields) as context:
             context.decode(tokens)
     except OutOfMemoryError as error:
         that(str(error), "lack of memory is told without a word")
@@ -63,17 +68,41 @@ def _large(rig: Rig) -> dict[str, Any]:
     return rig.leave("no window takes much memory")
 
 
+_COUNTED = {"RLIMIT_AS": "VmSize", "RLIMIT_DATA": "VmData"}
+"""What the system calls what each limit is of."""
+
+
 @contextlib.contextmanager
-def _little_memory() -> Iterator[None]:
+def _little_memory(limit: str) -> Iterator[None]:
     """Let this process have `_ROOM` bytes more than it has, as where a system is at its end."""
     import resource  # noqa: PLC0415  (of Unix alone)
 
-    found = re.search(r"VmSize:\s*(\d+) kB", _STATUS.read_text(encoding="utf-8"))
-    taken = int(found[1]) * 1024 if found else 0
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    found = re.search(rf"{_COUNTED[limit]}:\s*(\d+) kB", _STATUS.read_text(encoding="utf-8"))
+    taken, kind = int(found[1]) * 1024 if found else 0, getattr(resource, limit)
+    soft, hard = resource.getrlimit(kind)
     limits = [taken + _ROOM, *(most for most in (soft, hard) if most != resource.RLIM_INFINITY)]
-    resource.setrlimit(resource.RLIMIT_AS, (min(limits), hard))
+    resource.setrlimit(kind, (min(limits), hard))
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+        resource.setrlimit(kind, (soft, hard))
+
+
+@contextlib.contextmanager
+def _no_more_files() -> Iterator[None]:
+    """Let this process open no file more than it has open."""
+    import resource  # noqa: PLC0415  (of Unix alone)
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    last = max(map(int, os.listdir("/proc/self/fd")))
+    filled: list[int] = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, last + 1), hard))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                filled.append(os.open(os.devnull, os.O_RDONLY))
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for number in filled:
+            os.close(number)

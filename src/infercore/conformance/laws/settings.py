@@ -7,18 +7,20 @@ import json
 import shutil
 import struct
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
 
+import infercore
 from infercore.conformance import gguf_copy
 from infercore.conformance.expect import equal, foreseen, raises, that
 from infercore.conformance.gguf_copy import FLOAT32, UINT32, number
 from infercore.conformance.law import law
 from infercore.conformance.laws.edges import OF_ROPE
-from infercore.conformance.laws.headers import is_gguf, set_number
+from infercore.conformance.laws.headers import is_gguf, loaded, set_number
 from infercore.conformance.oracle import Way
 from infercore.errors import (
     DecodeAbortedError,
@@ -172,6 +174,12 @@ def check_the_config_is_computed(rig: Rig) -> None:
     paths = [Path(path) for path in (rig.path, rig.encoder) if path is not None]
     tried = [_check_config(rig, path) for path in paths if _decides(path)]
     tried += [_check_header(rig, path) for path in paths if is_gguf(path)]
+    for path in paths:
+        if (path / "1_Pooling").is_dir() and not _decides(path):
+            with _copied(path) as folder:
+                config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+                _check_pooling(rig, folder, config)
+                tried.append(1)
     if not sum(tried):
         rig.leave("no model of the rig has a config or header that says what is computed")
 
@@ -224,10 +232,25 @@ def _check_pooling(rig: Rig, folder: Path, config: dict[str, Any]) -> None:
     if not file.is_file():
         return
     _write(folder / "config.json", config)
+    announced = rig.backend in {backend.name for backend in infercore.backends()}
+    opened = partial(loaded, rig) if announced else rig.open_at
+    for said, kind in _pooling_descriptions():
+        _write(file, said)
+        with opened(str(folder)) as model, model.new_context() as context:
+            equal(context.pooling_type, kind, f"the pooling of files that say {said}")
+
+
+def _pooling_descriptions() -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield what a description says, in the old way and in the new one, and what it means.
+
+    What is none of the three kinds, or several at once, is nothing that a context does.
+    """
     for kind in _POOLINGS:
-        _write(file, {name: other == kind for other, name in _POOLINGS.items()})
-        with rig.open_at(str(folder)) as model, model.new_context() as context:
-            equal(context.pooling_type, kind, f"the pooling of files that name {kind}")
+        yield {name: other == kind for other, name in _POOLINGS.items()}, kind
+    yield dict.fromkeys(_POOLINGS.values(), True), "none"
+    yield {"pooling_mode_max_tokens": True}, "none"
+    for mode, kind in (("mean", "mean"), ("cls", "cls"), ("lasttoken", "last"), ("max", "none")):
+        yield {"pooling_mode": mode}, kind
 
 
 def _reference(folder: Path) -> Any:
@@ -322,7 +345,10 @@ def _check_pooling_of_header(rig: Rig, path: Path, copy: Path) -> None:
         equal(found, kind, f"the pooling of a header that names {kind!r}")
 
 
-_YARN = {"scaling.type": gguf_copy.text("yarn"), "scaling.factor": number(FLOAT32, 4.0)}
+_YARN: dict[str, bytes | None] = {
+    "scaling.type": gguf_copy.text("yarn"),
+    "scaling.factor": number(FLOAT32, 4.0),
+}
 _ROPES: tuple[dict[str, bytes | None], ...] = (
     {"freq_base": None},
     {"scaling.type": gguf_copy.text("linear"), "scaling.factor": number(FLOAT32, 4.0)},

@@ -227,7 +227,7 @@ def _check_moved_tails(rig: Rig, tokens: list[int], **fields: Any) -> None:
             context.seq_shift(0, 0, -1, 9)
             gone.append(context.seq_remove(0, end + 9, -1))
         if all(gone):
-            _check_same(rig, *contexts, f"a moved text, cut at {end} of {n}")
+            _check_same(rig, contexts[0], contexts[1], f"a moved text, cut at {end} of {n}")
 
 
 def _check_same(rig: Rig, one: Any, other: Any, what: str) -> None:

@@ -6,12 +6,14 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from infercore.conformance import children
-from infercore.conformance.expect import equal, raises
+from infercore.conformance.expect import equal, raises, that
 from infercore.conformance.holding import Held, while_held
 from infercore.conformance.law import law
 from infercore.conformance.rig import greedy
-from infercore.errors import SessionBusyError
+from infercore.errors import SessionBusyError, UnsupportedFeatureError
 
 if TYPE_CHECKING:
     from infercore.conformance.rig import Rig
@@ -76,14 +78,37 @@ def check_a_busy_session_can_be_explained(rig: Rig) -> None:
 
 @law("THREAD-4", needs="live_threads")
 def check_set_threads(rig: Rig) -> None:
-    """The number of threads can be changed; the logits stay within the tolerance."""
+    """The number of threads can be changed; the logits stay within the tolerance.
+
+    What the last call made stays. Numbers that do not go together are refused by their name.
+    """
     tokens = rig.tokens(8)
     context = rig.context()
+    for n in (1, 3):  # one step, whose rows may lie in the engine's memory
+        context.decode(tokens[:n])
+        row = np.array(context.logits())
+        context.set_threads(1, 1)
+        equal((context.n_threads, context.n_threads_batch), (1, 1), "threads")
+        rig.same_bits(context.logits(), row, "the last row after the change")
+        context.set_threads(*_before(rig))
     context.decode(tokens[:4])
     context.set_threads(1, 1)
-    equal((context.n_threads, context.n_threads_batch), (1, 1), "threads")
     context.decode(tokens[4:])
-    rig.near(context.logits(), rig.cold(tokens), "logits after the change")
+    held = [*tokens[:1], *tokens[:3], *tokens]
+    rig.near(context.logits(), rig.cold(held), "logits after the change")
+    for n, n_batch in ((1, 2), (2, 1)):
+        try:
+            context.set_threads(n, n_batch)
+        except UnsupportedFeatureError as error:  # noqa: PERF203  (each on its own)
+            that("n_threads" in error.feature, f"{n} and {n_batch} refused as {error.feature!r}")
+            equal(error.backend, rig.backend, "the backend that refuses them")
+            equal((context.n_threads, context.n_threads_batch), (1, 1), "threads after a refusal")
+
+
+def _before(rig: Rig) -> tuple[int, int]:
+    """Return the threads that a context has where nobody sets them."""
+    with rig.model.new_context(**rig.fields()) as context:
+        return context.n_threads, context.n_threads_batch
 
 
 @law("THREAD-8", needs="live_threads", since="1.1")

@@ -199,7 +199,9 @@ def check_causal_attention(rig: Rig) -> None:
     rig.near(context.logits(), rig.cold(tokens), "logits with causal attention set")
     try:
         context.set_causal_attention(False)
-    except UnsupportedFeatureError:
+    except UnsupportedFeatureError as error:
+        that("attention" in error.feature, f"it is refused as {error.feature!r}")
+        equal(error.backend, rig.backend, "the backend that refuses it")
         return
     told = context.effective.get("attention_type", "non-causal")
     equal(told, "non-causal", "effective attention_type once it was switched off")
