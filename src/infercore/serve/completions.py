@@ -19,6 +19,7 @@ from infercore.serve.answering import (
 )
 from infercore.serve.responding import DONE, event
 from infercore.serve.wire import check_settled
+from infercore.session.asynchronous import completion
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -88,7 +89,7 @@ def asked_of(
         fields["logprobs"] = request.logprobs
 
     def begin(session: AsyncSession, decode: dict[str, Any]) -> Any:
-        return session.completion(prompt, **decode)
+        return completion(session, prompt, **decode)
 
     return Asked(
         served=served,

@@ -206,18 +206,6 @@ class AsyncSession:
         """
         return AsyncDecodeStream(self, lambda: self._session.infill(prefix, suffix, **decode))
 
-    def completion(
-        self, prompt: PrefixInput | str | Sequence[int], **decode: Unpack[DecodeFields]
-    ) -> AsyncDecodeStream:
-        """Return an asynchronous iterator over what follows ``prompt``.
-
-        `ensure_prefix` and `decode` as one call, which waits for a place of a pool once. The
-        prefill runs, and raises its errors, when the first chunk is requested.
-
-        :meta private:
-        """
-        return AsyncDecodeStream(self, lambda: self._session.completion(prompt, **decode))
-
     async def evict(self, start: int, end: int) -> PrefixStatus:
         """See `Session.evict`."""
         return cast("PrefixStatus", await self.run(partial(self._session.evict, start, end)))
@@ -403,6 +391,20 @@ class AsyncDecodeStream:
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
+
+
+def completion(
+    session: AsyncSession,
+    prompt: PrefixInput | str | Sequence[int],
+    **decode: Unpack[DecodeFields],
+) -> AsyncDecodeStream:
+    """Return an asynchronous iterator over what follows ``prompt`` in ``session``.
+
+    `ensure_prefix` and `decode` as one call, which waits for a place of a pool once. The prefill
+    runs, and raises its errors, when the first chunk is requested.
+    """
+    own = session._session  # noqa: SLF001  (it is no call of every session)
+    return AsyncDecodeStream(session, lambda: own.completion(prompt, **decode))
 
 
 def _close_with(stream: ref[AsyncDecodeStream], task: asyncio.Task[Any]) -> None:
