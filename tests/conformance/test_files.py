@@ -69,6 +69,7 @@ def rig_at(path: Path) -> Any:
         path=path,
         model=None,
         encoder=None,
+        wrong_files=(),
         leave=lambda why: Rig.leave(rig, why),
     )
     return rig
