@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PLACES = 6
-N_TOKENS = 120
+N_TOKENS = 300
 TEXTS = tuple(f"{i} Once upon a time there was a baker" for i in range(PLACES))
 
 
