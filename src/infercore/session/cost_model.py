@@ -54,7 +54,7 @@ FORGOTTEN = 256
 MOST_FORGOTTEN = 2048
 """after twice as many, up to these: a try that fails is a gap that somebody sees."""
 LEAST_OF_PIECE = 0.05
-"""So much of a call with a piece is the piece's at least, however long the step has become."""
+"""At least this share of a call with a piece is the piece's, however long a step has become."""
 DEPTHS = 128
 """Choices are made for so many tokens of a prompt together."""
 FADING = 0.98

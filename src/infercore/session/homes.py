@@ -148,7 +148,7 @@ class Share:
             reader_timeout=self.group.reader_timeout,
         )
         if started is not None:
-            self.group.owner.scheduler.unread.add(stream)
+            self.group.owner.scheduler.unread[id(stream)] = stream
         return stream
 
     def give_back(self, seq_id: int) -> None:

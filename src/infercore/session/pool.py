@@ -368,8 +368,9 @@ class SessionPool:
             if until is not None and time.perf_counter() > until:
                 self._embedder.refuse()
                 if self._owner is not None:
-                    for stream in tuple(self._owner.scheduler.unread):
-                        stream.cancel()
+                    for unread in self._owner.scheduler.unread.valuerefs():
+                        if (stream := unread()) is not None:
+                            stream.cancel()
                     self._owner.ask(self._owner.scheduler.endings.cancel_all)
                 return False
             time.sleep(0.002)

@@ -212,7 +212,7 @@ class PoolStream:
             self._check_open()
             context.begin_call()
         scheduler.admission.enter(namespace, force=self._admitted)
-        scheduler.unread.discard(self)
+        scheduler.unread.pop(id(self), None)
         try:
             session.resident.cancelled = self._cancelled
             context.deadline = self._deadline
@@ -335,7 +335,7 @@ class PoolStream:
         """Let go; safe in a finalizer, so it takes no lock."""
         self.finished = True
         if self._job is None:
-            self._context.scheduler.unread.discard(self)
+            self._context.scheduler.unread.pop(id(self), None)
             self._generation.close()
         elif not self._job.done.is_open:
             self._job.cancelled = True

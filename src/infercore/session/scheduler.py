@@ -12,7 +12,7 @@ import time
 from contextlib import suppress
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
-from weakref import WeakSet
+from weakref import WeakValueDictionary
 
 from infercore.errors import (
     ContextOverflowError,
@@ -46,12 +46,12 @@ if TYPE_CHECKING:
     from infercore.session.store import Store
 
 _GATHERING_S, _GATHERING_MOST_S = 0.02, 0.1
+"""How long to wait for calls that may come: after the last one that came, and in all;"""
 _GATHERING_S_EACH = 0.004
 _GATHERING_STEPS = 1 / 3
-"""Calls that may come are waited for so long behind the last one that came, and in all; for each,
-and of a step of all."""
+"""at most so long for each that is expected, and so much of a step of all of them."""
 _FOLLOWING_S, _FOLLOWING_STEPS = 0.01, 1 / 8
-"""A call whose prompt was just evaluated is waited for so long at most, with its answer's job."""
+"""How long to wait for the answer of a prompt that was just evaluated, and how much of a step."""
 _FIRST_S, _LOOK_S = 0.004, 0.0005
 """A first token has so long to be read; how often that is looked at."""
 
@@ -91,7 +91,8 @@ class Scheduler:
         costs.has_own_cells = not engine.is_shared
         self.inbox: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self.sequences: set[Sequence] = set()
-        self.unread: WeakSet[PoolStream] = WeakSet()  # of calls that have begun
+        # Of calls that have begun, by their id: a dictionary is read whole while others add to it.
+        self.unread: WeakValueDictionary[int, PoolStream] = WeakValueDictionary()
         self.on_work: Callable[..., object] | None = None  # as the owner begins work and ends it
         self.stopping = False
         self.ended = False
@@ -306,8 +307,8 @@ class Scheduler:
 
         Apart, each of their prompts has an engine call of its own, and so have the ends of their
         answers. None where the step is to be taken now: nobody is expected, there are places for
-        no more, calls take turns, or somebody was woken. Who runs waits for nobody, but for what
-        takes the caller's thread milliseconds.
+        no more, calls take turns, or somebody was woken. Sessions that
+        run wait for nobody but the answer of a prompt that was evaluated in the last step.
         """
         roster, waiting = self.roster, self.roster.waiting
         if roster.running:
