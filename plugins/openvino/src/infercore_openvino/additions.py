@@ -52,7 +52,7 @@ class Additions:
         if self.takes_rows:
             give_rows(request, np.empty((0, _width(engine.input(_ROWS))), dtype=np.float32))
         if self.directions is not None:
-            request.set_tensor(_DIRECTIONS, ov.Tensor(self.directions, shared_memory=True))
+            request.set_tensor(_DIRECTIONS, ov.Tensor(self.directions))
 
 
 def give_rows(request: Any, rows: Floats) -> None:

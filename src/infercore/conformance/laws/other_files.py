@@ -56,12 +56,15 @@ def check_a_model_in_parts(rig: Rig) -> None:
         with loaded(rig, str(files[0])) as model:
             _check_same(rig, model)
             digest = model.digest
-        files[2].write_bytes(_flipped(files[2].read_bytes()))
-        with loaded(rig, str(files[0])) as model:
-            that(model.digest != digest, "a flipped bit in the last part: the same digest")
-        for what, data in _wrong_parts(parts[1]).items():
-            files[1].write_bytes(data)
-            _refused(rig, files[0], f"with a second part {what}")
+        for i, (file, part) in enumerate(zip(files, parts, strict=True), 1):
+            data = part.to_bytes()
+            file.write_bytes(_flipped(data))
+            with loaded(rig, str(files[0])) as model:
+                that(model.digest != digest, f"a flipped bit in part {i}: the same digest")
+            for what, wrong in _wrong_parts(part).items():
+                file.write_bytes(wrong)
+                _refused(rig, files[0], f"with part {i} {what}")
+            file.write_bytes(data)
         files[1].unlink()
         _refused(rig, files[0], "without its second part")
 
