@@ -191,3 +191,10 @@ def test_what_was_put_off_is_asked_for_no_abort(story, open_context):
     assert len(context.save_state())
     with pytest.raises(ic.DecodeAbortedError):
         context.decode_one(5, seq_id=0)
+
+
+def test_a_clear_leaves_nothing_that_was_put_off(story, open_context):
+    context = filled(open_context, story, ONE)
+    context.seq_shift(0, 10, -1, 5)
+    context.clear()
+    assert not context.memory.pending & memories.SHIFTS

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import attrs
 import numpy as np
 import pytest
 
 import infercore as ic
+from infercore_llamacpp import rope
 
 NOT_EFFECTIVE = {"on_oom", "n_ctx_min", "backend_options", "defrag_thold"}
 
@@ -180,3 +183,12 @@ def test_a_guessed_file_type_is_the_type_without_its_flag(story, monkeypatch):
     own = story.traits.ftype
     monkeypatch.setattr(traits.api, "llama_model_ftype", lambda _: own | 1024)
     assert traits.read_traits(story.handle, has_gpu=False).ftype == own
+
+
+@pytest.mark.parametrize(("scaling", "factor"), [("yarn", 1.0), ("linear", 0.0)])
+def test_a_negative_factor_of_a_header_leaves_it_to_the_scaling(scaling, factor):
+    header = {"rope.scaling.yarn_ext_factor": -1.0}
+    traits = SimpleNamespace(
+        info=SimpleNamespace(architecture="grok"), own_number=lambda key, n: header.get(key, n)
+    )
+    assert rope._of_yarn(scaling, traits)["yarn_ext_factor"] == factor

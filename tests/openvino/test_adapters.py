@@ -10,6 +10,7 @@ import pytest
 
 import infercore as ic
 import pack
+from infercore_openvino.additions import Additions
 
 BETWEEN_ENGINES = 1e-3
 """How far their logits are apart in float32, without an adapter too; logits span about 30."""
@@ -151,3 +152,9 @@ def test_the_plan_counts_the_adapter_s_file(ov_model, files):
     for path in files.values():
         plan = ov_model.plan_memory(n_ctx=64, adapters=[ic.AdapterSpec(path=path)])
         assert plan.weights_bytes > plain.weights_bytes
+
+
+def test_one_graph_serves_the_same_places_in_any_order():
+    matrices = (np.zeros((1, 4), np.float32), np.zeros((4, 1), np.float32))
+    first, other = (Additions(adapters=dict.fromkeys(names, matrices)) for names in ("ab", "ba"))
+    assert first.key == other.key

@@ -152,7 +152,17 @@ def test_any_sequence_goes_into_a_context_of_one(
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"n": -1}, {"n": 2.5}, {"n": []}, {"n": 0}, {"shapes": []}, {"shapes": 3}, "two", "nan"],
+    [
+        {"n": -1},
+        {"n": 2.5},
+        {"n": []},
+        {"n": 0},
+        {"shapes": []},
+        {"shapes": 3},
+        "two",
+        "twice",
+        "nan",
+    ],
 )
 def test_a_state_that_cannot_be_is_refused(open_context: Any, wrong: Any, story: list[int]) -> None:
     from infercore.engine import blob
@@ -167,6 +177,8 @@ def test_a_state_that_cannot_be_is_refused(open_context: Any, wrong: Any, story:
         data[0] = np.nan
     elif wrong == "two":
         header["sequences"] = [entry, {**entry, "n": 0, "shapes": []}]
+    elif wrong == "twice":
+        header["sequences"], data = [entry, entry], np.concatenate([data, data])
     else:
         header["sequences"] = [{**entry, **wrong}]
     packed = blob.pack(dict(about), state.pack(header, [data.tobytes()]), bytes(row))

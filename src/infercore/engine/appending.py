@@ -188,6 +188,8 @@ class Appending:
         columns = spans.columns(starts)
         n_tokens = len(spans)
         owners, ends = spans.rows()
+        if owners:
+            self._need_logits()
         pieces = _Pieces(self._outputs, self._embeddings, len(owners))
         if n_tokens > self.n_batch:
             self._native.judged(pieces.gather)
@@ -295,6 +297,8 @@ class Appending:
         room: Room,
     ) -> None:
         """Append entries of one sequence or more each, in one engine call."""
+        if any(wanted):
+            self._need_logits()
         positions = self._positions(seq_ids)
         self._check_coupled(tokens, seq_ids)
         room.check_each(Counter(s for ids in seq_ids for s in ids), len(tokens))

@@ -63,7 +63,8 @@ class AbortSwitch:
             try:
                 return callback()
             except BaseException as error:  # noqa: BLE001  (cannot pass through the engine)
-                log.was_raised, log.thread.raised = True, error
+                log.was_raised = True
+                log.thread.raised = log.thread.raised or error
                 return True
 
         return ask

@@ -80,7 +80,7 @@ def _check(path: str) -> None:
         wrong = _of_start(start) or next(filter(None, map(soundness.complaint, parts(path))), None)
     except OSError as error:
         kind = ModelNotFoundError if isinstance(error, FileNotFoundError) else ModelFormatError
-        raise kind(f"{path} cannot be read: {error}", path=path) from error
+        raise kind(f"{path} cannot be read: {error}", path=error.filename or path) from error
     if wrong is not None:
         raise ModelFormatError(f"{path} is not a usable GGUF file: {wrong}", path=path)
 

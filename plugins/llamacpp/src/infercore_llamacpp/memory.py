@@ -155,4 +155,5 @@ class Memory:
         """Remove everything."""
         api.llama_memory_clear(self.handle, self.may_hold_nan)
         self._restored_from.clear()
+        self.pending &= COPIES
         self.may_hold_nan = False

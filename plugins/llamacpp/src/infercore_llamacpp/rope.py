@@ -118,6 +118,8 @@ def _of_yarn(scaling: str, traits: Traits) -> dict[str, float]:
     }
     for field in _READ.get(kind, ()):
         found[field] = traits.own_number(f"rope.scaling.{field}", found[field])
+    if found["yarn_ext_factor"] < 0:  # which says that the scaling decides
+        found["yarn_ext_factor"] = float(scaling == "yarn")
     return found
 
 

@@ -44,10 +44,10 @@ class Additions:
     @property
     def key(self) -> tuple[Any, ...]:
         """What decides about the graph; the numbers do not."""
-        return (*self.adapters, self.directions is not None, self.takes_rows)
+        return (*sorted(self.adapters), self.directions is not None, self.takes_rows)
 
     def bind(self, engine: Any, request: Any) -> None:
-        """Let ``request`` read the numbers where they are; who owns this keeps them alive."""
+        """Give ``request`` the numbers. It reads those of adapters here, where they stay alive."""
         lora.bind(engine, request, self.adapters)
         if self.takes_rows:
             give_rows(request, np.empty((0, _width(engine.input(_ROWS))), dtype=np.float32))

@@ -108,7 +108,7 @@ class Runner:
 
 @contextlib.contextmanager
 def memory_errors(work: str) -> Iterator[None]:
-    """Turn a failed allocation into `OutOfMemoryError`; let other errors pass."""
+    """Turn an engine's error of a failed allocation into `OutOfMemoryError`; let others pass."""
     try:
         yield
     except RuntimeError as error:
@@ -119,7 +119,7 @@ def memory_errors(work: str) -> Iterator[None]:
 def raise_memory_error(error: RuntimeError, work: str) -> None:
     """Raise `OutOfMemoryError` if ``error`` tells of a failed allocation.
 
-    Of a `MemoryError` the core makes one where a context is opened, and where it computes.
+    Of a `MemoryError` the core makes one.
     """
     text = str(error).lower()
     if any(word in text for word in _MEMORY_WORDS):

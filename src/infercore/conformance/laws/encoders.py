@@ -205,7 +205,7 @@ def check_embed_with_an_encoder(rig: Rig) -> None:
 
 @law("ENC-10", **encoder_law)
 def check_bad_input_to_an_encoder(rig: Rig) -> None:
-    """An unknown id and a closed context are refused; encoding no tokens changes nothing."""
+    """An unknown id, rows of logits and a closed context are refused; no tokens change nothing."""
     context = rig.encoder_context(pooling_type="mean")
     fresh = rig.encoder_context(pooling_type="mean")
     raises(OutputNotAvailableError, fresh.embedding, "a vector before any text")
@@ -214,6 +214,10 @@ def check_bad_input_to_an_encoder(rig: Rig) -> None:
     for bad in (-1, rig.encoder_model.info.n_vocab):
         raises(InvalidTokenError, lambda b=bad: context.encode([b]), f"token {bad}")
     context.encode([])
+    entries = [(token, [0], True) for token in _ids(rig)]
+    spans = [(s, _ids(rig), "last") for s in range(min(2, context.n_seq_max))]
+    raises(UnsupportedFeatureError, lambda: context.decode_batch(entries), "rows of a batch")
+    raises(UnsupportedFeatureError, lambda: context.decode_spans(spans), "rows of spans")
     rig.same_bits(np.array(context.embedding()), vector, "the vector afterwards")
     context.close()
     raises(SessionClosedError, lambda: context.encode(_ids(rig)), "encode after close")
