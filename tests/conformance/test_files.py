@@ -11,8 +11,10 @@ import pytest
 
 import infercore
 import pack
+from conformance.mutants.of_files import with_a_size
 from infercore.conformance import LawError, NotApplicable, Rig, find_rig, run_law, select
 from infercore.conformance.laws import headers, kinds, other_files
+from infercore.errors import InvalidInputError, OutOfMemoryError
 from infercore.values.info import BackendInfo, DeviceInfo
 from infercore.weight_files import gguf
 
@@ -120,6 +122,69 @@ def test_a_gpu_may_have_other_names(name: str, tmp_path: Path, monkeypatch: Any)
         kinds.check_devices(rig)
     (tmp_path / name).touch()
     kinds.check_devices(rig)
+
+
+def test_an_option_of_the_size_that_is_allowed_keeps_the_law(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pack.need_pack()
+    with_a_size(monkeypatch, most=4)
+    found = run_law(select("BAD-19")[0], find_rig("reference"))
+    assert (found.outcome, found.reason) == ("ok", None)
+
+
+def refused(allowed: object) -> Any:
+    def opened(_: Any, options: Any, **__: Any) -> None:
+        ((name, value),) = options.items()
+        if value != "a":
+            raise InvalidInputError(f"{name} is none", field=name, value=value, allowed=allowed)
+
+    return opened
+
+
+@pytest.mark.parametrize(
+    "allowed",
+    [
+        ["a"], "one of 'a'", "a number from 0.5 to 2", "a folder, such as '/var/cache/x'",
+        "an integer; True is none", "a multiple of 16 from 0 to 100",
+    ],
+)  # fmt: skip
+def test_what_is_allowed_is_tried_in_known_words_alone(
+    allowed: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kinds, "_open", refused(allowed))
+    rig: Any = SimpleNamespace(encoder=None)
+    kinds._check_allowed(rig, "way", allowed)
+
+
+@pytest.mark.parametrize("allowed", [("a", "b"), "one of 'a', 'b'", "True or False"])
+def test_what_is_allowed_and_refused_breaks_the_law(
+    allowed: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kinds, "_open", refused(allowed))
+    rig: Any = SimpleNamespace(encoder=None)
+    with pytest.raises(LawError, match="said to be allowed"):
+        kinds._check_allowed(rig, "way", allowed)
+
+
+def test_an_encoder_may_refuse_what_a_decoder_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    def new_context(**_: Any) -> Any:
+        raise InvalidInputError("way", field="way", allowed="nothing")
+
+    monkeypatch.setattr(kinds, "_open", refused(["a"]))
+    rig: Any = SimpleNamespace(encoder="e", encoder_model=SimpleNamespace(new_context=new_context))
+    kinds._check_allowed(rig, "way", ["a"])
+
+
+def test_what_there_is_no_memory_for_may_be_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def opened(_: Any, options: Any) -> None:
+        if not 1 <= options["size"] <= 1024:
+            raise InvalidInputError("size", field="size", value=options["size"], allowed="less")
+        raise OutOfMemoryError("too much")
+
+    monkeypatch.setattr(kinds, "_open", opened)
+    rig: Any = SimpleNamespace(encoder=None)
+    kinds._check_allowed(rig, "size", "an integer from 1 to 1024")
 
 
 def test_a_format_of_which_no_lies_are_known_is_left(tmp_path: Path) -> None:

@@ -73,6 +73,15 @@ def the_step_after_a_shift_is_not_asked(m: Any) -> None:
     around(m, ReferenceContext, "_step", step)
 
 
+@breaks("KV-29", **real)
+def no_step_asks_the_callback(m: Any) -> None:
+    def step(old: Any, self: Any, *args: Any) -> Any:
+        self._ask = None
+        return old(self, *args)
+
+    around(m, ReferenceContext, "_step", step)
+
+
 @breaks("EMB-8", **real)
 def a_switch_of_embeddings_spoils_what_is_saved_after_a_shift(m: Any) -> None:
     def switch(old: Any, self: Any, on: bool) -> None:
@@ -406,7 +415,7 @@ def rows_are_taken_by_the_first_threads_alone(m: Any) -> None:
 def a_refusal_of_attention_says_not_what(m: Any) -> None:
     def attention(old: Any, self: Any, on: bool) -> None:
         if not on:
-            raise UnsupportedFeatureError(feature="this")
+            raise UnsupportedFeatureError(feature="")
         old(self, on)
 
     around(m, ReferenceContext, "set_causal_attention", attention)

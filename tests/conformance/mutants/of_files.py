@@ -11,7 +11,7 @@ import numpy as np
 
 import infercore
 from conformance.mutants import around, breaks, result
-from infercore.conformance import reference
+from infercore.conformance import Rig, reference
 from infercore.conformance.laws import headers, kinds
 from infercore.errors import InvalidInputError, ModelLoadError
 from infercore.testing import llama, reference_settings, reference_tokenizer
@@ -97,20 +97,31 @@ def unknown_options_are_taken(m: Any) -> None:
     m.setattr(checks, "check_options", lambda field, options, known: None)
 
 
-@breaks("BAD-19", **real)
-def the_last_of_what_is_allowed_is_refused(m: Any) -> None:
+def with_a_size(m: Any, most: int) -> None:
+    """Give contexts an option ``size`` that may be 1 to 4, it is said; they take up to ``most``."""
+
     def opened(_: Any, options: Any, **__: Any) -> None:
         ((name, value),) = options.items()
-        if type(value) is not int or not 1 <= value < 4:
+        if type(value) is not int or not 1 <= value <= most:
             raise InvalidInputError(
                 f"{name} is none", field=name, value=value, allowed="an integer from 1 to 4"
             )
 
+    def begin(old: Any, self: Any, name: str, seed: int) -> None:
+        old(self, name, seed)
+        self.encoder = None  # a real one has no such option
+
+    around(m, Rig, "begin", begin)
     about = SimpleNamespace(model_options=(), context_options=("size",))
     record = SimpleNamespace(name="reference", descriptor=about)
     registry = SimpleNamespace(records=lambda: [record], get=lambda name: about)
     m.setattr(kinds, "default_registry", lambda: registry)
     m.setattr(kinds, "_open", opened)
+
+
+@breaks("BAD-19", **real)
+def the_last_of_what_is_allowed_is_refused(m: Any) -> None:
+    with_a_size(m, most=3)
 
 
 @breaks("CAP-37", **real)

@@ -147,8 +147,7 @@ def _place(params: Any, config: ModelConfig, devices: Sequence[Device]) -> objec
     """Write where the weights go; returns what must live until they are loaded."""
     gpus = [device for device in devices if device.is_gpu]
     chosen, handles = _choose(config.device, gpus)
-    if handles is not None:
-        params.devices = ctypes.cast(handles, ctypes.c_void_p)
+    params.devices = ctypes.cast(handles, ctypes.c_void_p)
     if not chosen:
         _check_no_gpu_fields(config)
         return handles

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import shutil
 import tempfile
 from pathlib import Path
@@ -177,9 +178,12 @@ def _check_lies(rig: Rig, path: str) -> None:
             for key in ("general.type", "general.architecture", "adapter.type")
         },
         "an alpha that is a text": own.other(adapter__lora__alpha=gguf_copy.text("x")),
-        "a tensor of another type": attrs.evolve(
-            own, tensors=[(dataclasses.replace(first, kind=24), data), *own.tensors[1:]]
-        ),
+        **{
+            f"a tensor of {what} in 8 bits": attrs.evolve(
+                own, tensors=[(dataclasses.replace(first, kind=24), rows), *own.tensors[1:]]
+            )
+            for what, rows in (("numbers", data), ("zeros", bytes(math.prod(first.dims))))
+        },
         "of another kind": own.other(adapter__type=gguf_copy.text("xora")),
     }
     with tempfile.TemporaryDirectory() as folder, loaded(rig, str(rig.path)) as model:
@@ -188,7 +192,8 @@ def _check_lies(rig: Rig, path: str) -> None:
             file.write_bytes(changed.to_bytes())
             fields = rig.fields(adapters=[AdapterSpec(path=str(file))])
             try:
-                model.new_context(**fields).close()
+                with model.new_context(**fields) as context:
+                    context.decode(rig.tokens(3))
             except UnsupportedFeatureError as error:
                 that(what != "its own" and error.hint, f"{what} is refused: {error}")
             except ModelLoadError as error:

@@ -17,6 +17,7 @@ from infercore.errors import (
     DecodeAbortedError,
     InvalidInputError,
     ModelNotFoundError,
+    OutOfMemoryError,
     UnsupportedFeatureError,
 )
 from infercore.values.config import AdapterSpec
@@ -271,6 +272,8 @@ def check_what_is_asked_is_told(rig: Rig) -> None:
     for fields in _ASKED:
         try:
             context = rig.context(**fields)
+        except OutOfMemoryError:
+            continue
         except UnsupportedFeatureError as error:
             that(any(name in error.feature for name in fields), f"{fields}: {error.feature!r}")
             continue

@@ -136,7 +136,11 @@ def check_rows_over_chunks(rig: Rig) -> None:
 
 @law("EMB-8", needs="embeddings")
 def check_embeddings_switched_on(rig: Rig) -> None:
-    """set_embeddings switches token rows on and off."""
+    """set_embeddings switches token rows on and off.
+
+    Rows that were switched on are those of a context opened with embeddings; switched off, there
+    are none, and the logits are the same. A sequence that was shifted is saved and restored, too.
+    """
     context = rig.context(pooling_type="none")
     tokens = rig.tokens(5)
     context.set_embeddings(True)

@@ -8,6 +8,7 @@ import numpy as np
 
 from infercore.conformance.expect import that
 from infercore.conformance.law import law
+from infercore.conformance.standing import MAX_SHARE
 from infercore.errors import InvalidInputError, UnsupportedFeatureError
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def _contexts(rig: Rig) -> Iterator[tuple[str, dict[str, Any], Any]]:
 MOST_SAID = 0.1
 """Of the spread of logits, the most that a context may state as its tolerance.
 
-With a type of known rounding, twice what that may move them by.
+With a type of known rounding, twice what that may move them by, but no less than `MAX_SHARE`.
 """
 
 
@@ -78,7 +79,8 @@ def check_types_are_as_near_as_their_bits(rig: Rig) -> None:
         shares = {**SHARES, **(OF_V if fields["type_k"] == "f32" else {})}
         allowed = max(rig.tolerance, shares.get(kind, COARSE) * spread)
         that(gap <= allowed, f"{fields}: logits {gap:.3g} from the oracle's, beyond {allowed:.3g}")
-        most = max(rig.tolerance, min(MOST_SAID, 2 * SHARES.get(kind, MOST_SAID)) * spread)
+        share = max(MAX_SHARE, min(MOST_SAID, 2 * SHARES.get(kind, MOST_SAID)))
+        most = max(rig.tolerance, share * spread)
         said = context.tolerance
         that(said <= most, f"{fields}: a tolerance of {said:.3g} where logits span {spread:.3g}")
 

@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from infercore.conformance.expect import that
 from infercore.conformance.law import law
-from infercore.errors import InvalidInputError, OutOfMemoryError, UnsupportedFeatureError
+from infercore.errors import (
+    InferCoreError,
+    InvalidInputError,
+    OutOfMemoryError,
+    UnsupportedFeatureError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,8 +31,8 @@ _WANTED, _ROOM = 2**29, 2**26
 def check_where_memory_ends(rig: Rig) -> None:
     """Where the system grants no memory for a context, OutOfMemoryError says so, and others go on.
 
-    A context that takes its memory later may be opened, and works. So it is where the process may
-    open no more files.
+    A context that takes its memory later may be opened, and works. Where the process may open no
+    more files, one opens, or any typed error says why not.
     """
     if not _STATUS.exists():
         rig.leave("this platform does not tell a process's memory through /proc")
@@ -39,20 +44,27 @@ def check_where_memory_ends(rig: Rig) -> None:
     context.decode(tokens[:8])
     for limit in ("RLIMIT_AS", "RLIMIT_DATA"):
         for _ in range(2):
-            _try(rig, _little_memory(limit), fields, tokens[:4])
+            _try(rig, _little_memory(limit), fields, tokens[:4], OutOfMemoryError)
     with contextlib.suppress(UnsupportedFeatureError):
-        _try(rig, _no_more_files(), rig.fields(n_threads=1, n_threads_batch=1), tokens[:4])
+        few = rig.fields(n_threads=1, n_threads_batch=1)
+        _try(rig, _no_more_files(), few, tokens[:4], InferCoreError)
     context.decode(tokens[8:])
     rig.near(context.logits(), expected, "logits of a context beside one that had no memory")
     rig.near(rig.cold(tokens), expected, "logits in a new context after that")
 
 
-def _try(rig: Rig, scarce: Any, fields: dict[str, Any], tokens: list[int]) -> None:
+def _try(
+    rig: Rig,
+    scarce: Any,
+    fields: dict[str, Any],
+    tokens: list[int],
+    typed: type[InferCoreError],
+) -> None:
     try:
         with scarce, rig.model.new_context(**fields) as context:
             context.decode(tokens)
-    except OutOfMemoryError as error:
-        that(str(error), "lack of memory is told without a word")
+    except typed as error:
+        that(str(error), "what is lacking is told without a word")
 
 
 def _large(rig: Rig) -> dict[str, Any]:

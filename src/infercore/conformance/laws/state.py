@@ -170,6 +170,7 @@ def _check_tails_of_windows(rig: Rig) -> None:
     for fields in ({}, {"swa_full": True}):
         with contextlib.suppress(UnsupportedFeatureError):
             _check_moved_tails(rig, tokens, n_ctx=n + 64, **fields)
+        with contextlib.suppress(UnsupportedFeatureError):
             source = _holding(rig, tokens, **fields)
             for whole in (False, True):
                 context = rig.context(**fields)
