@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import json
 import shutil
 import sys
@@ -98,8 +99,16 @@ def infercore_backend():
 
 def announce() -> None:
     """Let this process and those that it starts find the reference among the backends."""
-    if any(record.name == "reference" for record in default_registry().records()):
+    is_there = any(record.name == "reference" for record in default_registry().records())
+    if is_there and (not _site.cache_info().currsize or _site() in sys.path):
         return
+    sys.path.append(_site())
+    default_registry().refresh()
+
+
+@functools.cache
+def _site() -> str:
+    """Write a distribution that announces the reference; return its folder."""
     site = Path(tempfile.mkdtemp(prefix="infercore-reference-"))
     atexit.register(shutil.rmtree, site, ignore_errors=True)
     about = site / "announced_reference-1.dist-info"
@@ -111,5 +120,4 @@ def announce() -> None:
     (about / "entry_points.txt").write_text(
         "[infercore.backends]\nreference = announced_reference\n"
     )
-    sys.path.append(str(site))
-    default_registry().refresh()
+    return str(site)
