@@ -406,7 +406,10 @@ class Context(Protocol):
         """Return float32 [n_outputs, n_vocab] of the last call made with ``logits="all"``."""
 
     def embedding(self, seq_id: int = 0) -> FloatArray:
-        """Return the pooled embedding float32 [n_embd] (rank pooling: one score per class)."""
+        """Return the pooled embedding float32 [n_embd] (rank pooling: one score per class).
+
+        Later calls leave it as it is.
+        """
 
     def embeddings(self) -> FloatArray:
         """Return the embeddings float32 [n_tokens, n_embd]; only with pooling "none"."""

@@ -69,13 +69,13 @@ class AnyContextFields(TypedDict, total=False):
     yarn_ext_factor: float | None
     """YaRN: extrapolation mix; -1 = the model's own."""
     yarn_attn_factor: float | None
-    """YaRN: attention factor."""
+    """YaRN: attention factor; -1 = the model's own."""
     yarn_beta_fast: float | None
-    """YaRN: low correction dimension."""
+    """YaRN: low correction dimension; -1 = the model's own."""
     yarn_beta_slow: float | None
-    """YaRN: high correction dimension."""
+    """YaRN: high correction dimension; -1 = the model's own."""
     yarn_orig_ctx: int | None
-    """YaRN: the trained window in tokens."""
+    """YaRN: the trained window in tokens; 0 = the model's own."""
     defrag_thold: None
     """No longer supported by any engine: only None is accepted."""
     attention_type: Literal["causal", "non-causal"] | None
