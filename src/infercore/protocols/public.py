@@ -408,7 +408,7 @@ class Context(Protocol):
     def embedding(self, seq_id: int = 0) -> FloatArray:
         """Return the pooled embedding float32 [n_embd] (rank pooling: one score per class).
 
-        Later calls leave it as it is.
+        Later calls do not change it.
         """
 
     def embeddings(self) -> FloatArray:

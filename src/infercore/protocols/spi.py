@@ -170,7 +170,7 @@ class CapableContext(EngineContext, Protocol):
         """Run the encoder over at most ``n_ubatch`` tokens."""
 
     def embedding(self, seq_id: int) -> FloatArray:
-        """Return the pooled embedding of a sequence of the last call, which later calls leave."""
+        """Return the pooled embedding of a sequence of the last call; none later changes it."""
 
     def embeddings(self) -> FloatArray:
         """Return the embedding of each token of the last call."""

@@ -98,7 +98,7 @@ def unknown_options_are_taken(m: Any) -> None:
 
 
 def with_a_size(m: Any, most: int) -> None:
-    """Give contexts an option ``size`` that may be 1 to 4, it is said; they take up to ``most``."""
+    """Give contexts an option ``size`` said to be 1 to 4; they take up to ``most``."""
 
     def opened(_: Any, options: Any, **__: Any) -> None:
         ((name, value),) = options.items()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 N_SEEDS = 2**32 - 1  # the one above is llama.cpp's sign for "random"
 _MIROSTAT_TOKENS = 100  # how many tokens estimate the distribution's shape, as in the paper
 _MAX_WINDOW = 2**20  # the engine allocates and clears windows whole
-_WHOLE_WINDOW = 2**17  # at least so many tokens are a whole context; 2**20 take ms to clear
+_WHOLE_WINDOW = 2**17  # what -1 looks back at least; 2**20 take ms to clear
 _LEAST = 1.1754944e-38
 
 
@@ -150,13 +150,12 @@ def _breakers(texts: Sequence[str]) -> list[bytes]:
 def _window(field: str, last_n: int, whole: int) -> int:
     """Return ``last_n`` with -1 as ``whole``; the engine would take -1 as off.
 
-    The trained window alone would be too short: a context may be longer.
+    The trained window alone may be too short. Longer contexts than both are looked at in part.
     """
     if last_n > _MAX_WINDOW:
         raise refuse(
             f"{field}={last_n}",
-            f"the engine's window goes to {_MAX_WINDOW}; give -1 for the whole context, or "
-            "implementation='portable'",
+            f"the engine's window goes to {_MAX_WINDOW}; give less, or implementation='portable'",
         )
     return whole if last_n < 0 else last_n
 

@@ -119,7 +119,7 @@ def memory_errors(work: str) -> Iterator[None]:
 def raise_memory_error(error: RuntimeError, work: str) -> None:
     """Raise `OutOfMemoryError` if ``error`` tells of a failed allocation.
 
-    Of a `MemoryError` the core makes one.
+    The core turns a `MemoryError` into one.
     """
     text = str(error).lower()
     if any(word in text for word in _MEMORY_WORDS):

@@ -254,7 +254,7 @@ class RecurrentContext(BaseContext):
         header, view = state.unpack(data, self._identity())
         saved = header["sequences"]
         if seq_id is not None and len(saved) != 1:
-            raise state.refused("has more than one sequence")
+            raise state.refused("does not hold exactly one sequence")
         shapes = [shape for entry in saved for shape in entry["shapes"]]
         stored = state.read_arrays(view, shapes, np.float32)
         if not all(np.isfinite(array).all() for array in stored):

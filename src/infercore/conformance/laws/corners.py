@@ -109,7 +109,7 @@ def _check_aborts(rig: Rig, moved: Callable[[], Any], n_past: int) -> None:
     plain.decode(rig.tokens(n_past))
     n_plain, n_moved = (_questions(context, more) for context in (plain, moved()))
     asks = plain.capabilities.abort and hasattr(engine_of(plain), "set_abort_callback")
-    that(n_plain or not asks, "the engine never asked the callback that it was given")
+    that(n_plain > 0 or not asks, "the engine never asked the callback that it was given")
     that(2 * n_moved >= n_plain, f"asked {n_moved} times after a move, {n_plain} without one")
     for n_asked in (1, 2, 3, 5, 9, 17):
         context = moved()

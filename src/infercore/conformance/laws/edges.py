@@ -273,6 +273,7 @@ def check_what_is_asked_is_told(rig: Rig) -> None:
         try:
             context = rig.context(**fields)
         except OutOfMemoryError:
+            that("n_ubatch" in fields, f"no memory for {fields}")
             continue
         except UnsupportedFeatureError as error:
             that(any(name in error.feature for name in fields), f"{fields}: {error.feature!r}")

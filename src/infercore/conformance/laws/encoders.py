@@ -205,7 +205,7 @@ def check_embed_with_an_encoder(rig: Rig) -> None:
 
 @law("ENC-10", **encoder_law)
 def check_bad_input_to_an_encoder(rig: Rig) -> None:
-    """An unknown id, rows of logits and a closed context are refused; no tokens change nothing."""
+    """An unknown id, rows of logits and a closed context are refused."""
     context = rig.encoder_context(pooling_type="mean")
     fresh = rig.encoder_context(pooling_type="mean")
     raises(OutputNotAvailableError, fresh.embedding, "a vector before any text")
@@ -215,9 +215,12 @@ def check_bad_input_to_an_encoder(rig: Rig) -> None:
         raises(InvalidTokenError, lambda b=bad: context.encode([b]), f"token {bad}")
     context.encode([])
     entries = [(token, [0], True) for token in _ids(rig)]
-    spans = [(s, _ids(rig), "last") for s in range(min(2, context.n_seq_max))]
     raises(UnsupportedFeatureError, lambda: context.decode_batch(entries), "rows of a batch")
-    raises(UnsupportedFeatureError, lambda: context.decode_spans(spans), "rows of spans")
+    if context.capabilities.multi_sequence:
+        two = rig.encoder_context(pooling_type="mean", n_seq_max=2, n_ctx=96, kv_unified=True)
+        spans = [(s, _ids(rig), "last") for s in (0, 1)]
+        error = raises(UnsupportedFeatureError, lambda: two.decode_spans(spans), "rows of spans")
+        equal(error.feature, "decode", "the refused feature")
     rig.same_bits(np.array(context.embedding()), vector, "the vector afterwards")
     context.close()
     raises(SessionClosedError, lambda: context.encode(_ids(rig)), "encode after close")

@@ -44,7 +44,7 @@ _OF_INFO = {
     "n_head": "attention.head_count",
     "sliding_window": "attention.sliding_window",
 }
-_OF_WEIGHTS = ("n_head_kv", "sliding_window")
+_OF_GRAPHS = ("n_head_kv", "sliding_window")
 _IDS = {
     "bos": "bos_token_id",
     "eos": "eos_token_id",
@@ -229,7 +229,7 @@ def _compare_sizes(info: Any, header: gguf.Header) -> None:
 
 
 def _as_folder(model: Any, folder: Path, own: ModelInfo | None = None) -> None:
-    """Compare with the config; what weights decide may also be as in ``own``, whose they are."""
+    """Compare with the config; what a graph or weights decide may also be as in ``own``."""
     info, config = model.info, json.loads((folder / "config.json").read_text(encoding="utf-8"))
     heads = config.get("num_attention_heads")
     said = {
@@ -241,8 +241,9 @@ def _as_folder(model: Any, folder: Path, own: ModelInfo | None = None) -> None:
         "n_ctx_train": config.get("max_position_embeddings"),
         "sliding_window": config.get("sliding_window") if _slides(config) else 0,
     }
-    for name in _OF_WEIGHTS:
-        if own is not None and getattr(info, name) == getattr(own, name):
+    decided = _OF_GRAPHS[:1] if (folder / "model.safetensors").is_file() else _OF_GRAPHS
+    for name in decided if own is not None else ():
+        if getattr(info, name) == getattr(own, name):
             del said[name]
     _compare(info, said)
     if isinstance(config.get("model_type"), str):

@@ -58,7 +58,7 @@ def check_a_model_in_parts(rig: Rig) -> None:
             digest = model.digest
         for i, (file, part) in enumerate(zip(files, parts, strict=True), 1):
             data = part.to_bytes()
-            file.write_bytes(_flipped(data))
+            file.write_bytes(_flipped(data, part.tensors[-1][1]))
             with loaded(rig, str(files[0])) as model:
                 that(model.digest != digest, f"a flipped bit in part {i}: the same digest")
             for what, wrong in _wrong_parts(part).items():
@@ -116,8 +116,10 @@ def _check_shards(rig: Rig, path: Path) -> None:
             _check_same(rig, model)
 
 
-def _flipped(data: bytes) -> bytes:
-    return data[:-64] + bytes([data[-64] ^ 1]) + data[-63:]
+def _flipped(data: bytes, weights: bytes) -> bytes:
+    """Return ``data`` with a bit of ``weights`` flipped, which stand in it."""
+    at = data.rindex(weights)
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
 
 
 def _wrong_parts(part: gguf_copy.Gguf) -> dict[str, bytes]:

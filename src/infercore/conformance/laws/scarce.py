@@ -14,6 +14,7 @@ from infercore.errors import (
     InferCoreError,
     InvalidInputError,
     OutOfMemoryError,
+    PluginError,
     UnsupportedFeatureError,
 )
 
@@ -64,7 +65,9 @@ def _try(
         with scarce, rig.model.new_context(**fields) as context:
             context.decode(tokens)
     except typed as error:
-        that(str(error), "what is lacking is told without a word")
+        that(str(error), "the error has no text")
+        is_own = isinstance(error, PluginError) and not isinstance(error.__cause__, OSError)
+        that(not is_own, f"a mistake of the plugin's own: {error}")
 
 
 def _large(rig: Rig) -> dict[str, Any]:
