@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections import deque
 from queue import SimpleQueue
 from types import SimpleNamespace
@@ -150,6 +151,23 @@ def test_a_reader_that_cannot_be_woken_stops_no_other() -> None:
     assert good.items.qsize() == 3
     assert bad.cancelled
     assert not good.cancelled
+
+
+def test_a_call_that_is_refused_while_the_last_ones_are_handed_over_is_told() -> None:
+    goes_on, late = threading.Event(), reader()
+    outbox, slow = Outbox(), reader(lambda: goes_on.wait(10))
+    for job in (slow, reader()):
+        outbox.give(job, Item())
+    outbox.send()  # two: a thread hands them over, and is held up
+    closing = threading.Thread(target=outbox.close)
+    closing.start()
+    while not outbox._ended:
+        time.sleep(0.001)
+    outbox.give(late, Item())
+    outbox.send()
+    goes_on.set()
+    closing.join()
+    assert late.items.qsize() == 1
 
 
 # -- what a worker logs ----------------------------------------------------------------------------

@@ -31,6 +31,7 @@ class Outbox:
         self._n_sent = 0
         self._n_delivered = 0
         self._ended = False
+        self._lock = threading.Lock()  # once the owner has ended, other threads refuse calls
 
     def show(self, job: Generating, token: int) -> None:
         """Give the reader of ``job`` the text of ``token``, at the end of the step.
@@ -55,24 +56,27 @@ class Outbox:
         """Give the reader of ``job`` an item at the end of the step."""
         item.cut = job.take_cut()
         job.n_given += 1
-        self._given.append((job, item))
+        with self._lock:
+            self._given.append((job, item))
 
     def send(self) -> None:
         """Let the readers have what was made for them; for the owner of the jobs."""
-        given = self._given
-        if not given:
+        if not self._given:
             return
-        self._given = []
-        if self._n_delivered == self._n_sent and (len(given) == 1 or not self._has_courier()):
-            self._deliver(given)
-        else:
-            self._n_sent += 1
-            self._sent.put(given)
+        with self._lock:
+            given, self._given = self._given, []
+            is_late = self._n_delivered != self._n_sent or (len(given) > 1 and self._has_courier())
+            if is_late and not self._ended:
+                self._n_sent += 1
+                self._sent.put(given)
+                return
+        self._deliver(given)
 
     def close(self) -> None:
         """Wait until all is handed over; what comes later is so at once."""
-        self._ended = True
-        courier, self._courier = self._courier, None
+        with self._lock:
+            self._ended = True
+            courier, self._courier = self._courier, None
         if courier is not None:
             self._sent.put(None)
             courier.join()
