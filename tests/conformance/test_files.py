@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import attrs
 import pytest
 
 import infercore
@@ -185,6 +188,27 @@ def test_what_there_is_no_memory_for_may_be_allowed(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(kinds, "_open", opened)
     rig: Any = SimpleNamespace(encoder=None)
     kinds._check_allowed(rig, "size", "an integer from 1 to 1024")
+
+
+@pytest.mark.parametrize(
+    ("fields", "may_be"), [({"num_key_value_heads": 1}, True), ({"sliding_window": 7}, False)]
+)
+def test_weights_overrule_a_config_only_in_what_they_hold(
+    fields: dict[str, int], may_be: bool, tmp_path: Path
+) -> None:
+    pack.need_pack()
+    rig = find_rig("reference")
+    assert rig.path is not None
+    folder = shutil.copytree(rig.path, tmp_path / "model", copy_function=shutil.copyfile)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **fields}))
+    with rig.open_model() as own:
+        info = attrs.evolve(own.info, metadata={})  # which tells nothing of the config
+        model = SimpleNamespace(info=info, tokenizer=own.tokenizer)
+        with pytest.raises(LawError):
+            headers._as_folder(model, folder)
+        with nullcontext() if may_be else pytest.raises(LawError, match="sliding_window"):
+            headers._as_folder(model, folder, own.info)
 
 
 def test_a_format_of_which_no_lies_are_known_is_left(tmp_path: Path) -> None:

@@ -183,6 +183,14 @@ def test_a_split_model_names_all_its_parts():
     )
 
 
+def test_a_part_that_is_missing_is_named(plugin_model, story_path, tmp_path):
+    first, second = (tmp_path / f"m-0000{i}-of-00002.gguf" for i in (1, 2))
+    first.write_bytes(story_path.read_bytes())
+    with pytest.raises(ic.ModelNotFoundError) as caught:
+        load(plugin_model, first)
+    assert caught.value.path == str(second)
+
+
 def test_matching_scores(story_path, tmp_path):
     from infercore_llamacpp import gguf
 

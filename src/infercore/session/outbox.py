@@ -31,7 +31,7 @@ class Outbox:
         self._n_sent = 0
         self._n_delivered = 0
         self._ended = False
-        self._lock = threading.Lock()  # once the owner has ended, other threads refuse calls
+        self._lock = threading.RLock()  # once the owner has ended, whoever calls sends refusals
 
     def show(self, job: Generating, token: int) -> None:
         """Give the reader of ``job`` the text of ``token``, at the end of the step.

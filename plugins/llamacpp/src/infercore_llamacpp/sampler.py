@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 N_SEEDS = 2**32 - 1  # the one above is llama.cpp's sign for "random"
 _MIROSTAT_TOKENS = 100  # how many tokens estimate the distribution's shape, as in the paper
 _MAX_WINDOW = 2**20  # the engine allocates and clears windows whole
-_WHOLE_WINDOW = 2**17  # what -1 looks back at least; 2**20 take ms to clear
 _LEAST = 1.1754944e-38
 
 
@@ -122,10 +121,9 @@ def _stages(
 
 def _penalties(model: LlamaModel, config: SamplingConfig) -> Iterator[Any]:
     penalties = (config.repeat_penalty, config.frequency_penalty, config.presence_penalty)
-    whole = min(_MAX_WINDOW, max(_WHOLE_WINDOW, model.info.n_ctx_train))
-    last_n = _window("penalty_last_n", config.penalty_last_n, whole)
+    last_n = _window("penalty_last_n", config.penalty_last_n)
     yield api.llama_sampler_init_penalties(model.info.n_vocab, last_n, *penalties)
-    last_n = _window("dry_penalty_last_n", config.dry_penalty_last_n, whole)
+    last_n = _window("dry_penalty_last_n", config.dry_penalty_last_n)
     if config.dry_multiplier and config.dry_base >= 1 and last_n:
         breakers = _breakers(config.dry_sequence_breakers)
         yield api.llama_sampler_init_dry(
@@ -147,17 +145,18 @@ def _breakers(texts: Sequence[str]) -> list[bytes]:
     return breakers
 
 
-def _window(field: str, last_n: int, whole: int) -> int:
-    """Return ``last_n`` with -1 as ``whole``; the engine would take -1 as off.
+def _window(field: str, last_n: int) -> int:
+    """Return ``last_n`` with -1 as the longest window; the engine would take -1 as off.
 
-    The trained window alone may be too short. Longer contexts than both are looked at in part.
+    Not the trained one: a context may be longer.
     """
     if last_n > _MAX_WINDOW:
         raise refuse(
             f"{field}={last_n}",
-            f"the engine's window goes to {_MAX_WINDOW}; give less, or implementation='portable'",
+            f"the engine's window goes to {_MAX_WINDOW}; give -1 for the whole context, or "
+            "implementation='portable'",
         )
-    return whole if last_n < 0 else last_n
+    return _MAX_WINDOW if last_n < 0 else last_n
 
 
 def _filters(config: SamplingConfig, seed: int, n_vocab: int, n_left: int) -> Iterator[Any]:

@@ -409,7 +409,7 @@ def _check_ropes_of_header(rig: Rig, path: Path, copy: Path) -> None:
 def _kind_of(ropes: dict[str, bytes | None], told: dict[str, Any]) -> str:
     """Return what a header says, with the trained window that is told of it.
 
-    Windows of more than 2,048 count as one: YaRN rounds what it makes of them to the same.
+    Windows from 2,048 on count as one: YaRN may round what it makes of them to the same.
     """
     said = {key: value for key, value in ropes.items() if key != _TRAINED}
     return f"{said} {min(told.get('yarn_orig_ctx') or 0, 2048)}"
