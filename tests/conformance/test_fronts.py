@@ -228,6 +228,7 @@ def test_exit_codes(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failed = cli("toy", "--only", "DEC-2")
     assert failed.exit_code == 1
     assert "DEC-2 FAIL" in failed.output
+    assert failed.stderr.startswith("toy DEC-2 failed: ")  # at once, where there is no bar
 
 
 @pytest.mark.usefixtures("site")

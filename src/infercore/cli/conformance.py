@@ -89,6 +89,9 @@ def _run(rig: Rig, only: list[str] | None, seed: int, required: list[str]) -> Re
 
         def told(result: Result) -> None:
             progress.update(task, advance=1, description=f"{rig.label} {result.id}")
+            if result.counts_as_failure and not console.is_terminal:
+                reason = (result.reason or "").strip().split("\n", 1)[0]
+                click.echo(f"{rig.label} {result.id} failed: {reason}", err=True)
 
         return check_backend(rig, only=only, seed=seed, require=required, on_result=told)
 

@@ -39,7 +39,8 @@ core's ``Session`` works on it as on any context, under the same laws; what need
 Further optional methods, each with a default in the guard: ``decode_one``, ``decode_spans``,
 ``decode_vectors(rows, positions, seq_ids, wanted)`` (``decode_spans`` of float32 [n, n_embd] in
 place of tokens; without it they are refused), ``seq_pos_min``, ``seq_pos_max``, ``clear``,
-``synchronize``, ``warmup``, ``set_causal_attention``, ``set_abort_callback``,
+``synchronize``, ``warmup``, ``set_causal_attention``, ``set_abort_callback(f)`` (``f()`` is True
+where the call is to stop, and never raises; None removes it),
 ``set_control_vector(directions)`` (float32 [n_layer, n_embd] or None; a digest of what is in force
 stands in ``effective["control_vector"]``), ``sequence_size(seq_id)`` (bytes that ``save_sequence``
 gives), ``native_handle`` (also of a model: ``native_handle() -> int or object``, for those who want
@@ -170,10 +171,13 @@ class CapableContext(EngineContext, Protocol):
         """Run the encoder over at most ``n_ubatch`` tokens."""
 
     def embedding(self, seq_id: int) -> FloatArray:
-        """Return the pooled embedding of a sequence of the last call; none later changes it."""
+        """Return the pooled embedding of all tokens of a sequence in the last call.
+
+        No later call changes what was returned.
+        """
 
     def embeddings(self) -> FloatArray:
-        """Return the embedding of each token of the last call."""
+        """Return the embedding of each token of the last call, float32 [n_tokens, n_embd]."""
 
     def set_embeddings(self, on: bool) -> None:  # noqa: FBT001
         """Switch embeddings on or off."""
@@ -191,13 +195,13 @@ class CapableContext(EngineContext, Protocol):
         """Return all sequences as bytes."""
 
     def load_state(self, data: Buffer) -> None:
-        """Restore what `save_state` returned."""
+        """Restore what `save_state` returned; raise anything where it makes no sense."""
 
     def save_sequence(self, seq_id: int) -> Buffer:
         """Return one sequence as bytes."""
 
     def load_sequence(self, seq_id: int, data: Buffer) -> None:
-        """Restore what `save_sequence` returned, replacing what the sequence holds."""
+        """Restore what `save_sequence` returned, replacing what the sequence holds, or raise."""
 
     def set_threads(self, n: int, n_batch: int) -> None:
         """Set the threads for single tokens and for batches."""

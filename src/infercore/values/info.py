@@ -254,10 +254,11 @@ class BackendDescriptor:
     import no engine. ``loader(path, config)`` imports the engine and returns its model. Optional:
     ``check()`` raises `BackendUnavailableError` where the engine cannot run here,
     ``engine_version()`` and ``devices()`` describe the engine, ``plan_memory(path, model_config,
-    context_config)`` answers before loading, ``files(path)`` names the files of the model at a path
-    (default: the file, or those of the folder), ``check_file(path)`` raises an error for whatever a
-    cheap check finds wrong with them. ``model_options`` and ``context_options`` name the keys of
-    ``backend_options`` that are understood. ``neutral_options`` are those of ``model_options`` that
+    context_config)`` answers before loading (``n_ctx`` is None there for the smaller of 4096 and
+    the trained window, 0 for the trained one), ``files(path)`` names the files of the model at a
+    path (default: the file, or those of the folder), ``check_file(path)`` raises an error for
+    whatever a cheap check finds wrong with them. ``model_options`` and ``context_options`` name the
+    keys of ``backend_options`` that are understood. ``neutral_options`` are those of ``model_options`` that
     change no value in a KV cache; all others that are set belong to the identity of the model's
     saved state. ``tries_in_child=False`` says that reading a file cannot end the process, as with a
     reader written in Python: then new files are not tried in a child process first
