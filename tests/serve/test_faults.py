@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -13,6 +14,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 
 import infercore as ic
@@ -559,12 +561,48 @@ def test_a_second_signal_ends_it_at_once_without_a_trace(
                 process.send_signal(signal.SIGINT)
                 told = process.stderr.read()
                 process.wait(60)
+                *_, last, _ = lines
         finally:
             code = process.poll()
             process.kill()
     assert code == 0
     assert "Traceback" not in told
     assert whole.result().status_code == 503
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "closed"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="isolation needs POSIX")
+def test_a_second_signal_ends_it_while_an_engine_stands_still(
+    pack_path: Path, backend_name: str
+) -> None:
+    asked = command(
+        f"tale={pack_path}", "--port", "0", "--n-ctx", "1024", "--backend", backend_name,
+        "--n-threads", "1",
+    )  # fmt: skip
+    with subprocess.Popen(asked, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        url = next(line.split()[-1] for line in process.stderr if "serving at" in line)
+        body = {**LONG, "max_tokens": 900, "stream": True}
+        try:
+            with httpx.stream("POST", f"{url}{CHAT}", json=body) as answer:
+                lines = answer.iter_lines()
+                next(lines)
+                starters = psutil.Process(process.pid).children()
+                (worker,) = [child for starter in starters for child in starter.children()]
+                worker.suspend()
+                process.send_signal(signal.SIGTERM)
+                eventually(lambda: refuses(url))
+                process.send_signal(signal.SIGTERM)
+                began = time.monotonic()
+                told = process.stderr.read()
+                process.wait(60)
+                assert time.monotonic() - began < 15
+        finally:
+            code = process.poll()
+            process.kill()
+    assert code == 0
+    assert "Traceback" not in told
+    assert not worker.is_running()
 
 
 def test_who_is_not_answered_before_the_end_is_told_to_ask_again(pool: Any) -> None:

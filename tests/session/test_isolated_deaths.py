@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import textwrap
@@ -333,6 +335,33 @@ def test_k8_a_kernel_that_writes_where_it_must_not(
             told(bad, "The little dog saw a cat")
         assert told(good) == expected
         assert pool.stats().n_restarts == 2
+
+
+def test_nobody_goes_on_with_other_weights(
+    deadly: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    story = shutil.copytree(os.environ["STORY"], tmp_path / "story")
+    monkeypatch.setenv("STORY", str(story))
+    with deadly() as pool, pool.open_session() as session:
+        told(session)
+        stream = session.decode(max_tokens=12, temperature=0)
+        next(stream)
+        weights = next(story.glob("*.safetensors"))
+        data = bytearray(weights.read_bytes())
+        data[-4:] = b"\0\0\0\0"
+        weights.write_bytes(data)
+        os.kill(pool.process.pid, signal.SIGKILL)
+        with pytest.raises(ic.SessionFatalError, match="have changed since this pool was opened"):
+            list(stream)
+        with pytest.raises(ic.SessionFatalError, match="have changed"):
+            pool.open_session()
+        assert pool.failure is not None
+    assert "was ended by SIGKILL" in caplog.text
+    with deadly() as pool, pool.open_session() as session:
+        assert told(session)
 
 
 FORKS = """

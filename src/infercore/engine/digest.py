@@ -7,7 +7,7 @@ import json
 import os
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from infercore.errors import ModelNotFoundError
 from infercore.values.files import open_regular, scarcity_typed
@@ -65,6 +65,12 @@ def files_at(path: str) -> list[str]:
     if not os.path.isdir(path):
         return [path]
     return [entry.path for entry in os.scandir(path) if entry.is_file()]
+
+
+def stamps(files: Iterable[str]) -> list[list[Any]]:
+    """Return what changes where another file takes the place of one, or one is written to."""
+    found = [(file, os.stat(file)) for file in sorted(files)]
+    return [[file, stat.st_size, stat.st_ino, stat.st_mtime_ns] for file, stat in found]
 
 
 def _of_file(path: Path) -> str:

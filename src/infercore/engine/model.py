@@ -185,6 +185,11 @@ class GuardedModel:
         return self._closed.is_set()
 
     @property
+    def files(self) -> Sequence[str]:
+        """The files whose bytes make the model."""
+        return tuple(self._inner.files)
+
+    @property
     def digest(self) -> str:
         """SHA-256 hex over the model's files, cached."""
         with calls.typed(self.backend, "reading the digest of a model"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import operator
 import os
 import sys
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
     from infercore.values.pool import PoolStats
 
+_logger = logging.getLogger("infercore.isolated")
 _END_SECONDS = 10.0
 _STATS_SECONDS = 0.05
 _ASKS_SOMETIMES = 5.0
@@ -54,6 +56,13 @@ def _dead(target: int, name: str) -> Request:
     call.error = DeathError(ChildProcessError("the process of the engine is gone"))
     call.done.open()
     return call
+
+
+def _changed(path: str) -> ModelLoadError:
+    """Return why no process can go on where the last one was."""
+    return ModelLoadError(
+        f"the files of {path} or of its adapters have changed since this pool was opened", path=path
+    )
 
 
 def _no_wait(_: Request) -> None:
@@ -178,8 +187,13 @@ class EngineProcess:
                 child.end(_END_SECONDS)
                 raise
             if call.error is None:
-                child.is_loaded = True
                 facts: dict[str, Any] = call.result
+                if hasattr(self, "facts") and facts["files"] != self.facts["files"]:
+                    child.kill("has read other files than the one before")
+                    child.end(_END_SECONDS)
+                    self._fail(_changed(str(self._load["path"])))
+                    self.check()
+                child.is_loaded = True
                 return facts
             if not isinstance(call.error, DeathError):
                 child.end(_END_SECONDS)
@@ -295,6 +309,7 @@ class EngineProcess:
         if self.closed or child.born != fork_count():
             return
         self._count(child)
+        _logger.warning("%s: %s", self._load["path"], cause)
         calls = [call for call in list(child.calls.values()) if call.name not in _INNOCENT]
         outside = child.board.outside
         self._in_step = set(child.board.in_call or ())
@@ -320,12 +335,10 @@ class EngineProcess:
             self._first_cause = cause
         self._deaths.append(now)
         if len(self._deaths) > self._max_restarts:
-            self._fail(self._first_cause or cause)
+            self._fail(self._first_cause or cause, "this pool's engine died too often: ")
 
-    def _fail(self, cause: BaseException) -> None:
-        self.fatal = self.fatal or SessionFatalError(
-            f"this pool's engine died too often: {cause}; open a new pool", cause=cause
-        )
+    def _fail(self, cause: BaseException, why: str = "") -> None:
+        self.fatal = self.fatal or SessionFatalError(f"{why}{cause}; open a new pool", cause=cause)
 
     def is_lone(self, target: int) -> bool:
         """Whether a session may be why the last process died; answers so once."""

@@ -6,12 +6,13 @@ import asyncio
 import io
 import time
 from concurrent.futures import wait
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from infercore.errors import SessionBusyError
+from infercore.errors import SessionBusyError, SessionClosedError
 from infercore.isolated import wire
 from infercore.isolated.child import DeathError
 from infercore.session.handing import in_turn, tell_loop
@@ -216,7 +217,8 @@ class IsolatedStream:
             self.cancel()
             wait([begun_anew])
         if not self.finished:
-            self._session.end_alone(self._opened)
+            with suppress(SessionClosedError):  # its pool was closed: there is nothing to end
+                self._session.end_alone(self._opened)
             self.finished = True
 
     def __enter__(self) -> Self:

@@ -22,6 +22,7 @@ from infercore.errors import (
     SessionClosedError,
     UnsupportedFeatureError,
 )
+from infercore.engine import digest
 from infercore.isolated import wire
 from infercore.isolated.board import COUNTED, OF_POOL, STEP, Board
 from infercore.isolated.logs import ToProgram
@@ -616,7 +617,9 @@ class Worker:
         self._step_timeout = config.step_timeout
         self._model = infercore.load_model(path, backend=backend, config=model)
         own = attrs.evolve(config, isolate=False, **times)
-        return self.hold(self._model.new_pool(own))
+        facts = self.hold(self._model.new_pool(own))
+        adapters = [file for each in config.context.adapters for file in digest.files_at(each.path)]
+        return {**facts, "files": digest.stamps((*self._model.files, *adapters))}
 
     def hold(self, pool: SessionPool) -> dict[str, Any]:
         """Answer for ``pool`` from now on; return the facts about it."""

@@ -40,6 +40,17 @@ def timed_out(state: str, seconds: float | None) -> ApiError:
     return ApiError(408, told, "timeout_error", code="timeout")
 
 
+def server_ended() -> ApiError:
+    """Return the answer to a request that the server's end cuts off."""
+    return ApiError(
+        503,
+        "the server ended before this was answered; ask again",
+        "server_error",
+        code="closed",
+        headers={"Retry-After": "5"},
+    )
+
+
 _OURS: tuple[tuple[type[BaseException], int, str, str | None], ...] = (
     (errors.ContextOverflowError, 400, "invalid_request_error", "context_length_exceeded"),
     (errors.InvalidInputError, 400, "invalid_request_error", None),

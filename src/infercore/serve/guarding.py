@@ -12,7 +12,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from infercore.serve.errors import ApiError
+from infercore.serve.errors import ApiError, server_ended
 from infercore.serve.responding import failure
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Guard:
             await self._admit(scope, receive, counted, origin)
         except asyncio.CancelledError:  # the server ends, and waited long enough
             if not status:
-                await failure(_ended())(scope, receive, counted)
+                await failure(server_ended())(scope, receive, counted)
         finally:
             self._metrics.count_request(status or 499)
             log.info(
@@ -203,16 +203,6 @@ def _header(scope: Scope, name: bytes) -> bytes:
 def namespace_of(key: str) -> str:
     """Return the namespace of a key: its hash, since names of namespaces reach files."""
     return hashlib.sha256(key.encode()).hexdigest()
-
-
-def _ended() -> ApiError:
-    return ApiError(
-        503,
-        "the server ended before this was answered; ask again",
-        "server_error",
-        code="closed",
-        headers={"Retry-After": "5"},
-    )
 
 
 def too_large(n_most: int) -> ApiError:

@@ -258,6 +258,13 @@ class Models:
         await oldest.unload_when_idle(0)
         return True
 
+    def kill(self) -> None:
+        """End the processes of engines that still run, without waiting for what they do."""
+        for served in self.by_name.values():
+            process = getattr(served.pool, "process", None)
+            if process is not None:
+                process.close(wait=False)
+
     def get(self, name: str) -> Served:
         """Return the model that a request names. Raises an `ApiError` of status 404."""
         if name not in self.by_name:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from starlette.responses import Response
 
-from infercore.serve.errors import api_error
+from infercore.serve.errors import api_error, server_ended
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Coroutine, Mapping
@@ -113,7 +113,9 @@ class Events:
         except _LeftError:
             return
         except asyncio.CancelledError:
-            if not client.has_left:
+            if not client.has_left:  # the server ends, and waited long enough
+                if await client.begins():
+                    await client.fail(server_ended())
                 raise
             client.forget()
         finally:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["App", "Models", "Opening", "ServeConfig", "observe", "run"]
 GRACE_S = 30
 """Seconds that running answers get to finish once the server stops."""
+_AT_ONCE_S = 1.0
+"""Seconds that engines get after a second signal."""
 HEAD_S = 30.0
 """Seconds in which the head of a request has to come."""
 _N_THREADS = 64
@@ -154,8 +156,9 @@ async def _serve(app: App, *, host: str, port: int, lazy: bool, say: Callable[[s
 
 
 def _end(server: Server, app: App) -> None:
-    if app.draining:  # a second signal: at once
+    if app.draining:  # a second signal: at once, also where an engine does not answer
         server.force_exit = True
+        asyncio.get_running_loop().call_later(_AT_ONCE_S, app.models.kill)
     app.draining = server.should_exit = True
 
 
