@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from subprocess import PIPE
 from typing import TYPE_CHECKING, Any
@@ -252,6 +253,13 @@ def test_input_that_is_not_utf8(reference, tmp_path: Path) -> None:
         assert (done.exit_code, done.stdout) == (1, "")
         assert "is not UTF-8 (byte 3)" in done.stderr
         assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/zero"), reason="there is no such device here")
+def test_input_without_an_end(reference) -> None:
+    done = CliRunner().invoke(main, ["generate", *reference.arguments, "--file", "/dev/zero"])
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert "/dev/zero has more than 64 MiB" in done.stderr
 
 
 def test_options_of_one_engine_reach_it(run, engine) -> None:

@@ -228,7 +228,6 @@ WRONG: dict[str, tuple[dict[str, Any], int, str | None]] = {
     "type": ({"temperature": "hot"}, 400, "temperature"),
     "unknown": ({"extra_body": {"wings": 2}}, 400, "wings"),
     "store": ({"store": True}, 400, "store"),
-    "calls": ({"parallel_tool_calls": False}, 400, "parallel_tool_calls"),
     "n": ({"n": 0}, 400, "n"),
     "large n": ({"n": 10**9}, 400, "n"),
     "limit": ({"max_completion_tokens": -1}, 400, "max_completion_tokens"),
@@ -312,6 +311,8 @@ def test_values_that_mean_what_is_done_anyway(client: Any) -> None:
     }  # fmt: skip
     unused = dict.fromkeys(("audio", "functions", "function_call", "prediction"))
     assert client.chat.completions.create(**PLAIN, **fine, extra_body=unused).choices
+    fine["parallel_tool_calls"] = False
+    assert client.chat.completions.create(**PLAIN, **fine).choices
     unused = dict.fromkeys(("conversation", "max_tool_calls", "prompt", "top_logprobs"))
     fields = {"model": "tale", "input": [ASK], "max_output_tokens": 4}
     assert client.responses.create(**fields, text={"verbosity": "medium"}).output

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import infercore as ic
 import pack
-from infercore.serve import responses
+from infercore.serve import answering, responses
 from served import Served, serving
 
 openai = pytest.importorskip("openai", reason="the client that the tests use is not installed")
@@ -128,6 +130,51 @@ def test_calls_in_a_stream_are_those_of_the_whole(served: Served) -> None:
     assert [c.function.arguments for c in final.message.tool_calls] == [
         c.function.arguments for c in whole.message.tool_calls
     ]
+
+
+def test_one_call_where_no_more_are_wanted(served: Served) -> None:
+    client = served.client()
+    asked = {**FIELDS, "messages": [ASK], "parallel_tool_calls": False}
+    choice = client.chat.completions.create(**asked).choices[0]
+    assert choice.finish_reason == "tool_calls"
+    assert len(choice.message.tool_calls) == 1
+    with client.chat.completions.stream(**asked) as stream:
+        final = stream.get_final_completion().choices[0]
+    assert (final.finish_reason, final.message.content or None) == (
+        "tool_calls",
+        choice.message.content,
+    )
+    assert len(final.message.tool_calls) == 1
+
+
+def test_what_comes_behind_the_only_call_is_left_out() -> None:
+    call = ic.ToolCall(name="add", arguments={"a": 1}, id="1")
+    made = [
+        ic.StreamChunk(text="Let me see. "),
+        ic.StreamChunk(text="", tokens=(1,), tool_calls=(call, call)),
+        ic.StreamChunk(text=" and", tokens=(2,), tool_calls=(call,)),
+        ic.StreamChunk(text="", finish_reason="cancelled"),
+    ]
+
+    class Session:
+        n_cancelled = 0
+
+        def cancel(self) -> None:
+            self.n_cancelled += 1
+
+    async def stream() -> Any:
+        for chunk in made:
+            yield chunk
+
+    async def story() -> list[Any]:
+        return [chunk async for chunk in answering._one_call(session, stream())]
+
+    session: Any = Session()
+    told = [(chunk.text, chunk.tool_calls, chunk.finish_reason) for chunk in asyncio.run(story())]
+    assert told == [
+        ("Let me see. ", (), None), ("", (call,), None), ("", (), None), ("", (), "tool_calls"),
+    ]  # fmt: skip
+    assert session.n_cancelled == 1
 
 
 def test_calls_of_a_response(served: Served) -> None:

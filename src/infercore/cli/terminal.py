@@ -19,6 +19,7 @@ from infercore.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from typing import BinaryIO
 
     from infercore import ContextReport
 
@@ -126,6 +127,22 @@ def of_the_system(error: OSError) -> str:
 
 STDIN = "-"
 STANDARD_INPUT = "standard input"
+_MOST_BYTES = 1 << 26
+
+
+def read_text(file: BinaryIO, source: str) -> str:
+    """Return all that ``file`` holds, as text.
+
+    Raises `InvalidInputError` where it is not UTF-8, or never seems to end.
+    """
+    data = file.read(_MOST_BYTES + 1)
+    if len(data) > _MOST_BYTES:
+        raise InvalidInputError(
+            f"{source} has more than {_MOST_BYTES >> 20} MiB",
+            field=source,
+            allowed=f"at most {_MOST_BYTES >> 20} MiB",
+        )
+    return decoded(data, source)
 
 
 def decoded(data: bytes, source: str) -> str:
@@ -146,7 +163,7 @@ def read_file(path: str) -> str:
         return read_stdin()
     try:
         with open(path, "rb") as file:
-            return decoded(file.read(), path)
+            return read_text(file, path)
     except OSError as error:
         raise click.UsageError(f"cannot read {path}: {error.strerror}") from error
 
@@ -155,7 +172,7 @@ def read_stdin() -> str:
     """Return all that comes on standard input."""
     if sys.stdin is None:  # closed by the caller (<&-)
         raise click.UsageError(f"{STANDARD_INPUT} is closed; give the text as an argument")
-    return decoded(sys.stdin.buffer.read(), STANDARD_INPUT)
+    return read_text(sys.stdin.buffer, STANDARD_INPUT)
 
 
 def without_line_end(text: str) -> str:

@@ -57,6 +57,7 @@ class Asked:
     n: int
     timeout: float | None
     overflow: Literal["error", "truncate"] = "error"
+    one_call: bool = False
     prompt: Any = None
     began: float = attrs.field(factory=time.perf_counter)
 
@@ -234,7 +235,8 @@ async def _answer(asked: Asked, number: int, metrics: Metrics) -> AsyncGenerator
         last: float | None = None
         n_shown, is_counted = 0, False
         try:
-            async for chunk in stream:
+            async for made in _one_call(session, stream) if asked.one_call else stream:
+                chunk = made
                 now = time.perf_counter()
                 if last is None:
                     metrics.first_token.labels(name).observe(now - asked.began)
@@ -254,6 +256,26 @@ async def _answer(asked: Asked, number: int, metrics: Metrics) -> AsyncGenerator
             finally:
                 if not is_counted:  # cut off: by its client, or by what failed
                     metrics.count_tokens(name, *stream.counts, n_shown)
+
+
+async def _one_call(
+    session: AsyncSession, stream: AsyncDecodeStream
+) -> AsyncGenerator[StreamChunk, None]:
+    """Give the chunks of an answer that ends with its first call of a tool."""
+    has_called = False
+    async for made in stream:
+        chunk = made
+        if has_called:  # what came before the end was heard
+            reason = chunk.finish_reason and "tool_calls"
+            chunk = attrs.evolve(
+                chunk, text="", reasoning="", tool_calls=(), finish_reason=reason
+            )
+        elif chunk.tool_calls:
+            has_called = True
+            chunk = attrs.evolve(chunk, tool_calls=chunk.tool_calls[:1])
+            if chunk.finish_reason is None:
+                session.cancel()
+        yield chunk
 
 
 def thought_tokens(chunk: StreamChunk) -> int:

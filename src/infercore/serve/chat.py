@@ -64,6 +64,7 @@ def asked_of(request: ChatRequest, served: Served, namespace: str, config: Serve
         n=n_answers(request),
         timeout=config.request_timeout,
         overflow=overflow_of(request.truncation),
+        one_call=request.parallel_tool_calls is False,
     )
 
 

@@ -85,6 +85,7 @@ def asked_of(
         n=1,
         timeout=config.request_timeout,
         overflow=overflow_of(request.truncation),
+        one_call=request.parallel_tool_calls is False,
     )
 
 
@@ -226,7 +227,7 @@ class _Output:
             "max_output_tokens": request.max_output_tokens,
             "model": request.model,
             "output": self.items,
-            "parallel_tool_calls": SETTLED["parallel_tool_calls"][0],
+            "parallel_tool_calls": request.parallel_tool_calls is not False,
             "previous_response_id": None,
             "reasoning": {"effort": None, "summary": None, **(request.reasoning or {})},
             "store": False,

@@ -262,7 +262,6 @@ class DetokenizeRequest(Request, kw_only=True):
 
 
 SETTLED: dict[str, tuple[Any, ...]] = {
-    "parallel_tool_calls": (True,),
     "store": (False,),
     "service_tier": ("auto", "default"),
     "modalities": (["text"],),
