@@ -21,6 +21,11 @@ def told_by(run, *arguments: str) -> dict:
     return json.loads(result.stdout)
 
 
+def test_the_largest_window_that_fits(run, backend_name, pack_path) -> None:
+    asked = ("--backend", backend_name, "--n-ctx", "fit", "--only", "layer")
+    assert told_by(run, str(pack_path), *asked)["n_ctx"] == 2048
+
+
 def test_every_part_has_figures(run, backend_name, pack_path) -> None:
     told = told_by(run, str(pack_path), "--backend", backend_name, "--n-ctx", "256")
     figures = told["figures"]

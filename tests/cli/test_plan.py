@@ -58,6 +58,11 @@ def test_table(run, engine) -> None:
     for part in ("weights", "KV cache, full", "compute", "sum", "peak", "free now"):
         assert part in result.stdout
     assert "fits: n_ctx 512" in result.stdout
+    trained = infercore.plan_memory(engine.path, n_ctx=0, backend=engine.name).n_ctx
+    result = run("plan", engine.path, "--n-ctx", "fit", "--backend", engine.name)
+    assert f"fits: n_ctx {trained}" in result.stdout
+    result = run("plan", engine.path, "--n-ctx", "some", "--backend", engine.name)
+    assert (result.exit_code, "neither a number of tokens nor fit" in result.stderr) == (2, True)
 
 
 def test_too_little_memory_is_told(run, machine, monkeypatch) -> None:

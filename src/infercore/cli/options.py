@@ -72,7 +72,7 @@ MODEL: Mapping[str, Row] = MappingProxyType({
 })  # fmt: skip
 
 CONTEXT: Mapping[str, Row] = MappingProxyType({
-    "n_ctx": Row(also=("-c", "--ctx-size"), metavar="N"),
+    "n_ctx": Row(also=("-c", "--ctx-size"), metavar="N", param_type="window"),
     "n_threads": Row(also=("-t", "--threads"), metavar="N"),
     "n_threads_batch": Row(also=("--threads-batch",), metavar="N"),
     "n_batch": Row(also=("-b", "--batch-size"), metavar="N"),
@@ -321,6 +321,23 @@ class Bias(ParamType[tuple[int, float]]):
             self.fail(f"{value!r} is not ID=AMOUNT, such as 15=-inf", param, ctx)
 
 
+class Window(ParamType["int | str"]):
+    """A number of tokens, or "fit"."""
+
+    name = "N"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int | str:
+        """Return it; a usage error for anything else."""
+        if value == "fit":
+            return "fit"
+        try:
+            return int(value)
+        except ValueError:
+            self.fail(f"{value!r} is neither a number of tokens nor fit", param, ctx)
+
+
 class KVTypeName(ParamType[KVType]):
     """A number format of the KV cache; the loaded model's capabilities decide which there are."""
 
@@ -336,7 +353,7 @@ class KVTypeName(ParamType[KVType]):
             self.fail(str(error), param, ctx)
 
 
-_PARAM_TYPES = {"numbers": Numbers(), "bias": Bias(), "kv_type": KVTypeName()}
+_PARAM_TYPES = {"numbers": Numbers(), "bias": Bias(), "kv_type": KVTypeName(), "window": Window()}
 
 
 _FIELDS = frozenset({

@@ -126,7 +126,8 @@ class Rig:
     ``narrow`` is the path of the same weights in a narrower format (quantised); or what writes them
     into a folder that it is given, and returns what turns weights into what they are there.
     ``engine`` is the package of the engine, as pip names it: the backend must take the releases of
-    it that its own package requires, and no other. ``own_options`` are pairs of
+    it that its own package requires, and no other, and refuse others (its descriptor's ``check``)
+    with a reason that names package and release. ``own_options`` are pairs of
     ``backend_options`` to load a model (or open a context) with, or fields of a model's config, or
     both, and of a function of that model (or context), which tells whether they show;
     ``wrong_options`` are such options (or, together with fields, those of a context) that must be

@@ -198,6 +198,8 @@ class Bench:
         self.left_out: dict[str, str] = {}
         given = dict(context or {})
         asked = given.pop("n_ctx", None)
+        if asked == "fit":
+            asked = model.plan_memory(n_ctx="fit", **given).n_ctx
         self.n_ctx: int = self._window() if asked is None else asked or model.info.n_ctx_train
         self._given = given
 

@@ -36,8 +36,9 @@ def _stores(rig: Rig, **fields: Any) -> Iterator[Any]:
     if not pool.capabilities.sequence_state:
         rig.leave("this engine cannot save a sequence")
     _goes_back(rig, pool)
-    if pool.stats().n_cells >= 2 * 64:
-        rig.leave("each session has cells of its own here: none loses them to another")
+    if pool.stats().n_cells >= 2 * 64:  # each place has cells of its own: then there is one
+        pool.close()
+        pool = rig.pool(n_ctx=64, n_parallel=1, **fields)
     yield pool
 
 

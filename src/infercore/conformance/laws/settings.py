@@ -296,7 +296,8 @@ def _check_what_is_allowed(rig: Rig, folder: Path) -> None:
         for fields in ({"type_k": "q8_0"}, {"type_v": "q8_0", "flash_attn": "on"}):
             name = next(iter(fields))
             try:
-                model.new_context(**rig.fields(n_ctx=32, **fields)).close()
+                with contextlib.suppress(UnsupportedFeatureError):  # of whatever heads
+                    model.new_context(**rig.fields(n_ctx=32, **fields)).close()
             except InvalidInputError as error:
                 facts = (error.field, error.value)
                 equal(facts, (name, "q8_0"), "field and value of the error")
