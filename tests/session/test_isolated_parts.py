@@ -134,7 +134,7 @@ def test_a_fork_waits_for_no_thread_of_its_parent() -> None:
 
 def reader(on_item: Any = None) -> Any:
     return SimpleNamespace(
-        items=SimpleQueue(), on_item=on_item, take_cut=lambda: None, n_given=0, cancelled=False
+        items=SimpleQueue(), on_item=on_item, take_cuts=lambda: None, n_given=0, cancelled=False
     )
 
 

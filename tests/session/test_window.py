@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 
 import infercore as ic
@@ -39,6 +41,88 @@ def test_shift_with_nothing_to_drop(reference: Any) -> None:
     chunks = list(session.decode(max_tokens=9, temperature=0, ignore_eos=True))
     assert chunks[-1].finish_reason == "context"
     assert sum(len(chunk.tokens) for chunk in chunks) == 1
+
+
+def told(chunks: Any) -> list[Any]:
+    return [(chunk.text, chunk.finish_reason, chunk.shifted_out) for chunk in chunks]
+
+
+@pytest.mark.parametrize("overflow", ["shift", "error"])
+@pytest.mark.parametrize(("n_prefix", "n_suffix"), [(30, 0), (30, 1), (30, 2), (20, 10), (5, 20)])
+@pytest.mark.parametrize("n_read", [2, 9, 99])
+def test_a_window_is_filled_and_shifted_alike_alone_and_in_a_pool(
+    reference: Any, n_prefix: int, n_suffix: int, n_read: int, overflow: str
+) -> None:
+    ids = reference.tokenizer.encode("There was a baker named Mira, who lived near. " * 9)
+    found = []
+    with reference.new_pool(n_ctx=32, n_parallel=2) as pool:
+        alone = reference.new_session(n_ctx=32, overflow=overflow)
+        for session in (alone, pool.open_session(overflow=overflow)):
+            session.ensure_prefix(ids[:n_prefix])
+            if n_suffix:
+                session.prefill_suffix(ids[60 : 60 + n_suffix])
+            made = []
+            if n_prefix + n_suffix < 32 or overflow == "shift":
+                stream = session.decode(max_tokens=14, temperature=0, ignore_eos=True)
+                made = told(next(stream, ic.StreamChunk(text="")) for _ in range(n_read))
+                stream.close()
+            if overflow == "shift":  # what was moved is gone on behind
+                made += told(session.decode(max_tokens=5, temperature=0, ignore_eos=True))
+            n_resident = session.explain_context().resident_tokens
+            assert n_resident <= 32
+            assert session.snapshot().resident_tokens == n_resident
+            found.append((made, n_resident))
+        alone.close()
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("overflow", ["shift", "error"])
+@pytest.mark.parametrize("in_pool", [False, True])
+def test_guesses_fill_the_window_as_plain_tokens_do(
+    reference: Any, overflow: str, in_pool: bool  # noqa: FBT001
+) -> None:
+    ids = reference.tokenizer.encode("There was a baker named Mira. " * 4)[:24]
+    guessing = ic.SpeculativeConfig(kind="draft_model", draft_model=reference, n_draft=5)
+    found = []
+    with reference.new_pool(n_ctx=32, n_parallel=2) as pool:
+        for n in range(18, 24):
+            texts = []
+            for speculative in (None, guessing):
+                opens = pool.open_session if in_pool else partial(reference.new_session, n_ctx=32)
+                with opens(overflow=overflow) as session:
+                    session.ensure_prefix(ids[:n])
+                    chunks = list(
+                        session.decode(
+                            max_tokens=14, temperature=0, ignore_eos=True, speculative=speculative
+                        )
+                    )
+                texts.append(("".join(c.text for c in chunks), chunks[-1].finish_reason))
+            found.append(texts)
+    assert all(plain == guessed for plain, guessed in found)
+
+
+@pytest.mark.parametrize("in_pool", [False, True])
+def test_what_fails_behind_the_last_wanted_token_fails_nobody(
+    reference: Any, in_pool: bool  # noqa: FBT001
+) -> None:
+    guessing = ic.SpeculativeConfig(kind="draft_model", draft_model=reference, n_draft=5)
+    with reference.new_pool(n_ctx=64) as pool:
+        session = pool.open_session() if in_pool else reference.new_session(n_ctx=64)
+        session.ensure_prefix("There was a baker")
+        n = session.explain_context().resident_tokens
+
+        def none_behind(tokens: Any, logits: Any) -> Any:
+            return logits if len(tokens) < n + 3 else np.full_like(logits, -np.inf)
+
+        fields = {"temperature": 0, "processors": [none_behind], "speculative": guessing}
+        assert list(session.decode(max_tokens=3, **fields))[-1].finish_reason == "length"
+        session.ensure_prefix("There was a baker")
+        tokens = []
+        with pytest.raises(ic.InvalidStateError):
+            for chunk in session.decode(max_tokens=9, **fields):
+                tokens += chunk.tokens
+        assert len(tokens) == 3, "each that could be chosen is given"
+        session.close()
 
 
 @pytest.fixture

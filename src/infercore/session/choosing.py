@@ -77,7 +77,8 @@ class Choosing:
         n_chosen, show, tokens = 0, self._outbox.show, list[int]()
         for i, job in enumerate(jobs):
             generation = job.generation
-            if generation.looks_ahead or generation.is_native:
+            is_full = job.shift_from is not None and len(job.sequence.tokens) >= job.window
+            if generation.looks_ahead or generation.is_native or is_full:
                 goes_on = False
                 self.caught_up(job, i, source)
                 continue
@@ -131,11 +132,11 @@ class Choosing:
                 return
             if generation.is_ahead:
                 self._choose(job, source, -1)
-            elif row is not None:
+            elif row is None or not self._have_room(job):
+                return
+            else:
                 self._choose(job, source, row)
                 row = None
-            else:
-                return
 
     def _choose(self, job: Generating, source: Any, row: int) -> None:
         generation = job.generation
@@ -171,11 +172,10 @@ class Choosing:
         if generation.at_limit:
             self._endings.finish(job, "length")
             return True
-        if not held and not generation.is_ahead and n_after >= job.window:
-            if job.shift_from is None or not self._shift(job):
-                self._endings.finish(job, "context")
-                return True
-            n_after = len(sequence.tokens) + 1
+        # The last token of a full window has to be evaluated where others follow it.
+        if not held and n_after >= job.window and job.shift_from is None:
+            self._endings.finish(job, "context")
+            return True
         ahead = generation.ahead(lambda: list(sequence.tokens), job.window - n_after - 1)
         if not ahead.tokens:
             return False
@@ -184,12 +184,24 @@ class Choosing:
         job.ahead = ahead if ahead.n_guessed else None
         return True
 
-    def _shift(self, job: Generating) -> bool:
-        """Drop the older half of what follows the prefix, where that was asked for."""
-        engine, sequence, start = self._engine, job.sequence, job.shift_from or 0
+    def _have_room(self, job: Generating) -> bool:
+        """Make room for another token in a full window; False where ``job`` waits, or has ended.
+
+        Where the older half of what follows the prefix goes, the last token is evaluated anew.
+        """
+        sequence, start = job.sequence, job.shift_from
+        if start is None or len(sequence.tokens) < job.window:
+            return True
         end = start + (len(sequence.tokens) - start) // 2
-        if end <= start:
-            return False
+        if end > start:
+            self._shift(job, start, end)
+        else:
+            self._endings.finish(job, "context")
+        return False
+
+    def _shift(self, job: Generating, start: int, end: int) -> None:
+        """Drop the tokens from ``start`` to ``end``."""
+        engine, sequence = self._engine, job.sequence
         gone, rest = sequence.tokens[start:end], sequence.tokens[end:]
         n_held, n_moved = sequence.n_held, 0
         if sequence.seq_id is not None and n_held > end:
@@ -201,14 +213,13 @@ class Choosing:
             except UnsupportedFeatureError:  # shared with another: evaluated anew
                 engine.context.seq_remove(sequence.seq_id, end, -1)
         sequence.tokens[start:] = rest
-        sequence.n_held = sequence.n_cells = min(start, n_held) + n_moved
-        sequence.n_high = sequence.n_held
+        sequence.n_cells = min(start, n_held) + n_moved
+        sequence.n_held = sequence.n_high = min(sequence.n_cells, len(sequence.tokens) - 1)
         sequence.is_cut = True
         sequence.set_row(None)
         job.n_sure = len(sequence.tokens)
         job.generation.shifted += gone
-        job.cut = (start, end)
-        return True
+        job.cuts.append((start, end))
 
 
 class Rows:

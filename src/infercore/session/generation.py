@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import attrs
 
+from infercore.errors import SessionFatalError
 from infercore.session.text import TextAssembler
 from infercore.values.config import sampling_of
 from infercore.values.session import StreamChunk, Usage, text_chunk
@@ -158,6 +159,11 @@ class Generation:
         """Whether the next token is known already, so that no row is needed for it."""
         return bool(self._queue)
 
+    @property
+    def is_held_ahead(self) -> bool:
+        """Whether the next token is known and evaluated, so that it needs no more room."""
+        return bool(self._queue) and self._queue[0].held
+
     def ends(self, token: int) -> bool:
         """Return whether ``token`` ends the decode: it is then not part of the context."""
         return token in self._stops or self._pieces[token].is_eog
@@ -280,14 +286,21 @@ class Generation:
         """Choose from the rows behind the pending token and each guess; return how many are right.
 
         The rows are those of ``context`` from ``first_row`` on. Where tokens are forced, guesses
-        end: a seed then gives what it gives without them.
+        end: a seed then gives what it gives without them. What fails behind the first row fails
+        again when its token is asked for, if it ever is.
         """
         chosen: list[Chosen] = []
-        for i, guess in enumerate([*guesses, None]):
-            chosen.append(self._sample(context, first_row + i))
-            token = chosen[-1].token
-            if token != guess or self.ends(token) or self._forced(1):
-                break
+        try:
+            for i, guess in enumerate([*guesses, None]):
+                chosen.append(self._sample(context, first_row + i))
+                token = chosen[-1].token
+                if token != guess or self.ends(token) or self._forced(1):
+                    break
+        except SessionFatalError:
+            raise
+        except Exception:
+            if not chosen:
+                raise
         n_accepted = len(chosen) - 1
         self.n_drafted += len(guesses)
         self.n_accepted += n_accepted
@@ -314,9 +327,11 @@ class Generation:
         return bias > -math.inf and not self.ends(token)
 
     def _drafts(self, context_tokens: Callable[[], list[int]], token: int, room: int) -> list[int]:
-        if self._drafter is None or room < 1 or self._drafter.rests():
+        if self._drafter is None or self._drafter.rests():
             return []
-        n = min(self._drafter.n_draft, room)
+        n = min(self._drafter.n_draft, room, self.most - self.n_completion - 1)
+        if n < 1:
+            return []
         try:
             return self._drafter.propose([*context_tokens(), token], n)
         except Exception as error:  # noqa: BLE001  (whatever it is, the tokens are the same)

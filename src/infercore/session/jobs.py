@@ -188,7 +188,7 @@ class Item:
     Most of what a reader gets is just `Shown`.
     """
 
-    __slots__ = ("chunk", "cut", "error", "final", "make")
+    __slots__ = ("chunk", "cuts", "error", "final", "make")
 
     def __init__(
         self,
@@ -196,7 +196,6 @@ class Item:
         *,
         error: BaseException | None = None,
         final: bool = False,
-        cut: tuple[int, int] | None = None,
         make: Callable[[], StreamChunk] | None = None,
     ) -> None:
         self.chunk = chunk
@@ -204,7 +203,8 @@ class Item:
         """Makes the chunk, behind those of the items before."""
         self.error = error
         self.final = final
-        self.cut = cut
+        self.cuts: Tokens[tuple[int, int]] = ()
+        """What was taken out of the tokens since the item before, each as they were by then."""
 
 
 class Generating(Job):
@@ -217,7 +217,7 @@ class Generating(Job):
     """
 
     __slots__ = (
-        "cut", "dropped", "items", "n_batched", "n_steps", "n_sure", "on_item", "reader_timeout",
+        "cuts", "dropped", "items", "n_batched", "n_steps", "n_sure", "on_item", "reader_timeout",
         "rested_since", "rests", "shift_from", "usage", "window",
     )  # fmt: skip
 
@@ -247,7 +247,7 @@ class Generating(Job):
         self.rested_since = 0.0
         self.dropped = False
         self.n_sure = 0
-        self.cut: tuple[int, int] | None = None
+        self.cuts: list[tuple[int, int]] = []
         self.n_steps = self.n_batched = 0
 
     @property
@@ -255,7 +255,7 @@ class Generating(Job):
         """Whether it has given as much as it may before its reader asks again."""
         return self.n_given - self.n_unshown - self.n_asked >= self.n_ahead
 
-    def take_cut(self) -> tuple[int, int] | None:
+    def take_cuts(self) -> Tokens[tuple[int, int]]:
         """Return what was cut out since the item before."""
-        cut, self.cut = self.cut, None
-        return cut
+        cuts, self.cuts = self.cuts, []
+        return cuts

@@ -46,7 +46,7 @@ class Outbox:
         shown = generation.show(token)
         if shown is None:
             return
-        if job.cut is not None:
+        if job.cuts:
             self.give(job, Item(shown.chunk()))
             return
         job.n_given += 1
@@ -54,7 +54,7 @@ class Outbox:
 
     def give(self, job: Generating, item: Item) -> None:
         """Give the reader of ``job`` an item at the end of the step."""
-        item.cut = job.take_cut()
+        item.cuts = job.take_cuts()
         job.n_given += 1
         with self._lock:
             self._given.append((job, item))

@@ -270,11 +270,11 @@ class PoolStream:
         chunk = item.chunk
         if chunk is None:
             raise item.error or StopIteration
-        if item.cut is not None:
-            resident.cut_wanted(*item.cut)
-            parts.n_generated = min(parts.n_generated, resident.n_wanted - item.cut[0])
-            parts.plain = False
         self._own(chunk.tokens)
+        for start, end in item.cuts:  # of tokens before these
+            resident.cut_wanted(start, end)
+            parts.n_generated = min(parts.n_generated, resident.n_wanted - start)
+            parts.plain = False
         if item.final:
             parts.ended_by = self._generation.ended_by
             self._release()

@@ -183,7 +183,8 @@ class DecodeStream:
         """Make the pending token resident, with what can be evaluated in the same call."""
         generation, resident = self._generation, self._resident
         tape = resident.tape
-        ahead = generation.ahead(lambda: tape.tokens(0, tape.logical), resident.free - 1)
+        # The token chosen behind the last guess takes room too.
+        ahead = generation.ahead(lambda: tape.tokens(0, tape.logical), resident.free - 2)
         if len(ahead.tokens) == 1:
             resident.append_one(ahead.tokens[0])
             return
@@ -204,7 +205,7 @@ class DecodeStream:
             return "length"
         if self._n_free < 1:
             self._n_free = self._look_free()
-            if self._n_free < 1 and not (generation.is_ahead or self._make_room()):
+            if self._n_free < 1 and not (generation.is_held_ahead or self._make_room()):
                 return "context"
         return None
 

@@ -156,6 +156,8 @@ class TrueTape:
         self._recover()
         if self._in_doubt:
             self._wipe()
+        if self.tape.is_cut:  # what a pool moved goes on to count
+            self.tape.logical = self.tape.held_of(wanted)
         self.owed = wanted[self.tape.logical :]
 
     def _wipe(self) -> None:
