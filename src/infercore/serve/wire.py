@@ -271,7 +271,6 @@ SETTLED: dict[str, tuple[Any, ...]] = {
     "background": (False,),
     "previous_response_id": (),
     "include": ([],),
-    "best_of": (1,),
     "suffix": ("",),
     "audio": (),
     "function_call": ("none", "auto"),
