@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import time
 from contextlib import aclosing, asynccontextmanager
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from infercore.serve.models import History, Served
     from infercore.serve.wire import Sampled
     from infercore.session.asynchronous import AsyncDecodeStream, AsyncSession
-    from infercore.values.session import StreamChunk
+    from infercore.values.session import StreamChunk, ToolCall
 
 MAX_ANSWERS = 128
 MAX_MESSAGES = 2048
@@ -247,6 +248,9 @@ async def _answer(asked: Asked, number: int, metrics: Metrics) -> AsyncGenerator
                     is_counted = True
                 if chunk.logprobs:
                     await asked.served.learn(chunk.logprobs)
+                if number and chunk.tool_calls:
+                    calls = tuple(_call_of(number, call) for call in chunk.tool_calls)
+                    chunk = attrs.evolve(chunk, tool_calls=calls)  # noqa: PLW2901
                 yield chunk
         finally:
             try:
@@ -254,6 +258,15 @@ async def _answer(asked: Asked, number: int, metrics: Metrics) -> AsyncGenerator
             finally:
                 if not is_counted:  # cut off: by its client, or by what failed
                     metrics.count_tokens(name, *stream.counts, n_shown)
+
+
+def _call_of(number: int, call: ToolCall) -> ToolCall:
+    """Return a call of the answer ``number``: the same chat gives each answer the same ids.
+
+    They stay nine letters and digits, which is what the strictest template takes.
+    """
+    digest = hashlib.sha256(f"{number}\0{call.id}".encode()).hexdigest()
+    return attrs.evolve(call, id=digest[: len(call.id)])
 
 
 def thought_tokens(chunk: StreamChunk) -> int:
