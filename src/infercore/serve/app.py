@@ -227,6 +227,7 @@ def _reading(kind: type[R], work: Callable[[R, str], Any]) -> Callable[[Request]
         try:
             asked = _decoded(decoder, await _body(request))
             request.scope["names"] = asked.names
+            wire.check_depth(asked)
             is_n = (getattr(asked, "n", None) or 1) > 1
             request.scope["places"].take(asked.n_places - 1, "n" if is_n else "prompt")
             answer: ASGIApp = await work(asked, request.scope["namespace"])
