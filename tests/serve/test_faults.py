@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import infercore as ic
-from infercore.serve import create_app, running
+from infercore.serve import create_app, errors, running
 from infercore.serve.answering import answers
 from served import eventually, serving
 
@@ -190,7 +191,31 @@ def test_too_many_are_told_when_to_come_back(model: Any) -> None:
             reader.join()
         assert answer.status_code == 429
         assert int(answer.headers["retry-after"]) >= 1
+        told = answer.json()["error"]["message"]
+        assert "ask again" in told
+        assert "open" not in told, "a client opens no pool"
         assert httpx.post(f"{served.url}{CHAT}", json=ASK).status_code == 200
+
+
+def test_more_answers_than_there_is_ever_room_for(model: Any) -> None:
+    with (
+        model.new_pool(n_ctx=256, n_parallel=2, max_waiting=1, n_threads=1) as pool,
+        serving({"tale": pool}) as served,
+    ):
+        text = {"model": "tale", "max_tokens": 2}
+        for path, body, status, param in (
+            (CHAT, {**ASK, "n": 3}, 200, None),
+            (CHAT, {**ASK, "n": 4}, 400, "n"),
+            (CHAT, {**ASK, "n": 4, "stream": True}, 400, "n"),
+            ("/v1/completions", {**text, "prompt": ["a"] * 4}, 400, "prompt"),
+            ("/v1/completions", {**text, "prompt": ["a"] * 2, "n": 2}, 400, "n"),
+        ):
+            answer = httpx.post(f"{served.url}{path}", json=body)
+            assert answer.status_code == status, answer.text
+            if status == 400:
+                told = answer.json()["error"]
+                assert (told["code"], told["param"]) == ("too_many_answers", param)
+                assert "4 answers are more than the 3" in told["message"]
 
 
 def test_the_public_client_comes_back_when_it_is_told_to(model: Any) -> None:
@@ -370,6 +395,27 @@ def test_a_pool_of_the_callers_that_failed_is_told_by_health(model: Any) -> None
         health = httpx.get(f"{served.url}/health")
         assert (health.status_code, health.json()["models"]) == (503, ["tale"])
         assert httpx.post(f"{served.url}{CHAT}", json=ASK).status_code == 503
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ic.SessionFatalError(
+            "this context can no longer be trusted: lost; close it and open a new one",
+            cause=RuntimeError("lost"),
+        ),
+        ic.SessionFatalError(
+            "this pool's engine died too often: lost; open a new pool", cause=RuntimeError("lost")
+        ),
+        ic.SessionClosedError("this pool is closed; open a new one"),
+        ic.PoolFullError(n_waiting=3),
+        ic.CallTimeoutError(elapsed_ms=20, resident_tokens=7),
+    ],
+)
+def test_an_error_advises_what_a_client_can_do(error: Exception) -> None:
+    told = errors.api_error(error).message
+    assert "ask again" in told
+    assert not {"open", "close", "call again"} & set(re.findall(r"call again|\w+", told)), told
 
 
 def test_a_stream_of_responses_that_fails_says_so(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import attrs
 
 from infercore.errors import InvalidInputError, SessionFatalError
+from infercore.serve.errors import ApiError
 from infercore.values.config import MAX_SEED
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from infercore.serve.models import History, Served
     from infercore.serve.wire import Sampled
     from infercore.session.asynchronous import AsyncDecodeStream, AsyncSession
+    from infercore.session.pool import SessionPool
     from infercore.values.session import StreamChunk, ToolCall
 
 MAX_ANSWERS = 128
@@ -178,6 +180,9 @@ async def answers(
 
     Closing this iterator, or cancelling its task, ends what runs within one step.
     """
+    if sum(one.n for one in asked) > 1:
+        async with asked[0].served.used(asked[0].timeout) as pool:
+            _check_room(asked, pool)
     streams = [_answer(one, number, metrics) for one in asked for number in range(one.n)]
     if len(streams) == 1:
         async with aclosing(streams[0]) as only:
@@ -187,6 +192,22 @@ async def answers(
     async with aclosing(_together(streams)) as together:
         async for item in together:
             yield item
+
+
+def _check_room(asked: Sequence[Asked], pool: SessionPool) -> None:
+    """Raise an `ApiError` where one request has more answers than the pool ever has room for."""
+    n_parallel = pool.effective.get("n_parallel")
+    if n_parallel is None:  # it only embeds, which opening a session says
+        return
+    n_answers, n_most = sum(one.n for one in asked), n_parallel + pool.config.max_waiting
+    if n_answers > n_most:
+        raise ApiError(
+            400,
+            f"{n_answers} answers are more than the {n_most} that this model gives, or lets wait, "
+            "at the same time; ask for fewer at once",
+            param="n" if asked[0].n > 1 else "prompt",
+            code="too_many_answers",
+        )
 
 
 async def _together(
