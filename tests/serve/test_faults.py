@@ -25,6 +25,7 @@ httpx = pytest.importorskip("httpx", reason="the client that the tests use is no
 openai = pytest.importorskip("openai", reason="the client that the tests use is not installed")
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from served import Served
@@ -520,6 +521,23 @@ def test_metrics_count(served: Served) -> None:
     for histogram in ("time_between_tokens_seconds", "queue_seconds", "batch_size"):
         assert f"infercore_{histogram}_count" in names
     assert all(name.startswith("infercore_") for name in names)
+
+
+def test_metrics_count_the_prompt_of_each_answer_and_of_vectors(served: Served) -> None:
+    name = 'infercore_prompt_tokens_total{model="tale"}'
+
+    def grown(ask: Callable[[], Any]) -> tuple[float, int]:
+        before = metrics(served).get(name, 0.0)
+        usage = ask().usage
+        return metrics(served)[name] - before, usage.prompt_tokens
+
+    client = served.client()
+    n_counted, n_prompt = grown(lambda: client.chat.completions.create(**ASK, n=3))
+    assert n_counted == 3 * n_prompt
+    text = httpx.get(f"{served.url}/metrics").text
+    assert "# HELP infercore_prompt_tokens_total Tokens of prompts, once for each answer" in text
+    n_counted, n_prompt = grown(lambda: client.embeddings.create(model="tale", input=["a", "b c"]))
+    assert n_counted == n_prompt > 0
 
 
 def test_pages_of_other_origins(pool: Any) -> None:

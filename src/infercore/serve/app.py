@@ -167,10 +167,12 @@ class App:
         return Document(limited())
 
     async def _embeddings(self, request: wire.EmbeddingsRequest, _: str) -> ASGIApp:
-        return self._in_time(partial(vectors.embeddings, request, self.models.get(request.model)))
+        served = self.models.get(request.model)
+        return self._in_time(partial(vectors.embeddings, request, served, self.metrics))
 
     async def _rerank(self, request: wire.RerankRequest, _: str) -> ASGIApp:
-        return self._in_time(partial(vectors.rerank, request, self.models.get(request.model)))
+        served = self.models.get(request.model)
+        return self._in_time(partial(vectors.rerank, request, served, self.metrics))
 
     async def _tokenize(self, request: wire.TokenizeRequest, _: str) -> ASGIApp:
         async def tokens() -> Any:
