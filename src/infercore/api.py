@@ -39,7 +39,13 @@ from infercore.values.config import (
 )
 from infercore.values.field_texts import lists_fields
 from infercore.values.handlers import is_a_handlers
-from infercore.values.pool import PoolConfig, is_for_a_pool, pool_config, shared_context
+from infercore.values.pool import (
+    PoolConfig,
+    is_for_a_pool,
+    pool_config,
+    shared_context,
+    with_shared_context,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -442,7 +448,12 @@ def plan_memory(
                     built, most, lambda tried: plan(where, of_model, tried), is_loaded=False
                 ),
             )
-            result = plan(where, of_model, shared_context(pool, result.n_ctx))
+            result = with_shared_context(
+                shared_context(pool, result.n_ctx),
+                pool,
+                result.n_ctx,
+                lambda wanted: plan(where, of_model, wanted),
+            )
     return result
 
 

@@ -201,6 +201,12 @@ def test_malformed_tools_are_refused(bad: Any) -> None:
 def test_parameters_that_are_no_schema_are_refused() -> None:
     with pytest.raises(ic.InvalidInputError, match="not a JSON schema"):
         Tools([{"name": "a", "parameters": {"type": "nothing"}}])
+    deep: dict[str, Any] = {}
+    for _ in range(200):
+        deep = {"type": "array", "items": deep}
+    with pytest.raises(ic.InvalidInputError, match="nested too deeply") as caught:
+        Tools([{"name": "a", "parameters": {"type": "object", "properties": {"x": deep}}}])
+    assert caught.value.field == "tools"
 
 
 def templates() -> list[Any]:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from infercore.serve import wire
+
 httpx = pytest.importorskip("httpx", reason="the client that the tests use is not installed")
 
 if TYPE_CHECKING:
@@ -54,9 +56,17 @@ def test_a_wrong_request_is_400(served: Served, name: str) -> None:
     assert answer.status_code == 400, answer.text
 
 
+def nested(depth: int) -> dict[str, Any]:
+    inner: dict[str, Any] = {"type": "object"}
+    for _ in range(depth):
+        inner = {"type": "array", "items": inner}
+    return inner
+
+
 RESPONSE = {"model": "tale", "input": "Hi"}
 TEXT = {"model": "tale", "prompt": "Hi", "max_tokens": 4}
 SCHEMA = {"name": "s", "schema": {"type": "object"}}
+DEEP_TOOL = {**TOOL, "function": {"name": "f", "parameters": nested(300)}}
 NAMED: dict[str, tuple[str, dict[str, Any], str | None]] = {
     "a form's": (CHAT, {"response_format": {"type": "text", "x": 1}}, "response_format.x"),
     "a schema's": (
@@ -94,6 +104,24 @@ NAMED: dict[str, tuple[str, dict[str, Any], str | None]] = {
         {"chat_template_kwargs": {"messages": 5}},
         "chat_template_kwargs",
     ),
+    "a deep variable": (CHAT, {"chat_template_kwargs": nested(300)}, "chat_template_kwargs"),
+    "a deep tool": (CHAT, {"tools": [DEEP_TOOL]}, "tools"),
+    "a deep form": (
+        CHAT,
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": nested(300)}}},
+        "response_format",
+    ),
+    "a deep part": (
+        CHAT,
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": nested(300)}]}]},
+        "messages",
+    ),
+    "a deep form of text": (
+        "/v1/responses",
+        {"text": {"format": {"type": "json_schema", "name": "s", "schema": nested(300)}}},
+        "text",
+    ),
+    "a deep item": ("/v1/responses", {"input": [nested(300)]}, "input"),
     "tokens": ("/detokenize", {"tokens": [-1]}, "tokens"),
     "answers": (CHAT, {"n": 1000}, "n"),
     "prompts": ("/v1/completions", {"prompt": ["a"] * 300}, "prompt"),
@@ -113,6 +141,7 @@ def test_a_refusal_names_the_field_of_its_route(served: Served, name: str) -> No
     answer = httpx.post(f"{served.url}{path}", json={**BODIES[path], **body}, timeout=60)
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"] == param
+    assert "engine" not in answer.json()["error"]["message"]
     assert "retry-after" not in answer.headers
 
 
@@ -128,6 +157,15 @@ def test_what_responses_do_not_know_is_refused_by_name(
     told = answer.json()["error"]
     assert told["param"] == field
     assert f"type '{given}' is not supported here" in told["message"]
+
+
+@pytest.mark.parametrize(("depth", "status"), [(wire.MAX_DEPTH, 200), (wire.MAX_DEPTH + 1, 400)])
+def test_how_deep_a_field_may_be(served: Served, depth: int, status: int) -> None:
+    inner: Any = 1
+    for _ in range(depth):
+        inner = [inner]
+    body = {**ASK, "chat_template_kwargs": {"deep": inner[0]}}
+    assert httpx.post(f"{served.url}{CHAT}", json=body).status_code == status
 
 
 def test_a_method_that_a_route_does_not_have(served: Served) -> None:

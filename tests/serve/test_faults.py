@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -18,7 +19,7 @@ import psutil
 import pytest
 
 import infercore as ic
-from infercore.serve import create_app, running
+from infercore.serve import create_app, errors, running
 from infercore.serve.answering import answers
 from served import eventually, serving
 
@@ -26,6 +27,7 @@ httpx = pytest.importorskip("httpx", reason="the client that the tests use is no
 openai = pytest.importorskip("openai", reason="the client that the tests use is not installed")
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from served import Served
@@ -192,7 +194,31 @@ def test_too_many_are_told_when_to_come_back(model: Any) -> None:
             reader.join()
         assert answer.status_code == 429
         assert int(answer.headers["retry-after"]) >= 1
+        told = answer.json()["error"]["message"]
+        assert "ask again" in told
+        assert "open" not in told, "a client opens no pool"
         assert httpx.post(f"{served.url}{CHAT}", json=ASK).status_code == 200
+
+
+def test_more_answers_than_there_is_ever_room_for(model: Any) -> None:
+    with (
+        model.new_pool(n_ctx=256, n_parallel=2, max_waiting=1, n_threads=1) as pool,
+        serving({"tale": pool}) as served,
+    ):
+        text = {"model": "tale", "max_tokens": 2}
+        for path, body, status, param in (
+            (CHAT, {**ASK, "n": 3}, 200, None),
+            (CHAT, {**ASK, "n": 4}, 400, "n"),
+            (CHAT, {**ASK, "n": 4, "stream": True}, 400, "n"),
+            ("/v1/completions", {**text, "prompt": ["a"] * 4}, 400, "prompt"),
+            ("/v1/completions", {**text, "prompt": ["a"] * 2, "n": 2}, 400, "n"),
+        ):
+            answer = httpx.post(f"{served.url}{path}", json=body)
+            assert answer.status_code == status, answer.text
+            if status == 400:
+                told = answer.json()["error"]
+                assert (told["code"], told["param"]) == ("too_many_answers", param)
+                assert "4 answers are more than the 3" in told["message"]
 
 
 def test_the_public_client_comes_back_when_it_is_told_to(model: Any) -> None:
@@ -374,6 +400,27 @@ def test_a_pool_of_the_callers_that_failed_is_told_by_health(model: Any) -> None
         assert httpx.post(f"{served.url}{CHAT}", json=ASK).status_code == 503
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        ic.SessionFatalError(
+            "this context can no longer be trusted: lost; close it and open a new one",
+            cause=RuntimeError("lost"),
+        ),
+        ic.SessionFatalError(
+            "this pool's engine died too often: lost; open a new pool", cause=RuntimeError("lost")
+        ),
+        ic.SessionClosedError("this pool is closed; open a new one"),
+        ic.PoolFullError(n_waiting=3),
+        ic.CallTimeoutError(elapsed_ms=20, resident_tokens=7),
+    ],
+)
+def test_an_error_advises_what_a_client_can_do(error: Exception) -> None:
+    told = errors.api_error(error).message
+    assert "ask again" in told
+    assert not {"open", "close", "call again"} & set(re.findall(r"call again|\w+", told)), told
+
+
 def test_a_stream_of_responses_that_fails_says_so(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -476,6 +523,23 @@ def test_metrics_count(served: Served) -> None:
     for histogram in ("time_between_tokens_seconds", "queue_seconds", "batch_size"):
         assert f"infercore_{histogram}_count" in names
     assert all(name.startswith("infercore_") for name in names)
+
+
+def test_metrics_count_the_prompt_of_each_answer_and_of_vectors(served: Served) -> None:
+    name = 'infercore_prompt_tokens_total{model="tale"}'
+
+    def grown(ask: Callable[[], Any]) -> tuple[float, int]:
+        before = metrics(served).get(name, 0.0)
+        usage = ask().usage
+        return metrics(served)[name] - before, usage.prompt_tokens
+
+    client = served.client()
+    n_counted, n_prompt = grown(lambda: client.chat.completions.create(**ASK, n=3))
+    assert n_counted == 3 * n_prompt
+    text = httpx.get(f"{served.url}/metrics").text
+    assert "# HELP infercore_prompt_tokens_total Tokens of prompts, once for each answer" in text
+    n_counted, n_prompt = grown(lambda: client.embeddings.create(model="tale", input=["a", "b c"]))
+    assert n_counted == n_prompt > 0
 
 
 def test_pages_of_other_origins(pool: Any) -> None:

@@ -139,6 +139,9 @@ def test_ranks_of_a_process_of_its_own(
         first = httpx.post(f"{served.url}/v1/rerank", json=two).json()["results"]
         chat = {"model": "best", "messages": [{"role": "user", "content": "a"}]}
         refused = httpx.post(f"{served.url}/v1/chat/completions", json=chat)
+        metrics = httpx.get(f"{served.url}/metrics").text
+    counted = 2.0 * whole.json()["usage"]["prompt_tokens"]
+    assert f'infercore_prompt_tokens_total{{model="best"}} {counted}' in metrics
     with ic.open_pool(path, **fields) as pool:
         expected = pool.rerank("a baker", texts)
     rows = [(row["index"], row["relevance_score"]) for row in whole.json()["results"]]

@@ -7,11 +7,13 @@ import base64
 import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
-from infercore.serve import chat
+from infercore.serve import chat, completions
+from infercore.values.session import TokenLogprob
 
 openai = pytest.importorskip("openai", reason="the client that the tests use is not installed")
 
@@ -175,6 +177,58 @@ def test_completions(client: Any, pool: Any) -> None:
     assert "".join(piece.choices[0].text for piece in pieces) == text
 
 
+IN_PIECES = {
+    "model": "tale",
+    "prompt": "Once",
+    "temperature": 0,
+    "max_tokens": 60,
+    "extra_body": {"regex": "é⚓😀x⚓ day"},
+}
+"""A text with characters of which no token is a whole one."""
+
+
+def test_probabilities_of_characters_in_several_tokens(client: Any) -> None:
+    choice = client.completions.create(**IN_PIECES, logprobs=5).choices[0]
+    rows = choice.logprobs
+    is_part = [token.startswith("bytes:\\x") for token in rows.tokens]
+    assert any(is_part)
+    read = [
+        token.removeprefix("bytes:").encode().decode("unicode_escape").encode("latin-1")
+        if of_several
+        else token.encode()
+        for token, of_several in zip(rows.tokens, is_part, strict=True)
+    ]
+    assert b"".join(read).decode() == choice.text
+    before = [b"".join(read[:place]).decode(errors="ignore") for place in range(len(read))]
+    assert rows.text_offset == [len(text) for text in before]
+    for token, logprob, top in zip(
+        rows.tokens, rows.token_logprobs, rows.top_logprobs, strict=True
+    ):
+        assert top[token] == logprob
+        assert len(top) in (5, 6), "no two of them share a name"
+    pieces = client.completions.create(**IN_PIECES, logprobs=5, stream=True)
+    offsets = [piece.choices[0].logprobs.text_offset for piece in pieces if piece.choices[0].text]
+    assert [offset for of_piece in offsets for offset in of_piece] == rows.text_offset
+
+
+def test_the_chosen_token_is_among_the_likeliest(client: Any) -> None:
+    fields = {"model": "tale", "prompt": "Once", "max_tokens": 24, "temperature": 2, "seed": 3}
+    for n_top in (0, 2):
+        rows = client.completions.create(**fields, logprobs=n_top).choices[0].logprobs
+        tops = zip(rows.tokens, rows.token_logprobs, rows.top_logprobs, strict=True)
+        assert all(top[token] == logprob for token, logprob, top in tops)
+        assert {len(top) for top in rows.top_logprobs} == ({1} if n_top == 0 else {2, 3})
+
+
+def test_a_control_token_takes_no_room_in_the_text() -> None:
+    served = Mock(token_bytes={1: b"ab", 2: b"<end>", 3: b"c"}, control={2})
+    found = [TokenLogprob(token=token, logprob=-1.0) for token in (1, 2, 3)]
+    rows = completions._Logprobs(served).rows(found)
+    assert rows is not None
+    assert rows["text_offset"] == [0, 2, 2]
+    assert rows["tokens"] == ["ab", "<end>", "c"]
+
+
 def test_the_usage_of_a_stream_is_null_until_its_last_event(client: Any) -> None:
     options = {"stream": True, "stream_options": {"include_usage": True}}
     asked = {"model": "tale", "prompt": "Once upon a time", "max_tokens": 4, **options}
@@ -313,6 +367,16 @@ def test_values_that_mean_what_is_done_anyway(client: Any) -> None:
     assert client.chat.completions.create(**PLAIN, **fine, extra_body=unused).choices
     fine["parallel_tool_calls"] = False
     assert client.chat.completions.create(**PLAIN, **fine).choices
+    for logprobs in (False, None):
+        answer = client.chat.completions.create(**PLAIN, logprobs=logprobs, top_logprobs=0)
+        assert answer.choices[0].logprobs is None
+    text = {"model": "tale", "prompt": "Once", "max_tokens": 2}
+    for n, best_of in ((None, 1), (1, 1), (2, 2)):
+        assert client.completions.create(**text, n=n, best_of=best_of).choices
+    for n, best_of in ((None, 2), (2, 3), (2, 1)):
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.completions.create(**text, n=n, best_of=best_of)
+        assert caught.value.param == "best_of"
     unused = dict.fromkeys(("conversation", "max_tool_calls", "prompt", "top_logprobs"))
     fields = {"model": "tale", "input": [ASK], "max_output_tokens": 4}
     assert client.responses.create(**fields, text={"verbosity": "medium"}).output

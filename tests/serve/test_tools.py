@@ -197,6 +197,43 @@ def test_calls_of_a_response(served: Served) -> None:
     assert last.output_text
 
 
+def test_a_tool_s_output_in_parts_is_that_in_one(served: Served) -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "add", "arguments": "{}"}
+    fields = {"model": "agent", "temperature": 0, "max_output_tokens": 4}
+    texts = []
+    for output in ("42", [{"type": "input_text", "text": "42"}]):
+        items = [ASK, call, {"type": "function_call_output", "call_id": "c", "output": output}]
+        texts.append(served.client().responses.create(input=items, **fields))
+    assert texts[0].usage.input_tokens == texts[1].usage.input_tokens
+    assert texts[0].output_text == texts[1].output_text
+    for output in (None, 42, [{"type": "input_image", "image_url": "x"}]):
+        items = [ASK, call, {"type": "function_call_output", "call_id": "c", "output": output}]
+        with pytest.raises(openai.BadRequestError) as caught:
+            served.client().responses.create(input=items, **fields)
+        assert caught.value.param.startswith("input")
+
+
+def test_calls_of_several_answers_have_ids_of_their_own(served: Served) -> None:
+    asked = {**FIELDS, "messages": [ASK], "tool_choice": "required", "n": 3}
+    client = served.client()
+    ids = [
+        [call.id for choice in answer.choices for call in choice.message.tool_calls]
+        for answer in (client.chat.completions.create(**asked) for _ in range(2))
+    ]
+    assert len(ids[0]) == len(set(ids[0])) == 3
+    assert ids[0] == ids[1], "the same chat gives the same ids"
+    assert all(len(each) == 9 and each.isalnum() for each in ids[0]), "as some templates want them"
+    alone = client.chat.completions.create(**{**asked, "n": 1}).choices[0]
+    assert alone.message.tool_calls[0].id == ids[0][0]
+    streamed = {
+        call.id
+        for chunk in client.chat.completions.create(**asked, stream=True)
+        for choice in chunk.choices
+        for call in choice.delta.tool_calls or ()
+    }
+    assert streamed == set(ids[0])
+
+
 def test_a_tool_of_any_name_can_be_named(served: Served) -> None:
     tools = [{"type": "function", "name": "required", "parameters": {"type": "object"}}]
     tools += [{"type": "function", **ADD}]

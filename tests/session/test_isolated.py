@@ -652,6 +652,7 @@ def test_an_observer_hears_of_steps(pool: Any) -> None:
     class Observer:
         def on_step(self, step: Any) -> None:
             heard.append(step)
+            raise SystemExit(3)  # which disturbs nobody
 
     ic.set_observer(Observer())
     try:

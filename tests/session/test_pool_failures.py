@@ -287,7 +287,10 @@ def test_exact_bits_on_demand(reference: Any) -> None:
         assert in_threads(*(lambda t=t: rows(pool, t) for t in texts)) == expected
 
 
-def test_an_observer_hears_of_calls_and_steps(reference: Any) -> None:
+@pytest.mark.parametrize("raised", [ZeroDivisionError, SystemExit])
+def test_an_observer_hears_of_calls_and_steps(
+    reference: Any, raised: type[BaseException]
+) -> None:
     heard: list[str] = []
 
     class Observer:
@@ -296,7 +299,7 @@ def test_an_observer_hears_of_calls_and_steps(reference: Any) -> None:
 
         def on_step(self, event: Any) -> None:
             heard.append("step")
-            raise ZeroDivisionError("what an observer raises disturbs nobody")
+            raise raised("what an observer raises disturbs nobody")
 
         def on_call_end(self, event: Any) -> None:
             heard.append(f"end {event.operation}")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import pytest
+
 import infercore as ic
 from infercore.session.jobs import Job
 from infercore.session.prefixes import Prefixes
@@ -126,3 +128,34 @@ def change(rng: random.Random, sequences: set[Sequence]) -> None:
         sequence.is_cut = not sequence.is_cut
     else:
         sequences.discard(sequence)
+
+
+def evaluated(ends: list[int], *, seq_id: int | None) -> Sequence:
+    sequence = Sequence("")
+    sequence.extend(range(20))
+    for end in ends:
+        sequence.hold(end)
+    if seq_id is None:
+        sequence.lose()
+    sequence.seq_id = seq_id
+    return sequence
+
+
+@pytest.mark.parametrize(
+    ("ends", "n_taken"),
+    [
+        ([], 20),  # it never evaluated anything
+        ([4, 8, 12, 16, 20], 20),
+        ([4, 8, *range(9, 21)], 8),  # what it generated came a token a call
+        ([4, 8, 10], 8),  # the end of a prompt that was shorter
+    ],
+)
+def test_who_lost_its_cells_takes_none_with_other_bits(ends: list[int], n_taken: int) -> None:
+    asking, other = evaluated(ends, seq_id=None), evaluated([4, 8, 12, 16, 20], seq_id=1)
+    prefixes = Prefixes({asking, other}, copies="any", cuts=True, multiple=4)
+    assert prefixes.source(asking, 20) == (other, n_taken)
+    other.truncate(4)
+    other.extend(range(4, 20))
+    (running,) = [Job(other)]
+    running.sequence.hold(4)
+    assert prefixes.is_coming(asking, 4, [running]) == (n_taken >= 4 + 8)

@@ -8,7 +8,8 @@ import attrs
 import pytest
 
 import infercore as ic
-from infercore.values.pool import pool_config
+from infercore import ContextConfig, PoolConfig, UnsupportedFeatureError
+from infercore.values.pool import pool_config, shared_context, with_shared_context
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -126,3 +127,20 @@ def test_batch_invariant_never_batches() -> None:
     with pytest.raises(ic.InvalidInputError) as caught:
         ic.PoolConfig(batch_invariant=True, batching="always")
     assert caught.value.field == "batching"
+
+
+@pytest.mark.parametrize(("n_cells", "n_places"), [(None, 4), (2000, 4), (700, 2), (256, 1)])
+def test_places_with_caches_of_their_own_are_as_many_as_the_cells_have_room_for(
+    n_cells: int | None, n_places: int
+) -> None:
+    def refuses(wanted: ContextConfig) -> ContextConfig:
+        if wanted.kv_unified:
+            raise UnsupportedFeatureError(feature="kv_unified=True", backend="some")
+        return wanted
+
+    pool = PoolConfig(n_parallel=4, n_cells=n_cells, context=ContextConfig(n_ctx=256))
+    found = with_shared_context(shared_context(pool, 256), pool, 256, refuses)
+    assert (found.n_seq_max, found.n_ctx) == (n_places, n_places * 256)
+    asked = attrs.evolve(pool, context=attrs.evolve(pool.context, kv_unified=True))
+    with pytest.raises(UnsupportedFeatureError):
+        with_shared_context(shared_context(asked, 256), asked, 256, refuses)

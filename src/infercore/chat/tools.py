@@ -163,6 +163,13 @@ def _validator(name: str, schema: Mapping[str, Any]) -> Any:
             value=name,
             allowed="JSON schemas of draft 2020-12 that refer to themselves alone",
         ) from error
+    except RecursionError as error:
+        raise InvalidInputError(
+            f"the parameters of tool {name!r} are nested too deeply; give a schema of fewer levels",
+            field="tools",
+            value=name,
+            allowed="JSON schemas that are not nested without end",
+        ) from error
     kind = schema.get("type", "object")
     if kind != "object" and not (isinstance(kind, list) and "object" in kind):
         raise checks.refuse("tools", schema, "parameters of type object")

@@ -28,7 +28,13 @@ from infercore.values import checks, shown
 from infercore.values.config import KV_TYPES, ContextConfig, SamplingConfig
 from infercore.values.field_texts import lists_fields
 from infercore.values.manifest import kv_options
-from infercore.values.pool import PoolConfig, is_for_a_pool, pool_config, shared_context
+from infercore.values.pool import (
+    PoolConfig,
+    is_for_a_pool,
+    pool_config,
+    shared_context,
+    with_shared_context,
+)
 from infercore.values.recommended import recommended_sampling
 
 if TYPE_CHECKING:
@@ -445,8 +451,10 @@ class GuardedModel:
         """Return the bytes that such a context will take; see `Model.plan_memory`."""
         self._check_open()
         if is_for_a_pool(config, fields):
-            config, fields = self._context_of_pool(config, fields), {}
-        config = checks.build(ContextConfig, config, fields)
+            return self._planned_pool(config, fields)
+        return self._planned(checks.build(ContextConfig, config, fields))
+
+    def _planned(self, config: ContextConfig) -> MemoryPlan:
         plan = self._planner("plan_memory")
         self._check_context(config)
         asked = self._resolved(config)
@@ -467,16 +475,17 @@ class GuardedModel:
             raise UnsupportedFeatureError(feature=feature, backend=self.backend)
         return plan
 
-    def _context_of_pool(self, config: Any, fields: Mapping[str, Any]) -> ContextConfig:
+    def _planned_pool(self, config: Any, fields: Mapping[str, Any]) -> MemoryPlan:
         if isinstance(config, ContextConfig):
             config = PoolConfig(context=config)
         pool = self._pool_config(pool_config(config, fields))
         n_ctx = window.resolve_n_ctx(pool.context, self.info)
         pool.check_window(n_ctx)
         kinds = self._inner.capabilities
-        return shared_context(
+        wanted = shared_context(
             pool, n_ctx, multi_sequence=kinds.multi_sequence, scans_cells=kinds.scans_cells
         )
+        return with_shared_context(wanted, pool, n_ctx, self._planned)
 
     def close(self) -> None:
         """Release the weights once the last context is closed; idempotent."""

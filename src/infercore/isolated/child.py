@@ -273,7 +273,7 @@ class Child:
                     self._answer(wire.read(answers.take))
             except (EOFError, OSError):
                 pass
-            except Exception as error:  # noqa: BLE001  (it is corrupt)
+            except BaseException as error:  # noqa: BLE001  (it is corrupt)
                 self.reason = self.reason or f"sent an invalid answer ({error})"
         self._bury()
 

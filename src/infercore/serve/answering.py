@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import time
 from contextlib import aclosing, asynccontextmanager
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import attrs
 
 from infercore.errors import InvalidInputError, SessionFatalError
+from infercore.serve.errors import ApiError
 from infercore.values.config import MAX_SEED
 
 if TYPE_CHECKING:
@@ -21,7 +23,8 @@ if TYPE_CHECKING:
     from infercore.serve.models import History, Served
     from infercore.serve.wire import Sampled
     from infercore.session.asynchronous import AsyncDecodeStream, AsyncSession
-    from infercore.values.session import StreamChunk
+    from infercore.session.pool import SessionPool
+    from infercore.values.session import StreamChunk, ToolCall
 
 MAX_ANSWERS = 128
 MAX_MESSAGES = 2048
@@ -178,6 +181,9 @@ async def answers(
 
     Closing this iterator, or cancelling its task, ends what runs within one step.
     """
+    if sum(one.n for one in asked) > 1:
+        async with asked[0].served.used(asked[0].timeout) as pool:
+            _check_room(asked, pool)
     streams = [_answer(one, number, metrics) for one in asked for number in range(one.n)]
     if len(streams) == 1:
         async with aclosing(streams[0]) as only:
@@ -187,6 +193,22 @@ async def answers(
     async with aclosing(_together(streams)) as together:
         async for item in together:
             yield item
+
+
+def _check_room(asked: Sequence[Asked], pool: SessionPool) -> None:
+    """Raise an `ApiError` where one request has more answers than the pool ever has room for."""
+    n_parallel = pool.effective.get("n_parallel")
+    if n_parallel is None:  # it only embeds, which opening a session says
+        return
+    n_answers, n_most = sum(one.n for one in asked), n_parallel + pool.config.max_waiting
+    if n_answers > n_most:
+        raise ApiError(
+            400,
+            f"{n_answers} answers are more than the {n_most} that this model gives, or lets wait, "
+            "at the same time; ask for fewer at once",
+            param="n" if asked[0].n > 1 else "prompt",
+            code="too_many_answers",
+        )
 
 
 async def _together(
@@ -236,8 +258,7 @@ async def _answer(asked: Asked, number: int, metrics: Metrics) -> AsyncGenerator
         n_shown, is_counted = 0, False
         try:
             async for made in _one_call(session, stream) if asked.one_call else stream:
-                chunk = made
-                now = time.perf_counter()
+                chunk, now = made, time.perf_counter()
                 if last is None:
                     metrics.first_token.labels(name).observe(now - asked.began)
                 else:
@@ -249,6 +270,9 @@ async def _answer(asked: Asked, number: int, metrics: Metrics) -> AsyncGenerator
                     is_counted = True
                 if chunk.logprobs:
                     await asked.served.learn(chunk.logprobs)
+                if number and chunk.tool_calls:
+                    calls = tuple(_call_of(number, call) for call in chunk.tool_calls)
+                    chunk = attrs.evolve(chunk, tool_calls=calls)
                 yield chunk
         finally:
             try:
@@ -276,6 +300,15 @@ async def _one_call(
             if chunk.finish_reason is None:
                 session.cancel()
         yield chunk
+
+
+def _call_of(number: int, call: ToolCall) -> ToolCall:
+    """Return a call of the answer ``number``: the same chat gives each answer the same ids.
+
+    They stay nine letters and digits, which is what the strictest template takes.
+    """
+    digest = hashlib.sha256(f"{number}\0{call.id}".encode()).hexdigest()
+    return attrs.evolve(call, id=digest[: len(call.id)])
 
 
 def thought_tokens(chunk: StreamChunk) -> int:

@@ -167,10 +167,12 @@ class App:
         return Document(limited())
 
     async def _embeddings(self, request: wire.EmbeddingsRequest, _: str) -> ASGIApp:
-        return self._in_time(partial(vectors.embeddings, request, self.models.get(request.model)))
+        served = self.models.get(request.model)
+        return self._in_time(partial(vectors.embeddings, request, served, self.metrics))
 
     async def _rerank(self, request: wire.RerankRequest, _: str) -> ASGIApp:
-        return self._in_time(partial(vectors.rerank, request, self.models.get(request.model)))
+        served = self.models.get(request.model)
+        return self._in_time(partial(vectors.rerank, request, served, self.metrics))
 
     async def _tokenize(self, request: wire.TokenizeRequest, _: str) -> ASGIApp:
         async def tokens() -> Any:
@@ -227,6 +229,7 @@ def _reading(kind: type[R], work: Callable[[R, str], Any]) -> Callable[[Request]
         try:
             asked = _decoded(decoder, await _body(request))
             request.scope["names"] = asked.names
+            wire.check_depth(asked)
             is_n = (getattr(asked, "n", None) or 1) > 1
             request.scope["places"].take(asked.n_places - 1, "n" if is_n else "prompt")
             answer: ASGIApp = await work(asked, request.scope["namespace"])

@@ -79,8 +79,8 @@ def _form_fields(request: ChatRequest, fields: Mapping[str, Any]) -> dict[str, A
 
 def _logprob_fields(request: ChatRequest) -> dict[str, Any]:
     if not request.logprobs:
-        if request.top_logprobs is not None:
-            raise _refused("top_logprobs", request.top_logprobs, "null without logprobs")
+        if request.top_logprobs:
+            raise _refused("top_logprobs", request.top_logprobs, "null or 0 without logprobs")
         return {}
     n_top = request.top_logprobs or 0
     if not 0 <= n_top <= MAX_TOP_LOGPROBS:

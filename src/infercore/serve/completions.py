@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import time
 import uuid
 from contextlib import aclosing
@@ -22,7 +23,7 @@ from infercore.serve.wire import check_settled
 from infercore.session.asynchronous import completion
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Sequence
 
     from infercore.serve.config import ServeConfig
     from infercore.serve.metrics import Metrics
@@ -65,6 +66,14 @@ def asked_of(
 ) -> Asked:
     """Return what is asked for one of the prompts. Raises `InvalidInputError`."""
     check_settled(request)
+    n = n_answers(request)
+    if request.best_of not in (None, n):
+        raise InvalidInputError(
+            f"best_of is not supported here; leave it out, or send {n}, as many as are answered",
+            field="best_of",
+            value=request.best_of,
+            allowed=f"null or {n}",
+        )
     n_tokens = DEFAULT_TOKENS if request.max_tokens is None else request.max_tokens
     fields = sampling_fields(request, config, n_tokens)
     if prompt == []:
@@ -97,38 +106,55 @@ def asked_of(
         history=("completion", prompt if isinstance(prompt, str) else repr(prompt)),
         begin=begin,
         fields=fields,
-        n=n_answers(request),
+        n=n,
         timeout=config.request_timeout,
         prompt=prompt,
     )
 
 
 class _Logprobs:
-    """The parallel lists in which this route reports probabilities."""
+    """The parallel lists in which this route reports probabilities.
 
-    def __init__(self, token_bytes: Mapping[int, bytes]) -> None:
-        self._token_bytes = token_bytes
+    An offset is a place in the text sent: a token that goes on with a character is where that
+    begins, and a control token, which writes nothing, where the next one is.
+    """
+
+    def __init__(self, served: Served) -> None:
+        self._served = served
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._offset = 0
 
     def rows(self, found: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:
         if found is None:
             return None
-        texts = [self._text(each.token) for each in found]
-        offsets = []
-        for text in texts:
-            offsets.append(self._offset)
-            self._offset += len(text)
         return {
-            "tokens": texts,
+            "tokens": [self._text(each.token) for each in found],
             "token_logprobs": [each.logprob for each in found],
-            "top_logprobs": [
-                {self._text(token): value for token, value in each.top} for each in found
-            ],
-            "text_offset": offsets,
+            "top_logprobs": [self._top(each) for each in found],
+            "text_offset": [self._place(each.token) for each in found],
         }
 
+    def _top(self, found: TokenLogprob) -> dict[str, float]:
+        """Return the likeliest by their texts, the chosen one among them."""
+        top: dict[str, float] = {}
+        for token, logprob in found.top:
+            top.setdefault(self._text(token), logprob)  # the likeliest of one text
+        return {**top, self._text(found.token): found.logprob}
+
+    def _place(self, token: int) -> int:
+        """Return where ``token`` is in the text, and count what it writes."""
+        place = self._offset
+        if token not in self._served.control:
+            self._offset += len(self._utf8.decode(self._served.token_bytes[token]))
+        return place
+
     def _text(self, token: int) -> str:
-        return self._token_bytes[token].decode("utf-8", errors="replace")
+        """Return a token's text; of one that is not whole characters, its bytes by number."""
+        data = self._served.token_bytes[token]
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return f"bytes:{repr(data)[2:-1]}"
 
 
 def _head(model: str) -> dict[str, Any]:
@@ -193,7 +219,7 @@ async def _choices(
                 usages[place // one.n].append(chunk.usage)
             text = chunk.text
             if place not in logprobs:
-                logprobs[place] = _Logprobs(one.served.token_bytes)
+                logprobs[place] = _Logprobs(one.served)
                 if request.echo:
                     text = await _echo(one) + text
             reason = None if chunk.finish_reason is None else FINISHED[chunk.finish_reason]

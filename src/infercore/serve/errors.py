@@ -67,8 +67,15 @@ _ADVICE = {
     "open the session with overflow='truncate'": 'send truncation="auto"',
     "or open it with a larger n_ctx": "or serve the model with a larger n_ctx",
     "or open with a larger n_ctx": "or serve the model with a larger n_ctx",
+    ", or open the pool with a larger max_waiting": "",
+    "call again to continue from there, or give a longer timeout": (
+        "ask again to continue from there"
+    ),
+    "close it and open a new one": "ask again",
+    "open a new one": "ask again",
+    "open a new pool": "ask again",
 }
-"""What a client, who opens no session, can do in place of what an error of sessions advises."""
+"""What a client, who opens no session, can do in place of what an error of ours advises."""
 _PARAMS: dict[type[BaseException], str] = {
     errors.ContextOverflowError: "messages",
     errors.GrammarError: "response_format",
@@ -82,7 +89,7 @@ def api_error(error: BaseException, names: Mapping[str, str] | None = None) -> A
     """
     if isinstance(error, ApiError):
         return error
-    message = str(error)
+    message = _for_clients(str(error))
     if isinstance(error, (msgspec.ValidationError, msgspec.DecodeError)):
         param = _param(message)
         field = (param or "").partition("[")[0]  # of an item, which is read apart
@@ -93,9 +100,6 @@ def api_error(error: BaseException, names: Mapping[str, str] | None = None) -> A
         return ApiError(400, message, code="no_token_left")
     for kind, status, name, code in _OURS:
         if isinstance(error, kind):
-            if kind is errors.ContextOverflowError:
-                for advice, theirs in _ADVICE.items():
-                    message = message.replace(advice, theirs)
             ours = _field_of(error, kind)
             param = (names or {}).get(ours, ours)
             if message.startswith(f"{ours}=") and ours not in OF_MESSAGES:
@@ -116,6 +120,12 @@ def api_error(error: BaseException, names: Mapping[str, str] | None = None) -> A
         "server_error",
         code=type(error).__name__ if is_ours else "internal",
     )
+
+
+def _for_clients(message: str) -> str:
+    for advice, theirs in _ADVICE.items():
+        message = message.replace(advice, theirs)
+    return message
 
 
 def _field_of(error: BaseException, kind: type[BaseException]) -> str:

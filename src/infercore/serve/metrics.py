@@ -58,8 +58,16 @@ class Metrics:
                 f"infercore_{name}", text, ["model"], registry=self.registry, buckets=buckets
             )
 
-        self._prompt = counter("prompt_tokens", "Tokens of prompts", "model")
-        self._cached = counter("cached_tokens", "Tokens of prompts that were resident", "model")
+        self._prompt = counter(
+            "prompt_tokens",
+            "Tokens of prompts, once for each answer to them, and of texts embedded or ranked",
+            "model",
+        )
+        self._cached = counter(
+            "cached_tokens",
+            "Tokens of prompts that were resident, once for each answer to them",
+            "model",
+        )
         self._generated = counter("generated_tokens", "Tokens generated", "model")
         self._requests = counter("requests", "Requests answered", "status")
         self.first_token = histogram(

@@ -106,6 +106,8 @@ class Served:
         self.warm = Warm(0)
         self.token_bytes: dict[int, bytes] = {}
         """Bytes of the tokens in reported probabilities, each looked up once."""
+        self.control: set[int] = set()
+        """Those of them that are control tokens, which write no text."""
 
     @property
     def works(self) -> bool:
@@ -155,12 +157,15 @@ class Served:
             self._last_use = time.monotonic()
 
     async def learn(self, found: Sequence[TokenLogprob]) -> None:
-        """Have the bytes of all tokens in ``found``; another process may have to answer."""
+        """Have bytes and kind of all tokens in ``found``; another process may have to answer."""
         tokens = {each.token for each in found}
         tokens.update(token for each in found for token, _ in each.top)
         missing = tokens - self.token_bytes.keys()
         if missing and self.pool is not None:
             tokenizer = self.pool.tokenizer
+            self.control |= await asyncio.to_thread(
+                lambda: {token for token in missing if tokenizer.is_control(token)}
+            )
             self.token_bytes |= await asyncio.to_thread(
                 lambda: {token: tokenizer.token_bytes(token) for token in missing}
             )
@@ -215,7 +220,7 @@ class Served:
 
     async def _close_pool(self) -> None:
         pool, self.pool = self.pool, None  # first: who asks meanwhile opens another one
-        self.token_bytes = {}
+        self.token_bytes, self.control = {}, set()
         await self.warm.close()
         if pool is not None:
             await pool.aclose()

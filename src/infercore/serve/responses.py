@@ -171,8 +171,10 @@ def _add_item(messages: list[dict[str, Any]], item: dict[str, Any]) -> None:
             messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
     elif kind == "function_call_output":
         output = item.get("output")
-        if not isinstance(output, str):
-            raise _refused("input.output", output, "text")
+        if isinstance(output, list):
+            output = [_part(part) for part in output]
+        elif not isinstance(output, str):
+            raise _refused("input.output", output, "text, or a list of parts that are text")
         messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": output})
     elif kind == "reasoning":  # of the item that comes next; the template decides who sees it
         _add_thought(messages, item.get("content"))

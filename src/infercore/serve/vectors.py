@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from infercore.embedding import Pooling
+    from infercore.serve.metrics import Metrics
     from infercore.serve.models import Served
     from infercore.serve.wire import EmbeddingsRequest, RerankRequest
     from infercore.session.pool import SessionPool
@@ -30,7 +31,9 @@ async def _n_tokens(pool: SessionPool, texts: Sequence[str]) -> int:
     return await asyncio.to_thread(lambda: sum(len(encode(text)) for text in texts))
 
 
-async def embeddings(request: EmbeddingsRequest, served: Served) -> dict[str, Any]:
+async def embeddings(
+    request: EmbeddingsRequest, served: Served, metrics: Metrics
+) -> dict[str, Any]:
     """Return one vector for each text, as numbers or as base64 of little-endian float32."""
     check_settled(request)
     if request.encoding_format not in (None, "float", "base64"):
@@ -55,6 +58,7 @@ async def embeddings(request: EmbeddingsRequest, served: Served) -> dict[str, An
         pooling: Pooling | None = None if pool.capabilities.encoder else "mean"
         vectors = await pool.aembed(texts, pooling=pooling)
         n_tokens = await _n_tokens(pool, texts)
+    metrics.count_tokens(served.name, n_tokens, 0, 0)
     as_text = request.encoding_format == "base64"
     rows = [
         {"object": "embedding", "index": i, "embedding": _shown(vector, as_text=as_text)}
@@ -69,12 +73,13 @@ def _shown(vector: Any, *, as_text: bool) -> Any:
     return base64.b64encode(np.asarray(vector, dtype="<f4").tobytes()).decode()
 
 
-async def rerank(request: RerankRequest, served: Served) -> dict[str, Any]:
+async def rerank(request: RerankRequest, served: Served, metrics: Metrics) -> dict[str, Any]:
     """Return the documents' places, best first, with their scores."""
     documents = [_text_of(document) for document in request.documents]
     async with served.used() as pool:
         ranked = await pool.arerank(request.query, documents, top_n=request.top_n)
         n_tokens = await _n_tokens(pool, (request.query, *documents))
+    metrics.count_tokens(served.name, n_tokens, 0, 0)
     wants_text = bool(request.return_documents)
     return {
         "id": f"rerank-{uuid.uuid4().hex}",

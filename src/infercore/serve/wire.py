@@ -7,13 +7,18 @@ Source: the OpenAI API reference (chat completions, completions, embeddings, res
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from infercore.errors import InvalidInputError
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 Json = dict[str, Any]
+MAX_DEPTH = 180
+"""How deep a field may be nested: what goes to an isolated engine has a limit of its own, 200."""
 
 
 class Request(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -270,7 +275,6 @@ SETTLED: dict[str, tuple[Any, ...]] = {
     "background": (False,),
     "previous_response_id": (),
     "include": ([],),
-    "best_of": (1,),
     "suffix": ("",),
     "audio": (),
     "function_call": ("none", "auto"),
@@ -293,6 +297,39 @@ _SETTLED_OF: dict[type[Request], dict[str, tuple[Any, ...]]] = {
     ResponsesRequest: {"prompt": (), "top_logprobs": (0,)},
 }
 """Those that another route acts on."""
+
+
+def check_depth(request: Request) -> None:
+    """Raise `InvalidInputError` where a field is nested deeper than may reach an engine."""
+    for name in request.__struct_fields__:
+        value = getattr(request, name)
+        if _is_deeper(value, MAX_DEPTH):
+            raise InvalidInputError(
+                f"{name} is nested more than {MAX_DEPTH} deep; send less",
+                field=name,
+                value=type(value).__name__,
+                allowed=f"at most {MAX_DEPTH} objects and lists within one another",
+            )
+
+
+def _is_deeper(value: Any, n: int) -> bool:
+    level = [value]
+    for _ in range(n):
+        level = [
+            item
+            for outer in level
+            for item in _within(outer)
+            if isinstance(item, (dict, list, msgspec.Struct))
+        ]
+        if not level:
+            return False
+    return True
+
+
+def _within(value: Any) -> Iterable[Any]:
+    if isinstance(value, msgspec.Struct):
+        return (getattr(value, name) for name in value.__struct_fields__)
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 def _check_stream_options(request: Any, options: StreamOptions) -> None:

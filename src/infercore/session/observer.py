@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
@@ -95,8 +96,10 @@ def tell(name: str, event: Any) -> None:
     if method is not None:
         try:
             method(event)
-        except Exception:  # noqa: BLE001  (who listens must not disturb who works)
-            return
+        except BaseException as error:  # who listens must not disturb who works
+            is_main = threading.current_thread() is threading.main_thread()
+            if is_main and isinstance(error, KeyboardInterrupt):  # it came while one listened
+                raise
 
 
 def stream_begins() -> None:

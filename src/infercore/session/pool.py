@@ -30,7 +30,7 @@ from infercore.session.session import CoreSession
 from infercore.session.store import Store
 from infercore.values import checks
 from infercore.values.field_texts import lists_fields
-from infercore.values.pool import PoolStats, shared_context
+from infercore.values.pool import PoolStats, shared_context, with_shared_context
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -103,7 +103,7 @@ class SessionPool:
             _check_invariant(model, wanted, config, self.window)
         self._store = _store_of(config, model.capabilities)
         scheduler = Scheduler(
-            lambda: _open_context(model, wanted, config, self.window),
+            lambda: with_shared_context(wanted, config, self.window, model.context_of),
             costs=CostModel(
                 batching=config.batching,
                 step_tokens=config.n_step_tokens,
@@ -434,7 +434,7 @@ def _check_invariant(
     model: SessionModel, wanted: ContextConfig, config: PoolConfig, n_ctx: int
 ) -> None:
     """Raise `UnsupportedFeatureError` unless neighbours leave a sequence the bits it has alone."""
-    with _open_context(model, wanted, config, n_ctx) as context:
+    with with_shared_context(wanted, config, n_ctx, model.context_of) as context:
         if context.n_seq_max == 1:
             return
         prompt, other = _probe_tokens(model, 24), _probe_tokens(model, 17, first=5)
@@ -479,30 +479,3 @@ def _store_of(config: PoolConfig, kinds: Capabilities) -> Store | None:
         folder_bytes=config.cache_dir_bytes,
         can_cut=kinds.kv_remove in ("any", "suffix"),
     )
-
-
-def _open_context(
-    model: SessionModel, wanted: ContextConfig, config: PoolConfig, n_ctx: int
-) -> SessionContext:
-    """Return the context of a pool, with fewer places where the engine refuses so many.
-
-    It has a single sequence where the options allow no more. Where the caller left ``kv_unified``
-    open and the engine's sequences have caches of their own, each gets a window of them.
-    """
-    try:
-        return model.context_of(wanted)
-    except UnsupportedFeatureError as error:
-        n = wanted.n_seq_max or 1
-        if "kv_unified" in error.feature and wanted.kv_unified and not config.context.kv_unified:
-            n = min(n, config.n_parallel)
-            fewer = attrs.evolve(wanted, n_ctx=n * n_ctx, n_seq_max=n, kv_unified=None)
-        elif "n_seq_max" in error.feature and n > 1:
-            n = config.n_parallel if n > config.n_parallel else n // 2
-            fewer = attrs.evolve(wanted, n_seq_max=n)
-            if n == 1:
-                fewer = attrs.evolve(wanted, n_ctx=n_ctx, n_seq_max=None, kv_unified=None)
-            elif not wanted.kv_unified:
-                fewer = attrs.evolve(fewer, n_ctx=n * n_ctx)
-        else:
-            raise
-    return _open_context(model, fewer, config, n_ctx)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from infercore.session.prefix_index import PrefixIndex
@@ -87,6 +88,7 @@ class Prefixes:
         self, sequence: Sequence, wanted: list[int], multiple: int
     ) -> tuple[Sequence | None, int]:
         best, n_best = None, 0
+        wanted = wanted[: _n_exchangeable(sequence, multiple)]
         for other in self._seen:
             if other is sequence or other.family != sequence.family:
                 continue
@@ -100,15 +102,18 @@ class Prefixes:
         """Whether one of ``running`` is about to hold more than ``n_found`` of what is wanted."""
         if self._copies == "none" or sequence.is_cold or not self._cuts:
             return False
-        if self._multiple is not None and n_found + self._multiple > len(sequence.tokens):
-            return False
+        n_most = len(sequence.tokens)
+        if self._multiple is not None:
+            n_most = min(n_most, _n_exchangeable(sequence, self._multiple))
+            if n_found + self._multiple > n_most:
+                return False
         for job in running:
             other = job.sequence
             if other.n_held == len(other.tokens) or other.family != sequence.family:
                 continue
             if other.tokens[:1] != sequence.tokens[:1] or other.is_cut:
                 continue
-            n = common_prefix(other.tokens, sequence.tokens)
+            n = min(n_most, common_prefix(other.tokens, sequence.tokens))
             if n > other.n_held and n >= n_found + max(_FOLLOW_TOKENS, self._n_least):
                 return True
         return False
@@ -117,6 +122,15 @@ class Prefixes:
 def _gives(sequence: Sequence) -> bool:
     """Whether others may copy from it: what was moved behind a cut is good for nobody else."""
     return sequence.seq_id is not None and not sequence.is_cut and sequence.n_held > 0
+
+
+def _n_exchangeable(sequence: Sequence, multiple: int) -> int:
+    """Return how many tokens of ``sequence`` others may have evaluated as well, bit by bit.
+
+    What it evaluated itself in other calls, and lost, has the bits of just these.
+    """
+    n = whole_calls(sequence, sequence.n_held, sequence.n_high, multiple)
+    return sys.maxsize if n >= sequence.n_high else n
 
 
 def whole_calls(other: Sequence, start: int, n: int, multiple: int) -> int:

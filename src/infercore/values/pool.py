@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os  # noqa: TC003  (attrs resolves annotations)
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import attrs
 
-from infercore.errors import InvalidInputError
+from infercore.errors import InvalidInputError, UnsupportedFeatureError
 from infercore.values import checks
 from infercore.values.config import MAX_SEQUENCES, ContextConfig
 from infercore.values.field_texts import lists_fields
@@ -17,6 +17,7 @@ from infercore.values.shown import one_line, table
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+T = TypeVar("T")
 GIB = 2**30
 NOT_IN_A_POOL = {
     "n_seq_max": "a pool sets it from n_parallel",
@@ -225,6 +226,37 @@ def shared_context(
     return attrs.evolve(
         config.context, n_ctx=n_cells, n_seq_max=n_seq_max, kv_unified=bool(unified)
     )
+
+
+def with_shared_context(
+    wanted: ContextConfig, config: PoolConfig, n_ctx: int, work: Callable[[ContextConfig], T]
+) -> T:
+    """Return what ``work`` returns for the context ``wanted`` of a pool, or for a smaller one.
+
+    It has fewer places where the engine refuses so many, a single sequence where the options allow
+    no more. Where the caller left ``kv_unified`` open and the engine's sequences have caches of
+    their own, each place has one of ``n_ctx`` tokens, and there are as many as ``n_cells`` has room
+    for.
+    """
+    try:
+        return work(wanted)
+    except UnsupportedFeatureError as error:
+        n = wanted.n_seq_max or 1
+        if "kv_unified" in error.feature and wanted.kv_unified and not config.context.kv_unified:
+            n = min(n, config.n_parallel)
+            if config.n_cells is not None:
+                n = max(1, min(n, config.n_cells // n_ctx))
+            fewer = attrs.evolve(wanted, n_ctx=n * n_ctx, n_seq_max=n, kv_unified=None)
+        elif "n_seq_max" in error.feature and n > 1:
+            n = config.n_parallel if n > config.n_parallel else n // 2
+            fewer = attrs.evolve(wanted, n_seq_max=n)
+            if n == 1:
+                fewer = attrs.evolve(wanted, n_ctx=n_ctx, n_seq_max=None, kv_unified=None)
+            elif not wanted.kv_unified:
+                fewer = attrs.evolve(fewer, n_ctx=n * n_ctx)
+        else:
+            raise
+    return with_shared_context(fewer, config, n_ctx, work)
 
 
 @attrs.frozen(kw_only=True)
