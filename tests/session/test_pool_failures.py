@@ -288,9 +288,7 @@ def test_exact_bits_on_demand(reference: Any) -> None:
 
 
 @pytest.mark.parametrize("raised", [ZeroDivisionError, SystemExit])
-def test_an_observer_hears_of_calls_and_steps(
-    reference: Any, raised: type[BaseException]
-) -> None:
+def test_an_observer_hears_of_calls_and_steps(reference: Any, raised: type[BaseException]) -> None:
     heard: list[str] = []
 
     class Observer:

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from infercore.engine import digest
 from infercore.errors import (
     InferCoreError,
     SessionBusyError,
     SessionClosedError,
     UnsupportedFeatureError,
 )
-from infercore.engine import digest
 from infercore.isolated import wire
 from infercore.isolated.board import COUNTED, OF_POOL, STEP, Board
 from infercore.isolated.logs import ToProgram

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from infercore.embedding import Pooling
     from infercore.errors import SessionFatalError
-    from infercore.protocols.guarded import SessionContext, SessionModel
+    from infercore.protocols.guarded import SessionModel
     from infercore.protocols.public import Tokenizer
     from infercore.protocols.spi import FloatArray
     from infercore.values.config import ContextConfig, DecodeConfig

@@ -179,7 +179,7 @@ def check_a_token_of_two_sequences(rig: Rig) -> None:
     if not rig.context().capabilities.multi_sequence:
         rig.leave("there is one sequence only")
     shared, own = rig.tokens(4), [rig.tokens(2), rig.tokens(3)]
-    entries = [(token, (0, 1), False) for token in shared]
+    entries: list[Any] = [(token, (0, 1), False) for token in shared]
     entries += [(token, (i,), False) for i, text in enumerate(own) for token in text]
     for cells in ({"kv_unified": True}, {}):
         with contextlib.suppress(*REFUSED):
