@@ -260,9 +260,9 @@ class BackendDescriptor:
     whatever a cheap check finds wrong with them. ``model_options`` and ``context_options`` name the
     keys of ``backend_options`` that are understood. ``neutral_options`` are those of
     ``model_options`` that change no value in a KV cache; all others that are set belong to the
-    identity of the model's saved state. ``tries_in_child=False`` says that reading a file cannot end the process, as with a
-    reader written in Python: then new files are not tried in a child process first
-    (`ModelConfig.check_in_child`). ``trial_options`` are ``backend_options`` that let the child
+    identity of the model's saved state. ``tries_in_child=False`` says that reading a file cannot
+    end the process, as with a reader written in Python: then new files are not tried in a child
+    process first (`ModelConfig.check_in_child`). ``trial_options`` are ``backend_options`` that let the child
     open its context sooner. ``compiles_late=True`` says that most of a load's work is done when the
     first context opens: large files are then tried in two parts, each right before what it tries.
     ``preload`` names modules that take long to import, start no thread and
