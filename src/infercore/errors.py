@@ -325,7 +325,8 @@ class CallTimeoutError(InferCoreError, TimeoutError):
 class TransientEngineError(InferCoreError, RuntimeError):
     """An engine call failed and changed nothing: the engine is remote or busy. Try again.
 
-    A plugin raises it where it knows this. ``retry_after`` is in seconds, None where the engine
+    A plugin raises it where it knows this; the core does where texts and grammars of others are
+    worked on for too long (``backend`` is ""). ``retry_after`` is in seconds, None where the engine
     does not say. State afterwards: unchanged; *partial* where the engine had taken earlier parts of
     a long call (see ``n_past``).
     """

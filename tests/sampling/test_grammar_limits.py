@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -151,3 +152,36 @@ def test_a_process_that_is_killed(tokenizer, monkeypatch):
 def test_what_json_cannot_hold(tokenizer, value):
     with pytest.raises(InvalidInputError):
         compile_constraint(value, tokenizer)
+
+
+def test_a_mask_that_takes_long_is_refused_before_anything_is_decoded(make_tokenizer):
+    words = [left + right for left in (b"a", b"b ", b"c") for right in (b"d", b"e ", b"fg", b"h i")]
+    n = 600
+    rules = "\n".join(f'r{i} ::= [a-z ]+ "{i}"?' for i in range(n))
+    text = f"root ::= ({' | '.join(f'r{i}' for i in range(n))})*\n{rules}"
+    with pytest.raises(GrammarError, match="Too many items"):
+        compile_constraint({"type": "gbnf", "grammar": text}, make_tokenizer(words))
+
+
+def test_where_an_error_sits_is_looked_for_within_limits(tokenizer, short):
+    """A part that has no error may be as heavy as any."""
+    schema = {"properties": {"a": patterns(60), "b": {"$ref": "#/nowhere"}}}
+    started = time.process_time()
+    with pytest.raises(GrammarError, match="nowhere"):
+        compile_constraint(schema, tokenizer)
+    assert time.process_time() - started < 1
+
+
+def test_who_waits_for_the_same_grammar_tries_it_no_more(tokenizer, monkeypatch):
+    tried = []
+
+    def slow(*_, **__):
+        tried.append(1)
+        time.sleep(0.3)
+        return wire.TEXT, ""
+
+    monkeypatch.setattr(grammar.limited, "run", slow)
+    with ThreadPoolExecutor(4) as threads:
+        one = {"type": "regex", "pattern": "the same"}
+        assert all(threads.map(lambda _: compile_constraint(one, tokenizer), range(4)))
+    assert len(tried) == 1

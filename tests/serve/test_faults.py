@@ -783,3 +783,20 @@ def test_models_are_loaded_when_asked_for_and_unloaded_when_idle(pack_path: Path
             await tale.close()
 
     asyncio.run(story())
+
+
+def test_heavy_schemas_whose_clients_left_keep_nobody(served: Served) -> None:
+    def leave(i: int) -> None:
+        patterns = [{"pattern": f".*{chr(97 + n % 26)}{i}.*"} for n in range(60)]
+        schema = {"name": "s", "schema": {"type": "string", "allOf": patterns}}
+        body = {**ASK, "response_format": {"type": "json_schema", "json_schema": schema}}
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{served.url}{CHAT}", json=body, timeout=0.5)
+
+    served.client().chat.completions.create(**ASK)
+    with ThreadPoolExecutor(8) as clients:
+        list(clients.map(leave, range(8)))
+    started = time.monotonic()
+    regex = {"regex": f"a{started}"}  # a grammar that waits where others are worked on
+    assert served.client(timeout=60).chat.completions.create(**ASK, extra_body=regex).choices
+    assert time.monotonic() - started < 5

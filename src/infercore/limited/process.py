@@ -1,4 +1,4 @@
-"""The process with limits: one, kept, started anew when it has died."""
+"""A process with limits: kept, and started anew when it has died."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ import contextlib
 import errno
 import marshal
 import os
+import select
 import signal
 import subprocess
 import sys
 import threading
-from typing import Any, NoReturn
+import time
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from infercore.errors import OutOfMemoryError, UnsupportedFeatureError
+from infercore.errors import OutOfMemoryError, TransientEngineError, UnsupportedFeatureError
+from infercore.limited import caller
 from infercore.limited.wire import (
     HEADER,
     LENGTH,
@@ -23,11 +26,17 @@ from infercore.limited.wire import (
     TOO_MUCH_MEMORY,
 )
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MAX_WAIT_S = 10.0  # until the work of others is done
+_LOOK_S = 0.05
 _PROGRAM = (
     "import sys; sys.path[:] = sys.argv[1:]; from infercore.limited.worker import main; main()"
 )
 _SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 _HAS_TIMER = hasattr(signal, "setitimer")
+_HAS_POLL = hasattr(select, "poll")  # not on Windows: there only `seconds` end the work
 _WORKED_TOO_LONG, _STOOD_STILL = (-signal.SIGPROF, -signal.SIGALRM) if _HAS_TIMER else (None, None)
 
 
@@ -56,8 +65,8 @@ class LimitedProcess:
 
         It may use a processor for ``seconds`` (None: `MAX_SECONDS`). Raises `ValueError` for
         arguments that `marshal` cannot write, `OutOfMemoryError` or `UnsupportedFeatureError` where
-        no process can be started. A program that cannot start a Python does the work itself,
-        without these limits.
+        no process can be started, and what `turn` and `caller.look` raise. A program that cannot
+        start a Python does the work itself, without these limits.
         """
         limit = MAX_SECONDS if seconds is None else seconds
         data = marshal.dumps((limit, work, *arguments))
@@ -65,7 +74,7 @@ class LimitedProcess:
             from infercore.limited import worker  # noqa: PLC0415  (seldom needed)
 
             return worker.find(work)(*marshal.loads(data)[2:])  # noqa: S302  (written above)
-        with self._lock:
+        with self.turn():
             # It may have died of something else since the last request, or stood still in this one.
             for is_last in (False, True):
                 child, self._kept = self._kept or self._started(), None
@@ -87,6 +96,27 @@ class LimitedProcess:
                     return STOPPED, TOO_MUCH_MEMORY
         return STOPPED, f"the process that worked on it has died (status {code})"
 
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """Let this thread alone use the process; what it runs within has not to wait again.
+
+        Raises `TransientEngineError` after `MAX_WAIT_S`, and what `caller.look` raises.
+        """
+        lock, until = self._lock, time.monotonic() + MAX_WAIT_S
+        while not lock.acquire(timeout=_LOOK_S):
+            caller.look()
+            if time.monotonic() >= until:
+                raise TransientEngineError(
+                    f"others' texts and grammars were worked on for {MAX_WAIT_S:g} seconds before "
+                    "this one; ask again later",
+                    backend="",
+                    retry_after=MAX_WAIT_S,
+                )
+        try:
+            yield
+        finally:
+            lock.release()
+
     def _started(self) -> _Child:
         child = _Child()
         self._alive.add(child)
@@ -97,11 +127,17 @@ class LimitedProcess:
         return child.end()
 
     def close(self) -> None:
-        """End the process; the next render starts another."""
-        with self._lock:
+        """End the process and what it works on; the next request starts another."""
+        lock = self._lock
+        while not lock.acquire(timeout=_LOOK_S):
+            for child in tuple(self._alive):
+                child.kill()
+        try:
             self._kept = None
             while self._alive:
                 self._alive.pop().end()
+        finally:
+            lock.release()
 
     def _forget(self) -> None:
         """In a fork the process is the parent's, which may be in the middle of a render."""
@@ -125,6 +161,9 @@ class _Child:
     def _start(self) -> None:
         requests, self._to = self._pipe()
         self._from, answers = self._pipe()
+        if _HAS_POLL:
+            self._answered = select.poll()
+            self._answered.register(self._from, select.POLLIN)
         paths = [path for path in sys.path if isinstance(path, str)]
         self._process = subprocess.Popen(  # noqa: S603  (this Python, and nothing of a caller's)
             [sys.executable, "-c", _PROGRAM, *paths],
@@ -159,6 +198,10 @@ class _Child:
 
     def _time_out(self) -> None:
         self.timed_out = True
+        self.kill()
+
+    def kill(self) -> None:
+        """Let it end; whoever waits for its answer gets none."""
         self._process.kill()
 
     @staticmethod
@@ -174,6 +217,8 @@ class _Child:
     def _read(self, size: int) -> bytes:
         parts: list[bytes] = []
         while size:
+            while _HAS_POLL and not self._answered.poll(_LOOK_S * 1e3):
+                caller.look()
             part = os.read(self._from, min(size, 1 << 20))
             if not part:
                 raise EOFError
@@ -206,3 +251,4 @@ def _cannot_start(error: OSError) -> NoReturn:
 
 
 limited = LimitedProcess()
+"""For chat templates, which are quick."""

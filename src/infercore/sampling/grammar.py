@@ -14,11 +14,10 @@ import attrs
 
 from infercore.errors import GrammarError, InferCoreError, InvalidInputError
 from infercore.limited import wire
-from infercore.limited.process import limited
+from infercore.limited.process import LimitedProcess
 from infercore.sampling.class_schema import schema_of_class
 from infercore.sampling.gbnf_lark import lark_of
 from infercore.sampling.schema_keywords import TYPES, simplified
-from infercore.sampling.schema_place import place_of_error
 from infercore.sampling.vocabulary import ll_tokenizer, llguidance
 from infercore.values import checks
 from infercore.values.handlers import is_a_handlers
@@ -28,9 +27,12 @@ if TYPE_CHECKING:
 
 MAX_CHARACTERS = 1_000_000  # of a grammar or schema
 MAX_SECONDS = 5.0  # that compiling may take
+MAX_STEP_ITEMS = 10_000  # of a parser for one mask: a tenth of a second
 _MAX_TRIED = 4096
 _REFUSED_FOR_S = 60.0  # then it is tried again: a crowded machine may have been the reason
 _MAX_LINES, _MAX_LINE = 12, 300  # of an error of llguidance
+limited = LimitedProcess()
+"""A process of their own: no chat's template waits behind a grammar."""
 _tried: set[int] = set()
 _too_large: dict[int, tuple[str, float]] = {}  # why, and until when it is not tried again
 _FIELD = "response_format"
@@ -78,14 +80,24 @@ class Grammar:
         if self.gbnf:
             text = module.LLMatcher.grammar_from_lark(lark_of(self.source, tokenizer))
         self._try(text)
-        matcher = module.LLMatcher(ll_tokenizer(tokenizer), text, log_level=0)
+        limits = module.LLParserLimits(step_max_items=MAX_STEP_ITEMS)
+        matcher = module.LLMatcher(ll_tokenizer(tokenizer), text, log_level=0, limits=limits)
         if matcher.is_error():
             self._refuse(str(matcher.get_error()))
+        matcher.compute_bitmask()  # kept until it is asked for, in the step of a pool maybe
+        if matcher.is_error():
+            self._refuse_size(str(matcher.get_error()).split("\n<state>")[0])
         return matcher
 
     def _try(self, text: str) -> None:
         """Let a process with limits compile it first, as nothing stops llguidance on its way."""
         if hash(text) in _tried:
+            return
+        with limited.turn():
+            self._try_now(text)
+
+    def _try_now(self, text: str) -> None:
+        if hash(text) in _tried:  # by who had the turn before
             return
         why, until = _too_large.get(hash(text), ("", 0.0))
         if time.monotonic() < until:
@@ -112,12 +124,18 @@ class Grammar:
 
     def _explained(self, error: str) -> str:
         if self.schema is not None:
-            where = place_of_error(self.schema, error, _schema_error)
+            where = self._place(error)
             return f"the JSON schema is refused at {_shortened(where)}: {_shortened(error)}"
         if found := _REGEX_ERROR.search(error):  # three lines, the second of which has a mark
             where = f"column {len(found['before']) + 1} of {_shortened(found['shown'])}"
             return f"the regular expression is refused at {where}: {found['why']}"
         return f"the grammar is refused: {_shortened(_without_wrapping(error))}"
+
+    def _place(self, error: str) -> str:
+        """Return where in the schema an error sits; the whole of it where that takes too long."""
+        work = "infercore.limited.grammars:place"
+        kind, found = limited.run(work, json.dumps(self.schema), error, seconds=MAX_SECONDS)
+        return found if kind == wire.TEXT else "#"
 
 
 def grammar_of(response_format: Any) -> Grammar:
@@ -244,10 +262,6 @@ def _schema_grammar(schema: Mapping[str, Any]) -> str:
     matcher = llguidance().LLMatcher
     text: str = matcher.grammar_from_json_schema(dict(schema), {"whitespace_flexible": False})
     return text
-
-
-def _schema_error(schema: Mapping[str, Any]) -> str:
-    return str(llguidance().LLMatcher.validate_grammar(_schema_grammar(schema)))
 
 
 def _from_object(_: None) -> Grammar:

@@ -12,6 +12,7 @@ import attrs
 from infercore.engine.digest import adapter_identities
 from infercore.engine.gate import Gate
 from infercore.errors import SessionBusyError, SessionFatalError, UnsupportedFeatureError
+from infercore.limited.caller import looked_at
 from infercore.session.identity import identity
 from infercore.session.observer import observed
 from infercore.session.parts import CLOSED, EMPTY, FATAL, PREFIXED, Parts
@@ -238,6 +239,7 @@ class SessionBase:
                     self.fatal_for_good(),
                     self.resident.limited(timeout),
                     self.shared.call(operation),
+                    looked_at(self.resident.look_whether_wanted),
                 ):
                     self.resident.settle()
                     self.parts.fit(self.resident.n_wanted)

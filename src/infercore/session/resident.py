@@ -8,7 +8,6 @@ import attrs
 
 from infercore.errors import (
     ContextOverflowError,
-    DecodeAbortedError,
     SnapshotError,
     UnsupportedFeatureError,
 )
@@ -342,12 +341,7 @@ class Resident(TrueTape):
         return n_evaluated
 
     def _append_chunk(self, chunk: list[int], logits: WhichRows | None = None) -> int:
-        self.look_at_clock()
-        if self.cancelled:
-            raise DecodeAbortedError(
-                f"cancelled with {len(self.tape)} tokens resident; call again to continue",
-                resident_tokens=len(self.tape),
-            )
+        self.check_not_cancelled()
         mode = logits or ("last" if len(chunk) == self.n_pending else "none")
         # A pool's context knows better: some tokens may come from elsewhere, or be lost since.
         n_evaluated = self.context.decode(chunk, seq_id=self.seq_id, logits=mode)

@@ -57,7 +57,8 @@ class CoreSession(Prefilling):
         (stage "decode") without room for one token; both *unchanged*.
         """
         built = self._decode_config(config, fields)
-        with self.entered("decode"):
+        timeout = None if built.response_format is None else built.timeout
+        with self.entered("decode", timeout):
             self._check_decodable()
             return self.stream_of(self.generation(built))
 

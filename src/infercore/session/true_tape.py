@@ -11,6 +11,7 @@ from infercore.errors import (
     CallTimeoutError,
     DecodeAbortedError,
     InferCoreError,
+    SessionClosedError,
     SessionFatalError,
 )
 from infercore.session.checkpoints import Checkpoints
@@ -124,13 +125,28 @@ class TrueTape:
         self._late = self.cancelled = True
         self.context.abort()
 
-    def look_at_clock(self) -> None:
-        """Before the engine is called: be cancelled where the time is over.
+    def look_whether_wanted(self) -> None:
+        """While the engine is not called: raise what ended the call meanwhile, if anything did."""
+        now, page = time.perf_counter(), self.page
+        if page is not None and page.deadline is not None and now >= page.deadline:
+            elapsed_s = now - (page.called_at or now)
+            raise CallTimeoutError(elapsed_ms=elapsed_s * 1e3, resident_tokens=len(self.tape))
+        if self.context.closed:
+            raise SessionClosedError("the engine was closed meanwhile; open a new one")
+        self.check_not_cancelled()
+
+    def check_not_cancelled(self) -> None:
+        """Before the engine is called: raise `DecodeAbortedError` where nobody waits for it.
 
         The timer's thread may not have had its turn yet, and the next look may be a whole call on.
         """
         if self._deadline is not None and time.perf_counter() >= self._deadline:
             self._late = self.cancelled = True
+        if self.cancelled:
+            raise DecodeAbortedError(
+                f"cancelled with {len(self.tape)} tokens resident; call again to continue",
+                resident_tokens=len(self.tape),
+            )
 
     def cut_wanted(self, start: int, end: int) -> None:
         """Take the tokens in [start, end) out of the logical context; the engine did so already."""
