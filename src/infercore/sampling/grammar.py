@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 MAX_CHARACTERS = 1_000_000  # of a grammar or schema
 MAX_SECONDS = 5.0  # that compiling may take
-MAX_STEP_ITEMS = 10_000  # of a parser for one mask: a tenth of a second
+MAX_STEP_ITEMS = 20_000  # of a parser for one mask: a fifth of a second
 _MAX_TRIED = 4096
 _REFUSED_FOR_S = 60.0  # then it is tried again: a crowded machine may have been the reason
 _MAX_LINES, _MAX_LINE = 12, 300  # of an error of llguidance

@@ -262,11 +262,11 @@ class BackendDescriptor:
     ``model_options`` that change no value in a KV cache; all others that are set belong to the
     identity of the model's saved state. ``tries_in_child=False`` says that reading a file cannot
     end the process, as with a reader written in Python: then new files are not tried in a child
-    process first (`ModelConfig.check_in_child`). ``trial_options`` are ``backend_options`` that let the child
-    open its context sooner. ``compiles_late=True`` says that most of a load's work is done when the
-    first context opens: large files are then tried in two parts, each right before what it tries.
-    ``preload`` names modules that take long to import, start no thread and
-    touch no device: a process that starts isolated engines imports them once, before it forks.
+    process first (`ModelConfig.check_in_child`). ``trial_options`` are ``backend_options`` that let
+    the child open its context sooner. ``compiles_late=True`` says that most of a load's work is
+    done when the first context opens: large files are then tried in two parts, each right before
+    what it tries. ``preload`` names modules that take long to import, start no thread and touch no
+    device: a process that starts isolated engines imports them once, before it forks.
     ``prepare(in_child)`` imports everything that loading needs and returns ``loader``, or, for that
     child, one that does only what a trial needs: ``check_file`` has passed, and only this backend
     uses the engine there.
