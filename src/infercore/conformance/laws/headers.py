@@ -388,13 +388,15 @@ _WRONG_NUMBERS: tuple[Any, ...] = (0, -1, 2**40, 0.5, "4", None, [], [1], {"a": 
 
 
 def _lies_of_a_config(config: dict[str, Any]) -> Iterator[tuple[str, bytes]]:
-    """Each number of a config, with a value that none of its kind has."""
+    """Each number of a config, with a value that none of its kind has; texts and lists as 5."""
     keys = [key for key, value in config.items() if isinstance(value, (int, float))]
     for i, key in enumerate(keys):
         wrong = _WRONG_NUMBERS[i % len(_WRONG_NUMBERS)]
         more: tuple[Any, ...] = ("4x", [], None) if isinstance(config[key], float) else ()
         for other in (wrong, *more):
             yield f"{key} of {other!r}", json.dumps({**config, key: other}).encode()
+    for key in [key for key, value in config.items() if isinstance(value, (str, list))]:
+        yield f"{key} of 5", json.dumps({**config, key: 5}).encode()
 
 
 def _lies_of_sizes(data: bytes, header: gguf.Header) -> Iterator[tuple[str, bytes]]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from infercore.conformance.expect import equal, that
+from infercore.conformance.expect import LawError, equal, that
 from infercore.conformance.law import law
 from infercore.engine import blob
 from infercore.errors import InvalidInputError, OutOfMemoryError, UnsupportedFeatureError
@@ -204,7 +204,10 @@ def _check_uses(use: Callable[[], object], n: int, what: str) -> None:
 
 @law("MEM-2", needs="plan_memory")
 def check_plan_adds_up(rig: Rig) -> None:
-    """A memory plan has positive sizes that add up, and its peak is at least their sum."""
+    """A memory plan has positive sizes that add up, and its peak is at least their sum.
+
+    A pool that opens has a plan too, of as many cells.
+    """
     plan = rig.model.plan_memory(**rig.fields())
     that(plan.weights_bytes >= 0 and plan.kv_bytes > 0, f"sizes of {plan}")
     total = plan.weights_bytes + plan.kv_bytes + plan.compute_bytes
@@ -222,6 +225,18 @@ def check_plan_adds_up(rig: Rig) -> None:
         if alone:  # beside keys and values a saved sequence holds more
             _check_states_in_plans(rig, plan.kv_bytes_by_kind["recurrent"])
         _check_windows_in_plans(rig)
+    if rig.model.capabilities.logits != "none":  # then there are pools
+        with contextlib.suppress(UnsupportedFeatureError):
+            n_cells = rig.pool().effective["n_cells"]
+            of_pool = _planned_pool(rig)
+            equal(of_pool.n_ctx, n_cells, "the cells of a planned pool")
+
+
+def _planned_pool(rig: Rig) -> Any:
+    try:
+        return rig.model.plan_memory(n_parallel=4, **rig.fields())
+    except UnsupportedFeatureError as error:
+        raise LawError(f"a pool opens, and its plan is refused: {error}") from error
 
 
 @law("MEM-3", needs="plan_memory")
