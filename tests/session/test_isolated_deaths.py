@@ -345,11 +345,16 @@ def test_nobody_goes_on_with_other_weights(
 ) -> None:
     story = shutil.copytree(os.environ["STORY"], tmp_path / "story")
     monkeypatch.setenv("STORY", str(story))
-    with deadly() as pool, pool.open_session() as session:
+    weights = next(story.glob("*.safetensors"))
+    with deadly(max_restarts=1) as pool, pool.open_session() as session:
+        expected = told(session)
+        weights.touch()  # which changes nothing
+        os.kill(pool.process.pid, signal.SIGKILL)
+        assert told(session) == expected
+    with deadly(max_restarts=1) as pool, pool.open_session() as session:
         told(session)
         stream = session.decode(max_tokens=12, temperature=0)
         next(stream)
-        weights = next(story.glob("*.safetensors"))
         data = bytearray(weights.read_bytes())
         data[-4:] = b"\0\0\0\0"
         weights.write_bytes(data)

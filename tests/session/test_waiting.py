@@ -125,7 +125,7 @@ def change(rng: random.Random, sequences: set[Sequence]) -> None:
     elif how == "lose":
         sequence.lose()
     elif how == "behind a cut":
-        sequence.is_cut = not sequence.is_cut
+        sequence.cut = None if sequence.is_cut else 0
     else:
         sequences.discard(sequence)
 

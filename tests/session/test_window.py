@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 from typing import Any
 
@@ -43,6 +44,13 @@ def test_shift_with_nothing_to_drop(reference: Any) -> None:
     assert sum(len(chunk.tokens) for chunk in chunks) == 1
 
 
+def wait_for(there: Any) -> None:
+    until = time.monotonic() + 20
+    while not there():
+        assert time.monotonic() < until
+        time.sleep(0.005)
+
+
 def told(chunks: Any) -> list[Any]:
     return [(chunk.text, chunk.finish_reason, chunk.shifted_out) for chunk in chunks]
 
@@ -74,6 +82,39 @@ def test_a_window_is_filled_and_shifted_alike_alone_and_in_a_pool(
             found.append((made, n_resident))
         alone.close()
     assert found[0] == found[1]
+
+
+def test_what_a_pool_moved_is_of_use_to_nobody_else(reference: Any) -> None:
+    """A reader that has not heard of the shift yet, and a snapshot that was restored."""
+    ids = reference.tokenizer.encode("There was a baker named Mira, who lived near. " * 9)
+    with (
+        reference.new_pool(n_ctx=32, n_parallel=3) as pool,
+        reference.new_session(n_ctx=32) as cold,
+    ):
+        session = pool.open_session(overflow="shift")
+        for n_read in (1, 2, 14):
+            session.ensure_prefix(ids[:10])
+            session.prefill_suffix(ids[60:80])
+            stream = session.decode(max_tokens=14, temperature=0, ignore_eos=True)
+            for _ in range(n_read):
+                next(stream)
+            wait_for(lambda: session.context.sequence.is_cut)
+            stream.close()
+            moved = list(session.context.sequence.tokens)
+            snapshot = session.snapshot() if n_read > 2 else None
+            session.ensure_prefix(ids[:10])
+            others = [session, pool.open_session()]
+            if snapshot is not None:
+                restored = pool.open_session()
+                restored.restore(snapshot)
+                assert restored.explain_context().cuts == (10,)
+            for other in others:
+                other.ensure_prefix(moved[:14])
+                other.prefill_suffix(moved[14:16])
+                cold.ensure_prefix(moved[:14])
+                cold.prefill_suffix(moved[14:16])
+                gap = np.abs(other.context.logits() - cold.context.logits()).max()
+                assert gap <= cold.context.tolerance
 
 
 @pytest.mark.parametrize("overflow", ["shift", "error"])

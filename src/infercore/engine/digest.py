@@ -68,9 +68,18 @@ def files_at(path: str) -> list[str]:
 
 
 def stamps(files: Iterable[str]) -> list[list[Any]]:
-    """Return what changes where another file takes the place of one, or one is written to."""
-    found = [(file, os.stat(file)) for file in sorted(files)]
-    return [[file, stat.st_size, stat.st_ino, stat.st_mtime_ns] for file, stat in found]
+    """Return what changes where another file takes the place of one, or one is written to.
+
+    The digest of a small file; of one of 64 MiB and more, which takes long to hash, its size,
+    inode and time: it has changed as well where the same bytes were laid down again.
+    """
+    made: list[list[Any]] = []
+    for file in sorted(files):
+        stat = os.stat(file)
+        is_large = stat.st_size >= _REMEMBER_FROM_BYTES
+        facts = stat.st_size, stat.st_ino, stat.st_mtime_ns
+        made.append([file, *(facts if is_large else [_of_file(Path(file))])])
+    return made
 
 
 def _of_file(path: Path) -> str:

@@ -153,6 +153,6 @@ class Engines(Protocol):
         """Let the calls that have begun end; None where their process died meanwhile."""
         ...
 
-    def close(self) -> None:
-        """End everything; idempotent."""
+    def close(self, *, wait: bool = True) -> None:
+        """End everything, without ``wait`` at once; idempotent."""
         ...

@@ -16,7 +16,7 @@ from infercore.errors import SessionClosedError, SessionFatalError
 from infercore.isolated.session import IsolatedSession
 from infercore.isolated.tokenizer import IsolatedTokenizer
 from infercore.session.admission import n_admitted
-from infercore.session.asynchronous import AsyncSession
+from infercore.session.asynchronous import AsyncSession, shared_threads
 from infercore.session.base import SessionOptions
 from infercore.values import checks
 from infercore.values.pool import PoolStats
@@ -75,6 +75,8 @@ class IsolatedPool:
 
     def waiters(self) -> ThreadPoolExecutor:
         """Return the threads in which the calls of tasks wait."""
+        if self.closed:  # a stream may still be closed
+            return shared_threads()
         with self._lock:
             if self._waiters is None:
                 n_parallel = int(self.effective.get("n_parallel", 1))

@@ -109,7 +109,7 @@ class EngineProcess:
         self._alone = threading.Lock()
         self.ended: dict[int, BaseException] = {}
         self.fatal: SessionFatalError | None = None
-        self.closed = False
+        self.closed = self._gives_up = False
         self.epoch = 0
         self._told = Told()
         self.n_restarts = 0
@@ -149,7 +149,7 @@ class EngineProcess:
                 operation="use",
                 state="forked",
             )
-        if self.closed:
+        if self.closed or self._gives_up:
             raise SessionClosedError("this pool is closed; open a new one")
         if self.fatal is not None:
             raise SessionFatalError(str(self.fatal), cause=self.fatal.cause)
@@ -189,9 +189,9 @@ class EngineProcess:
             if call.error is None:
                 facts: dict[str, Any] = call.result
                 if hasattr(self, "facts") and facts["files"] != self.facts["files"]:
+                    self._fail(_changed(str(self._load["path"])))
                     child.kill("has read other files than the one before")
                     child.end(_END_SECONDS)
-                    self._fail(_changed(str(self._load["path"])))
                     self.check()
                 child.is_loaded = True
                 return facts
@@ -431,7 +431,11 @@ class EngineProcess:
             child.send(target, name, (), {})
 
     def close(self, *, wait: bool = True) -> None:
-        """End the process; idempotent."""
+        """End the process; idempotent. Without ``wait`` also where it is just being started."""
+        if not wait:
+            self._gives_up = True
+            if (starting := self._child) is not None:
+                starting.kill("was not waited for")
         with self._lock:
             if self.closed:
                 return

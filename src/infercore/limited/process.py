@@ -98,7 +98,7 @@ class LimitedProcess:
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
-        """Let this thread alone use the process; what it runs within has not to wait again.
+        """Let this thread alone use the process; what it runs within does not wait again.
 
         Raises `TransientEngineError` after `MAX_WAIT_S`, and what `caller.look` raises.
         """

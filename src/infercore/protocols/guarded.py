@@ -204,8 +204,11 @@ class SequencePage(SequenceContext, Protocol):
         """Number of tokens in cells now."""
 
     @property
-    def is_cut(self) -> bool:
-        """Whether tokens were removed that later ones were computed with."""
+    def cut(self) -> int | None:
+        """Where tokens were removed that later ones were computed with, None where none were."""
+
+    def load_sequence(self, seq_id: int, data: bytes, *, cut: int | None = None) -> None:
+        """Restore saved tokens, some of which were removed at ``cut`` before they were saved."""
 
     def wanted(self, seq_id: int = 0) -> list[int]:
         """Return the tokens that are wanted, held or not."""

@@ -213,8 +213,9 @@ class CapableContext(EngineContext, Protocol):
 class EngineModel(Protocol):
     """**Protocol:** loaded weights.
 
-    Optional: ``digest`` (a property; otherwise the core hashes ``files``), ``plan_memory(config)``,
-    ``new_sampler(config)`` where the capability ``native_sampler`` is declared.
+    Optional: ``digest`` (a property; otherwise the core hashes ``files``), ``plan_memory(config)``
+    (which refuses what ``new_context`` refuses), ``new_sampler(config)`` where the capability
+    ``native_sampler`` is declared.
     """
 
     info: ModelInfo

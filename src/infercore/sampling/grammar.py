@@ -86,7 +86,10 @@ class Grammar:
             self._refuse(str(matcher.get_error()))
         matcher.compute_bitmask()  # kept until it is asked for, in the step of a pool maybe
         if matcher.is_error():
-            self._refuse_size(str(matcher.get_error()).split("\n<state>")[0])
+            why = str(matcher.get_error()).split("\n<state>")[0]
+            if "limit" in why:
+                self._refuse_size(why)
+            raise GrammarError(f"no text fits the grammar: {why}", source=self.source)
         return matcher
 
     def _try(self, text: str) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections import deque
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import infercore
@@ -267,8 +269,9 @@ class Models:
         """End the processes of engines that still run, without waiting for what they do."""
         for served in self.by_name.values():
             process = getattr(served.pool, "process", None)
-            if process is not None:
-                process.close(wait=False)
+            if process is not None:  # in a thread, as it may be in the midst of a start
+                close = partial(process.close, wait=False)
+                threading.Thread(target=close, name="infercore-kill", daemon=True).start()
 
     def get(self, name: str) -> Served:
         """Return the model that a request names. Raises an `ApiError` of status 404."""

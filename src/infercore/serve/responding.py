@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("infercore.serve")
 COMMENT = b": still at work\n\n"
 DONE = b"data: [DONE]\n\n"
+_LAST_WORD_S = 1.0
+"""Seconds that a client has to take what a server says at its end."""
 
 
 def json_response(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -114,8 +117,8 @@ class Events:
             return
         except asyncio.CancelledError:
             if not client.has_left:  # the server ends, and waited long enough
-                if await client.begins():
-                    await client.fail(server_ended())
+                with suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(client.cut_off(), _LAST_WORD_S)
                 raise
             client.forget()
         finally:
@@ -172,6 +175,12 @@ class _Client:
             log.error("stream failed: %s", error, exc_info=error)
         await self.take(event(told.body))
         await self.take(b"", more=False)
+
+    async def cut_off(self) -> None:
+        """Send an event that says that the server ended, where a stream has begun."""
+        if await self.begins():
+            await self.take(event(server_ended().body))
+            await self.take(b"", more=False)
 
     async def begins(self) -> bool:
         """Return whether anything was sent; where nothing was, no comment is from now on."""

@@ -215,7 +215,8 @@ class Choosing:
         sequence.tokens[start:] = rest
         sequence.n_cells = min(start, n_held) + n_moved
         sequence.n_held = sequence.n_high = min(sequence.n_cells, len(sequence.tokens) - 1)
-        sequence.is_cut = True
+        sequence.cut = start if sequence.cut is None else min(start, sequence.cut)
+        sequence.ends = [end for end in sequence.ends if end <= start]
         sequence.set_row(None)
         job.n_sure = len(sequence.tokens)
         job.generation.shifted += gone

@@ -286,8 +286,8 @@ class Generation:
         """Choose from the rows behind the pending token and each guess; return how many are right.
 
         The rows are those of ``context`` from ``first_row`` on. Where tokens are forced, guesses
-        end: a seed then gives what it gives without them. What fails behind the first row fails
-        again when its token is asked for, if it ever is.
+        end: a seed then gives what it gives without them. What fails behind the first row is
+        tried again when its token is asked for, if it ever is.
         """
         chosen: list[Chosen] = []
         try:

@@ -229,7 +229,7 @@ class Forks:
         sequence.tokens = resident.tape.tokens()
         has_row = bool(sequence.tokens) and resident.has_logits() and not resident.tape.warm_tail
         row = np.array(resident.context.logits(-1), dtype=np.float32) if has_row else None
-        scheduler.adopt(sequence, resident.seq_id, is_cut=resident.tape.is_cut)
+        scheduler.adopt(sequence, resident.seq_id, cut=resident.tape.cut)
         sequence.set_row(row)
         paged.adopt()
         share = Share(self, "", paged)

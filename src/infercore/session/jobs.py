@@ -175,7 +175,7 @@ class Looking(Job):
 
         Some may have been taken before: of tokens that were lost since, and evaluated again.
         """
-        self.sequence.is_cut = False
+        self.sequence.cut = None
         n_before = self.sequence.n_held - n
         for i in range(self.n_looked - n_before, n):
             self._each(self.n_looked, row(first + i))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import attrs
 
 from infercore.values import checks
+from infercore.values.handlers import is_a_handlers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -97,9 +98,15 @@ def tell(name: str, event: Any) -> None:
         try:
             method(event)
         except BaseException as error:  # who listens must not disturb who works
-            is_main = threading.current_thread() is threading.main_thread()
-            if is_main and isinstance(error, KeyboardInterrupt):  # it came while one listened
+            if _is_of_a_signal(error):
                 raise
+
+
+def _is_of_a_signal(error: BaseException) -> bool:
+    """Whether a signal came while somebody listened: only the main thread hears of one."""
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    return isinstance(error, KeyboardInterrupt) or is_a_handlers(error)
 
 
 def stream_begins() -> None:

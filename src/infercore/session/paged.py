@@ -118,9 +118,9 @@ class PagedContext:
         return n_held if self._job is not None else min(n_held, self._n)
 
     @property
-    def is_cut(self) -> bool:
-        """Whether tokens were removed that later ones were computed with."""
-        return self.sequence.is_cut
+    def cut(self) -> int | None:
+        """Where tokens were removed that later ones were computed with, None where none were."""
+        return self.sequence.cut
 
     @property
     def n_outputs(self) -> int:
@@ -302,12 +302,15 @@ class PagedContext:
 
         return self._held_whole(save)
 
-    def load_sequence(self, seq_id: int, data: bytes) -> None:
-        """Restore what `save_sequence` returned; see `Context.load_sequence`."""
+    def load_sequence(self, seq_id: int, data: bytes, *, cut: int | None = None) -> None:
+        """Restore what `save_sequence` returned; see `Context.load_sequence`.
+
+        At ``cut`` tokens were taken out of it: what stands behind is of use to nobody else.
+        """
         del seq_id
         self._settled()
         try:
-            self.owner.ask(lambda: self.scheduler.restore(self.sequence, data, self.n_ctx))
+            self.owner.ask(lambda: self.scheduler.restore(self.sequence, data, self.n_ctx, cut))
         except BaseException:
             self._n = min(self._n, len(self.sequence.tokens))
             raise
@@ -323,7 +326,7 @@ class PagedContext:
             target.tokens = list(source.tokens)
             target.n_high = source.n_high
             target.ends = list(source.ends)
-            target.is_cut = source.is_cut
+            target.cut = source.cut
             self.scheduler.copy_cells(source, target)
             target.set_row(None if source.row is None else np.array(source.row))
 
@@ -358,7 +361,7 @@ class PagedContext:
 def _begin_as(sequence: Sequence, digest: str) -> None:
     """Hold nothing that was computed under another identity, before others may look for it."""
     sequence.truncate(0)
-    sequence.is_cut = False
+    sequence.cut = None
     sequence.identity = digest
 
 

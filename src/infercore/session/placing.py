@@ -198,8 +198,8 @@ class Placing:
         engine.trim(sequence)
         return True
 
-    def load_whole(self, sequence: Sequence, data: bytes) -> None:
-        """Let ``sequence``, which has its cells, be just what ``data`` holds.
+    def load_whole(self, sequence: Sequence, data: bytes, cut: int | None) -> None:
+        """Let ``sequence``, which has its cells, be just what ``data`` holds, with a ``cut`` there.
 
         Raises what `Context.load_sequence` raises.
         """
@@ -214,7 +214,7 @@ class Placing:
         sequence.tokens = context.tokens(sequence.own_id)
         sequence.n_held = sequence.n_cells = sequence.n_high = len(sequence.tokens)
         sequence.save(None)
-        sequence.is_cut = False
+        sequence.cut = cut
         sequence.used = self._tally.n_steps
         self._engine.take_row(sequence)
 

@@ -42,7 +42,7 @@ def context_report(
         pending_tokens=resident.n_pending,
         held_tokens=held,
         n_ctx=resident.context.n_ctx_seq,
-        cuts=_cuts(resident, prefix),
+        cuts=_cuts(resident),
         available_tokens=max(0, resident.available()),
         stable_byte_hash=parts.byte_hash,
         stable_token_hash=parts.token_hash,
@@ -53,9 +53,8 @@ def context_report(
     )
 
 
-def _cuts(resident: Resident, n_prefix: int) -> tuple[int, ...]:
+def _cuts(resident: Resident) -> tuple[int, ...]:
     """Return where tokens are gone that those behind it were computed with."""
-    if resident.page is not None:  # a pool cuts only behind the prefix
-        return (n_prefix,) if resident.page.is_cut else ()
-    cut = resident.tape.cut
-    return () if cut is None or cut > resident.tape.logical else (cut,)
+    page, tape = resident.page, resident.tape
+    cut = tape.cut if page is None else page.cut
+    return () if cut is None or cut > resident.n_wanted else (cut,)

@@ -269,10 +269,10 @@ class Scheduler:
             self.places.flush(namespace)
         self.keeping.flush(namespace)  # what was moved there since it was asked for, too
 
-    def adopt(self, sequence: Sequence, seq_id: int, *, is_cut: bool) -> None:
+    def adopt(self, sequence: Sequence, seq_id: int, *, cut: int | None) -> None:
         """Know ``sequence``, which holds all its tokens in ``seq_id``; before the first step."""
         self.places.adopt(sequence, seq_id)
-        sequence.is_cut = is_cut
+        sequence.cut = cut
         self.sequences.add(sequence)
 
     def _accept(self, job: Job) -> None:
@@ -469,8 +469,8 @@ class Scheduler:
         """Remove from the engine what is not wanted any more."""
         self._engine.trim(sequence)
 
-    def restore(self, sequence: Sequence, data: bytes, n_ctx: int) -> None:
-        """Let ``sequence`` be what `Context.save_sequence` returned as ``data``.
+    def restore(self, sequence: Sequence, data: bytes, n_ctx: int, cut: int | None) -> None:
+        """Let ``sequence`` be what `Context.save_sequence` returned as ``data``, with its ``cut``.
 
         Raises `ContextOverflowError` (stage "restore") for a window of ``n_ctx`` and what
         `Context.load_sequence` raises.
@@ -485,7 +485,7 @@ class Scheduler:
             if not self.roster.running:
                 break
             self.places.preempt(self.roster.youngest())
-        self.placing.load_whole(sequence, data)
+        self.placing.load_whole(sequence, data, cut)
 
     def copy_cells(self, source: Sequence, target: Sequence) -> None:
         """Let ``target`` hold what ``source`` holds, where that costs no other its cells."""

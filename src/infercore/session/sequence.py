@@ -25,15 +25,31 @@ class Sequence:
     ``n_cells`` tokens lie in them in all: what is beyond ``n_held`` is to be removed before more
     is evaluated. ``row`` are the logits behind the last token, None where they are not known.
     ``n_high`` is how many of the tokens were evaluated at some time: to evaluate one of these is
-    to evaluate it again. A sequence that ``is_cut`` had tokens taken out of its middle: what was
+    to evaluate it again. At ``cut``, unless that is None, tokens were taken out: what was
     computed behind them cannot be computed anew. What others hold is of use to it only in its
     ``namespace`` and with its ``identity``, and never while it ``is_cold``. ``ends`` are where the
     calls ended that evaluated it, so that it can be evaluated again in the same ones.
     """
 
     __slots__ = (
-        "ends", "ghost", "ghost_ends", "identity", "is_cold", "is_cut", "job", "n_again", "n_cells",
-        "n_held", "n_high", "n_saved", "namespace", "row", "saved", "seq_id", "serial", "tokens",
+        "cut",
+        "ends",
+        "ghost",
+        "ghost_ends",
+        "identity",
+        "is_cold",
+        "job",
+        "n_again",
+        "n_cells",
+        "n_held",
+        "n_high",
+        "n_saved",
+        "namespace",
+        "row",
+        "saved",
+        "seq_id",
+        "serial",
+        "tokens",
         "used",
     )  # fmt: skip
 
@@ -48,7 +64,7 @@ class Sequence:
         self.seq_id: int | None = None
         self.row: FloatArray | None = None
         self.serial = 0
-        self.is_cut = False
+        self.cut: int | None = None
         self.saved: Saved | None = None
         self.n_saved = 0
         self.ghost: list[int] = []
@@ -57,6 +73,11 @@ class Sequence:
         self.used = 0
         self.n_again = 0
         self.job: Job | None = None
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether tokens were taken out before some that are held."""
+        return self.cut is not None
 
     @property
     def family(self) -> tuple[str, str]:
@@ -118,7 +139,7 @@ class Sequence:
             self.truncate(n)
             self.ghost, self.ghost_ends = ghost, ends
         if n == 0:
-            self.is_cut = False
+            self.cut = None
 
     def hold(self, n: int) -> int:
         """Note that the first ``n`` tokens are held; return how many of them are so again."""

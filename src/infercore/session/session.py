@@ -57,10 +57,14 @@ class CoreSession(Prefilling):
         (stage "decode") without room for one token; both *unchanged*.
         """
         built = self._decode_config(config, fields)
-        timeout = None if built.response_format is None else built.timeout
-        with self.entered("decode", timeout):
+        if built.response_format is None:  # the time begins with the first step
+            with self.entered("decode"):
+                self._check_decodable()
+                return self.stream_of(self.generation(built))
+        started = time.perf_counter()
+        with self.entered("decode", built.timeout):
             self._check_decodable()
-            return self.stream_of(self.generation(built))
+            return self.stream_of(self.generation(built), started=started)
 
     def check_decode(self, config: DecodeConfig | None, fields: Mapping[str, Any]) -> DecodeConfig:
         """Return the config of a decode that could begin now; raises what `decode` raises.

@@ -197,6 +197,8 @@ class TrueTape:
         except InferCoreError:  # closed, or in use: the next call looks again
             return
         self.tape.sync(held)
+        if self.page is not None and self.page.cut is not None:  # its reader may not know it yet
+            self.tape.begin_cut(self.page.cut)
         self._in_doubt = counts != {len(held)}
 
     def load(self, data: bytes, logical: int, cut: int | None) -> None:
@@ -205,7 +207,10 @@ class TrueTape:
         Raises `SnapshotError`; where the engine refused it, nothing is held any more.
         """
         try:
-            self.context.load_sequence(self.seq_id, data)
+            if self.page is None:
+                self.context.load_sequence(self.seq_id, data)
+            else:
+                self.page.load_sequence(self.seq_id, data, cut=cut)
             # What is paged may have lost its cells again.
             held = self.context.tokens if self.page is None else self.page.wanted
             self.tape.replace(held(self.seq_id), logical, cut)

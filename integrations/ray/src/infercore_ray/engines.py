@@ -219,14 +219,15 @@ class Engines:
             time.sleep(0.005)
         return True
 
-    def close(self) -> None:
+    def close(self, *, wait: bool = True) -> None:
         """End what this program has of the replicas, which go on; idempotent."""
         if self.closed:
             return
         self.closed = True
         with suppress(Exception):  # there may be no Ray any more
             leaving = self._handle.broadcast("leave", self._origin)
-            off_loop(partial(leaving.results, timeout_s=_LEAVE_S, return_exceptions=True))
+            if wait:
+                off_loop(partial(leaving.results, timeout_s=_LEAVE_S, return_exceptions=True))
         self.dropped.put(None)
         self._threads.shutdown(wait=False)
 
