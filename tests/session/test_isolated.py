@@ -654,12 +654,20 @@ def test_an_observer_hears_of_steps(pool: Any) -> None:
             heard.append(step)
             raise SystemExit(3)  # which disturbs nobody
 
+        def on_call_end(self, event: Any) -> None:
+            if event.operation == "stream":
+                ended.append(event.usage is None)
+
+    ended: list[bool] = []
     ic.set_observer(Observer())
     try:
         with pool.open_session(namespace="observed") as session:
             assert len(told(session, n=6, ignore_eos=True)) == 6
+            with session.decode(max_tokens=9, ignore_eos=True) as stream:
+                next(stream)
     finally:
         ic.set_observer(None)
+    assert ended == [False, True], "the second one was closed before its end"
     assert sum(step.n_running for step in heard) >= 5
     assert sum(step.n_prompt for step in heard) >= 4
 

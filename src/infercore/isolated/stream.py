@@ -220,6 +220,8 @@ class IsolatedStream:
             with suppress(SessionClosedError):  # its pool was closed: there is nothing to end
                 self._session.end_alone(self._opened)
             self.finished = True
+            if self._begun:
+                stream_ended(self._opened.started, None)
 
     def __enter__(self) -> Self:
         return self
