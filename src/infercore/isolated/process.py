@@ -60,8 +60,9 @@ def _dead(target: int, name: str) -> Request:
 
 def _changed(path: str) -> ModelLoadError:
     """Return why no process can go on where the last one was."""
-    return ModelLoadError(
-        f"the files of {path} or of its adapters have changed since this pool was opened", path=path
+    return ModelLoadError(  # without the path, which is no business of a server's clients
+        "the files of the model or of its adapters have changed since this pool was opened",
+        path=path,
     )
 
 

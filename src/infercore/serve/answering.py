@@ -291,7 +291,9 @@ async def _one_call(
         chunk = made
         if has_called:  # what came before the end was heard
             reason = chunk.finish_reason and "tool_calls"
-            chunk = attrs.evolve(chunk, text="", reasoning="", tool_calls=(), finish_reason=reason)
+            chunk = attrs.evolve(
+                chunk, text="", reasoning="", tool_calls=(), logprobs=None, finish_reason=reason
+            )
         elif chunk.tool_calls:
             has_called = True
             chunk = attrs.evolve(chunk, tool_calls=chunk.tool_calls[:1])

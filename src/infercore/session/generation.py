@@ -299,7 +299,7 @@ class Generation:
         except SessionFatalError:
             raise
         except Exception:
-            if not chosen:
+            if not chosen:  # else the last one is evaluated alone, and its row is asked again
                 raise
         n_accepted = len(chosen) - 1
         self.n_drafted += len(guesses)

@@ -32,24 +32,8 @@ class Sequence:
     """
 
     __slots__ = (
-        "cut",
-        "ends",
-        "ghost",
-        "ghost_ends",
-        "identity",
-        "is_cold",
-        "job",
-        "n_again",
-        "n_cells",
-        "n_held",
-        "n_high",
-        "n_saved",
-        "namespace",
-        "row",
-        "saved",
-        "seq_id",
-        "serial",
-        "tokens",
+        "cut", "ends", "ghost", "ghost_ends", "identity", "is_cold", "job", "n_again", "n_cells",
+        "n_held", "n_high", "n_saved", "namespace", "row", "saved", "seq_id", "serial", "tokens",
         "used",
     )  # fmt: skip
 
