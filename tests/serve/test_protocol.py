@@ -72,6 +72,9 @@ def test_seeds_and_several_answers(client: Any) -> None:
     assert texts[0] == texts[1]
     alone = client.chat.completions.create(**{**asked, "n": 1, "seed": 8}).choices[0]
     assert alone.message.content == texts[0][1]
+    for same in (7 + 2**32 - 1, 7 - (2**32 - 1)):  # the protocol's have 64 bits and a sign
+        folded = client.chat.completions.create(**{**asked, "n": 1, "seed": same}).choices[0]
+        assert folded.message.content == texts[0][0]
 
 
 def test_what_several_answers_share_was_not_held_before(client: Any) -> None:
@@ -274,6 +277,13 @@ def test_embeddings(client: Any, pool: Any) -> None:
         if form == "base64":
             found = [np.frombuffer(base64.b64decode(text), "<f4") for text in found]
         assert np.asarray(found) == pytest.approx(vectors, abs=1e-5)
+
+
+def test_token_ids_in_place_of_texts_are_refused_with_what_to_set(client: Any) -> None:
+    for ids in ([5, 6], [[5, 6], [7]]):
+        with pytest.raises(openai.BadRequestError, match="check_embedding_ctx_length") as caught:
+            client.embeddings.create(model="tale", input=ids)
+        assert caught.value.param == "input"
 
 
 WRONG: dict[str, tuple[dict[str, Any], int, str | None]] = {

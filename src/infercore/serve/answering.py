@@ -43,7 +43,7 @@ FINISHED = {
 """What the protocol calls our finish reasons."""
 
 _SAME_NAME = (
-    "temperature", "top_p", "seed", "presence_penalty", "frequency_penalty", "top_k", "min_p",
+    "temperature", "top_p", "presence_penalty", "frequency_penalty", "top_k", "min_p",
     "typical_p", "repeat_penalty", "ignore_eos", "min_tokens",
 )  # fmt: skip
 
@@ -77,6 +77,8 @@ def sampling_fields(request: Sampled, config: ServeConfig, n_tokens: int | None)
     """
     fields: dict[str, Any] = {"sampling": "model"}
     fields |= {name: value for name in _SAME_NAME if (value := getattr(request, name)) is not None}
+    if request.seed is not None:  # the protocol's are signed and of 64 bits
+        fields["seed"] = request.seed % (MAX_SEED + 1)
     limits = [limit for limit in (n_tokens, config.max_tokens) if limit is not None]
     if limits:
         fields["max_tokens"] = min(limits)

@@ -43,9 +43,7 @@ async def embeddings(
             value=request.encoding_format,
             allowed="'float' or 'base64'",
         )
-    texts = [request.input] if isinstance(request.input, str) else list(request.input)
-    if not texts:
-        raise InvalidInputError("there is no text", field="input", value=texts, allowed="texts")
+    texts = _texts_of(request.input)
     async with served.used() as pool:
         n_embd = pool.info.n_embd
         if request.dimensions not in (None, n_embd):
@@ -65,6 +63,21 @@ async def embeddings(
         for i, vector in enumerate(vectors)
     ]
     return {"object": "list", "model": request.model, "data": rows, "usage": _usage(n_tokens)}
+
+
+def _texts_of(given: str | Sequence[Any]) -> list[str]:
+    texts = [given] if isinstance(given, str) else list(given)
+    if not texts:
+        raise InvalidInputError("there is no text", field="input", value=texts, allowed="texts")
+    if not all(isinstance(text, str) for text in texts):
+        raise InvalidInputError(
+            "send texts: token ids of a client are often of another model's vocabulary"
+            " (for LangChain's OpenAIEmbeddings set check_embedding_ctx_length=False)",
+            field="input",
+            value=given,
+            allowed="texts",
+        )
+    return texts
 
 
 def _shown(vector: Any, *, as_text: bool) -> Any:

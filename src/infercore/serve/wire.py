@@ -169,9 +169,9 @@ class CompletionRequest(Sampled, kw_only=True):
 
 
 class EmbeddingsRequest(Request, kw_only=True):
-    """``POST /v1/embeddings``."""
+    """``POST /v1/embeddings``. Token ids are refused by name: see `vectors`."""
 
-    input: str | list[str]
+    input: str | list[str | int | list[int]]
     encoding_format: str | None = None
     dimensions: int | None = None
     user: str | None = None
