@@ -70,17 +70,56 @@ def test_a_suffix_and_what_was_generated(session: Any) -> None:
     assert text_of(session.decode(max_tokens=4, temperature=0))
 
 
-def test_in_a_pool_the_rest_is_evaluated_anew(
-    model: Any, exact: dict[str, Any], new_session: Callable[..., Any]
+def test_in_a_pool_what_follows_moves_up_too(
+    model: Any, exact: dict[str, Any], new_session: Callable[..., Any], story: str
 ) -> None:
-    with model.new_pool(n_ctx=256, **exact) as pool, pool.open_session() as session:
-        session.ensure_prefix(PROMPT)
-        ids = model.tokenizer.encode(PROMPT)
-        status = session.evict(2, 4)
-        assert status.resident_tokens == len(ids) - 2
-        assert session.explain_context().cuts == ()
+    ids = model.tokenizer.encode(story)[:40]
+    alone = new_session()
+    with model.new_pool(n_ctx=256, n_parallel=2, **exact) as pool, pool.open_session() as session:
+        found = []
+        for each in (alone, session):
+            each.ensure_prefix(ids[:30])
+            each.prefill_suffix(ids[30:])
+            statuses = [each.evict(5, 11), each.evict(30, 32)]
+            text = text_of(each.decode(max_tokens=12, temperature=0))
+            statuses.append(each.evict(31, 44))  # to the end
+            counts = [
+                (s.dropped_tokens, s.prefilled_tokens, s.reused_tokens, s.prefix_tokens)
+                for s in statuses
+            ]
+            text += text_of(each.decode(max_tokens=4, temperature=0))
+            found.append((text, counts, each.explain_context().cuts))
+        assert found[0] == found[1]
+        n_more = 3  # the last one anew, twice, and the one that was chosen last
+        assert pool.stats().prompt_tokens == len(ids) + n_more
+        with pool.open_session() as other:  # nobody else is given what was moved
+            cold = ids[:5] + ids[11:]
+            other.ensure_prefix(cold)
+            new = new_session()
+            new.ensure_prefix(cold)
+            texts = [text_of(each.decode(max_tokens=12, temperature=0)) for each in (other, new)]
+            assert texts[0] == texts[1]
+
+
+def test_in_a_pool_what_is_shared_is_evaluated_anew(
+    model: Any, exact: dict[str, Any], new_session: Callable[..., Any], story: str
+) -> None:
+    ids = model.tokenizer.encode(story)[:40]
+    with model.new_pool(n_ctx=256, n_parallel=4, **exact) as pool, pool.open_session() as session:
+        session.ensure_prefix(ids)
+        with session.fork() as fork:
+            status = fork.evict(2, 4)
+            assert status.resident_tokens == len(ids) - 2
+            if fork.explain_context().cuts:  # the fork's cells are its own
+                assert status.prefilled_tokens == 0
+            else:
+                assert status.prefilled_tokens >= len(ids) - 4
+                alone = new_session()
+                alone.ensure_prefix(ids[:2] + ids[4:])
+                wanted = text_of(alone.decode(max_tokens=12, temperature=0))
+                assert text_of(fork.decode(max_tokens=12, temperature=0)) == wanted
         alone = new_session()
-        alone.ensure_prefix(ids[:2] + ids[4:])
+        alone.ensure_prefix(ids)
         wanted = text_of(alone.decode(max_tokens=12, temperature=0))
         assert text_of(session.decode(max_tokens=12, temperature=0)) == wanted
 

@@ -133,7 +133,8 @@ class Session(Protocol):
         Where the context can move tokens (``kv_shift``), those after the gap move up as they are,
         as `ContextReport.cuts` shows: they were computed with what is gone, so logits differ from
         those of a cold run. That is good for continuing; a new suffix evaluates them again.
-        Otherwise, and in a pool, they are evaluated again now. Raises `InvalidInputError`
+        Otherwise, and where they share cells with another session, they are evaluated again now.
+        Raises `InvalidInputError`
         for an invalid range: state unchanged.
         """
 

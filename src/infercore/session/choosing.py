@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from infercore.errors import SessionFatalError, UnsupportedFeatureError
+from infercore.errors import SessionFatalError
 from infercore.session.jobs import Generating
 
 if TYPE_CHECKING:
@@ -201,23 +201,10 @@ class Choosing:
 
     def _shift(self, job: Generating, start: int, end: int) -> None:
         """Drop the tokens from ``start`` to ``end``."""
-        engine, sequence = self._engine, job.sequence
-        gone, rest = sequence.tokens[start:end], sequence.tokens[end:]
-        n_held, n_moved = sequence.n_held, 0
-        if sequence.seq_id is not None and n_held > end:
-            engine.trim(sequence)
-            engine.context.seq_remove(sequence.seq_id, start, end)
-            try:
-                engine.context.seq_shift(sequence.seq_id, end, -1, start - end)
-                n_moved = n_held - end
-            except UnsupportedFeatureError:  # shared with another: evaluated anew
-                engine.context.seq_remove(sequence.seq_id, end, -1)
-        sequence.tokens[start:] = rest
-        sequence.n_cells = min(start, n_held) + n_moved
-        sequence.n_held = sequence.n_high = min(sequence.n_cells, len(sequence.tokens) - 1)
-        sequence.cut = start if sequence.cut is None else min(start, sequence.cut)
-        sequence.ends = [end for end in sequence.ends if end <= start]
-        sequence.set_row(None)
+        sequence = job.sequence
+        gone = sequence.tokens[start:end]
+        self._engine.cut_out(sequence, start, end)
+        sequence.n_held = sequence.n_high = min(sequence.n_held, len(sequence.tokens) - 1)
         job.n_sure = len(sequence.tokens)
         job.generation.shifted += gone
         job.cuts.append((start, end))

@@ -30,14 +30,13 @@ def evict(session: CoreSession, start: object, end: object) -> Outcome:
     tokens = resident.wanted()
     kept = tokens[:first] + tokens[last:]
     kinds = resident.context.capabilities
-    moves = kinds.kv_remove == "any" and kinds.kv_shift and not resident.is_paged
+    moves = kinds.kv_remove == "any" and kinds.kv_shift
     before = session.state, session.parts
     parts, state = _without(session, tokens, first, last), session.state
     if moves and state == PREFIXED:  # so that what was moved is gone on from, as it is
         state = READY
     try:
-        if moves:
-            resident.shift_out(first, last)
+        if moves and resident.cut_out(first, last):
             outcome = Outcome(reused=len(kept), prefilled=0, dropped=last - first)
         else:
             outcome = resident.hold(kept, need_logits=False)

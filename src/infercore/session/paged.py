@@ -268,6 +268,11 @@ class PagedContext:
         sequence.n_cells = n
         return True
 
+    def cut_out(self, start: int, end: int) -> bool:
+        """Take the tokens in [start, end) out; see `SharedEngine.cut_out`."""
+        cut_out = self.scheduler.cut_out
+        return self._held_whole(lambda sequence: cut_out(sequence, start, end))
+
     def clear(self) -> None:
         """Remove everything."""
         self.seq_remove()

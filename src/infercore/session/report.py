@@ -57,4 +57,4 @@ def _cuts(resident: Resident) -> tuple[int, ...]:
     """Return where tokens are gone that those behind it were computed with."""
     page, tape = resident.page, resident.tape
     cut = tape.cut if page is None else page.cut
-    return () if cut is None or cut > resident.n_wanted else (cut,)
+    return () if cut is None or cut >= resident.n_wanted else (cut,)

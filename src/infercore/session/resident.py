@@ -286,6 +286,19 @@ class Resident(TrueTape):
             raise
         return gone
 
+    def cut_out(self, start: int, end: int) -> bool:
+        """Take the tokens in [start, end) out and move the rest into their place.
+
+        False where the rest is to be evaluated anew, which a pool leaves to others.
+        """
+        if self.page is None:
+            self.shift_out(start, end)
+            return True
+        has_moved = self.page.cut_out(start, end)
+        self.cut_wanted(start, end)
+        self.settle()
+        return has_moved
+
     def _move_down(self, start: int, end: int) -> None:
         try:
             self.own_context.seq_shift(self.seq_id, end, -1, start - end)

@@ -465,6 +465,10 @@ class Scheduler:
 
     # -- between steps, for a session ----------------------------------------------------------
 
+    def cut_out(self, sequence: Sequence, start: int, end: int) -> bool:
+        """Take tokens out of the middle; see `SharedEngine.cut_out`."""
+        return self._engine.cut_out(sequence, start, end)
+
     def trim(self, sequence: Sequence) -> None:
         """Remove from the engine what is not wanted any more."""
         self._engine.trim(sequence)

@@ -109,6 +109,8 @@ class Sequence:
         del self.tokens[n:]
         self.n_held = min(self.n_held, n)
         self.n_high = min(self.n_high, n)
+        if self.cut is not None and n <= self.cut:
+            self.cut = None  # nothing is left that was computed with more before it
         while self.ends and self.ends[-1] > n:
             self.ends.pop()
         self.save(None)
@@ -122,8 +124,6 @@ class Sequence:
             ends = [end for end in self.ends if end > n] if lost else []
             self.truncate(n)
             self.ghost, self.ghost_ends = ghost, ends
-        if n == 0:
-            self.cut = None
 
     def hold(self, n: int) -> int:
         """Note that the first ``n`` tokens are held; return how many of them are so again."""
@@ -146,6 +146,18 @@ class Sequence:
         """Hold no part of what one call evaluated: the rest of it belongs to the same bits."""
         i = bisect_right(self.ends, self.n_held)
         self.n_held = self.ends[i - 1] if i else 0
+
+    def cut_out(self, start: int, end: int, n_moved: int) -> None:
+        """Want the tokens in [start, end) no more; ``n_moved`` cells of those behind moved up."""
+        self.n_held = self.n_high = self.n_cells = min(start, self.n_held) + n_moved
+        del self.tokens[start:end]
+        if n_moved:
+            self.cut = start if self.cut is None else min(start, self.cut)
+        elif self.cut is not None and start <= self.cut:
+            self.cut = None
+        self.ends = [place for place in self.ends if place <= start]
+        self.save(None)
+        self.set_row(None)
 
     def save(self, data: Saved | None) -> None:
         """Keep ``data``, which has what is held now; None forgets it."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from infercore.errors import UnsupportedFeatureError
 from infercore.session.tape import common_prefix
 
 if TYPE_CHECKING:
@@ -73,6 +74,34 @@ class SharedEngine:
         if sequence.n_cells:
             self.context.seq_remove(sequence.own_id)
         sequence.n_held = sequence.n_cells = 0
+
+    def cut_out(self, sequence: Sequence, start: int, end: int) -> bool:
+        """Take the tokens in [start, end) out; those behind, if held, move up and go on to count.
+
+        The row behind the last one is gone. False where those behind are to be evaluated anew: they
+        share cells with another sequence, and cannot move.
+        """
+        n_held, n_moved = sequence.n_held, 0
+        try:
+            if sequence.seq_id is not None and n_held > start:
+                self.trim(sequence)
+                self.context.seq_remove(sequence.seq_id, start, min(end, n_held))
+                n_moved = self._move_down(sequence.seq_id, start, end, n_held)
+        except BaseException:
+            self.look_at((sequence,))
+            raise
+        sequence.cut_out(start, end, n_moved)
+        return n_moved > 0 or n_held <= end
+
+    def _move_down(self, seq_id: int, start: int, end: int, n_held: int) -> int:
+        if n_held <= end:
+            return 0
+        try:
+            self.context.seq_shift(seq_id, end, -1, start - end)
+        except UnsupportedFeatureError:  # of shared cells
+            self.context.seq_remove(seq_id, end, -1)
+            return 0
+        return n_held - end
 
     def take_row(self, sequence: Sequence) -> None:
         """Take the logits that came back with a sequence, if it had any."""

@@ -102,9 +102,8 @@ class Tape:
 
     def truncate(self, n: int) -> None:
         """Say that the engine holds only the first ``n`` tokens now."""
-        if self._cut is not None and n <= self._cut:
-            self._cut = None
         del self._tokens[n:]
+        self._forget_cut_at_end()
         self.logical = min(self.logical, n)
 
     def begin_cut(self, start: int) -> None:
@@ -116,14 +115,18 @@ class Tape:
         self.begin_cut(start)
         del self._tokens[start:end]
         self.logical -= max(0, min(self.logical, end) - start)
+        self._forget_cut_at_end()
 
     def sync(self, held: Sequence[int]) -> None:
         """Say that the engine holds ``held``, after a failure: what stands counts as before."""
         stands = common_prefix(self._tokens, held)
         self._tokens = list(held)
-        if self._cut is not None and len(held) <= self._cut:
-            self._cut = None
+        self._forget_cut_at_end()
         self.logical = min(self.logical, stands)
+
+    def _forget_cut_at_end(self) -> None:
+        if self._cut is not None and self._cut >= len(self._tokens):
+            self._cut = None  # nothing is left that was computed with more before it
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Say that the engine holds ``tokens`` more; the logical context is not changed."""

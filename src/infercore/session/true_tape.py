@@ -150,9 +150,11 @@ class TrueTape:
 
     def cut_wanted(self, start: int, end: int) -> None:
         """Take the tokens in [start, end) out of the logical context; the engine did so already."""
-        wanted = self.wanted()
+        wanted, cut = self.wanted(), self.tape.cut
         del wanted[start:end]
-        self.tape.replace(wanted[:start], start, start)
+        if cut is None or cut >= start:
+            cut = start if len(wanted) > start else None
+        self.tape.replace(wanted[:start], start, cut)
         self.owed = wanted[start:]
 
     def doubt(self) -> None:
