@@ -134,8 +134,7 @@ class Session(Protocol):
         as `ContextReport.cuts` shows: they were computed with what is gone, so logits differ from
         those of a cold run. That is good for continuing; a new suffix evaluates them again.
         Otherwise, and where they share cells with another session, they are evaluated again now.
-        Raises `InvalidInputError`
-        for an invalid range: state unchanged.
+        Raises `InvalidInputError` for an invalid range: state unchanged.
         """
 
     @lists_fields("DecodeConfig", "SamplingConfig")
