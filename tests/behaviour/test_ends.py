@@ -35,6 +35,17 @@ def test_a_finished_answer_ends_before_that(session: Any) -> None:
     assert chunks[-1].finish_reason == "eos"
 
 
+def test_a_stop_that_begins_within_the_least_number_of_tokens(session: Any) -> None:
+    session.ensure_prefix(PROMPT)
+    chunks = told(session, max_tokens=8)
+    pieces = [session.model.tokenizer.decode([token]) for token in tokens_of(chunks)]
+    stop = pieces[1][-1:] + pieces[2]
+    session.ensure_prefix(PROMPT)
+    shown = told(session, max_tokens=8, stop=[stop], min_tokens=2)
+    assert text_of(shown) == "".join(pieces[:2])[:-1]
+    assert (shown[-1].finish_reason, shown[-1].stopped_by) == ("stop", stop)
+
+
 def test_the_engines_own_sampler_refuses_them(model: Any, session: Any) -> None:
     session.ensure_prefix(PROMPT)
     for wanted in ({"min_tokens": 3}, {"no_repeat_ngram_size": 2}):

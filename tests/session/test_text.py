@@ -62,3 +62,21 @@ def test_bytes_that_never_become_a_character_are_replaced_at_the_end() -> None:
     assembler = TextAssembler()
     assert assembler.push("é".encode()[:1]) == ""
     assert assembler.flush() == "\ufffd"
+
+
+@given(texts, stops, st.integers(0, 30))
+def test_a_stop_may_begin_where_none_may_end(text: str, stops: list[str], n: int) -> None:
+    assembler, shown = TextAssembler(stops), ""
+    for i, character in enumerate(text):
+        shown += assembler.push(character.encode(), looks=i >= n)
+        if assembler.stopped:
+            break
+    shown += assembler.flush()
+    ends = [i for i in range(n, len(text)) if any(text[: i + 1].endswith(s) for s in stops)]
+    assert assembler.stopped == bool(ends)
+    if ends:
+        whole = text[: ends[0] + 1]
+        longest = max(len(stop) for stop in stops if whole.endswith(stop))
+        assert shown == whole[: len(whole) - longest]
+    else:
+        assert shown == text

@@ -223,9 +223,9 @@ class Places:
 
         False where that is not enough.
         """
+        for job, _ in parts:
+            self._engine.trim(job.sequence)
         if self._engine.is_shared:
-            for job, _ in parts:
-                self._engine.trim(job.sequence)
             return self.make_free(parts[0][0].sequence, sum(n for _, n in parts))
         return all(self.make_free(job.sequence, n) for job, n in parts)
 

@@ -135,14 +135,17 @@ class Prefilling(SessionBase):
             self._check_prefixed()
             return self.put_suffix(given)
 
-    def put_suffix(self, given: SuffixInput) -> SuffixStatus:
-        """Do what `prefill_suffix` does, in a session that is held and has a prefix."""
+    def put_suffix(self, given: SuffixInput, *, decodes: bool = False) -> SuffixStatus:
+        """Do what `prefill_suffix` does, in a session that is held and has a prefix.
+
+        ``decodes``: one that replaces the suffix is refused too where no token fits behind it.
+        """
         mismatch = self._mismatch(given.manifest, renews=given.mode == "replace")
         if mismatch is not None:
             raise mismatch
         if given.mode == "append" and not self._may_join(given):
             return self._append_suffix(given)
-        status = self._replace_suffix(given)
+        status = self._replace_suffix(given, decodes=decodes)
         self.parts.suffix_class = given.cache_class
         return status
 
@@ -170,7 +173,7 @@ class Prefilling(SessionBase):
                 state=EMPTY,
             )
 
-    def _replace_suffix(self, given: SuffixInput) -> SuffixStatus:
+    def _replace_suffix(self, given: SuffixInput, *, decodes: bool) -> SuffixStatus:
         if given.text is None:
             text: str | None = None
             merges = False
@@ -180,6 +183,9 @@ class Prefilling(SessionBase):
             text = f"{before}{given.text}"
             merges = given.boundary == "joint" or not text
             ids = self._suffix_ids(given, text)
+        if decodes:
+            fitted, stands, _ = self._fitted(ids)
+            self.check_room(fitted, stands)
         if given.mode == "replace" and self.changed is not None:
             self._fitted(ids)
             self._renew_prefix()
@@ -216,6 +222,13 @@ class Prefilling(SessionBase):
         ids, dropped = self.truncated(ids, stands)
         self.resident.check_fits(ids, stage="suffix", resident=stands)
         return ids, stands, dropped
+
+    def check_room(self, target: list[int], n_prefix: int, *, may_shift: bool = True) -> None:
+        """Raise `ContextOverflowError` unless a token fits behind ``target``, or can be made to."""
+        shifts = may_shift and self.overflow == "shift" and len(target) - n_prefix > 1
+        self.resident.check_fits(
+            target, more=0 if shifts else 1, stage="decode", resident=len(target)
+        )
 
     def truncated(self, ids: list[int], stands: int) -> tuple[list[int], tuple[int, ...]]:
         """Drop the oldest suffix tokens that do not fit, where that was asked for.

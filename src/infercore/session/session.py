@@ -86,14 +86,7 @@ class CoreSession(Prefilling):
         target = self.parts.prefix_ids if prefixed else self.resident.wanted()
         check_begun(self._state, len(target))
         n_prefix = len(target) if prefixed else self.parts.n_prefix
-        self._check_room(target, n_prefix, may_shift=may_shift)
-
-    def _check_room(self, target: list[int], n_prefix: int, *, may_shift: bool = True) -> None:
-        """Raise `ContextOverflowError` unless a token fits behind ``target``, or can be made to."""
-        shifts = may_shift and self.overflow == "shift" and len(target) - n_prefix > 1
-        self.resident.check_fits(
-            target, more=0 if shifts else 1, stage="decode", resident=len(target)
-        )
+        self.check_room(target, n_prefix, may_shift=may_shift)
 
     def generation(self, config: DecodeConfig) -> Generation:
         """Return what makes tokens and text as ``config`` says."""
@@ -214,7 +207,7 @@ class CoreSession(Prefilling):
             try:
                 whole = [*before, *after]
                 self.resident.check_fits(whole, stage="suffix", resident=self.resident.n_wanted)
-                self._check_room(whole, len(before))
+                self.check_room(whole, len(before))
                 self.put_prefix(PrefixInput(tokens=before))
                 self.put_suffix(SuffixInput(tokens=after))
             except BaseException:
@@ -242,7 +235,7 @@ class CoreSession(Prefilling):
                 ids = self.prefix_ids(given)
                 self.resident.check_fits(ids, stage="prefix", resident=0)
                 check_begun(PREFIXED, len(ids))
-                self._check_room(ids, len(ids))
+                self.check_room(ids, len(ids))
                 self.put_prefix(given, ids)
             except BaseException:
                 generation.close()
@@ -264,7 +257,7 @@ class CoreSession(Prefilling):
             try:
                 if was_empty:
                     self.put_empty_prefix(as_text=given.tokens is None)
-                self.put_suffix(given)
+                self.put_suffix(given, decodes=True)
                 self._check_decodable()
             except BaseException as error:
                 generation.close()
@@ -354,7 +347,7 @@ class CoreSession(Prefilling):
         """Raise `ContextOverflowError` that names what can be done about this chat."""
         try:
             self.resident.check_fits(turn.tokens, stage="suffix", resident=self.resident.n_wanted)
-            self._check_room(turn.tokens, turn.n_stable)
+            self.check_room(turn.tokens, turn.n_stable)
         except ContextOverflowError as error:
             n_ctx = error.n_ctx
             hint = "open the session with overflow='truncate', which leaves out the oldest turns, "

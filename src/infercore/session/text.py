@@ -16,16 +16,19 @@ class StopMatcher:
         self.stops = tuple(stops)
         self._include = include
         self._held = ""
+        self._n_passed = 0  # characters of it in which no stop may end
         self.looks = True
-        """Whether stop strings are looked for in the text that comes now."""
+        """Whether a stop string may end in the text that comes now."""
         self.matched: str | None = None
 
     def push(self, text: str) -> str:
         """Return the text that is safe to show now; sets ``matched`` once a stop is complete."""
-        if not (self.stops and self.looks):
+        if not self.stops:
             return text
         held = self._held + text
-        found = [(at, stop) for stop in self.stops if (at := held.find(stop)) >= 0]
+        if not self.looks:
+            self._n_passed = len(held)
+        found = [(at, stop) for stop in self.stops if (at := self._find(held, stop)) >= 0]
         if found:
             at, self.matched = min(found)
             self._held = ""
@@ -33,7 +36,11 @@ class StopMatcher:
         keep = max((_overlap(held, stop) for stop in self.stops), default=0)
         safe = len(held) - keep
         self._held = held[safe:]
+        self._n_passed = max(0, self._n_passed - safe)
         return held[:safe]
+
+    def _find(self, held: str, stop: str) -> int:
+        return held.find(stop, max(0, self._n_passed - len(stop) + 1))
 
     def flush(self) -> str:
         """Return what was held back, as no stop can be completed any more."""

@@ -18,10 +18,8 @@ from infercore_llamacpp.threads import ender
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    import numpy.typing as npt
-
     from infercore import AdapterSpec
-    from infercore_llamacpp.decoding import Floats, Ints
+    from infercore_llamacpp.decoding import Floats
 
 
 _end_team = ender(api._lib)  # noqa: SLF001  (the library has no public name)
@@ -184,27 +182,7 @@ class RecurrentContext(LlamaContext):
     # engine does not put it back. So it is stopped between steps only, by the guard.
     set_abort_callback = None  # type: ignore[assignment]
 
-    def decode_batch(
-        self,
-        tokens: Ints,
-        positions: Ints,
-        seq_ids: Sequence[tuple[int, ...]],
-        wanted: npt.NDArray[np.bool_],
-    ) -> None:
-        """Append tokens; one of several sequences is put in for each, as the engine couples none.
-
-        Raises `UnsupportedFeatureError` where they are more than ``n_batch`` then, or where
-        embeddings of each token were asked for.
-        """
-        places = [i for i, ids in enumerate(seq_ids) for _ in ids]
-        if len(places) == len(tokens):
-            super().decode_batch(tokens, positions, seq_ids, wanted)
-            return
-        if len(places) > self.n_batch or self._embeddings:
-            raise refuse(
-                "tokens of several sequences",
-                "the engine cannot batch recurrent sequences; decode them one after the other",
-            )
-        is_first = np.diff(places, prepend=-1) > 0
-        single = [(seq_id,) for ids in seq_ids for seq_id in ids]
-        super().decode_batch(tokens[places], positions[places], single, wanted[places] & is_first)
+    @property
+    def couples_sequences(self) -> bool:
+        """False: the engine batches no recurrent state that two sequences share."""
+        return False

@@ -106,6 +106,11 @@ class Decoding:
         """Whether copies share the cells of one cache that all sequences use."""
         return bool(self._effective["kv_unified"])
 
+    @property
+    def couples_sequences(self) -> bool:
+        """Whether a token may belong to several sequences of a call."""
+        return self.shares_cells or int(self._effective["n_seq_max"]) == 1
+
     def native_handle(self) -> int:
         """Return the address of the ``llama_context``."""
         return self.handle
@@ -151,7 +156,20 @@ class Decoding:
         seq_ids: Sequence[tuple[int, ...]],
         wanted: npt.NDArray[np.bool_],
     ) -> None:
-        """Append tokens of several sequences in one call; rows of those wanted, in order."""
+        """Append tokens of several sequences in one call; rows of those wanted, in order.
+
+        Where the engine couples no sequences, one of several is put in for each. Raises
+        `UnsupportedFeatureError` where they are more than ``n_batch`` then, or where embeddings of
+        each token were asked for.
+        """
+        places = [i for i, ids in enumerate(seq_ids) for _ in ids]
+        if len(places) > len(tokens) and not self.couples_sequences:
+            if len(places) > self.n_batch or self._embeddings:
+                hint = "sequences share no cells here; decode them one after the other"
+                raise refuse("tokens of several sequences", hint)
+            is_first = np.diff(places, prepend=-1) > 0
+            seq_ids = [(seq_id,) for ids in seq_ids for seq_id in ids]
+            tokens, positions, wanted = tokens[places], positions[places], wanted[places] & is_first
         flags = np.ones_like(wanted) if self._embeddings else wanted
         batch = self._batch.mixed(tokens, positions, seq_ids, flags)
         self._run(batch, len(tokens))
