@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 import infercore as ic
-from infercore.isolated import worker
+from infercore.isolated.held import Held
 from session.isolated_pools import (
     FIELDS,
     HERE,
@@ -200,7 +200,7 @@ def test_who_calls_late_for_an_item_takes_none_from_the_next_request(plain: Any)
     given: SimpleQueue[tuple[int, Any]] = SimpleQueue()
     with plain.open_session() as session:
         session.ensure_prefix(TEXTS[0])
-        held = worker._Held(session)
+        held = Held(session)
         held.open("decode", [], {"max_tokens": 40, "ignore_eos": True}, None)
         held.next()
         for number in range(20):
