@@ -38,6 +38,13 @@ def test_an_error_advises_what_a_client_can_do(error: Exception) -> None:
     assert not {"open", "close", "call again"} & set(re.findall(r"call again|\w+", told)), told
 
 
+def test_a_pool_that_cannot_load_its_model_again_names_no_path() -> None:
+    cause = ic.ModelNotFoundError("/srv/tale.gguf does not exist", path="/srv/tale.gguf")
+    text = f"this pool's engine died too often: {cause}; open a new pool"
+    told = errors.api_error(ic.SessionFatalError(text, cause=cause))
+    assert (told.status, told.message) == (500, "the server failed; its log says more")
+
+
 def test_a_stream_of_responses_that_fails_says_so(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
