@@ -1,44 +1,25 @@
-"""The functions users start from, and where the layers are put together."""
+"""The functions users start from."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import time
 from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 
-from infercore.chat.dialect import dialect_of
 from infercore.engine import calls, plugin_checks, trial, window
 from infercore.engine.arguments import check_bool
-from infercore.engine.model import SESSION_FIELDS, GuardedModel, Services
-from infercore.errors import (
-    BackendUnavailableError,
-    InferCoreError,
-    ModelFormatError,
-    ModelLoadError,
-    OutOfMemoryError,
-    PluginError,
-    UnsupportedFeatureError,
-)
-from infercore.locating import locate, title
+from infercore.engine.model import SESSION_FIELDS
+from infercore.errors import UnsupportedFeatureError
+from infercore.loading import is_model, load, loaded
+from infercore.locating import locate
 from infercore.registry import default_registry
 from infercore.registry.choice import check_score
 from infercore.session.async_context import AsyncContext
 from infercore.session.asynchronous import AsyncSession, Opening
-from infercore.session.base import SessionOptions
-from infercore.session.session import new_session
 from infercore.values import checks
-from infercore.values.config import (
-    ContextConfig,
-    DecodeConfig,
-    ModelConfig,
-    SamplingConfig,
-    sampling_of,
-)
+from infercore.values.config import ContextConfig, ModelConfig
 from infercore.values.field_texts import lists_fields
-from infercore.values.handlers import is_a_handlers
 from infercore.values.pool import (
     PoolConfig,
     is_for_a_pool,
@@ -48,12 +29,12 @@ from infercore.values.pool import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from typing_extensions import Unpack
 
     from infercore.embedding import Pooling
-    from infercore.protocols.public import Backend, Model, Sampler
+    from infercore.protocols.public import Backend, Model
     from infercore.protocols.session import Session
     from infercore.protocols.spi import FloatArray
     from infercore.session.pool import SessionPool
@@ -104,7 +85,7 @@ def load_model(
     """
     built = checks.build(ModelConfig, config, fields)
     where = locate(path, backend=backend)
-    return _load(_descriptor(backend, where), where, built)
+    return load(_descriptor(backend, where), where, built)
 
 
 @lists_fields("SessionOptions", "ContextConfig", "ModelConfig")
@@ -139,7 +120,7 @@ def open_session(
     limits = {name: value for name, value in limits.items() if value is not None}
     _check_isolate(path_or_model, check_bool("isolate", isolate), limits)
     if not isinstance(path_or_model, (str, os.PathLike)):
-        return _loaded(path_or_model, backend).new_session(config, **given)
+        return loaded(path_or_model, backend).new_session(config, **given)
     where = locate(path_or_model, backend=backend)
     descriptor = _descriptor(backend, where)
     of_model = _take_model_fields(given, config, descriptor)
@@ -153,7 +134,7 @@ def open_session(
             pool.close()
             raise
         return session
-    with _load(descriptor, where, of_model) as model:
+    with load(descriptor, where, of_model) as model:
         return model.new_session(config, **given)
 
 
@@ -245,7 +226,7 @@ def aopen_context(
     ``fields`` are those of `ContextConfig`. Raises what `Model.new_context` raises, and
     `InvalidInputError` for anything but a model; opening runs in a thread.
     """
-    if not _is_model(model):
+    if not is_model(model):
         raise checks.refuse("model", model, "a Model, which load_model returns")
     return Opening(lambda: model.new_context(config, **fields), AsyncContext)
 
@@ -284,7 +265,7 @@ def open_pool(
     """
     given: dict[str, Any] = {**fields}
     if not isinstance(path_or_model, (str, os.PathLike)):
-        return _loaded(path_or_model, backend).new_pool(config, **given)
+        return loaded(path_or_model, backend).new_pool(config, **given)
     where = locate(path_or_model, backend=backend)
     descriptor = _descriptor(backend, where)
     of_context = None if config is None else config.context
@@ -292,7 +273,7 @@ def open_pool(
     built = pool_config(config, given)
     if built.isolate:
         return cast("SessionPool", _isolated(where, descriptor, of_model, built))
-    model = _load(descriptor, where, of_model)
+    model = load(descriptor, where, of_model)
     try:
         return model.pool_of(built, owns_model=True)
     except BaseException:
@@ -354,13 +335,13 @@ def embed(
     from infercore.embedding import embed_texts  # noqa: PLC0415  (imports NumPy)
 
     if not isinstance(path_or_model, (str, os.PathLike)):
-        model = _loaded(path_or_model, backend)
+        model = loaded(path_or_model, backend)
         return embed_texts(model, texts, fields, pooling=pooling, normalize=normalize)
     given: dict[str, Any] = {**fields}
     where = locate(path_or_model, backend=backend)
     descriptor = _descriptor(backend, where)
     of_model = _take_model_fields(given, None, descriptor)
-    with _load(descriptor, where, of_model) as model:
+    with load(descriptor, where, of_model) as model:
         return embed_texts(model, texts, given, pooling=pooling, normalize=normalize)
 
 
@@ -387,13 +368,13 @@ def rerank(
     from infercore.embedding import rank_documents  # noqa: PLC0415  (imports NumPy)
 
     if not isinstance(path_or_model, (str, os.PathLike)):
-        model = _loaded(path_or_model, backend)
+        model = loaded(path_or_model, backend)
         return rank_documents(model, query, documents, fields, top_n)
     given: dict[str, Any] = {**fields}
     where = locate(path_or_model, backend=backend)
     descriptor = _descriptor(backend, where)
     of_model = _take_model_fields(given, None, descriptor)
-    with _load(descriptor, where, of_model) as model:
+    with load(descriptor, where, of_model) as model:
         return rank_documents(model, query, documents, given, top_n)
 
 
@@ -493,246 +474,4 @@ class CoreBackend:
     ) -> Model:
         """Return the model at ``path``; see `infercore.load_model`."""
         built = checks.build(ModelConfig, config, fields)
-        return _load(self._descriptor, locate(path, backend=self.name), built)
-
-
-def _is_model(model: object) -> bool:
-    return all(hasattr(model, name) for name in ("new_session", "new_context", "tokenizer"))
-
-
-def _loaded(model: Any, backend: str | None) -> Model:
-    """Return ``model`` if it is one; a backend cannot be chosen for it any more."""
-    if not _is_model(model):
-        raise checks.refuse("path_or_model", model, "a path, as str or os.PathLike, or a Model")
-    if backend is not None:
-        raise checks.refuse(
-            "backend", backend, f"None: the model is loaded already, by {model.backend!r}"
-        )
-    loaded: Model = model
-    return loaded
-
-
-def _load(descriptor: BackendDescriptor, path: str, config: ModelConfig) -> GuardedModel:
-    checks.check_options("backend_options", config.backend_options, descriptor.model_options)
-    check_score(descriptor, path)
-    first_context = trial.FirstContext(descriptor, path, config)
-    try:
-        first_context.start_child()
-        trial.check(descriptor, path, config)
-        return _load_tried(descriptor, path, config, first_context)
-    except BaseException:
-        first_context.close()
-        raise
-
-
-def _load_tried(
-    descriptor: BackendDescriptor,
-    path: str,
-    config: ModelConfig,
-    first_context: trial.FirstContext,
-) -> GuardedModel:
-    started = time.perf_counter()
-    progress = _Progress(config.progress, path)
-    if config.progress is not None:
-        config = attrs.evolve(config, progress=progress)
-    progress.tell(0.0)
-    try:
-        inner = descriptor.loader(path, config)
-    except InferCoreError:
-        raise
-    except Exception as error:
-        if error is progress.error or is_a_handlers(error):  # the caller's own
-            raise
-        raise _load_failure(descriptor.name, path, error) from error
-    load_ms = (time.perf_counter() - started) * 1e3
-    model = _guarded(inner, descriptor, path, load_ms, config, first_context)
-    try:
-        progress.tell(1.0)
-    except BaseException:
-        model.close()
-        raise
-    return model
-
-
-def _guarded(
-    inner: Any,
-    descriptor: BackendDescriptor,
-    path: str,
-    load_ms: float,
-    config: ModelConfig,
-    first_context: trial.FirstContext,
-) -> GuardedModel:
-    """Return the guard around a plugin's model; weights without one are freed."""
-    try:
-        # Now: a Ctrl-C in an import that several threads wait for leaves them waiting.
-        import infercore.sampling.factory  # noqa: F401, PLC0415
-
-        return GuardedModel(
-            inner,
-            descriptor=descriptor,
-            services=_SERVICES,
-            load_ms=load_ms,
-            options=config.backend_options,
-            name=title(path),
-            try_adapter=lambda adapter: _try_adapter(descriptor, path, config, adapter),
-            first_context=first_context,
-        )
-    except BaseException as error:
-        if callable(close := getattr(inner, "close", None)):
-            with contextlib.suppress(Exception):  # what came first is what is wrong
-                close()
-        if not isinstance(error, Exception):
-            raise
-        # Not the loader's: what is wrong is no fault of the file.
-        calls.raise_typed(descriptor.name, "loading a model", error)
-
-
-def _try_adapter(
-    descriptor: BackendDescriptor, path: str, config: ModelConfig, adapter: str
-) -> None:
-    """Try an adapter in a child; what is no file at all is the plugin's own to refuse."""
-    if os.path.isfile(adapter):
-        trial.check(descriptor, path, config, adapters=(adapter,))
-
-
-_MISTAKES = (AttributeError, TypeError, NameError, KeyError, IndexError, AssertionError)
-
-
-def _load_failure(backend: str, path: str, error: Exception) -> InferCoreError:
-    """Return the typed error for what a plugin's loader raised."""
-    message = f"backend {backend!r} could not load {path!r}: {calls.described(error)}"
-    if isinstance(error, MemoryError):
-        return OutOfMemoryError(message)
-    if isinstance(error, ImportError):
-        return BackendUnavailableError(message, backend=backend, reason=str(error))
-    if isinstance(error, _MISTAKES):
-        return PluginError(f"{message}; this is a bug in the plugin", plugin=backend)
-    return ModelFormatError(f"backend {backend!r} could not load {path!r}: {error}", path=path)
-
-
-class _Progress:
-    """The caller's callback, which hears each fraction once, and what it raised."""
-
-    def __init__(self, report: Callable[[float], object] | None, path: str) -> None:
-        self._report = report
-        self._path = path
-        self._heard = -1.0
-        self.error: BaseException | None = None
-
-    def __call__(self, fraction: float) -> object:
-        if self._report is None or fraction <= self._heard:
-            return None
-        self._heard = fraction
-        try:
-            return self._report(fraction)
-        except BaseException as error:
-            self.error = error
-            raise
-
-    def tell(self, fraction: float) -> None:
-        """Call it for a plugin that may not. Raises `ModelLoadError` where it cancels."""
-        if self(fraction) is False:
-            text = f"loading {self._path} was cancelled by progress"
-            raise ModelLoadError(text, path=self._path)
-
-
-def _new_sampler(model: GuardedModel, config: SamplingConfig) -> Sampler:
-    from infercore.sampling import top  # noqa: PLC0415
-    from infercore.sampling.factory import new_portable_sampler  # noqa: PLC0415
-
-    if _is_native(model, config):
-        return model.new_native_sampler(config)
-    kinds = model.capabilities
-    if kinds.logits == "top":
-        top.check_sampling(config, kinds.n_top, model.backend)
-    return new_portable_sampler(
-        config, model.tokenizer, model.tokenizer.n_vocab, are_logprobs=kinds.logits == "top"
-    )
-
-
-def _is_native(model: GuardedModel, config: SamplingConfig) -> bool:
-    """Whether the engine chooses tokens: asked for, or because it alone has the logits."""
-    if model.capabilities.logits != "none":
-        return config.implementation == "native"
-    if config.implementation == "portable":
-        hint = "the engine generates by itself and shows no logits; leave it out"
-        raise UnsupportedFeatureError(
-            feature="implementation='portable'", backend=model.backend, hint=hint
-        )
-    return True
-
-
-def _no_such_sampler(model: GuardedModel) -> str:
-    if model.capabilities.logits == "none":
-        return "the engine chooses tokens by itself, without it"
-    return "the engine's own sampler has none; use implementation='portable'"
-
-
-def _new_session(model: GuardedModel, context: Any, options: dict[str, Any]) -> Session:
-    def sampler(config: DecodeConfig) -> Sampler:
-        return _decode_sampler(model, config)
-
-    return new_session(model, context, sampler, checks.build(SessionOptions, None, options))
-
-
-def _new_pool(model: GuardedModel, config: PoolConfig, owns_model: bool) -> SessionPool:  # noqa: FBT001
-    from infercore.embedding import check_opens  # noqa: PLC0415  (imports NumPy)
-    from infercore.session.pool import SessionPool  # noqa: PLC0415  (imports NumPy)
-
-    if model.capabilities.encoder:  # no context stays open, whose fields would be checked
-        check_opens(model, config.context)
-    return SessionPool(
-        model,
-        config,
-        new_sampler=lambda decode: _decode_sampler(model, decode),
-        embed=lambda *of: _embed_for_pool(config, *of),
-        owns_model=owns_model,
-    )
-
-
-def _embed_for_pool(
-    config: PoolConfig, model: Any, texts: Sequence[Any], pooling: str | None
-) -> FloatArray:
-    from infercore.embedding import embed_texts, fields_of  # noqa: PLC0415  (imports NumPy)
-
-    context = config.context
-    n_ctx = context.n_ctx if model.capabilities.encoder else None  # else it is a session's
-    return embed_texts(
-        model, texts, fields_of(context), pooling=pooling, normalize=False, n_ctx=n_ctx or 0
-    )
-
-
-def _decode_sampler(model: GuardedModel, config: DecodeConfig) -> Sampler:
-    from infercore.sampling import top  # noqa: PLC0415
-    from infercore.sampling.factory import new_portable_sampler  # noqa: PLC0415
-
-    sampling = sampling_of(config)
-    if _is_native(model, sampling):
-        for field in ("response_format", "processors", "logprobs", "min_tokens"):
-            if getattr(config, field) not in (None, (), 0):
-                raise UnsupportedFeatureError(
-                    feature=field,
-                    backend=model.backend,
-                    hint=_no_such_sampler(model),
-                )
-        return model.new_native_sampler(sampling)
-    kinds = model.capabilities
-    if kinds.logits == "top":
-        top.check_sampling(sampling, kinds.n_top, model.backend)
-        top.check_decode(config, kinds.n_top, model.backend)
-    return new_portable_sampler(
-        sampling,
-        model.tokenizer,
-        model.tokenizer.n_vocab,
-        response_format=config.response_format,
-        processors=config.processors,
-        logprobs=config.logprobs is not None,
-        min_tokens=config.min_tokens,
-        stop_tokens=config.stop_tokens,
-        are_logprobs=kinds.logits == "top",
-    )
-
-
-_SERVICES = Services(
-    new_sampler=_new_sampler, new_session=_new_session, new_pool=_new_pool, dialect=dialect_of
-)
+        return load(self._descriptor, locate(path, backend=self.name), built)

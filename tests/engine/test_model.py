@@ -24,6 +24,7 @@ from infercore.errors import (
     SessionClosedError,
     UnsupportedFeatureError,
 )
+from infercore.services import SERVICES
 from infercore.testing import load_toy_model
 from infercore.testing.toy import ToyContext, ToyModel
 from infercore.values.config import KVType
@@ -59,7 +60,7 @@ class Watched(ToyModel):
 
 def guarded(inner):
     descriptor = BackendDescriptor(name="toy", api_version=1, match=None, loader=None)
-    return GuardedModel(inner, descriptor=descriptor, services=api._SERVICES)
+    return GuardedModel(inner, descriptor=descriptor, services=SERVICES)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import threading
 import time
@@ -47,6 +48,26 @@ def test_an_engine_that_dies_in_mid_stream(served: Served, pool: Any) -> None:
     assert pool.stats().n_restarts == 1
     assert httpx.get(f"{served.url}/health").status_code == 200
     assert served.client().models.retrieve("tale").meta["isolated"] is True
+
+
+def test_files_that_have_changed_are_told_of_without_their_path(
+    pack_path: Path, backend_name: str, tmp_path: Path
+) -> None:
+    path = tmp_path / pack_path.name
+    (shutil.copytree if pack_path.is_dir() else shutil.copyfile)(pack_path, path)
+    weights = max((path, *path.rglob("*")), key=lambda each: each.stat().st_size)
+    other = bytearray(weights.read_bytes())
+    other[-4:] = bytes(4)
+    (tmp_path / "new").write_bytes(other)
+    fields = {**FIELDS, "backend": backend_name, "isolate": True}
+    with ic.open_pool(path, **fields) as pool, serving({"tale": pool}) as served:
+        assert httpx.post(f"{served.url}{CHAT}", json=ASK, timeout=60).status_code == 200
+        (tmp_path / "new").replace(weights)
+        os.kill(pool.process.pid, signal.SIGKILL)
+        answer = httpx.post(f"{served.url}{CHAT}", json=ASK, timeout=60)
+    assert answer.status_code >= 500
+    assert "have changed" in answer.json()["error"]["message"]
+    assert str(tmp_path) not in answer.text
 
 
 def test_an_engine_that_stands_still_holds_up_no_other(served: Served, pool: Any) -> None:

@@ -147,14 +147,11 @@ def test_one_call_where_no_more_are_wanted(served: Served) -> None:
     assert len(final.message.tool_calls) == 1
 
 
-def test_what_comes_behind_the_only_call_is_left_out() -> None:
-    call = ic.ToolCall(name="add", arguments={"a": 1}, id="1")
-    made = [
-        ic.StreamChunk(text="Let me see. "),
-        ic.StreamChunk(text="", tokens=(1,), tool_calls=(call, call)),
-        ic.StreamChunk(text=" and", tokens=(2,), tool_calls=(call,)),
-        ic.StreamChunk(text="", finish_reason="cancelled"),
-    ]
+CALL = ic.ToolCall(name="add", arguments={"a": 1}, id="1")
+
+
+def to_the_only_call(*made: ic.StreamChunk) -> tuple[list[ic.StreamChunk], int]:
+    """Return what is sent of ``made``, and how often its session was cancelled."""
 
     class Session:
         n_cancelled = 0
@@ -170,11 +167,34 @@ def test_what_comes_behind_the_only_call_is_left_out() -> None:
         return [chunk async for chunk in answering._one_call(session, stream())]
 
     session: Any = Session()
-    told = [(chunk.text, chunk.tool_calls, chunk.finish_reason) for chunk in asyncio.run(story())]
+    return asyncio.run(story()), session.n_cancelled
+
+
+def test_what_comes_behind_the_only_call_is_left_out() -> None:
+    sent, n_cancelled = to_the_only_call(
+        ic.StreamChunk(text="Let me see. "),
+        ic.StreamChunk(text="", tokens=(1,), tool_calls=(CALL, CALL)),
+        ic.StreamChunk(text=" and", tokens=(2,), tool_calls=(CALL,)),
+        ic.StreamChunk(text="", finish_reason="cancelled"),
+    )
+    told = [(chunk.text, chunk.tool_calls, chunk.finish_reason) for chunk in sent]
     assert told == [
-        ("Let me see. ", (), None), ("", (call,), None), ("", (), None), ("", (), "tool_calls"),
+        ("Let me see. ", (), None), ("", (CALL,), None), ("", (), None), ("", (), "tool_calls"),
     ]  # fmt: skip
-    assert session.n_cancelled == 1
+    assert n_cancelled == 1
+
+
+def test_no_probabilities_are_sent_behind_the_only_call() -> None:
+    def likely(token: int) -> tuple[ic.TokenLogprob]:
+        return (ic.TokenLogprob(token=token, logprob=-0.5),)
+
+    sent, _ = to_the_only_call(
+        ic.StreamChunk(text="So", tokens=(1,), logprobs=likely(1)),
+        ic.StreamChunk(text="", tokens=(2,), logprobs=likely(2), tool_calls=(CALL,)),
+        ic.StreamChunk(text=" and", tokens=(3,), logprobs=likely(3)),
+        ic.StreamChunk(text="", tokens=(4,), logprobs=likely(4), finish_reason="cancelled"),
+    )
+    assert [chunk.logprobs for chunk in sent] == [likely(1), likely(2), None, None]
 
 
 def test_calls_of_a_response(served: Served) -> None:

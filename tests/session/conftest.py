@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import pack
+from session.pool_texts import tokens_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -76,3 +77,14 @@ def cold_greedy(greedy: Callable[..., list[int]]) -> Callable[..., list[int]]:
             return greedy(fresh, n, **fields)
 
     return tokens_of
+
+
+@pytest.fixture
+def alone(reference: Any) -> Callable[..., list[int]]:
+    """Return what the reference generates after a text in a session of its own."""
+
+    def tokens(text: str, n: int = 10, **fields: Any) -> list[int]:
+        with reference.new_session(n_ctx=256) as session:
+            return tokens_of(session, text, n, **fields)
+
+    return tokens

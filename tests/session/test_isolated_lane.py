@@ -16,9 +16,10 @@ import infercore as ic
 from infercore.isolated import wire
 from infercore.isolated.board import SIZE, Board
 from infercore.isolated.child import Child, DeathError
+from infercore.isolated.held import Held, answer_of_shown
 from infercore.isolated.lane import Lane
 from infercore.isolated.session import IsolatedSession
-from infercore.isolated.worker import Worker, _answer_of_shown, _Held
+from infercore.isolated.worker import Worker
 from infercore.session.generation import Shown
 from infercore.session.jobs import Latch
 
@@ -303,7 +304,7 @@ def test_a_reader_is_looked_after_behind_text_that_is_held_back(tmp_path: Path) 
             self.items.append(Shown(text, (1,)))
             self.came()
 
-    class Held(_Held):
+    class Shouting(Held):
         """A stream of chat that shows no text but in capitals."""
 
         source = Source()
@@ -316,7 +317,7 @@ def test_a_reader_is_looked_after_behind_text_that_is_held_back(tmp_path: Path) 
         file.truncate(SIZE)
         board = Board(file.fileno())
     worker = Worker(SimpleNamespace(board=board, send_in_lane=sent.append))  # type: ignore[arg-type]
-    held = Held(SimpleNamespace(sample_through=lambda _: None))
+    held = Shouting(SimpleNamespace(sample_through=lambda _: None))
     held.stream = object()
     held.lock.acquire()
     worker._next_of(held, 1, 7, in_lane=True)
@@ -335,7 +336,7 @@ def test_text_that_has_no_small_frame_is_an_answer_of_the_other_pipe() -> None:
     owned: list[Shown] = []
     held = SimpleNamespace(stream=SimpleNamespace(own=owned.append), chosen=lambda: ([5], None))
     shown = Shown("\ud800", (5,))
-    is_well, (chunk, chosen, _), value = _answer_of_shown(held, 3, shown)
+    is_well, (chunk, chosen, _), value = answer_of_shown(held, 3, shown)
     assert (is_well, chunk.text, chosen, value, owned) == (True, "\ud800", [5], None, [shown])
 
 

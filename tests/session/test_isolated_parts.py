@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from infercore.isolated import wire, worker
+from infercore.isolated.line import Line as WorkersLine
 from infercore.isolated.logs import Told, ToProgram
 from infercore.isolated.process import EngineProcess
 from infercore.isolated.replay import NotedSampler, Replay
@@ -109,7 +110,7 @@ def test_an_answer_that_cannot_cross_is_an_error() -> None:
     deep: list[Any] = []
     for _ in range(300):
         deep = [deep]
-    line = worker._Line.__new__(worker._Line)
+    line = WorkersLine.__new__(WorkersLine)
     line._answers, line._lock, line._posted = answers[1], threading.Lock(), deque()
     line.send([7, True, deep, None])
     with os.fdopen(answers[0], "rb") as file:

@@ -14,44 +14,13 @@ import infercore as ic
 from infercore.session import snapshots
 from infercore.session.roster import Roster
 from infercore.session.scheduler import Scheduler
+from session.pool_texts import tokens_of
+from session.pool_waits import SECONDS, in_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 TEXTS = ("Once upon a time", "The baker had a dog", "A little girl", "tick tock tick tock")
-SECONDS = 60.0
-
-
-def tokens_of(session: Any, text: str, n: int = 10, **fields: Any) -> list[int]:
-    session.ensure_prefix(text)
-    return [t for chunk in session.decode(max_tokens=n, **fields) for t in chunk.tokens]
-
-
-def in_threads(*works: Callable[[], Any]) -> list[Any]:
-    found: list[Any] = [None] * len(works)
-
-    def do(i: int) -> None:
-        try:
-            found[i] = works[i]()
-        except BaseException as error:  # noqa: BLE001  (the test looks at it)
-            found[i] = error
-
-    threads = [threading.Thread(target=do, args=(i,), daemon=True) for i in range(len(works))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(SECONDS)
-        assert not thread.is_alive(), "a call of a pool hangs"
-    return found
-
-
-@pytest.fixture
-def alone(reference: Any) -> Callable[..., list[int]]:
-    def tokens(text: str, n: int = 10, **fields: Any) -> list[int]:
-        with reference.new_session(n_ctx=256) as session:
-            return tokens_of(session, text, n, **fields)
-
-    return tokens
 
 
 @pytest.mark.parametrize("work", ["nothing", "half", "all"])

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import importlib
 import os
-import struct
 import sys
 import threading
-from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
 from select import PIPE_BUF
 from typing import TYPE_CHECKING, Any
@@ -17,34 +14,24 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from infercore.engine import digest
-from infercore.errors import (
-    InferCoreError,
-    SessionBusyError,
-    SessionClosedError,
-    UnsupportedFeatureError,
-)
+from infercore.errors import InferCoreError, SessionBusyError, SessionClosedError
 from infercore.isolated import wire
-from infercore.isolated.board import COUNTED, OF_POOL, STEP, Board
+from infercore.isolated.board import COUNTED, OF_POOL, STEP
+from infercore.isolated.held import Held, answer_of_shown
+from infercore.isolated.line import Line, frame_of_chunk
 from infercore.isolated.logs import ToProgram
-from infercore.isolated.replay import NotedSampler, Replay
 from infercore.session import snapshots
-from infercore.session.chat_stream import ChatStream
 from infercore.session.generation import Shown
-from infercore.session.handing import send_once
 from infercore.session.jobs import Item
 from infercore.session.observer import Step, is_observed, set_observer
 from infercore.session.pool_stream import PoolStream
-from infercore.values.config import sampling_of
 from infercore.values.pool import PoolConfig
-from infercore.values.session import StreamChunk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
-    from infercore.isolated.replay import Position
     from infercore.session.pool import SessionPool
     from infercore.session.session import CoreSession
-    from infercore.values.config import DecodeConfig
 
 AT_ONCE = frozenset({"ping", "stats", "explain_context", "cancel"})
 """Calls that wait for nothing, and so are answered by the thread that reads."""
@@ -67,10 +54,6 @@ _OWN_CALLS = frozenset({"open", "next", "end", "fork"})
 _TOKENIZER = frozenset(
     {"encode", "decode", "token_bytes", "is_eog", "is_control", "apply_chat_template"}
 )
-_N_OF_NEXT = 3
-_MORE_OF_CHUNK = tuple(
-    field.name for field in attrs.fields(StreamChunk) if field.name not in ("text", "tokens")
-)
 _STREAMS = frozenset({"decode", "completion", "chat", "infill"})
 N_THREADS = 4096
 _BARE = Shown("", ())[2:]
@@ -81,214 +64,10 @@ _SLACK = 20.0
 """A call that takes so many times the mean of late is still expected."""
 
 
-class _Held:
-    """A session, its open stream, and what was noted of that."""
-
-    def __init__(self, session: CoreSession) -> None:
-        self.session = session
-        self.lock = threading.Lock()
-        self.stream: Any = None
-        self.replay: Replay | None = None
-        self.sampler: NotedSampler | None = None
-        self.n_told = 0
-        self.counts = 0, 0  # of the last stream that was ended, see `PoolStream.counts`
-        self.number = self.cancelled_to = self.answered = 0
-        self.in_lane: Any = 0, b""  # the last answer that went there
-        self._asking = threading.Lock()
-        session.was_cancelled = lambda: self.number < self.cancelled_to
-        session.sample_through(self._new_sampler)
-
-    def _new_sampler(
-        self, make: Callable[[DecodeConfig], Any], config: DecodeConfig
-    ) -> NotedSampler:
-        sampling = sampling_of(config)
-        if sampling.implementation == "native":
-            raise UnsupportedFeatureError(
-                feature="implementation='native'",
-                backend=self.session.model.backend,
-                hint="an engine's own sampler ends with its process; use 'portable', or open "
-                "without isolate=True",
-            )
-        replay, self.replay = self.replay, None
-        if replay is not None:
-            seeded = attrs.evolve(sampling, seed=replay.seed)
-            config = attrs.evolve(config, sampling=seeded)
-        self.sampler = NotedSampler(make(config), replay)
-        return self.sampler
-
-    # -- streams -------------------------------------------------------------------------------
-
-    def open(self, kind: str, args: Sequence[Any], fields: dict[str, Any], replay: Any) -> Any:
-        """Begin a stream; with ``replay`` one that goes on behind what was shown before."""
-        self.replay = None if replay is None else Replay(*replay)
-        self.sampler, self.n_told = None, 0 if self.replay is None else len(self.replay.tokens)
-        try:
-            self.stream = getattr(self.session, kind)(*args, **fields)
-            for _ in range(0 if replay is None else replay[-1]):
-                next(self.stream, None)
-        except BaseException:
-            self.stream = None
-            raise
-        finally:
-            self.replay = None
-        return None if self.sampler is None else self.sampler.seed
-
-    def next(self, item: Any = None) -> list[Any]:
-        """Return the next chunk (None at the end), the tokens chosen meanwhile and the place.
-
-        The decode's next ``item`` may be there already.
-        """
-        chunk = None if item is None else self._of_item(item)
-        if chunk is None:
-            chunk = next(self.stream, None)
-        chosen, position = ([], None) if chunk is None else self.chosen()
-        return [chunk, chosen, position]
-
-    def text(self, item: Shown) -> list[Any] | None:
-        """Return what `next` returns for text that is there; None where it takes more of it."""
-        chunk = self._of_item(item)
-        return None if chunk is None else [chunk, *self.chosen()]
-
-    def _of_item(self, item: Any) -> Any:
-        """Return the chunk that ``item`` of the decode makes, None where it takes more of them."""
-        stream = self.stream
-        source: Any = stream.source if isinstance(stream, ChatStream) else stream
-        chunk = source.take_given(item)
-        return chunk if source is stream else stream.shown(chunk)
-
-    def chosen(self) -> tuple[list[int], Position | None]:
-        """Return the tokens chosen since this was asked, and where the sampler stands."""
-        sampler = self.sampler
-        if sampler is None:
-            return [], None
-        (n, position), told = sampler.mark, self.n_told
-        self.n_told = n
-        return sampler.tokens[told:n], position
-
-    @property
-    def source(self) -> PoolStream | None:
-        """What brings the stream's items, where those come by themselves."""
-        source = self.stream.source if isinstance(self.stream, ChatStream) else self.stream
-        return source if isinstance(source, PoolStream) else None
-
-    def ask(self, number: int, given: Callable[[int, Any], object]) -> bool:
-        """Ask the decode for its next item, and hand it to ``given`` once, with ``number``.
-
-        False where it has to be begun, or is at its end: nothing was asked then.
-        """
-        source = self.source
-        if source is None:
-            return False
-        awaited = [number]  # of this request alone: an earlier one may be called late
-
-        def there() -> None:
-            with self._asking:  # who was late may call for an item that was taken before
-                if not awaited or source.is_empty:
-                    return
-                found = awaited.pop(), source.given()
-            given(*found)
-
-        return source.ask(there)
-
-    def end(self) -> None:
-        """Close the stream."""
-        stream = self.forget()
-        if stream is not None:
-            stream.close()
-
-    def forget(self) -> Any:
-        """Have no stream any more; return the one that was open."""
-        source = self.source
-        if source is not None:
-            self.counts = source.counts
-        stream, self.stream = self.stream, None
-        return stream
-
-
-class _Line:
-    """The pipes to a program, and the page that it looks at."""
-
-    def __init__(self, requests: int, answers: int, board: int, lane: int) -> None:
-        self._requests = os.fdopen(requests, "rb")
-        self._answers = answers
-        self._lane = lane
-        self._lock = threading.Lock()
-        self._posted: deque[bytes] = deque()
-        self.board = Board(board)
-
-    def read(self) -> Any:
-        """Return the next request."""
-        return wire.read(self._take)
-
-    def _take(self, n: int) -> bytes:
-        data = self._requests.read(n)
-        if len(data) < n:
-            os._exit(0)  # the program that it works for is gone
-        return data
-
-    def send(self, answer: list[Any]) -> None:
-        """Send an answer; where it cannot cross, the error that says so.
-
-        With all others that this thread has for the program.
-        """
-        frame = _frame_of_chunk(answer)
-        try:
-            frame = frame or wire.pack(answer, loose=True)
-        except InferCoreError as error:
-            frame = wire.pack([answer[0], False, error, None], loose=True)
-        self.send_frame(frame)
-
-    def send_frame(self, frame: bytes) -> None:
-        """Send the frame of an answer."""
-        self._posted.append(frame)
-        send_once(self._send_posted)
-
-    def send_in_lane(self, frame: bytes) -> None:
-        """Send a small frame to who waits in the lane."""
-        os.write(self._lane, frame)
-
-    def _send_posted(self) -> None:
-        """Send what is there; while another thread does so, it takes this along."""
-        while self._posted and self._lock.acquire(blocking=False):
-            try:
-                self._write([self._posted.popleft() for _ in range(len(self._posted))])
-            finally:
-                self._lock.release()
-
-    def _write(self, frames: list[bytes]) -> None:
-        try:
-            wire.write_all(self._answers, b"".join(frames))
-        except OSError:  # the program is gone, and there is nobody here to see it
-            os._exit(1)
-
-
-def _frame_of_chunk(answer: list[Any]) -> bytes | None:
-    """Return the small frame of an ordinary chunk, which most answers are; None for others."""
-    number, is_well, result, value = answer
-    if value is not None or not is_well or type(result) is not list or len(result) != _N_OF_NEXT:
-        return None
-    chunk, chosen, position = result
-    if type(chunk) is not StreamChunk or any(getattr(chunk, name) for name in _MORE_OF_CHUNK):
-        return None
-    with suppress(ValueError, OverflowError, struct.error):
-        return wire.pack_chunk(number, chunk.text, chunk.tokens, chosen, position)
-    return None
-
-
-def _answer_of_shown(held: _Held, number: int, shown: Any) -> Any:
-    """Make what was shown the session's; return its small frame, or the answer if it has none."""
-    held.stream.own(shown)
-    chosen, position = held.chosen()
-    try:
-        return wire.pack_chunk(number, shown[0], shown[1], chosen, position)
-    except (ValueError, OverflowError, struct.error):
-        return True, [shown.chunk(), chosen, position], None
-
-
 class Worker:
     """Answers the requests for one pool: those of a program at the other end of a line, if any."""
 
-    def __init__(self, line: _Line | None = None) -> None:
+    def __init__(self, line: Line | None = None) -> None:
         self._line: Any = line
         self._board: Any = None if line is None else line.board
         self._lane = 0  # the session whose stream has it
@@ -296,7 +75,7 @@ class Worker:
         self._threads = ThreadPoolExecutor(N_THREADS, thread_name_prefix="infercore-call")
         self._outside: set[int] = set()
         self._outside_lock = threading.Lock()
-        self._held: dict[int, _Held] = {}
+        self._held: dict[int, Held] = {}
         self._ids: dict[int, int] = {}  # of sequences, by the identity of the object
         self._model: Any = None
         self._pool: SessionPool | None = None
@@ -331,14 +110,14 @@ class Worker:
         else:
             self._threads.submit(self._next_later, held, number, target, in_lane)
 
-    def _next_later(self, held: _Held, *asked: Any) -> None:
+    def _next_later(self, held: Held, *asked: Any) -> None:
         try:
             held.lock.acquire()
             self._next_of(held, *asked)
         except BaseException:  # noqa: BLE001  (as in `_answer_or_end`)
             os._exit(1)
 
-    def _next_of(self, held: _Held, number: int, target: int, in_lane: bool) -> None:  # noqa: FBT001
+    def _next_of(self, held: Held, number: int, target: int, in_lane: bool) -> None:  # noqa: FBT001
         """Answer a request for a chunk of a session whose lock is held, and let go of that."""
         if number <= held.answered:  # asked before on the page, and maybe given up since
             sent, frame = held.in_lane
@@ -353,7 +132,7 @@ class Worker:
         if not held.ask(number, partial(self._given, held, target)):
             self._threads.submit(self._answer_item, held, target, number, None)
 
-    def _given(self, held: _Held, target: int, number: int, item: Shown | Item) -> None:
+    def _given(self, held: Held, target: int, number: int, item: Shown | Item) -> None:
         """Answer with a stream's next item: here where it is text, else in a thread.
 
         For whoever generates, between two steps: so it waits for nothing.
@@ -368,7 +147,7 @@ class Worker:
         except BaseException:  # noqa: BLE001  (such as no thread: as in `_answer_or_end`)
             os._exit(1)
 
-    def _answer_text(self, held: _Held, target: int, number: int, item: Shown) -> bool:
+    def _answer_text(self, held: Held, target: int, number: int, item: Shown) -> bool:
         """Answer with text, or ask for what follows where none of it is to be shown yet.
 
         False where that has to be waited for.
@@ -376,7 +155,7 @@ class Worker:
         try:
             answer: Any = None
             if item[2:] == _BARE and type(held.stream) is PoolStream:
-                answer = _answer_of_shown(held, number, item)
+                answer = answer_of_shown(held, number, item)
             elif (result := held.text(item)) is not None:
                 answer = True, result, None
         except BaseException as error:  # noqa: BLE001  (it is the caller's to see)
@@ -389,7 +168,7 @@ class Worker:
         self._answer_held(held, target, number, answer)
         return True
 
-    def _answer_item(self, held: _Held, target: int, number: int, item: Item | None) -> None:
+    def _answer_item(self, held: Held, target: int, number: int, item: Item | None) -> None:
         """Answer with a stream's next item; the session is held since that was asked for."""
         try:
             try:
@@ -400,9 +179,9 @@ class Worker:
         except BaseException:  # noqa: BLE001  (as in `_answer_or_end`)
             os._exit(1)
 
-    def _answer_held(self, held: _Held, target: int, number: int, answer: Any) -> None:
+    def _answer_held(self, held: Held, target: int, number: int, answer: Any) -> None:
         """Send the answer, or the frame of it, of a session that is held, and let go of that."""
-        frame = answer if type(answer) is bytes else _frame_of_chunk([number, *answer])
+        frame = answer if type(answer) is bytes else frame_of_chunk([number, *answer])
         in_lane = self._lane == target and frame is not None and len(frame) <= PIPE_BUF
         if in_lane:
             held.in_lane = number, frame
@@ -422,7 +201,7 @@ class Worker:
                 self._board.armed = 0
                 self._lane = target if in_lane else 0
 
-    def _arm(self, held: _Held, target: int) -> None:
+    def _arm(self, held: Held, target: int) -> None:
         """Look at the page, instead of waiting for a frame, when the stream's next item comes."""
         source = held.source
         if source is None or not source.listen(partial(self._came, held, target)):
@@ -431,7 +210,7 @@ class Worker:
             if self._lane == target and source.is_empty:
                 self._board.armed = target
 
-    def _came(self, held: _Held, target: int) -> None:
+    def _came(self, held: Held, target: int) -> None:
         """Answer with an item that came, if its reader has asked for it."""
         try:
             while (source := held.source) and (number := self._asked_for(held, source, target)):
@@ -439,7 +218,7 @@ class Worker:
         except BaseException:  # noqa: BLE001  (as in `_answer_or_end`)
             os._exit(1)
 
-    def _asked_for(self, held: _Held, source: PoolStream, target: int) -> int:
+    def _asked_for(self, held: Held, source: PoolStream, target: int) -> int:
         """Return the number of a request for the item that is there, and hold the session; or 0."""
         board = self._board
         if source.is_empty:
@@ -465,7 +244,7 @@ class Worker:
             held.number = held.answered = number
             return number
 
-    def _number_of(self, held: _Held, target: int) -> int:
+    def _number_of(self, held: Held, target: int) -> int:
         """Return the number of a request on the page that is this session's, and is new; or 0."""
         number, by = self._board.asked
         return number if by == target and number > held.answered else 0
@@ -542,7 +321,7 @@ class Worker:
             return self._work_on(held, target, name, args, fields)
 
     def _work_on(
-        self, held: _Held, target: int, name: str, args: list[Any], fields: dict[str, Any]
+        self, held: Held, target: int, name: str, args: list[Any], fields: dict[str, Any]
     ) -> Any:
         """Do what the program asks for, one call after the other.
 
@@ -562,35 +341,35 @@ class Worker:
         return answer, None if keeps_value else self._value(target, name)
 
     @staticmethod
-    def _next(held: _Held, item: Item | None = None) -> Any:
+    def _next(held: Held, item: Item | None = None) -> Any:
         answer = held.next(item)
         if answer[0] is None or answer[0].finish_reason is not None:
             held.forget()
         return answer
 
     @staticmethod
-    def _open(held: _Held, kind: str, args: Any, fields: dict[str, Any], replay: Any) -> Any:
+    def _open(held: Held, kind: str, args: Any, fields: dict[str, Any], replay: Any) -> Any:
         if kind not in _STREAMS:
             raise ValueError(kind)
         return held.open(kind, args, fields, replay)
 
     @staticmethod
-    def _end(held: _Held) -> tuple[int, int]:
+    def _end(held: Held) -> tuple[int, int]:
         held.end()
         return held.counts
 
     @staticmethod
-    def _explain_context(held: _Held) -> Any:
+    def _explain_context(held: Held) -> Any:
         return held.session.explain_context()
 
     @staticmethod
-    def _cancel(held: _Held) -> None:
+    def _cancel(held: Held) -> None:
         held.session.cancel()
 
-    def _fork(self, held: _Held, target: int) -> Any:
+    def _fork(self, held: Held, target: int) -> Any:
         return self._keep(target, held.session.fork())
 
-    def _close(self, held: _Held) -> Any:
+    def _close(self, held: Held) -> Any:
         target = self._ids.pop(id(held.session.context.sequence))  # type: ignore[attr-defined]
         self._held.pop(target, None)
         held.session.close()
@@ -603,7 +382,7 @@ class Worker:
         return snapshots.value_of(held.session)
 
     def _keep(self, target: int, session: CoreSession) -> Any:
-        self._held[target] = _Held(session)
+        self._held[target] = Held(session)
         self._ids[id(session.context.sequence)] = target  # type: ignore[attr-defined]
         return session.explain_context()
 
@@ -752,7 +531,7 @@ def main(requests: int, answers: int, board: int, lane: int, life: int) -> None:
     """Work for the program at the other end of the pipes; end when that of ``life`` is closed."""
     threading.Thread(target=_wait_for_end, args=(life,), daemon=True).start()
     sys.setswitchinterval(_SWITCH_SECONDS)
-    line = _Line(requests, answers, board, lane)
+    line = Line(requests, answers, board, lane)
     ToProgram(line.send).listen()
     try:
         Worker(line).run()

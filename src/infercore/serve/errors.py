@@ -113,13 +113,19 @@ def api_error(error: BaseException, names: Mapping[str, str] | None = None) -> A
                 headers=_retry_after(error) if status in (429, 503) else {},
             )
     told = "the server failed; its log says more"
-    is_ours = isinstance(error, errors.InferCoreError) and not hasattr(error, "path")
+    is_ours = isinstance(error, errors.InferCoreError) and not _names_a_path(error, message)
     return ApiError(
         500,
         message if is_ours else told,
         "server_error",
         code=type(error).__name__ if is_ours else "internal",
     )
+
+
+def _names_a_path(error: BaseException, message: str) -> bool:
+    """Whether an error is about a file of the server, or quotes one that is."""
+    path = getattr(getattr(error, "cause", None), "path", None)
+    return hasattr(error, "path") or (path is not None and str(path) in message)
 
 
 def _for_clients(message: str) -> str:

@@ -12,7 +12,7 @@ import attrs
 import numpy as np
 
 from conformance.mutants import around, breaks, result, told
-from infercore import api
+from infercore import loading
 from infercore.engine.context import GuardedContext
 from infercore.engine.model import GuardedModel
 from infercore.engine.tokenizer import GuardedTokenizer
@@ -278,7 +278,7 @@ def a_narrow_cache_comes_back_without_its_first_value(m: Any) -> None:
 
 @breaks("CAP-30", **real)
 def progress_is_never_told(m: Any) -> None:
-    m.setattr(api._Progress, "tell", lambda self, fraction: None)
+    m.setattr(loading._Progress, "tell", lambda self, fraction: None)
 
 
 @breaks("CAP-42", **real)
