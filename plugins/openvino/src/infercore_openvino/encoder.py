@@ -126,7 +126,7 @@ class EncoderContext(BaseContext):
 
     def _looks_back_only(self) -> bool:
         """Run a text alone and with more behind it: is its first token's output the same."""
-        tokens = np.arange(_PROBED)
+        tokens = np.arange(_PROBED, dtype=np.int32)
         followed = self._infer(self._request, [tokens])[0, 0].copy()
         alone = self._infer(self._request, [tokens[:1]])[0, 0]
         return np.allclose(alone, followed, rtol=_SAME, atol=_SAME)
@@ -208,7 +208,7 @@ class EncoderContext(BaseContext):
     def warmup(self) -> None:
         """Run a token in a request of its own."""
         request = self._compiled.engine.create_infer_request()
-        self._infer(request, [np.zeros(1)])
+        self._infer(request, [np.zeros(1, dtype=np.int32)])
 
     # -- what is not there ---------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ they are arrays of our own: trimming is a change of an integer, a fork shares bl
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -47,16 +47,20 @@ class Shape:
 class Graph:
     """A graph in one form.
 
-    ``inv_freq`` are its rotary frequencies, None if not found; ``slides`` says whether layers
-    look back over a window only; ``config`` is the model's ``config.json``.
+    ``inv_freq`` are its rotary frequencies, None if not found; ``config`` is the model's
+    ``config.json``.
     """
 
     model: Any
     form: str
     shape: Shape
     inv_freq: Floats | None
-    slides: bool = False
-    config: Mapping[str, Any] = field(default_factory=dict)
+    config: Mapping[str, Any]
+
+    @property
+    def slides(self) -> bool:
+        """Whether layers look back over a window only."""
+        return sliding_window(self.config) is not None
 
 
 def build(core: Any, files: ModelFiles, form: str, path: str) -> Graph:
@@ -81,10 +85,7 @@ def build(core: Any, files: ModelFiles, form: str, path: str) -> Graph:
         n_layer=n_layer,
         n_params=n_params,
     )
-    slides = sliding_window(files.config) is not None
-    return Graph(
-        model=model, form=form, shape=shape, inv_freq=inv_freq, slides=slides, config=files.config
-    )
+    return Graph(model=model, form=form, shape=shape, inv_freq=inv_freq, config=files.config)
 
 
 def read(core: Any, xml: str, path: str) -> Any:
@@ -216,7 +217,7 @@ def _inv_freq(model: Any, files: ModelFiles) -> Floats | None:
     if len(sources) != 1:
         return None
     constant = next(iter(sources.values()))
-    stored = constant.data.reshape(-1).astype(np.float32)
+    stored: Floats = constant.data.reshape(-1).astype(np.float32)
     if constant.get_element_type().to_string() != "f16":
         return stored
     exact = rope.frequencies(files.config, len(stored))

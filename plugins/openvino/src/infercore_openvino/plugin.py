@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 from importlib import metadata
@@ -21,8 +20,7 @@ from infercore_openvino.options import CONTEXT_OPTIONS, MODEL_OPTIONS
 if TYPE_CHECKING:
     from infercore import ContextConfig, MemoryPlan, ModelConfig
 
-_OLDEST = (2026, 4)
-_TOO_NEW = (2027,)
+_OLDEST, _TOO_NEW = (2026, 4), (2027,)
 _KINDS = {"CPU": "cpu", "GPU": "gpu", "NPU": "npu"}
 _SCORE = 100
 _INCOMPLETE_SCORE = 20  # so that the loader, not the choice of a backend, says what is missing
@@ -68,9 +66,6 @@ def check() -> None:
     numbers = tuple(int(part) for part in installed.split(".")[:2] if part.isdigit())
     if not _OLDEST <= numbers < _TOO_NEW:
         raise _unavailable(f"openvino {installed} is not one of 2026.4 up to 2027 (excluded)")
-    for module in ("openvino", "tokenizers"):
-        if importlib.util.find_spec(module) is None:
-            raise _unavailable(f"{module} is not installed")
 
 
 def _unavailable(reason: str) -> BackendUnavailableError:

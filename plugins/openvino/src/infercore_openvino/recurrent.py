@@ -93,7 +93,8 @@ class RecurrentContext(BaseContext):
                 self._infer(request, piece, n, [len(piece) - 1], [])
                 n += len(piece)
             rows.append(request.get_output_tensor(0).data.reshape(-1).copy())
-        return np.allclose(*rows, rtol=0, atol=self.tolerance)
+        whole, in_pieces = rows
+        return np.allclose(whole, in_pieces, rtol=0, atol=self.tolerance)
 
     def n_past(self, seq_id: int) -> int:
         """Return the sequence's next position."""
@@ -288,8 +289,7 @@ class RecurrentContext(BaseContext):
 
 
 def _in_order(rows: dict[int, Any]) -> Any:
-    found = [rows[i] for i in sorted(rows)]
-    return np.stack(found) if found else np.empty((0, 0), dtype=np.float32)
+    return np.array([rows[i] for i in sorted(rows)])
 
 
 def _refuse(feature: str, hint: str) -> UnsupportedFeatureError:
