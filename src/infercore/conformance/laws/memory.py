@@ -288,7 +288,7 @@ def _check_saved_windows(rig: Rig, kinds: Mapping[str, int]) -> None:
                 n = context.n_ctx - 8
                 context.decode(rig.story_at(0, n), logits="none")
                 saved = len(blob.unpack(context.save_sequence(0))[1]) * context.n_ctx // n
-            fits = 0.9 * saved < planned < 1.4 * saved  # some plan whole blocks
+            fits = 0.9 * saved < planned < 1.5 * saved  # some plan whole blocks
             that(fits, f"a window of {kind} takes {saved} bytes as it is saved, {planned} planned")
 
 
