@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from importlib import metadata
@@ -66,6 +67,9 @@ def check() -> None:
     numbers = tuple(int(part) for part in installed.split(".")[:2] if part.isdigit())
     if not _OLDEST <= numbers < _TOO_NEW:
         raise _unavailable(f"openvino {installed} is not one of 2026.4 up to 2027 (excluded)")
+    for module in ("openvino", "tokenizers"):
+        if importlib.util.find_spec(module) is None:
+            raise _unavailable(f"{module} is not installed")
 
 
 def _unavailable(reason: str) -> BackendUnavailableError:
