@@ -96,6 +96,21 @@ def test_what_an_append_kept_is_known(context, faults, fresh_logits, call, work,
     check_goes_on(context, fresh_logits)
 
 
+@pytest.mark.parametrize("call", ["decode", "decode_batch"])
+def test_a_sequence_that_a_failure_empties_ends_the_context(context, monkeypatch, call):
+    engine = context._inner
+
+    def lose(*_, **__):
+        engine.seq_remove(0, 0, -1)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine, call, lose)
+    with pytest.raises(KeyboardInterrupt):
+        CALLS[call](context)
+    with pytest.raises(SessionFatalError):
+        context.n_past()
+
+
 @pytest.mark.parametrize(("call", "work"), WORKS)
 def test_what_nobody_expects_ends_the_context(context, faults, call, work):
     first = RuntimeError("the engine is on fire")

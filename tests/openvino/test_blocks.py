@@ -44,7 +44,7 @@ class Store:
 
 
 def make(n_blocks: int = 8, n_sequences: int = 2) -> tuple[BlockTables, Store]:
-    tables = BlockTables(n_blocks, SIZE, n_sequences, first_block=1)
+    tables = BlockTables(n_blocks, SIZE, n_sequences, 1)
     return tables, Store(tables, n_blocks)
 
 
@@ -262,7 +262,7 @@ def test_extent_counts_slots_of_each_block_once() -> None:
 
 
 def test_many_tokens_need_no_many_steps() -> None:
-    tables = BlockTables(4000, 32, 1)
+    tables = BlockTables(4000, 32, 1, 0)
     tables.append(0, 100_000)
     copies = tables.remove(0, 10, 20)
     assert len(copies) < 7000
@@ -389,7 +389,7 @@ def test_a_ctrl_c_leaves_positions_that_agree(call: str) -> None:
         "append": lambda tables: tables.append(0, 4),
     }
     for n in range(1, 200):
-        tables = BlockTables(8, SIZE, 2)
+        tables = BlockTables(8, SIZE, 2, 0)
         tables.append(0, 6)
         came = interrupt(n, lambda tables=tables: calls[call](tables), blocks.__file__)
         table = tables.tables[0]

@@ -13,7 +13,9 @@ import infercore as ic
 from infercore_openvino import cpu, files
 from infercore_openvino import settings as module
 
-NO_CONFIG = files.ModelFiles(xml="", bin="", folder="")
+NO_CONFIG = files.ModelFiles(
+    "", "", "", has_cache=True, has_keys=True, is_recurrent=False, n_state=0
+)
 REFUSED = {
     "rope_scaling_type": "longrope",
     "pooling_type": "rank",

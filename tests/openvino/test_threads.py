@@ -8,6 +8,10 @@ import infercore as ic
 from infercore_llamacpp import threads
 from infercore_openvino import cpu, files, settings
 
+NO_CONFIG = files.ModelFiles(
+    "", "", "", has_cache=True, has_keys=True, is_recurrent=False, n_state=0
+)
+
 
 @pytest.fixture(params=["one file", "two files"])
 def grant(request, monkeypatch, tmp_path):
@@ -33,7 +37,7 @@ def grant(request, monkeypatch, tmp_path):
 @pytest.mark.parametrize(("quota", "n"), [(100_000, 1), (250_000, 3), (700_000, 7)])
 def test_a_quota_below_the_cores_bounds_the_threads(grant, quota, n) -> None:
     grant(quota)
-    found = settings.settings(ic.ContextConfig(n_ctx=64), files.ModelFiles("", "", ""))
+    found = settings.settings(ic.ContextConfig(n_ctx=64), NO_CONFIG)
     assert found.n_threads == found.properties["INFERENCE_NUM_THREADS"] == n
     assert threads.default_threads() == (n, n)
 
@@ -48,7 +52,7 @@ def test_without_a_bound_the_engine_chooses(grant, quota) -> None:
 def test_what_is_asked_for_goes_before_the_quota(grant) -> None:
     grant(100_000)
     config = ic.ContextConfig(n_ctx=64, n_threads=2)
-    assert settings.settings(config, files.ModelFiles("", "", "")).n_threads == 2
+    assert settings.settings(config, NO_CONFIG).n_threads == 2
 
 
 @pytest.mark.parametrize(
@@ -78,7 +82,7 @@ def test_contexts_in_threads_take_the_cores_that_one_leaves(
 ) -> None:
     monkeypatch.setattr(cpu, "_n_cores", lambda: cores)
     monkeypatch.setattr(cpu, "granted_threads", lambda: None)
-    found = settings.settings(ic.ContextConfig(n_ctx=64, **fields), files.ModelFiles("", "", ""))
+    found = settings.settings(ic.ContextConfig(n_ctx=64, **fields), NO_CONFIG)
     assert found.properties.get("INFERENCE_NUM_THREADS") == n_threads
     assert found.properties.get("NUM_STREAMS") == n_streams
     assert found.n_threads == fields.get("n_threads", fields.get("n_threads_batch"))
@@ -87,5 +91,5 @@ def test_contexts_in_threads_take_the_cores_that_one_leaves(
 def test_a_quota_bounds_them_as_well(grant) -> None:
     grant(300_000)
     config = ic.ContextConfig(n_ctx=64, n_threads=1)
-    found = settings.settings(config, files.ModelFiles("", "", ""))
+    found = settings.settings(config, NO_CONFIG)
     assert found.properties["NUM_STREAMS"] == 3

@@ -315,7 +315,7 @@ class Appending:
                     self._cells.append(ids, (token,), pos)
 
         def settle(error: BaseException) -> None:
-            reached = {s: self._native.position_after(s, error) for ids in seq_ids for s in ids}
+            reached = self._reached({s for ids in seq_ids for s in ids}, error)
             for token, pos, ids in zip(tokens, positions, seq_ids, strict=True):
                 kept = [s for s in ids if self._cells.next_position(s) <= pos < reached[s]]
                 if kept:
@@ -332,6 +332,13 @@ class Appending:
         ends = {s: row for s, row in ends.items() if row >= 0}
         self._outputs.set_rows(rows, ends, all_rows=all(wanted))
         self._embeddings.note({s for ids in seq_ids for s in ids}, len(tokens))
+
+    def _reached(self, seq_ids: set[int], error: BaseException) -> dict[int, int]:
+        """Return the next positions after a failed append; none may be before what was there."""
+        reached = {s: self._native.position_after(s, error) for s in seq_ids}
+        if any(end < self._cells.next_position(s) for s, end in reached.items()):
+            self._distrust(error)
+        return reached
 
     def _run_several(
         self,
@@ -430,11 +437,15 @@ class Appending:
         entered = self._cells.next_position(seq_id) - before
         kept = self._native.position_after(seq_id, error) - before
         if not 0 <= kept <= len(tokens):
-            failure = self._native.lock.fail(error)
-            if calls.is_of_the_engine(error):
-                raise failure from error
+            self._distrust(error)
         elif kept > entered:
             self._cells.append((seq_id,), tokens[entered:kept], before + entered)
+
+    def _distrust(self, error: BaseException) -> None:
+        """Stop trusting an engine that has lost what it held, or has more than it was given."""
+        failure = self._native.lock.fail(error)
+        if calls.is_of_the_engine(error):
+            raise failure from error
 
     def _fail(self, error: BaseException, resident: Callable[[], int]) -> NoReturn:
         """Raise ``error`` with the true count of resident tokens, or what a callback raised."""

@@ -168,6 +168,11 @@ def a_plan_of_one_size_for_all(m: Any) -> None:
     nothing(m, FullModel, "plan_memory", plan)
 
 
+@breaks("MEM-3")
+def values_are_not_planned(m: Any) -> None:
+    told(m, FullModel, "plan_memory", kv_bytes=lambda plan: plan.kv_bytes // 2)
+
+
 @breaks("MEM-6")
 def more_is_taken_than_planned(m: Any) -> None:
     def init(old: Any, self: Any, config: Any) -> None:

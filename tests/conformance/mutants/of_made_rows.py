@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
+import time
 from importlib import metadata
 from itertools import accumulate
 from pathlib import Path
@@ -162,5 +163,16 @@ def what_a_handler_raises_in_a_step_is_lost(m: Any) -> None:
         with contextlib.suppress(Exception):
             logging.getLogger("infercore.reference").info("a step")
         return old(self, *args, **fields)
+
+    around(m, ReferenceContext, "decode", decode)
+
+
+@breaks("LIFE-16", **real)
+def signals_are_lost_in_a_step(m: Any) -> None:
+    def decode(old: Any, self: Any, *args: Any, **fields: Any) -> Any:
+        found = old(self, *args, **fields)
+        with contextlib.suppress(Exception):
+            time.sleep(0.05)
+        return found
 
     around(m, ReferenceContext, "decode", decode)

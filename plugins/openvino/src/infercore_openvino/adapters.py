@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     Joined = Mapping[str, tuple[Floats, Floats]]
 
 _MODULE = re.compile(r"__module\.(.+?)/")  # as the converter of PyTorch models names what it makes
-_MATRIX_RANK = 2
 
 
 def read(adapters: Sequence[AdapterSpec], graph: Graph) -> Joined:
@@ -57,21 +56,19 @@ def read(adapters: Sequence[AdapterSpec], graph: Graph) -> Joined:
 def _joined(pairs: Sequence[lora.Pair]) -> tuple[Floats, Floats]:
     a = np.concatenate([pair.a for pair in pairs])
     b = np.concatenate([pair.b * np.float32(pair.scale) for pair in pairs], axis=1)
-    return np.ascontiguousarray(a), np.ascontiguousarray(b)  # as the engine shares them
+    return a, b
 
 
 def _matrices(model: Any) -> dict[str, tuple[Any, tuple[int, ...]]]:
-    """Return the products with weights by the names of their modules, and the weights' shapes."""
+    """Return the products with weights [n_out, n_in] by their modules' names, and those shapes."""
     found = {}
     for node in model.get_ordered_ops():
         name = _MODULE.match(node.get_friendly_name())
         if node.get_type_name() != "MatMul" or name is None:
             continue
         shape = node.input_value(1).get_partial_shape()
-        if shape.is_static and len(shape) == _MATRIX_RANK:
-            turned = node.get_attributes()["transpose_b"]
-            sizes = tuple(shape.to_shape())
-            found[name[1]] = node, sizes if turned else sizes[::-1]
+        if shape.is_static and node.get_attributes()["transpose_b"]:
+            found[name[1]] = node, tuple(shape.to_shape())
     return found
 
 
@@ -90,7 +87,6 @@ def with_inputs(graph: Graph, names: Iterable[str]) -> Graph:
         for user in users:
             user.replace_source_output(total)
         model.add_parameters([a, b])
-    model.validate_nodes_and_infer_types()
     return replace(graph, model=model)
 
 

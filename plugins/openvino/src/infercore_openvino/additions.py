@@ -188,7 +188,6 @@ def _input(name: str, kind: Any, *shape: int) -> Any:
 
 def _grown(graph: Graph, model: Any, *parameters: Any) -> Graph:
     model.add_parameters(list(parameters))
-    model.validate_nodes_and_infer_types()
     return replace(graph, model=model)
 
 

@@ -93,9 +93,8 @@ def kv_types(config: ContextConfig, inference: str) -> tuple[str, ...]:
 
 
 def _needs_f32(config: ContextConfig, inference: str) -> bool:
-    """Return whether a type of keys or values was asked for that goes with float32 alone."""
-    asked_types = {config.type_k, config.type_v} - {None, *KV_TYPES[inference]}
-    return bool(asked_types) and asked_types <= {*KV_TYPES["f32"]}
+    """Return whether a type of keys or values was asked for that ``inference`` excludes."""
+    return bool({config.type_k, config.type_v} - {None, *KV_TYPES[inference]})
 
 
 def check_offered(inference: str, device: str) -> None:

@@ -177,16 +177,16 @@ class BaseContext:
     def decode(self, tokens: Tokens, *, seq_id: int, logits: str) -> None:
         """Append ``tokens`` in compute steps of n_ubatch."""
         self._begin_outputs()
-        n_tokens = len(tokens)
-        for start in range(0, n_tokens, self.n_ubatch):
+        starts = range(0, len(tokens), self.n_ubatch)
+        for start in starts:
             self._check_abort(seq_id)
             part = tokens[start : start + self.n_ubatch]
-            last = start + len(part) == n_tokens
+            last = start == starts[-1]
             self._step(part, seq_id, wanted_rows(logits, len(part), last=last), self._wanted(part))
             self._take_outputs(last=last)
         if self._embeddings:
             self._hidden[seq_id] = self._hidden_all.all()
-        self.n_evaluated += n_tokens
+        self.n_evaluated += len(tokens)
 
     def decode_vectors(
         self,
@@ -212,7 +212,8 @@ class BaseContext:
     ) -> None:
         """Append entries of one sequence each, in compute steps of n_ubatch."""
         self._begin_outputs()
-        for start in range(0, len(tokens), self.n_ubatch):
+        starts = range(0, len(tokens), self.n_ubatch)
+        for start in starts:
             self._check_abort(int(seq_ids[start]))
             part = slice(start, start + self.n_ubatch)
             columns = tokens[part], positions[part], seq_ids[part], wanted[part]
@@ -224,7 +225,7 @@ class BaseContext:
                     self._column_step(*columns)
                 finally:
                     give_rows(self._request, rows[:0])
-            self._take_outputs(last=start + self.n_ubatch >= len(tokens))
+            self._take_outputs(last=start == starts[-1])
         if self._embeddings:
             vectors = self._hidden_all.all()
             for s in np.unique(seq_ids).tolist():
@@ -236,7 +237,7 @@ class BaseContext:
         self._step(tokens, int(seq_ids[0]), np.flatnonzero(wanted), self._wanted(tokens))
 
     def _wanted(self, tokens: Tokens) -> Any:
-        return np.arange(len(tokens) if self._embeddings else 0, dtype=np.int64)
+        return np.arange(len(tokens) if self._embeddings else 0)
 
     def _begin_outputs(self) -> None:
         self._logits.begin()

@@ -68,25 +68,18 @@ class Table:
         """Add ``n_tokens`` at the positions from ``first`` on."""
         end, after = self.n + n_tokens, max(self.next, first + n_tokens)
         self._reserve(end)
-        if n_tokens == 1:
-            self._positions[self.n] = first
-        else:
-            self._positions[self.n : end] = np.arange(first, first + n_tokens)
+        self._positions[self.n : end] = range(first, first + n_tokens)
         self.n, self.next = end, after
 
     def _reserve(self, n_tokens: int) -> None:
         if n_tokens > len(self._positions):
-            grown = np.empty(max(n_tokens, 2 * len(self._positions)), dtype=np.int64)
-            grown[: self.n] = self.positions
-            self._positions = grown
+            self._positions = np.resize(self._positions, max(n_tokens, 2 * len(self._positions)))
 
 
 class BlockTables:
     """The tables of ``n_sequences`` over one pool."""
 
-    def __init__(
-        self, n_blocks: int, block_size: int, n_sequences: int, *, first_block: int = 0
-    ) -> None:
+    def __init__(self, n_blocks: int, block_size: int, n_sequences: int, first_block: int) -> None:
         self.block_size = block_size
         self.pool = Pool(n_blocks, first_block)
         self.tables = [Table() for _ in range(n_sequences)]

@@ -81,8 +81,7 @@ def _of_bf16(stored: npt.NDArray[Any]) -> Floats:
 
 def _to_bf16(values: Floats) -> npt.NDArray[Any]:
     bits = values.view(np.uint32)
-    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    return np.asarray(rounded, dtype=np.uint16)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
 
 class KvCache:
@@ -92,7 +91,7 @@ class KvCache:
         block_size = ports[0].get_partial_shape()[_TOKEN_AXIS].get_length()
         n_blocks = -(-n_cells // block_size) + n_extra
         self.arrays = [KvArray(port, n_blocks + 1) for port in ports]
-        self.tables = BlockTables(n_blocks, block_size, n_seq, first_block=SCRATCH_BLOCK + 1)
+        self.tables = BlockTables(n_blocks, block_size, n_seq, SCRATCH_BLOCK + 1)
         self.on_grown: Callable[[], None] = lambda: None
 
     @property

@@ -7,6 +7,8 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from infercore import ModelLoadError, SessionFatalError, UnsupportedFeatureError
 from infercore_openvino import arithmetic
 from infercore_openvino.additions import Additions, with_additions
@@ -28,7 +30,8 @@ if TYPE_CHECKING:
     from infercore_openvino.graph import Graph
     from infercore_openvino.settings import Settings
 
-_RANK = 4
+_BLOCKS = [True, False, False, False]
+"""What is not fixed of [blocks, heads, tokens, head size], the layout of keys and values."""
 NOTHING = Additions()
 _alive: weakref.WeakSet[Compiled] = weakref.WeakSet()
 
@@ -68,6 +71,15 @@ class Compiled:
         request = self.engine.create_infer_request()
         added.bind(self.engine, request)
         return request
+
+    def given(self, **arrays: Any) -> dict[str, Any]:
+        """Return those of ``arrays`` that the graph has an input for, in its type."""
+        kinds = {name: p.get_element_type() for p in self.engine.inputs for name in p.get_names()}
+        return {
+            name: np.ascontiguousarray(arrays[name], dtype=kind.to_dtype())
+            for name, kind in kinds.items()
+            if name in arrays
+        }
 
     def drop(self) -> None:
         """Give its memory back, for good: run again after this, the engine corrupts the heap."""
@@ -200,18 +212,10 @@ def _check_caches(caches: list[Any], settings: Settings) -> None:
     others = {port.get_element_type().to_string() for port in caches} - {settings.kv_type}
     if others:
         raise _not_honoured("type_k", settings.kv_type, f"the engine chose {', '.join(others)}")
-    sizes = {_block_size(port) for port in caches}
-    if len(sizes) > 1 or None in sizes:
-        raise _not_honoured("device", "", "its cache has a layout that is not known here")
-
-
-def _block_size(port: Any) -> int | None:
-    """Tokens in a block of the layout [blocks, heads, tokens, head size]; None for another one."""
-    shape = list(port.get_partial_shape())
-    if len(shape) != _RANK or any(dimension.is_dynamic for dimension in shape[1:]):
-        return None
-    size: int = shape[2].get_length()
-    return size
+    for port in caches:
+        n_blocks, *of_block = port.get_partial_shape()
+        if [n_blocks.is_dynamic, *(n.is_dynamic for n in of_block)] != _BLOCKS:
+            raise _not_honoured("device", "", "its cache has a layout that is not known here")
 
 
 def _not_honoured(name: str, asked: object, hint: str) -> UnsupportedFeatureError:

@@ -65,9 +65,13 @@ _WRONG_OPTIONS: tuple[dict[str, Any], ...] = (
 
 _OWN_OPTIONS: tuple[tuple[dict[str, Any], Callable[[Any], bool]], ...] = (
     ({"num_streams": 2}, lambda c: c.effective["num_streams"] == 2),  # noqa: PLR2004
-    (
-        {"dynamic_quantization_group_size": 0},
-        lambda c: c.effective["dynamic_quantization_group_size"] == 0,
+    ({"num_streams": 64}, lambda c: c.effective["num_streams"] > 0),  # one a core at most
+    *(
+        (
+            {"dynamic_quantization_group_size": size},
+            lambda c: c.effective["dynamic_quantization_group_size"] == 0,
+        )
+        for size in (0, 2**20)  # none of its weights is compressed
     ),
     ({"enable_cpu_pinning": False}, lambda c: _property(c, "ENABLE_CPU_PINNING") is False),
     ({"enable_hyper_threading": False}, lambda c: _property(c, "ENABLE_HYPER_THREADING") is False),
@@ -270,6 +274,7 @@ def a_ranker(folder: str) -> Callable[[Sequence[int], Sequence[int]], float]:
     width = model.output(0).get_partial_shape()[2].get_length()
     head = op.constant(numbers.standard_normal((1, width)).astype(np.float32))
     _put_out(model, lambda rows: op.matmul(_first(rows), head, False, True), {"logits"})
+    _take_short_numbers(model)
     model.validate_nodes_and_infer_types()
     _write(model, folder, in_half=False, name="encoder")
     _edit(folder, "config.json", architectures=["BertForSequenceClassification"])
@@ -278,10 +283,22 @@ def a_ranker(folder: str) -> Callable[[Sequence[int], Sequence[int]], float]:
     def score(ids: Sequence[int], kinds: Sequence[int]) -> float:
         given = {"input_ids": ids, "attention_mask": [1] * len(ids), "token_type_ids": kinds}
         known = {name for port in compiled.inputs for name in port.get_names()}
-        arrays = {n: np.array([v], dtype=np.int64) for n, v in given.items() if n in known}
+        arrays = {n: np.array([v], dtype=np.int32) for n, v in given.items() if n in known}
         return float(compiled(arrays)["logits"][0, 0])
 
     return score
+
+
+def _take_short_numbers(model: Any) -> None:
+    """Let its inputs be of 32 bits, as some exporters write them."""
+    import openvino as ov  # noqa: PLC0415
+    from openvino import opset13 as op  # noqa: PLC0415  (imports the engine)
+
+    for port in model.inputs:
+        parameter, users = port.get_node(), list(port.get_target_inputs())
+        parameter.set_element_type(ov.Type.i32)
+        for user in users:
+            user.replace_source_output(op.convert(parameter, "i64").output(0))
 
 
 def _first(rows: Any) -> Any:

@@ -78,11 +78,10 @@ def check_files_left() -> None:
         raise OutOfMemoryError(f"OpenVINO needs to open files, and cannot: {error}") from error
 
 
-def first_lines(error: BaseException, n_lines: int = 4) -> str:
+def first_lines(error: BaseException) -> str:
     """Return the lines of the engine's message that say something, without its stack."""
     lines = [line.strip() for line in str(error).splitlines()]
-    telling = [line for line in lines if line and not line.startswith("Exception from")]
-    return " ".join(telling[:n_lines])
+    return " ".join(line for line in lines if not line.startswith("Exception from")).strip()
 
 
 class Runner:

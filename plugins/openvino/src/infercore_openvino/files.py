@@ -25,7 +25,6 @@ _STATE = re.compile(rb'variable_id="([^"]*)"(?:[^>]*variable_shape="([^"]*)")?')
 _OF_ATTENTION = re.compile(rb"past_key_values\.\d+\.(key|value)")
 _RESULT = re.compile(rb'<layer\b[^>]*\btype="Result"[^>]*>')
 _OUTPUT_NAMES, _NAMES = (re.compile(rb'\b%snames="([^"]*)"' % kind) for kind in (b"output_", b""))
-_HEAD_BYTES = 4096
 MAX_GRAPH_BYTES, MAX_JSON_BYTES = 2**30, 2**28
 _WEIGHT_RANGE = re.compile(rb'offset="(\d+)" size="(\d+)"')
 
@@ -37,13 +36,13 @@ class ModelFiles:
     xml: str
     bin: str
     folder: str
+    has_cache: bool
+    has_keys: bool  # it keeps keys and values of each token
+    is_recurrent: bool  # it keeps states that sum up a text, beside keys and values or not
+    n_state: int  # numbers in those states, for each sequence
     config: dict[str, Any] = field(default_factory=dict)
     generation: dict[str, Any] = field(default_factory=dict)
     tokenizer: dict[str, Any] = field(default_factory=dict)
-    has_cache: bool = True
-    has_keys: bool = True  # it keeps keys and values of each token
-    is_recurrent: bool = False  # it keeps states that sum up a text, beside keys and values or not
-    n_state: int = 0  # numbers in those states, for each sequence
     pooling: str = "none"
     outputs: frozenset[str] = frozenset()
 
@@ -150,7 +149,7 @@ def _read_graph(xml: str, weights: str, path: str) -> bytes:
         graph = read_regular(xml, MAX_GRAPH_BYTES)
     except OSError as error:
         raise ModelFormatError(f"{xml} cannot be read: {error}", path=path) from error
-    if b"<net" not in graph[:_HEAD_BYTES] or not graph.rstrip().endswith(b"</net>"):
+    if b"<net" not in graph or not graph.rstrip().endswith(b"</net>"):
         raise ModelFormatError(
             f"{xml} is not an OpenVINO graph, or is incomplete; export or copy it again",
             path=path,

@@ -9,8 +9,7 @@ they are arrays of our own: trimming is a change of an integer, a fork shares bl
 from __future__ import annotations
 
 import math
-import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,7 +30,6 @@ RECURRENT = "recurrent"
 _CAUSAL_INPUTS = {"input_ids", "attention_mask", "beam_idx"}
 _LOGITS_RANK = 3
 _ATTENTION, _MASK, _FAR = "ScaledDotProductAttention", 3, 1e9
-STATE_NAME = re.compile(r"past_key_values\.(\d+)\.(key|value)")
 _F16_RELATIVE_ERROR = 2e-3
 
 
@@ -49,16 +47,20 @@ class Shape:
 class Graph:
     """A graph in one form.
 
-    ``inv_freq`` are its rotary frequencies, None if not found; ``slides`` says whether layers
-    look back over a window only; ``config`` is the model's ``config.json``.
+    ``inv_freq`` are its rotary frequencies, None if not found; ``config`` is the model's
+    ``config.json``.
     """
 
     model: Any
     form: str
     shape: Shape
     inv_freq: Floats | None
-    slides: bool = False
-    config: Mapping[str, Any] = field(default_factory=dict)
+    config: Mapping[str, Any]
+
+    @property
+    def slides(self) -> bool:
+        """Whether layers look back over a window only."""
+        return sliding_window(self.config) is not None
 
 
 def build(core: Any, files: ModelFiles, form: str, path: str) -> Graph:
@@ -83,10 +85,7 @@ def build(core: Any, files: ModelFiles, form: str, path: str) -> Graph:
         n_layer=n_layer,
         n_params=n_params,
     )
-    slides = sliding_window(files.config) is not None
-    return Graph(
-        model=model, form=form, shape=shape, inv_freq=inv_freq, slides=slides, config=files.config
-    )
+    return Graph(model=model, form=form, shape=shape, inv_freq=inv_freq, config=files.config)
 
 
 def read(core: Any, xml: str, path: str) -> Any:
@@ -218,15 +217,14 @@ def _inv_freq(model: Any, files: ModelFiles) -> Floats | None:
     if len(sources) != 1:
         return None
     constant = next(iter(sources.values()))
-    stored = np.asarray(constant.data, dtype=np.float32).reshape(-1)
+    stored: Floats = constant.data.reshape(-1).astype(np.float32)
     if constant.get_element_type().to_string() != "f16":
         return stored
     exact = rope.frequencies(files.config, len(stored))
     if exact is None or not np.allclose(exact, stored, rtol=_F16_RELATIVE_ERROR, atol=1e-7):
         logger.warning("%s: rotary frequencies are rounded to float16", files.xml)
         return stored
-    _replace(constant, exact.reshape(constant.get_output_shape(0)))
-    return exact
+    return _replace(constant, exact)
 
 
 def with_frequencies(graph: Graph, wanted: Rope) -> Graph:
@@ -239,8 +237,7 @@ def with_frequencies(graph: Graph, wanted: Rope) -> Graph:
     if graph.inv_freq is None or len(sources) != 1:
         hint = "its graph has no rotary frequencies that are one constant; leave it out"
         raise UnsupportedFeatureError(feature=wanted.named, backend=BACKEND, hint=hint)
-    values = wanted.frequencies(len(graph.inv_freq))
-    _replace(sources[0], values.reshape(sources[0].get_output_shape(0)))
+    values = _replace(sources[0], wanted.frequencies(len(graph.inv_freq)))
     if wanted.magnitude != 1:
         for node in model.get_ordered_ops():
             if node.get_type_name() in {"Cos", "Sin"}:
@@ -249,7 +246,6 @@ def with_frequencies(graph: Graph, wanted: Rope) -> Graph:
                 product = op.multiply(node, factor).output(0)
                 for user in users:
                     user.replace_source_output(product)
-    model.validate_nodes_and_infer_types()
     return replace(graph, model=model, inv_freq=values)
 
 
@@ -259,8 +255,8 @@ def without_causality(graph: Graph) -> Graph:
     Raises `UnsupportedFeatureError` where attention is no operation with a mask.
     """
     model = graph.model.clone()
-    found = [n for n in model.get_ordered_ops() if n.get_type_name() == _ATTENTION]
-    if any(n.get_attributes()["causal"] or len(n.inputs()) <= _MASK for n in found) or not found:
+    found = [n for n in model.get_ordered_ops() if _takes_a_mask(n)]
+    if len(found) != graph.shape.n_layer:
         hint = "attention in its graph takes no mask; leave it out"
         raise UnsupportedFeatureError(feature="attention_type", backend=BACKEND, hint=hint)
     held = op.convert(model.input("attention_mask"), "f32")
@@ -268,8 +264,15 @@ def without_causality(graph: Graph) -> Graph:
     mask = op.unsqueeze(left_out, op.constant([1, 2], dtype=np.int64)).output(0)
     for node in found:
         node.input(_MASK).replace_source_output(mask)
-    model.validate_nodes_and_infer_types()
     return replace(graph, model=model)
+
+
+def _takes_a_mask(node: Any) -> bool:
+    return (
+        node.get_type_name() == _ATTENTION
+        and not node.get_attributes()["causal"]
+        and len(node.inputs()) > _MASK
+    )
 
 
 def _frequency_constants(model: Any) -> dict[str, Any]:
@@ -289,7 +292,7 @@ def _constant_before(node: Any) -> Any:
         node = node.input_value(0).get_node()
     if node.get_type_name() not in {"MatMul", "Multiply"}:
         return None
-    sources = (_through_converts(node.input_value(i).get_node()) for i in range(2))
+    sources = (_through_converts(value.get_node()) for value in node.input_values())
     return next((s for s in sources if s.get_type_name() == "Constant"), None)
 
 
@@ -299,9 +302,10 @@ def _through_converts(node: Any) -> Any:
     return node
 
 
-def _replace(constant: Any, values: Floats) -> None:
-    """Put ``values`` in float32 where the float16 constant and its conversion were."""
-    fresh = op.constant(values, dtype=np.float32).output(0)
+def _replace(constant: Any, values: Any) -> Floats:
+    """Put ``values`` where the constant and its conversion were; return them in float32."""
+    rounded: Floats = values.astype(np.float32)
+    fresh = op.constant(rounded.reshape(constant.get_output_shape(0))).output(0)
     for target in constant.output(0).get_target_inputs():
         user = target.get_node()
         if user.get_type_name() == "Convert":
@@ -309,3 +313,4 @@ def _replace(constant: Any, values: Floats) -> None:
                 port.replace_source_output(fresh)
         else:
             target.replace_source_output(fresh)
+    return rounded

@@ -30,24 +30,23 @@ from infercore_openvino.stateful import capabilities as stateful_capabilities
 from infercore_openvino.tokenizer import JsonTokenizer
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from infercore import Capabilities, MemoryPlan, ModelConfig
     from infercore_openvino.base import BaseContext
     from infercore_openvino.files import ModelFiles
     from infercore_openvino.graph import Graph
     from infercore_openvino.settings import Settings
 
-_ALLOWED = {
-    "n_gpu_layers": (None, 0, -1),  # all that a device can take: it takes the whole model
-    "split_mode": (None, "none"),
-    "main_gpu": (None, 0),
-    "tensor_split": (None,),
-    "use_mlock": (None, False),
-    "check_tensors": (None, False),
-}
 _NO_GPU_HINT = "the model runs on one device as a whole; name that device with the field device"
-_HINTS = {
-    "use_mlock": "the engine cannot lock weights in memory",
-    "check_tensors": "the engine does not look for broken values",
+_ALLOWED: Mapping[str, tuple[tuple[Any, ...], str]] = {
+    # all that a device can take: it takes the whole model
+    "n_gpu_layers": ((None, 0, -1), _NO_GPU_HINT),
+    "split_mode": ((None, "none"), _NO_GPU_HINT),
+    "main_gpu": ((None, 0), _NO_GPU_HINT),
+    "tensor_split": ((None,), _NO_GPU_HINT),
+    "use_mlock": ((None, False), "the engine cannot lock weights in memory"),
+    "check_tensors": ((None, False), "the engine does not look for broken values"),
 }
 
 
@@ -69,10 +68,9 @@ def load(path: str, config: ModelConfig) -> OpenVinoModel:
 def check(config: ModelConfig) -> None:
     """Raise for a field of ``config`` that cannot be honoured, its device aside."""
     options.check(config.backend_options, options.MODEL_OPTIONS)
-    for name, allowed in _ALLOWED.items():
+    for name, (allowed, hint) in _ALLOWED.items():
         value = getattr(config, name)
         if value not in allowed:
-            hint = _HINTS.get(name, _NO_GPU_HINT)
             raise UnsupportedFeatureError(
                 f"{name}={value!r} is not supported on backend {BACKEND!r}; {hint}",
                 feature=name,

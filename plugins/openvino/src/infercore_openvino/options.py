@@ -26,7 +26,7 @@ def _integer(low: int, high: int) -> tuple[Callable[[Any], bool], str]:
 
 _BOOLEAN = (lambda value: isinstance(value, bool)), "True or False"
 _TEXT = (
-    lambda value: isinstance(value, str) and bool(value) and "\0" not in value,
+    lambda value: isinstance(value, str) and value != "" and "\0" not in value,
     "the path of a folder",
 )
 

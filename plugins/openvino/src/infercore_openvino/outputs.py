@@ -41,13 +41,14 @@ class Rows:
 def pooled(kind: str, vectors: Floats) -> Floats:
     """Return the pooled vector of one sequence's token ``vectors`` [n_tokens, n_embd]."""
     if kind == "mean":
-        return np.asarray(vectors.mean(axis=0))
+        return vectors.mean(axis=0)  # type: ignore[no-any-return]
     vector: Floats = vectors[0 if kind == "cls" else -1].copy()
     return vector
 
 
 def wanted_rows(logits: str, n_tokens: int, *, last: bool) -> Any:
     """Return which of a step's tokens get logits."""
+    rows = np.arange(n_tokens)
     if logits == "all":
-        return np.arange(n_tokens, dtype=np.int64)
-    return np.array([n_tokens - 1] if logits == "last" and last else [], dtype=np.int64)
+        return rows
+    return rows[-1:] if logits == "last" and last else rows[:0]

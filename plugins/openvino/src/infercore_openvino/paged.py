@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from infercore_openvino.settings import Settings
 
 _NO_MASK = "the engine's paged attention takes no mask; leave form out, or give 'stateful'"
-_NO_ROWS = np.empty(0, dtype=np.int64)
 
 
 def capabilities(settings: Settings, graph: Graph, *, shift: bool) -> Capabilities:
@@ -178,11 +177,12 @@ class PagedContext(BaseContext):
     ) -> None:
         """Append tokens of several sequences, in compute steps of n_ubatch entries."""
         self._begin_outputs()
-        for start in range(0, len(tokens), self.n_ubatch):
+        starts = range(0, len(tokens), self.n_ubatch)
+        for start in starts:
             self._check_abort(seq_ids[start][0])
             part = slice(start, start + self.n_ubatch)
             self._batch_step(tokens[part], positions[part], seq_ids[part], wanted[part])
-            self._take_outputs(last=start + self.n_ubatch >= len(tokens))
+            self._take_outputs(last=start == starts[-1])
         if self._embeddings:
             self._share_out(seq_ids)
         self.n_evaluated += len(tokens)
@@ -203,11 +203,11 @@ class PagedContext(BaseContext):
                 self._append(s, int(positions[i]))
             self._paged.run(
                 tokens[entries],
-                np.asarray(positions)[entries],
+                positions[entries],
                 [past[s] for s in involved],
                 [self._sequences[s].n - past[s] for s in involved],
                 [self._sequences[s].blocks for s in involved],
-                (np.array(first)[wanted], np.array(first if self._embeddings else _NO_ROWS)),
+                (np.array(first)[wanted], first if self._embeddings else []),
             )
         except BaseException:
             for s in involved:
@@ -311,7 +311,7 @@ class PagedContext(BaseContext):
 
     def warmup(self) -> None:
         """Run a token in a block that no sequence holds."""
-        self._paged.run([0], [0], [0], [1], [[SCRATCH_BLOCK]], (np.zeros(1), _NO_ROWS))
+        self._paged.run([0], [0], [0], [1], [[SCRATCH_BLOCK]], ([0], []))
 
     def close(self) -> None:
         """Drop the blocks, the request and the use of the compiled graph."""

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPACE_MARK = "\u2581"
@@ -20,7 +20,7 @@ def byte_alphabet() -> dict[str, int]:
     U+0100 on. Source: the byte encoder of GPT-2.
     """
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(0x100) if byte not in plain]
+    others = [*range(0x21), *range(0x7F, 0xA1), 0xAD]
     alphabet = {chr(byte): byte for byte in plain}
     alphabet.update({chr(0x100 + i): byte for i, byte in enumerate(others)})
     return alphabet
@@ -28,22 +28,15 @@ def byte_alphabet() -> dict[str, int]:
 
 def piece_reader(description: Mapping[str, Any]) -> Callable[[str], bytes]:
     """Return what turns the text of a token into its bytes; ``description`` is a tokenizer.json."""
-    parts = [description.get(name) for name in ("decoder", "pre_tokenizer")]
-    if any("ByteLevel" in _kinds(part) for part in parts):
+    kinds = str([description.get(name) for name in ("decoder", "pre_tokenizer")])
+    if "ByteLevel" in kinds:
         return _byte_level(byte_alphabet())
     model = description.get("model", {})
-    if _MARKED.search(str(parts)) or model.get("byte_fallback"):
+    if _MARKED.search(kinds) or model.get("byte_fallback"):
         return _sentencepiece
     if model.get("type") == "WordPiece":
         return _word_piece(str(model.get("continuing_subword_prefix", "##")))
     return str.encode
-
-
-def _kinds(part: Any) -> Iterator[str]:
-    if isinstance(part, dict):
-        yield str(part.get("type"))
-        for inner in (*part.get("decoders", ()), *part.get("pretokenizers", ())):
-            yield from _kinds(inner)
 
 
 def _byte_level(alphabet: Mapping[str, int]) -> Callable[[str], bytes]:

@@ -21,8 +21,7 @@ from infercore_openvino.options import CONTEXT_OPTIONS, MODEL_OPTIONS
 if TYPE_CHECKING:
     from infercore import ContextConfig, MemoryPlan, ModelConfig
 
-_OLDEST = (2026, 4)
-_TOO_NEW = (2027,)
+_OLDEST, _TOO_NEW = (2026, 4), (2027,)
 _KINDS = {"CPU": "cpu", "GPU": "gpu", "NPU": "npu"}
 _SCORE = 100
 _INCOMPLETE_SCORE = 20  # so that the loader, not the choice of a backend, says what is missing

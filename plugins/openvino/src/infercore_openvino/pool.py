@@ -13,7 +13,7 @@ class PoolFullError(Exception):
 class Pool:
     """Blocks ``first`` to ``first + n_blocks - 1``, each with the number of its holders."""
 
-    def __init__(self, n_blocks: int, first: int = 0) -> None:
+    def __init__(self, n_blocks: int, first: int) -> None:
         self._first = first
         self._holders = [0] * n_blocks
         self._free = list(range(first + n_blocks - 1, first - 1, -1))

@@ -22,7 +22,7 @@ from infercore_openvino.limits import computing
 from infercore_openvino.settings import FLASH_ATTENTION, POOLING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from infercore_openvino.settings import Settings
 
 _PROBED = 6  # tokens
-_NO_ROWS = np.empty(0, dtype=np.int64)
 
 
 def capabilities(settings: Settings) -> Capabilities:
@@ -77,10 +76,8 @@ class RecurrentContext(BaseContext):
     ) -> None:
         super().__init__(compiled, graphs, settings, added)
         self.capabilities = capabilities(settings)
-        self._inputs = {name for port in compiled.engine.inputs for name in port.get_names()}
-        others = range(settings.n_seq_max - 1)
-        self._requests = [self._request, *(compiled.new_request(added) for _ in others)]
         self._n = [0] * settings.n_seq_max
+        self._requests = [self._request, *(compiled.new_request(added) for _ in self._n[1:])]
         if compiled.goes_on is None:
             compiled.goes_on = self._goes_on()
         if not compiled.goes_on:
@@ -88,16 +85,16 @@ class RecurrentContext(BaseContext):
 
     def _goes_on(self) -> bool:
         """Whether a text in pieces gives the logits of the whole, with its states between them."""
-        tokens = np.arange(_PROBED, dtype=np.int32) % self._compiled.graph.shape.n_vocab
+        tokens = np.arange(_PROBED)
         rows = []
         for pieces in ([tokens], [tokens[:2], tokens[2:3], tokens[3:]]):
             request, n = self._compiled.new_request(self._added), 0
             for piece in pieces:
-                last = np.array([len(piece) - 1])
-                self._infer(request, piece, n, last, _NO_ROWS)
+                self._infer(request, piece, n, [len(piece) - 1], [])
                 n += len(piece)
             rows.append(request.get_output_tensor(0).data.reshape(-1).copy())
-        return bool(np.abs(rows[0] - rows[1]).max() <= self.tolerance)
+        whole, in_pieces = rows
+        return np.allclose(whole, in_pieces, rtol=0, atol=self.tolerance)
 
     def n_past(self, seq_id: int) -> int:
         """Return the sequence's next position."""
@@ -118,17 +115,16 @@ class RecurrentContext(BaseContext):
         self, request: Any, tokens: Any, n_past: int, out_rows: Any, hidden_rows: Any
     ) -> None:
         end = n_past + len(tokens)
-        inputs = {
-            "input_ids": np.asarray(tokens, dtype=np.int64)[None],
-            "attention_mask": np.ones((1, end), dtype=np.int64),
-            "position_ids": np.arange(n_past, end, dtype=np.int64)[None],
-            "beam_idx": np.zeros(1, dtype=np.int32),
-            "out_rows": out_rows,
-            "hidden_rows": hidden_rows,
-        }
-        known = {name: array for name, array in inputs.items() if name in self._inputs}
+        inputs = self._compiled.given(
+            input_ids=tokens[None],
+            attention_mask=np.ones((1, end)),
+            position_ids=np.arange(n_past, end)[None],
+            beam_idx=[0],
+            out_rows=out_rows,
+            hidden_rows=hidden_rows,
+        )
         with computing("a compute step"):
-            request.infer(known, share_inputs=True, share_outputs=True)
+            request.infer(inputs, share_inputs=True, share_outputs=True)
 
     def decode_batch(
         self,
@@ -221,17 +217,16 @@ class RecurrentContext(BaseContext):
 
     # -- state ---------------------------------------------------------------------------------
 
-    def _data(self, seq_id: int) -> list[Any]:
-        return [v.state.data.copy() for v in _variables(self._requests[seq_id])]
+    def _data(self, seq_id: int) -> dict[str, Any]:
+        return {v.name: v.state.data.copy() for v in self._requests[seq_id].query_state()}
 
     @staticmethod
-    def _put(request: Any, arrays: Sequence[Any]) -> None:
-        for variable, array in zip(_variables(request), arrays, strict=True):
-            variable.state = ov.Tensor(array)
+    def _put(request: Any, arrays: Mapping[str, Any]) -> None:
+        for variable in request.query_state():
+            variable.state = ov.Tensor(arrays[variable.name])
 
     def _move_to(self, compiled: Compiled, request: Any, added: Additions) -> None:
-        others = range(len(self._requests) - 1)
-        fresh = [request, *(compiled.new_request(added) for _ in others)]
+        fresh = [request, *(compiled.new_request(added) for _ in self._n[1:])]
         for seq_id, new in enumerate(fresh):
             if self._n[seq_id]:
                 self._put(new, self._data(seq_id))
@@ -246,8 +241,9 @@ class RecurrentContext(BaseContext):
         parts: list[memoryview] = []
         for s in seq_ids:
             arrays = self._data(s)
-            held.append({"seq_id": s, "n": self._n[s], "shapes": [a.shape for a in arrays]})
-            parts += [array.astype(np.float32).data for array in arrays]
+            shapes = {name: array.shape for name, array in arrays.items()}
+            held.append({"seq_id": s, "n": self._n[s], "shapes": shapes})
+            parts += [array.astype(np.float32).data for array in arrays.values()]
         return state.pack({**self._identity(), "sequences": held}, parts)
 
     def _unpack(self, data: bytes | memoryview, seq_id: int | None = None) -> None:
@@ -255,14 +251,14 @@ class RecurrentContext(BaseContext):
         saved = header["sequences"]
         if seq_id is not None and len(saved) != 1:
             raise state.refused("does not hold exactly one sequence")
-        shapes = [shape for entry in saved for shape in entry["shapes"]]
+        shapes = [shape for entry in saved for shape in entry["shapes"].values()]
         stored = state.read_arrays(view, shapes, np.float32)
         if not all(np.isfinite(array).all() for array in stored):
             raise state.refused("has numbers that are not finite")
         arrays = iter(stored)
         for entry in saved:
             target = entry["seq_id"] if seq_id is None else seq_id
-            self._put(self._requests[target], [next(arrays) for _ in entry["shapes"]])
+            self._put(self._requests[target], {name: next(arrays) for name in entry["shapes"]})
             self._n[target] = int(entry["n"])
 
     def save_sequence(self, seq_id: int) -> bytes:
@@ -284,8 +280,7 @@ class RecurrentContext(BaseContext):
 
     def warmup(self) -> None:
         """Run a token in a request of its own."""
-        request = self._compiled.new_request(self._added)
-        self._infer(request, np.zeros(1, np.int32), 0, np.zeros(1, np.int64), _NO_ROWS)
+        self._infer(self._compiled.new_request(self._added), np.zeros(1), 0, [0], [])
 
     def close(self) -> None:
         """Drop the requests and the use of the compiled graph."""
@@ -293,13 +288,8 @@ class RecurrentContext(BaseContext):
         super().close()
 
 
-def _variables(request: Any) -> list[Any]:
-    return sorted(request.query_state(), key=lambda variable: str(variable.name))
-
-
 def _in_order(rows: dict[int, Any]) -> Any:
-    found = [rows[i] for i in sorted(rows)]
-    return np.stack(found) if found else np.empty((0, 0), dtype=np.float32)
+    return np.array([rows[i] for i in sorted(rows)])
 
 
 def _refuse(feature: str, hint: str) -> UnsupportedFeatureError:

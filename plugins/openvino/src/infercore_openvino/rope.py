@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from infercore import ContextConfig
 
     Floats = npt.NDArray[np.float32]
+    Exact = npt.NDArray[np.float64]
 
 
 def rotate(keys: Floats, deltas: npt.NDArray[np.int64], inv_freq: Floats) -> Floats:
@@ -43,8 +44,8 @@ def parameters(config: Mapping[str, Any]) -> dict[str, Any]:
     return scaling
 
 
-def frequencies(config: Mapping[str, Any], n: int) -> Floats | None:
-    """Return the ``n`` inverse frequencies in float32, None for a scaling not known here.
+def frequencies(config: Mapping[str, Any], n: int) -> Exact | None:
+    """Return the ``n`` inverse frequencies, None for a scaling not known here.
 
     Source of the formulas: ``modeling_rope_utils`` of transformers (default, linear, llama3).
     """
@@ -55,18 +56,18 @@ def frequencies(config: Mapping[str, Any], n: int) -> Floats | None:
     plain = 1.0 / float(theta) ** (np.arange(n) / n)
     kind = rope["rope_type"]
     if kind == "linear":
-        return np.asarray(plain / float(rope["factor"]), dtype=np.float32)
+        return np.asarray(plain / float(rope["factor"]))
     if kind == "llama3":
         return _llama3(plain, rope)
-    return plain.astype(np.float32) if kind == "default" else None
+    return plain if kind == "default" else None
 
 
-def _llama3(plain: npt.NDArray[np.float64], rope: Mapping[str, Any]) -> Floats:
+def _llama3(plain: Exact, rope: Mapping[str, Any]) -> Exact:
     factor, low, high = (float(rope[k]) for k in ("factor", "low_freq_factor", "high_freq_factor"))
     original = float(rope["original_max_position_embeddings"])
     turns = original * plain / (2 * math.pi)
     share = np.clip((turns - low) / (high - low), 0.0, 1.0)
-    return np.asarray(plain * (share + (1 - share) / factor), dtype=np.float32)
+    return np.asarray(plain * (share + (1 - share) / factor))
 
 
 # -- frequencies that a context asks for -------------------------------------------------------
@@ -109,13 +110,13 @@ class Rope:
     orig_ctx: int
     named: str = field(compare=False)
 
-    def frequencies(self, n: int) -> Floats:
-        """Return ``n`` frequencies in float32, each between the scaled and the plain one."""
+    def frequencies(self, n: int) -> Exact:
+        """Return ``n`` frequencies, each between the scaled and the plain one."""
         plain = 1.0 / self.base ** (np.arange(n) / n)
         share = self._share(n) * self.ext_factor if self.ext_factor else 0.0
-        return np.asarray(plain * (self.scale * (1 - share) + share), dtype=np.float32)
+        return np.asarray(plain * (self.scale * (1 - share) + share))
 
-    def _share(self, n: int) -> npt.NDArray[np.float64]:
+    def _share(self, n: int) -> Exact:
         """Return how much of the plain frequency stands: all of fast turns, none of slow ones."""
         low = max(0, math.floor(self._turning(self.beta_fast, n)))
         high = min(2 * n - 1, math.ceil(self._turning(self.beta_slow, n)))

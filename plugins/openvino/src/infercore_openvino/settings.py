@@ -33,9 +33,7 @@ FLASH_ATTENTION = ("auto", "off")
 _TOLERANCE = {("f32", "f32"): 1e-3, ("f32", "f16"): 6e-2, ("f32", "u8"): 0.15}
 # What is rounded to 8 bits moves by a step where a value lies at the edge of two, and each layer
 # reads what the one before it made of it: 0.17 on 4 layers, 0.56 on 24, 1.45 on 32.
-_ROUGH_TOLERANCE = 0.6
-_SHALLOW = 4  # layers of the models for which that is
-_GROWTH = 0.75  # beyond them, a power of the number of layers
+_ROUGH_TOLERANCE, _OF_LAYER = 0.3, 0.08
 
 _HINTS = {
     "attention_type": "the exported graph has its kind of attention built in; leave it out",
@@ -78,7 +76,7 @@ class Settings:
 
     def tolerance(self, *, rounded: bool, n_layer: int) -> float:
         """Return the bound that contexts state; ``rounded``: activations are in 8 bits."""
-        rough = float(_ROUGH_TOLERANCE * max(1.0, n_layer / _SHALLOW) ** _GROWTH)
+        rough = _ROUGH_TOLERANCE + _OF_LAYER * n_layer
         if rounded:
             return rough
         return _TOLERANCE.get((self.inference, self.kv_type), rough)

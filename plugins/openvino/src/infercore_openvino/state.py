@@ -19,7 +19,7 @@ import numpy as np
 from infercore import SnapshotError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     import numpy.typing as npt
 
@@ -56,17 +56,16 @@ def save(cache: KvCache, seq_ids: Sequence[int], identity: dict[str, Any]) -> me
 
 
 def pack(header: dict[str, Any], parts: Sequence[bytes | memoryview]) -> bytes:
-    """Return ``parts`` behind ``header``, which ends in blanks so that they are aligned."""
+    """Return ``parts`` behind ``header``."""
     text = json.dumps(header).encode()
-    text += b" " * (-len(text) % _LENGTH_BYTES)
     return b"".join([len(text).to_bytes(_LENGTH_BYTES, "little"), text, *parts])
 
 
 def _copy_used(data: Any, used: dict[int, int], into: npt.NDArray[np.uint8]) -> None:
     blocks = into.view(data.dtype).reshape(len(used), *data.shape[1:])
-    np.take(data, list(used), axis=0, out=blocks, mode="clip")  # without a mode it is buffered
-    for i, n_slots in enumerate(used.values()):
-        blocks[i, :, n_slots:] = _UNUSED
+    for target, (block, n_slots) in zip(blocks, used.items(), strict=True):
+        target[...] = data[block]
+        target[:, n_slots:] = _UNUSED
 
 
 def load(
@@ -118,16 +117,16 @@ def read_positions(view: memoryview, lengths: Sequence[int]) -> tuple[list[Posit
     return found, view
 
 
-def read_arrays(view: memoryview, shapes: Sequence[Sequence[int]], dtype: Any) -> list[Any]:
+def read_arrays(view: memoryview, shapes: Iterable[Sequence[int]], dtype: Any) -> list[Any]:
     """Return arrays of these ``shapes`` that follow each other and fill ``view``."""
-    sizes = [math.prod(shape) * np.dtype(dtype).itemsize for shape in shapes]
-    if len(view) != sum(sizes):
-        raise refused("has another number of bytes than its tables need")
-    ends = np.cumsum([0, *sizes])
-    return [
-        np.frombuffer(view[start : start + size], dtype=dtype).reshape(shape)
-        for start, size, shape in zip(ends, sizes, shapes, strict=False)
-    ]
+    found = []
+    for shape in shapes:
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        found.append(np.frombuffer(view[:size], dtype=dtype).reshape(shape))
+        view = view[size:]
+    if view:
+        raise refused("has more bytes than its tables need")
+    return found
 
 
 def _take(cache: KvCache, n_blocks: int) -> list[int]:

@@ -18,11 +18,12 @@ from infercore_openvino import state
 from infercore_openvino.base import BaseContext
 from infercore_openvino.compiled import NOTHING
 from infercore_openvino.engine import BACKEND
-from infercore_openvino.graph import STATE_NAME
 from infercore_openvino.limits import computing
 from infercore_openvino.settings import FLASH_ATTENTION, POOLING
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import numpy.typing as npt
 
     from infercore_openvino.additions import Additions
@@ -50,16 +51,6 @@ def capabilities(settings: Settings) -> Capabilities:
         kv_types=tuple(name for name in settings.kv_types if name != "u8"),
         flash_attention=FLASH_ATTENTION,
     )
-
-
-def _order(name: str) -> tuple[int, str]:
-    """Sort variables by layer, keys first; some exports garble the end of the name."""
-    layer, kind = STATE_NAME.findall(name)[0]
-    return int(layer), kind
-
-
-def _variables(request: Any) -> list[Any]:
-    return sorted(request.query_state(), key=lambda variable: _order(variable.name))
 
 
 class StatefulContext(BaseContext):
@@ -97,7 +88,6 @@ class StatefulContext(BaseContext):
         super().__init__(compiled, graphs, settings, added)
         self.capabilities = capabilities(settings)
         self._is_cleared = True
-        self._inputs = {name for port in compiled.engine.inputs for name in port.get_names()}
         self._positions: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
         self._held: npt.NDArray[np.bool_] = np.empty(0, dtype=np.bool_)
 
@@ -124,7 +114,7 @@ class StatefulContext(BaseContext):
     def _recover(self, positions: Any, held: Any) -> None:
         """After a failure: what all layers have is held, and nothing where they differ."""
         try:
-            n_slots = {data.shape[_SLOTS] for data in self._data()}
+            n_slots = {data.shape[_SLOTS] for data in self._data().values()}
         except Exception:  # noqa: BLE001  (then nobody knows)
             n_slots = set()
         if n_slots == {len(held)}:
@@ -135,17 +125,16 @@ class StatefulContext(BaseContext):
     def _infer(
         self, request: Any, tokens: Any, positions: Any, held: Any, out_rows: Any, hidden_rows: Any
     ) -> None:
-        inputs = {
-            "input_ids": np.asarray(tokens, dtype=np.int64)[None],
-            "attention_mask": held.astype(np.int64)[None],
-            "position_ids": positions[None],
-            "beam_idx": np.zeros(1, dtype=np.int32),
-            "out_rows": out_rows,
-            "hidden_rows": hidden_rows,
-        }
-        known = {name: array for name, array in inputs.items() if name in self._inputs}
+        inputs = self._compiled.given(
+            input_ids=tokens[None],
+            attention_mask=held[None],
+            position_ids=positions[None],
+            beam_idx=[_SEQUENCE],
+            out_rows=out_rows,
+            hidden_rows=hidden_rows,
+        )
         with computing("a compute step"):
-            request.infer(known, share_inputs=True, share_outputs=True)
+            request.infer(inputs, share_inputs=True, share_outputs=True)
 
     # -- removing ------------------------------------------------------------------------------
 
@@ -173,20 +162,20 @@ class StatefulContext(BaseContext):
         self._finish_clear()
         if np.count_nonzero(~self._held) > self._settings.n_ctx:
             kept = self._positions[self._held]
-            arrays = [data[:, :, self._held] for data in self._data()]
+            arrays = {name: data[:, :, self._held] for name, data in self._data().items()}
             self._put(arrays, kept)
 
     # -- state ---------------------------------------------------------------------------------
 
-    def _data(self) -> list[Any]:
-        return [variable.state.data for variable in _variables(self._request)]
+    def _data(self) -> dict[str, Any]:
+        return {variable.name: variable.state.data for variable in self._request.query_state()}
 
-    def _put(self, arrays: list[Any], positions: Any) -> None:
+    def _put(self, arrays: Mapping[str, Any], positions: Any) -> None:
         """Hold ``arrays``, the slots of ``positions``, alone; nothing, where that is broken off."""
         held = np.ones(len(positions), dtype=np.bool_)
         try:
-            for variable, array in zip(_variables(self._request), arrays, strict=True):
-                variable.state = ov.Tensor(array)
+            for variable in self._request.query_state():
+                variable.state = ov.Tensor(arrays[variable.name])
             self._positions, self._held = positions, held
         except BaseException:
             self.clear()
@@ -194,8 +183,9 @@ class StatefulContext(BaseContext):
 
     def _move_to(self, compiled: Compiled, request: Any, added: Additions) -> None:  # noqa: ARG002
         if len(self._held):
-            for variable, array in zip(_variables(request), self._data(), strict=True):
-                variable.state = ov.Tensor(array)
+            arrays = self._data()
+            for variable in request.query_state():
+                variable.state = ov.Tensor(arrays[variable.name])
 
     def _identity(self) -> dict[str, Any]:
         names = ("form", "inference_precision", "dynamic_quantization_group_size", "type_k")
@@ -204,12 +194,15 @@ class StatefulContext(BaseContext):
     def save_sequence(self, seq_id: int) -> bytes:  # noqa: ARG002
         """Return the sequence as bytes; numbers in the type of the cache."""
         stored_as = _STORED_AS.get(self._settings.kv_type, np.float32)
-        data = self._data() if self._held.any() else []
-        arrays = [array[:, :, self._held].astype(stored_as) for array in data]
-        shapes = [array.shape for array in arrays]
+        data = self._data() if self._held.any() else {}
+        arrays = {
+            name: array[:, :, self._held].astype(stored_as, order="C")
+            for name, array in data.items()
+        }
+        shapes = {name: array.shape for name, array in arrays.items()}
         header = {**self._identity(), "n": int(self._held.sum()), "shapes": shapes}
-        parts = [self._positions[self._held].astype("<i8").tobytes()]
-        return state.pack(header, [*parts, *(array.tobytes() for array in arrays)])
+        positions = self._positions[self._held].astype("<i8")
+        return state.pack(header, [positions.data, *(array.data for array in arrays.values())])
 
     def load_sequence(self, seq_id: int, data: bytes | memoryview) -> None:  # noqa: ARG002
         """Restore what `save_sequence` returned."""
@@ -217,9 +210,10 @@ class StatefulContext(BaseContext):
         header, view = state.unpack(data, self._identity())
         positions, view = state.read_positions(view, [header["n"]])
         stored_as = _STORED_AS.get(self._settings.kv_type, np.float32)
-        arrays = state.read_arrays(view, header["shapes"], stored_as)
+        arrays = state.read_arrays(view, header["shapes"].values(), stored_as)
         if arrays:
-            self._put([array.astype(np.float32) for array in arrays], positions[0])
+            named = zip(header["shapes"], arrays, strict=True)
+            self._put({name: array.astype(np.float32) for name, array in named}, positions[0])
 
     def save_state(self) -> bytes:
         """Return everything as bytes."""
@@ -236,6 +230,5 @@ class StatefulContext(BaseContext):
 
     def warmup(self) -> None:
         """Run a token in a request of its own."""
-        one = np.ones(1, dtype=np.int64)
-        request = self._compiled.new_request(self._added)
-        self._infer(request, one, one - 1, one, one - 1, one[:0])
+        first = np.zeros(1)
+        self._infer(self._compiled.new_request(self._added), first, first, first + 1, [0], [])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import math
 import shutil
 import tempfile
@@ -27,6 +28,7 @@ from infercore.errors import (
 )
 from infercore.values.config import AdapterSpec
 from infercore.values.session import PrefixInput
+from infercore.weight_files import lora
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -99,7 +101,10 @@ def check_the_adapter_is_the_reference_s(rig: Rig) -> None:
 
 @law("LORA-3", **lora_law)
 def check_adapters_add_up(rig: Rig) -> None:
-    """Two adapters add up: one at half scale, plus itself or a copy at half, equal the whole."""
+    """Two adapters add up: one at half scale, plus itself or a copy at half, equal the whole.
+
+    So do two files that each have a part of its matrices.
+    """
     tokens, context = rig.tokens(7), rig.context()
     half = _adapter(rig, 0.5)
     whole = _row(context, tokens, _adapter(rig))
@@ -107,6 +112,32 @@ def check_adapters_add_up(rig: Rig) -> None:
     with _copied(half.path) as path:
         copy = AdapterSpec(path=path, scale=0.5)
         rig.near(_row(context, tokens, half, copy), whole, "two adapters at half their scale")
+    with _copied(half.path) as first, _copied(half.path) as second:
+        if all(_keep_half(Path(path), i) for i, path in enumerate((first, second))):
+            parts = [AdapterSpec(path=path) for path in (first, second)]
+            rig.near(_row(context, tokens, *parts), whole, "an adapter in two files")
+
+
+def _keep_half(adapter: Path, which: int) -> bool:
+    """Leave out every other matrix of a folder in PEFT's format; False for any other adapter."""
+    file = adapter / lora.TENSORS
+    if not file.is_file():
+        return False
+    data = file.read_bytes()
+    start = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:start])
+    modules = sorted({name.rpartition(".lora_")[0] for name in header if ".lora_" in name})
+    kept, body, at = {}, [], 0
+    for name, tensor in header.items():
+        if name.rpartition(".lora_")[0] in modules[which::2]:
+            first, last = tensor["data_offsets"]
+            body.append(data[start + first : start + last])
+            kept[name] = {**tensor, "data_offsets": [at, at + last - first]}
+            at += last - first
+    text = json.dumps(kept).encode()
+    file.chmod(0o600)
+    file.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(body))
+    return True
 
 
 @law("LORA-4", **lora_law)

@@ -174,7 +174,8 @@ def check_a_callback_is_asked_at_each_step(rig: Rig) -> None:
 def check_a_token_of_two_sequences(rig: Rig) -> None:
     """A token that belongs to two sequences counts in the vectors of both.
 
-    Vectors that are kept stay as they were.
+    Spans of two sequences have the vectors that each has alone. Vectors that are kept stay as they
+    were.
     """
     if not rig.context().capabilities.multi_sequence:
         rig.leave("there is one sequence only")
@@ -188,12 +189,15 @@ def check_a_token_of_two_sequences(rig: Rig) -> None:
             break
     else:
         rig.leave("such tokens have no vectors here")
+    by_spans = rig.two(embeddings=True, pooling_type="mean")
+    by_spans.decode_spans([(i, [*shared, *text], "last") for i, text in enumerate(own)])
     for i, text in enumerate(own):
         alone = rig.context(embeddings=True, pooling_type="mean")
         alone.decode([*shared, *text])
-        gap = float(np.abs(context.embedding(i) - alone.embedding(0)).max())
         size = float(np.abs(alone.embedding(0)).max())
-        that(gap <= 1e-2 * size, f"the vector of sequence {i} is {gap / size:.3g} of its size off")
+        for found, what in ((context, "sequence"), (by_spans, "span")):
+            gap = float(np.abs(found.embedding(i) - alone.embedding(0)).max())
+            that(gap <= 1e-2 * size, f"the vector of {what} {i} is {gap / size:.3g} of it off")
     for kind in sorted({"mean", "cls", "last"} & set(context.capabilities.pooling)):
         other = rig.two(embeddings=True, pooling_type=kind)
         for i, text in enumerate(own):

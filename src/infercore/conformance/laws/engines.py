@@ -5,13 +5,20 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
+import signal
+import threading
+import time
 from functools import partial
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from infercore.conformance.expect import equal, that
 from infercore.conformance.law import law
-from infercore.errors import BackendUnavailableError, UnsupportedFeatureError
+from infercore.errors import (
+    BackendUnavailableError,
+    SessionFatalError,
+    UnsupportedFeatureError,
+)
 from infercore.registry import Registry
 
 if TYPE_CHECKING:
@@ -25,7 +32,8 @@ def check_what_a_log_handler_raises(rig: Rig) -> None:
     """What a handler of the log raises in the midst of a call is raised by it, and nothing is lost.
 
     As a Ctrl-C that comes there is. The call can be made again. Calls of a context are made right
-    after a change of adapters, for which an engine may prepare its next step anew.
+    after a change of adapters, for which an engine may prepare its next step anew. What a signal's
+    handler raises while a step runs comes out too, and the context holds what it says that it does.
     """
     tokens = rig.tokens(4)
     expected = rig.cold(tokens)
@@ -43,6 +51,7 @@ def check_what_a_log_handler_raises(rig: Rig) -> None:
                 call()
             rig.near(rig.cold(tokens), expected, f"logits after a handler raised while {name}")
     _check_calls(rig, tokens, expected)
+    _check_signals(rig)
     for name, opened in {"a context": rig.context(), "a model": rig.another_model()}.items():
         handler = _Raising(0)
         with _logged(handler):
@@ -84,6 +93,66 @@ def _check_calls(rig: Rig, tokens: list[int], expected: Any) -> None:
         context.clear()
         context.decode(tokens)
         rig.near(context.logits(), expected, f"logits after a handler raised in {name}")
+
+
+_STEPS = {"n_batch": 64, "n_ubatch": 32}
+
+
+def _check_signals(rig: Rig) -> None:
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGALRM"):
+        return  # signals come to the main thread alone
+    before, more, probe = rig.tokens(9), rig.tokens(60), rig.tokens(1)
+    spans = [(0, more, "last")]
+    batch = [(token, (0,), i == len(more) - 1) for i, token in enumerate(more)]
+    calls: dict[str, Callable[[Any], object]] = {
+        "decode": lambda context: context.decode(more),
+        "decode_one": lambda context: context.decode_one(more[0]),
+        "decode_batch": lambda context: context.decode_batch(batch),
+        "decode_spans": lambda context: context.decode_spans(spans),
+    }
+    for name, call in calls.items():
+        with contextlib.suppress(UnsupportedFeatureError):
+            context = rig.context(**_STEPS)
+            call(context)  # what comes first takes longer
+            context.clear()
+            started = time.perf_counter()
+            call(context)
+            elapsed = time.perf_counter() - started
+            for share in (0.2, 0.5, 0.8):
+                context = rig.context(**_STEPS)
+                context.decode(before)
+                if _interrupted(partial(call, context), share * elapsed):
+                    with contextlib.suppress(SessionFatalError):  # it may end the context
+                        held = list(context.tokens())
+                        known = held == [*before, *more][: len(held)]
+                        that(known, f"{name} that a signal broke off left the tokens {held}")
+                        context.decode(probe)
+                        expected = rig.cold([*held, *probe], **_STEPS)
+                        rig.near(context.logits(), expected, f"logits after a broken off {name}")
+
+
+def _interrupted(call: Callable[[], object], delay: float) -> bool:
+    """Make the call, and raise in it after ``delay`` seconds; return whether it came to that."""
+    came = False
+
+    def handle(*_: object) -> None:
+        nonlocal came
+        came = True
+        raise _RaisedError("a signal")
+
+    old = signal.signal(signal.SIGALRM, handle)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, max(delay, 1e-5))
+        try:
+            call()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    except _RaisedError:
+        return True
+    finally:
+        signal.signal(signal.SIGALRM, old)
+    that(not came, "what a signal's handler raised did not come out of the call")
+    return False
 
 
 def _planned(rig: Rig) -> None:

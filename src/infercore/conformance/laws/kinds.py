@@ -216,6 +216,9 @@ def check_odd_values_of_own_options(rig: Rig) -> None:
         fields = {name: value for name, value in options.items() if name not in own}
         opened = partial(_open, rig, own, **fields) if own else partial(_load_with, rig, options)
         _check_refused(options, opened)
+        right = {n: value for each, _ in rig.own_options[:1] for n, value in each.items()}
+        if own and not set(right) & set(own) and set(right) <= of_contexts:
+            _check_refused(options, partial(_open, rig, {**right, **own}, **fields))
 
 
 def _load_with(rig: Rig, options: Mapping[str, Any]) -> None:

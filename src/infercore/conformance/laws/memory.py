@@ -21,7 +21,7 @@ from infercore.testing import engine_of
 from infercore.values.memory import free_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from infercore import Capabilities, Context
     from infercore.conformance.rig import Rig
@@ -85,10 +85,12 @@ def _use(rig: Rig, **fields: Any) -> Context:
 def check_closed_contexts_give_memory_back(rig: Rig) -> None:
     """Opening, filling and closing contexts again and again takes no more memory in the end.
 
-    Though they are still referenced, and rows of them were read.
+    Though they are still referenced, and rows of them were read, and though each computes
+    something else, where it can.
     """
     need_proc(rig)
     closed = []
+    bases = (10_000.5 + i for i in itertools.count())
 
     def use() -> None:
         with _use(rig, n_ctx=1024) as context:
@@ -96,8 +98,13 @@ def check_closed_contexts_give_memory_back(rig: Rig) -> None:
                 context.logits()
             closed.append((context, engine_of(context)))
 
-    left = _left_mib(use)
-    that(left < LEAK_MIB, f"{ROUNDS} contexts that were closed left {left:.0f} MiB")
+    def use_another() -> None:
+        with contextlib.suppress(UnsupportedFeatureError):
+            _use(rig, n_ctx=64, rope_freq_base=next(bases)).close()
+
+    for each in (use, use_another):
+        left = _left_mib(each)
+        that(left < LEAK_MIB, f"{ROUNDS} contexts that were closed left {left:.0f} MiB")
 
 
 N_USES, USED_MIB = 100, 3
@@ -249,7 +256,8 @@ def _planned_pool(rig: Rig) -> Any:
 def check_plan_grows_with_the_window(rig: Rig) -> None:
     """Twice the window plans about twice the cache and the same weights.
 
-    The state of recurrent layers has one size for all windows.
+    The state of recurrent layers has one size for all windows. Of each type of keys and values as
+    much is planned as a full window's takes when it is saved.
     """
     small = rig.model.plan_memory(**rig.fields(n_ctx=512))
     large = rig.model.plan_memory(**rig.fields(n_ctx=1024))
@@ -265,6 +273,23 @@ def check_plan_grows_with_the_window(rig: Rig) -> None:
         fits = steps[1] <= 6 * steps[0] + 64 * MIB
         that(fits, f"four times the window takes {steps[1]} bytes a step, not {steps[0]}")
     _check_huge_windows(rig)
+    _check_saved_windows(rig, small.kv_bytes_by_kind)
+
+
+def _check_saved_windows(rig: Rig, kinds: Mapping[str, int]) -> None:
+    can = rig.context().capabilities
+    if not can.sequence_state or rig.model.info.sliding_window or "recurrent" in kinds:
+        return
+    for kind in can.kv_types:
+        fields = rig.fields(n_ctx=512, type_k=kind, type_v=kind)
+        with contextlib.suppress(UnsupportedFeatureError, InvalidInputError):
+            planned = rig.model.plan_memory(**fields).kv_bytes
+            with rig.model.new_context(**fields) as context:
+                n = context.n_ctx - 8
+                context.decode(rig.story_at(0, n), logits="none")
+                saved = len(blob.unpack(context.save_sequence(0))[1]) * context.n_ctx // n
+            fits = 0.9 * saved < planned < 1.5 * saved  # some plan whole blocks
+            that(fits, f"a window of {kind} takes {saved} bytes as it is saved, {planned} planned")
 
 
 def _check_huge_windows(rig: Rig) -> None:
