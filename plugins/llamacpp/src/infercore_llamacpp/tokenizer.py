@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING, Any
 
-from infercore import InferCoreError
 from infercore_llamacpp.library import api
 from infercore_llamacpp.settings import refuse
 
@@ -60,8 +59,6 @@ class LlamaTokenizer:
             )
             if n >= 0:
                 return list(tokens[:n])
-            if -n <= room:
-                raise InferCoreError(f"llama_tokenize failed on {len(data)} bytes with {n}")
             room = -n
 
     def separate_pairs(self) -> None:

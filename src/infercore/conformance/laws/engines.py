@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
+import signal
+import sys
+import threading
 from functools import partial
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
@@ -25,8 +28,10 @@ def check_what_a_log_handler_raises(rig: Rig) -> None:
     """What a handler of the log raises in the midst of a call is raised by it, and nothing is lost.
 
     As a Ctrl-C that comes there is. The call can be made again. Calls of a context are made right
-    after a change of adapters, for which an engine may prepare its next step anew.
+    after a change of adapters, for which an engine may prepare its next step anew. What Python calls
+    for errors and signals is what it was.
     """
+    hooks = _hooks()
     tokens = rig.tokens(4)
     expected = rig.cold(tokens)
     ways: dict[str, Callable[[], None]] = {
@@ -49,6 +54,12 @@ def check_what_a_log_handler_raises(rig: Rig) -> None:
             handler.check(opened.close)
         opened.close()
         that(opened.closed, f"{name} whose close raised is still open")
+    equal(_hooks(), hooks, "what Python calls for errors and signals")
+
+
+def _hooks() -> tuple[object, ...]:
+    caught = signal.getsignal(signal.SIGINT)
+    return sys.excepthook, sys.unraisablehook, threading.excepthook, caught
 
 
 def _check_calls(rig: Rig, tokens: list[int], expected: Any) -> None:
