@@ -135,6 +135,6 @@ class LlamaModel:
 
     def close(self) -> None:
         """Free weights, and adapters with them. All contexts are closed."""
-        self.handle, owned, self._owned = 0, self._owned, None
+        owned, self._owned = self._owned, None
         if owned is not None:
             owned.let_go()

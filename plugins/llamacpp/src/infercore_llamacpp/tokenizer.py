@@ -58,7 +58,8 @@ class LlamaTokenizer:
                 self._vocab, data, len(data), tokens, room, add_special, parse_special
             )
             if n >= 0:
-                return list(tokens[:n])
+                ids: list[int] = tokens[:n]
+                return ids
             room = -n
 
     def separate_pairs(self) -> None:
@@ -106,7 +107,10 @@ class LlamaTokenizer:
 
     def token_score(self, token: int) -> float | None:
         """Return the score of a token; vocabularies without scores have zeros in their files."""
-        return float(api.llama_vocab_get_score(self._vocab, token)) if self._has_scores else None
+        score: float | None = (
+            api.llama_vocab_get_score(self._vocab, token) if self._has_scores else None
+        )
+        return score
 
 
 class SpacePrefixTokenizer(LlamaTokenizer):
