@@ -28,8 +28,8 @@ def check_what_a_log_handler_raises(rig: Rig) -> None:
     """What a handler of the log raises in the midst of a call is raised by it, and nothing is lost.
 
     As a Ctrl-C that comes there is. The call can be made again. Calls of a context are made right
-    after a change of adapters, for which an engine may prepare its next step anew. What Python calls
-    for errors and signals is what it was.
+    after a change of adapters, for which an engine may prepare its next step anew. What Python
+    calls for errors and signals is what it was.
     """
     hooks = _hooks()
     tokens = rig.tokens(4)
