@@ -283,10 +283,13 @@ class Decoding:
 
     def logits(self, i: int) -> Floats:
         """Return output row ``i``, a view that the next call overwrites."""
+        rows = self._rows
+        if i >= len(rows):
+            raise self._unavailable(f"logits({i})")
         if not self._is_read:
             self._read_rows()
-        if self._embeddings and self._rows is not self._kept:  # the engine made one for every token
-            i = self._rows[i]
+        if self._embeddings and rows is not self._kept:  # the engine made one for every token
+            i = rows[i]
         row: Floats = self._view[i] if i else self._first
         return row
 
