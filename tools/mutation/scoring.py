@@ -106,7 +106,7 @@ class Elsewhere:
         """Whether it speaks of the line, and no law runs that here, or sees what it does."""
         mutant = verdict.mutant
         return (
-            (verdict.reason == NEVER_RUN or mutant.at_import or not self.functions)
+            (verdict.reason == NEVER_RUN or not self.functions or not mutant.function)
             and (self.subject, self.file) == (subject, mutant.file)
             and (not self.functions or mutant.function in self.functions)
         )
