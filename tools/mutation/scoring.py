@@ -93,7 +93,8 @@ def equivalents() -> tuple[Equivalent, ...]:
 class Elsewhere:
     """Lines that run on other machines alone: of these functions, or of the whole file.
 
-    What a whole file has at import, its functions alone use.
+    Of a whole file they may also run here and show nothing. The function "" stands for what a
+    module does when it is imported.
     """
 
     subject: str
@@ -102,10 +103,10 @@ class Elsewhere:
     functions: tuple[str, ...] = attrs.field(default=(), converter=tuple)
 
     def is_meant(self, subject: str, verdict: Verdict) -> bool:
-        """Whether it speaks of the line, and no law runs that here, or uses it."""
+        """Whether it speaks of the line, and no law runs that here, or sees what it does."""
         mutant = verdict.mutant
         return (
-            (verdict.reason == NEVER_RUN or (mutant.at_import and not self.functions))
+            (verdict.reason == NEVER_RUN or not self.functions or not mutant.function)
             and (self.subject, self.file) == (subject, mutant.file)
             and (not self.functions or mutant.function in self.functions)
         )

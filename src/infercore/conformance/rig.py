@@ -133,9 +133,10 @@ class Rig:
     ``wrong_options`` are such options (or, together with fields, those of a context) that must be
     refused by the name of the first. ``wrong_files`` each write into a folder that they are given
     what is nearly a model of the backend's format and cannot be one, and return its path: it must
-    be refused. ``ranker`` writes into such a folder an encoder with a head that scores texts, and
-    returns a function of ids and kinds (1 for those of the second text of a pair) to a score,
-    computed apart from the backend. ``n_ctx`` is the window of the laws' contexts.
+    be refused. ``ranker`` writes into such a folder an encoder with a head that scores texts (a
+    file of its own, or all that the folder holds), and returns a function of ids and kinds (1 for
+    those of the second text of a pair) to a score, computed apart from the backend. ``n_ctx`` is
+    the window of the laws' contexts.
     ``encoder`` is the path of an encoder that ``open_path`` reads,
     ``encoder_name`` its name in the pack. ``is_encoder`` tells that ``open_model`` itself opens an
     encoder: laws about models that generate are then left.

@@ -292,6 +292,25 @@ def what_a_callback_raises_is_swallowed(m: Any) -> None:
     around(m, GuardedContext, "set_abort_callback", lambda old, self, f: old(self, quiet(f)))
 
 
+@breaks("CANCEL-4")
+def a_callback_that_raised_is_asked_again(m: Any) -> None:
+    def patient(callback: Any) -> Any:
+        raised: list[Exception] = []
+
+        def ask() -> bool:
+            try:
+                return bool(callback())
+            except ZeroDivisionError as error:
+                raised.append(error)
+                if len(raised) > 1:
+                    raise
+                return False
+
+        return None if callback is None else ask
+
+    around(m, GuardedContext, "set_abort_callback", lambda old, self, f: old(self, patient(f)))
+
+
 @breaks("CANCEL-5")
 def an_abort_waits_for_the_next_call(m: Any) -> None:
     around(m, GuardedContext, "abort", lambda old, self: (old(self), self._inner.abort())[0])

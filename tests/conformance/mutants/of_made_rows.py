@@ -158,6 +158,15 @@ def what_a_handler_raises_is_lost(m: Any) -> None:
 
 
 @breaks("LIFE-16", **real)
+def a_hook_of_the_interpreter_is_left_behind(m: Any) -> None:
+    def opened(old: Any, self: Any, config: Any) -> Any:
+        m.setattr(sys, "unraisablehook", lambda _: None)
+        return old(self, config)
+
+    around(m, ReferenceModel, "new_context", opened)
+
+
+@breaks("LIFE-16", **real)
 def what_a_handler_raises_in_a_step_is_lost(m: Any) -> None:
     def decode(old: Any, self: Any, *args: Any, **fields: Any) -> Any:
         with contextlib.suppress(Exception):

@@ -64,7 +64,7 @@ class AbortSwitch:
                 return callback()
             except BaseException as error:  # noqa: BLE001  (cannot pass through the engine)
                 log.was_raised = True
-                log.thread.raised = log.thread.raised or error
+                log.thread.raised = error
                 return True
 
         return ask

@@ -7,7 +7,7 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
-from infercore import InferCoreError, ModelFormatError, ModelNotFoundError
+from infercore import ModelFormatError, ModelNotFoundError
 from infercore_llamacpp import log, soundness
 from infercore_llamacpp.library import api
 from infercore_llamacpp.settings import refuse
@@ -35,14 +35,12 @@ class Adapters:
             scales[id(handle)] += scale
         n = len(handles)
         # One call with the whole list: each call replaces what the one before had set.
-        code = api.llama_set_adapters_lora(
+        api.llama_set_adapters_lora(
             context,
-            (api.llama_adapter_lora_p_ctypes * n)(*handles.values()) if n else None,
+            (api.llama_adapter_lora_p_ctypes * n)(*handles.values()),
             n,
-            (ctypes.c_float * n)(*scales.values()) if n else None,
+            (ctypes.c_float * n)(*scales.values()),
         )
-        if code != 0:
-            raise log.explain(InferCoreError(f"llama.cpp refused the adapters with {code}"))
 
     def _load(self, path: str) -> Any:
         try:
@@ -69,6 +67,5 @@ class Adapters:
                     ModelFormatError(f"{path} is not a LoRA adapter for this model", path=path)
                 )
         if api.llama_adapter_get_alora_n_invocation_tokens(handle):
-            api.llama_adapter_lora_free(handle)
             raise refuse("activated LoRA", f"{path} works only after its invocation tokens")
         return handle

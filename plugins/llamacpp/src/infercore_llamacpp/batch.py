@@ -21,7 +21,9 @@ _INT32 = ctypes.POINTER(ctypes.c_int32)
 _INT8 = ctypes.POINTER(ctypes.c_int8)
 _INT32S = ctypes.POINTER(_INT32)
 _FLOATS = ctypes.POINTER(ctypes.c_float)
-_TEXT_AXES = 3  # time, height, width of M-RoPE: a text has its position in each, and 0 behind them
+# A row has one position, or four where M-RoPE tells time, height and width: those of a text are
+# the same, and the last is not used.
+_AXES = (1, 1, 1, 0)
 
 
 def _address(array: npt.NDArray[Any], kind: Any) -> Any:
@@ -90,9 +92,7 @@ class Batch:
         """
         n = len(rows)
         columns = self.columns(np.zeros(n, np.int32), positions, seq_ids, wanted)
-        at = np.tile(positions, n_pos).astype(np.int32)
-        if n_pos > _TEXT_AXES:
-            at[_TEXT_AXES * n :] = 0
+        at = np.outer(_AXES[:n_pos], positions).astype(np.int32)
         struct = api.llama_batch()
         for name in ("n_tokens", "logits", "n_seq_id", "seq_id"):
             setattr(struct, name, getattr(columns, name))

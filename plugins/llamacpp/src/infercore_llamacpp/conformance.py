@@ -6,15 +6,20 @@ narrow cache of ``sliding`` only as far as its window: they show that such model
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import attrs
+import numpy as np
+
 import infercore
-from infercore.conformance import Observation, Rig
-from infercore.testing import engine_of
+from infercore.conformance import Observation, Rig, gguf_copy
+from infercore.testing import engine_of, load_reference_model
+from infercore.weight_files.gguf import Tensor
 from infercore_llamacpp.release import DISTRIBUTION
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 BACKEND = "llamacpp"
 MODEL, FORMAT = "storyteller", "gguf-f32"
@@ -70,6 +75,14 @@ _OWN_OPTIONS: tuple[tuple[dict[str, Any], Callable[[Any], bool]], ...] = (
         {"kv_overrides": {"tokenizer.ggml.add_bos_token": True}},
         lambda m: m.info.metadata["tokenizer.ggml.add_bos_token"].startswith("t"),
     ),
+    *(
+        ({"kv_overrides": {key: value}}, lambda m, k=key, v=value: m.info.metadata[k] == str(v))
+        for key, value in (
+            ("tokenizer.ggml.bos_token_id", 2**63 - 1),
+            ("tokenizer.ggml.bos_token_id", -(2**63)),
+            ("general.name", "n"),
+        )
+    ),
     ({"use_extra_bufts": False}, lambda m: _base_of(m) == 10_000.0),  # noqa: PLR2004
     (
         {"device": "cpu", "n_gpu_layers": 0, "split_mode": "none", "main_gpu": 0},
@@ -91,6 +104,10 @@ _WRONG_OPTIONS = (
     {"no_host": "yes"},
     *({"kv_overrides": wrong} for wrong in (5, ["a"], *_WRONG_OVERRIDES)),
 )
+
+
+_WIDTH, _OF_F32, _RANK = 64, 0, 4
+"""Of the encoder's vectors; float32 and ranking, by their numbers in a file."""
 
 
 def _devices() -> tuple[infercore.DeviceInfo, ...]:
@@ -118,6 +135,7 @@ def rig() -> Rig:
         encoder_name="encoder",
         own_options=_OWN_OPTIONS,
         wrong_options=_WRONG_OPTIONS,
+        ranker=a_ranker,
         require=(
             *_REQUIRED, *_ALWAYS, *_WITH_ATTENTION, *_REMOVES, "adapters", "oracle", "adapter",
             "encoder", "kv_remove_any", "kv_copy_any",
@@ -168,6 +186,29 @@ def pack_path(name: str, form: str = FORMAT) -> str:
             path=name,
         ) from error
     return str(infercore_models.path(name, form))
+
+
+def a_ranker(folder: str) -> Callable[[Sequence[int], Sequence[int]], float]:
+    """Write the encoder with a head into ``folder``; return the reference's vectors times the head.
+
+    llama.cpp takes all tokens as those of a first text, and so does this.
+    """
+    own = gguf_copy.read(Path(pack_path("encoder")))
+    head = np.random.default_rng(5).standard_normal(_WIDTH).astype(np.float32)
+    added = Tensor("cls.output.weight", (_WIDTH, 1), _OF_F32, 0), head.tobytes()
+    ranking = own.other(bert__pooling_type=gguf_copy.number(gguf_copy.UINT32, _RANK))
+    ranking = attrs.evolve(ranking, tensors=[*ranking.tensors, added])
+    (Path(folder) / "ranker.gguf").write_bytes(ranking.to_bytes())
+
+    def score(ids: Sequence[int], _kinds: Sequence[int]) -> float:
+        with (
+            load_reference_model(pack_path("encoder", "hf")) as encoder,
+            encoder.new_context(n_ctx=128, pooling_type="cls") as context,
+        ):
+            context.encode(list(ids))
+            return float(context.embedding() @ head)
+
+    return score
 
 
 def observe(context: Any, seq_id: int) -> Observation:

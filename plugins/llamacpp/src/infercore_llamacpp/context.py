@@ -168,7 +168,6 @@ class LlamaContext(Decoding):
 
     def close(self) -> None:
         """Give the memory back; where somebody keeps a row of logits, with that."""
-        self.handle, self._pointer = 0, None
         self._drop_rows()
         owned, self._owned = self._owned, None
         if owned is not None:

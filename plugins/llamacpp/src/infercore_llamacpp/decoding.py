@@ -302,7 +302,7 @@ class Decoding:
     def logits(self, i: int) -> Floats:
         """Return output row ``i``, a view that the next call overwrites."""
         rows = self._rows
-        if not 0 <= i < len(rows):
+        if i >= len(rows):
             raise self._unavailable(f"logits({i})")
         if not self._is_read:
             self._read_rows()

@@ -94,7 +94,7 @@ def bind(name: str, result: Any, *arguments: Any) -> Any:
     """
     function = api._lib[name]  # noqa: SLF001  (the library has no public name)
     function.restype = result
-    function.argtypes = list(arguments)
+    function.argtypes = arguments
     return function
 
 

@@ -126,12 +126,12 @@ class Memory:
             self.pending |= COPIES
 
     def may_read(self, seq_id: int) -> bool:
-        """Whether nothing that was put off writes the cells of a sequence."""
-        return not self.pending or not (self.pending & SHIFTS or seq_id in self._copied_to)
+        """Whether nothing that is or was put off writes the cells of a sequence."""
+        return not (self.pending & SHIFTS or seq_id in self._copied_to)
 
     def may_write(self, seq_id: int) -> bool:
-        """Whether nothing that was put off reads or writes the cells of a sequence."""
-        return self.may_read(seq_id) and not (self.pending and seq_id in self._copied_from)
+        """Whether nothing that is or was put off reads or writes the cells of a sequence."""
+        return self.may_read(seq_id) and seq_id not in self._copied_from
 
     def shift(self, seq_id: int, p0: int, p1: int, delta: int) -> None:
         """Add ``delta`` to the positions in [p0, p1)."""

@@ -59,12 +59,7 @@ class LlamaModel:
     def load(cls, path: str, config: ModelConfig, *, is_checked: bool = False) -> LlamaModel:
         """Return the model at ``path``; see `loading.load` for what it takes and raises."""
         loaded = loading.load(str(path), config, is_checked=is_checked)
-        owned = Owned(api.llama_model_free, loaded.handle)
-        try:
-            return cls(str(path), config, loaded, owned)
-        except BaseException:
-            owned.free()  # the error refers to what refers to it, so that it would wait
-            raise
+        return cls(str(path), config, loaded, Owned(api.llama_model_free, loaded.handle))
 
     def new_context(self, config: ContextConfig) -> LlamaContext:
         """Return a new context; every field of ``config`` is honoured or refused."""
@@ -72,7 +67,6 @@ class LlamaModel:
         self._check_fits(config, chosen)
         with log.listening() as lines:
             handle = api.llama_init_from_model(self.handle, settings.to_params(chosen, self.traits))
-            log.raise_kept(lambda: api.llama_free(handle))
             if not handle:
                 raise log.explain(
                     OutOfMemoryError(
@@ -85,7 +79,7 @@ class LlamaModel:
             kind = RecurrentContext if self.traits.is_recurrent else LlamaContext
             return kind(self, handle, owned, self._in_force(handle, chosen, lines))
         except BaseException:
-            owned.free()
+            owned.free()  # the error refers to what refers to it, so that it would wait
             raise
 
     def plan_memory(self, config: ContextConfig) -> MemoryPlan:
@@ -141,6 +135,6 @@ class LlamaModel:
 
     def close(self) -> None:
         """Free weights, and adapters with them. All contexts are closed."""
-        self.handle, owned, self._owned = 0, self._owned, None
+        owned, self._owned = self._owned, None
         if owned is not None:
             owned.let_go()

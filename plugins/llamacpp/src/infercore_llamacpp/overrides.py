@@ -20,27 +20,23 @@ def to_overrides(params: Any, overrides: object) -> object:
         raise _refuse(overrides, "a mapping of metadata keys to values")
     array = (api.llama_model_kv_override * (len(overrides) + 1))()  # ends with an empty key
     for entry, (key, value) in zip(array, overrides.items(), strict=False):
-        entry.key = _text(key)
-        entry.tag = _fill(entry.value, key, value)
+        _fill(entry, key, value)
     params.kv_overrides = ctypes.cast(array, ctypes.POINTER(api.llama_model_kv_override))
     return array
 
 
-def _fill(slot: Any, key: str, value: object) -> int:
-    """Write ``value`` and return the tag of its type."""
+def _fill(entry: Any, key: str, value: object) -> None:
+    entry.key = _text(key)
     if key.endswith(".block_count"):
         raise _refuse(key, "keys other than the number of layers, which the file decides")
     if isinstance(value, bool):
-        slot.val_bool = value
-        return int(api.LLAMA_KV_OVERRIDE_TYPE_BOOL)
-    if isinstance(value, int) and -(2**63) <= value < 2**63:
-        slot.val_i64 = value
-        return int(api.LLAMA_KV_OVERRIDE_TYPE_INT)
-    if isinstance(value, float):
-        slot.val_f64 = value
-        return int(api.LLAMA_KV_OVERRIDE_TYPE_FLOAT)
-    slot.val_str = _text(value)
-    return int(api.LLAMA_KV_OVERRIDE_TYPE_STR)
+        entry.tag, entry.value.val_bool = api.LLAMA_KV_OVERRIDE_TYPE_BOOL, value
+    elif isinstance(value, int) and -(2**63) <= value < 2**63:
+        entry.tag, entry.value.val_i64 = api.LLAMA_KV_OVERRIDE_TYPE_INT, value
+    elif isinstance(value, float):
+        entry.tag, entry.value.val_f64 = api.LLAMA_KV_OVERRIDE_TYPE_FLOAT, value
+    else:
+        entry.tag, entry.value.val_str = api.LLAMA_KV_OVERRIDE_TYPE_STR, _text(value)
 
 
 def _text(value: object) -> bytes:

@@ -9,6 +9,7 @@ import ctypes
 import math
 import os
 import re
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from infercore import (
@@ -150,14 +151,14 @@ def _bytes(mib: str) -> int:
 
 
 def _cache_bytes(lines: Sequence[str]) -> dict[str, int]:
-    kinds: dict[str, int] = {}
+    kinds: Counter[str] = Counter()
     kind = "full"
     for line in lines:
         if _SLIDING in line or _FULL in line:
             kind = "sliding" if _SLIDING in line else "full"
         if found := _CACHE.match(line):
             name = "recurrent" if found[1] == "llama_memory_recurrent" else kind
-            kinds[name] = kinds.get(name, 0) + _bytes(found[2])
+            kinds[name] += _bytes(found[2])
     return kinds
 
 

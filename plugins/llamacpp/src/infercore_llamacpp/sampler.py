@@ -124,7 +124,7 @@ def _penalties(model: LlamaModel, config: SamplingConfig) -> Iterator[Any]:
     last_n = _window("penalty_last_n", config.penalty_last_n)
     yield api.llama_sampler_init_penalties(model.info.n_vocab, last_n, *penalties)
     last_n = _window("dry_penalty_last_n", config.dry_penalty_last_n)
-    if config.dry_multiplier and config.dry_base >= 1 and last_n:
+    if config.dry_multiplier:
         breakers = _breakers(config.dry_sequence_breakers)
         yield api.llama_sampler_init_dry(
             model.vocab,

@@ -169,7 +169,8 @@ def _experts(header: Header) -> Iterator[str]:
 def _most(value: Any) -> int:
     """Return a count that may be given for each layer."""
     values = value if isinstance(value, tuple) else (value,)
-    return max((int(v) for v in values if _is_count(v)), default=0)
+    most: int = max((v for v in values if _is_count(v)), default=0)
+    return most
 
 
 _RULES: tuple[Callable[[Header], Iterator[str]], ...] = (

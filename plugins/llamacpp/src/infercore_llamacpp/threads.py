@@ -55,7 +55,7 @@ def ender(library: Any) -> Callable[[], object]:
 
 def _allowed_cpus() -> set[int]:
     if hasattr(os, "sched_getaffinity"):
-        return set(os.sched_getaffinity(0))
+        return os.sched_getaffinity(0)
     return set(range(os.cpu_count() or 1))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING, Any
 
-from infercore import InferCoreError
 from infercore_llamacpp.library import api
 from infercore_llamacpp.settings import refuse
 
@@ -59,9 +58,8 @@ class LlamaTokenizer:
                 self._vocab, data, len(data), tokens, room, add_special, parse_special
             )
             if n >= 0:
-                return list(tokens[:n])
-            if -n <= room:
-                raise InferCoreError(f"llama_tokenize failed on {len(data)} bytes with {n}")
+                ids: list[int] = tokens[:n]
+                return ids
             room = -n
 
     def separate_pairs(self) -> None:
@@ -109,7 +107,10 @@ class LlamaTokenizer:
 
     def token_score(self, token: int) -> float | None:
         """Return the score of a token; vocabularies without scores have zeros in their files."""
-        return float(api.llama_vocab_get_score(self._vocab, token)) if self._has_scores else None
+        score: float | None = (
+            api.llama_vocab_get_score(self._vocab, token) if self._has_scores else None
+        )
+        return score
 
 
 class SpacePrefixTokenizer(LlamaTokenizer):

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from infercore import ModelInfo
+from infercore import ModelInfo, OutOfMemoryError
+from infercore_llamacpp import log
 from infercore_llamacpp.library import api, text_of
 
 if TYPE_CHECKING:
@@ -233,11 +234,11 @@ def _probe(model: int) -> tuple[bool, bool, bool, int]:
     params = api.llama_context_default_params()
     params.n_ctx = params.n_batch = params.n_ubatch = 1
     context = api.llama_init_from_model(model, params)
-    if not context:  # new_context will say why
-        return True, False, True, 0
+    if not context:
+        raise log.explain(OutOfMemoryError("llama.cpp could not allocate a context of one token"))
     try:
         memory = api.llama_get_memory(context)
-        can_shift = bool(memory) and api.llama_memory_can_shift(memory)
+        can_shift = api.llama_memory_can_shift(memory)
         return bool(memory), can_shift, api.llama_get_causal_attn(context), _n_caches(context)
     finally:
         api.llama_free(context)

@@ -201,7 +201,7 @@ def check_what_is_no_adapter(rig: Rig) -> None:
 def _check_lies(rig: Rig, path: str) -> None:
     """An adapter whose header has other types of entries, or of a tensor, is refused, or works."""
     own = gguf_copy.read(Path(path))
-    first, data = own.tensors[0]
+    *others, (last, data) = own.tensors
     lies = {
         "its own": own,
         **{
@@ -211,9 +211,9 @@ def _check_lies(rig: Rig, path: str) -> None:
         "an alpha that is a text": own.other(adapter__lora__alpha=gguf_copy.text("x")),
         **{
             f"a tensor of {what} in 8 bits": attrs.evolve(
-                own, tensors=[(dataclasses.replace(first, kind=24), rows), *own.tensors[1:]]
+                own, tensors=[*others, (dataclasses.replace(last, kind=24), rows)]
             )
-            for what, rows in (("numbers", data), ("zeros", bytes(math.prod(first.dims))))
+            for what, rows in (("numbers", data), ("zeros", bytes(math.prod(last.dims))))
         },
         "of another kind": own.other(adapter__type=gguf_copy.text("xora")),
     }

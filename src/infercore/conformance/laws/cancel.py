@@ -78,14 +78,20 @@ def check_a_callback_is_taken_away(rig: Rig) -> None:
 
 @law("CANCEL-4")
 def check_a_callback_that_raises(rig: Rig) -> None:
-    """An exception in a callback is raised by the call it stopped; the context keeps working."""
+    """An exception in a callback is raised by the call it stopped; the context keeps working.
+
+    The callback is not asked again by that call.
+    """
     context = rig.context(**SMALL)
+    asked: list[int] = []
 
     def fail() -> bool:
+        asked.append(1)
         raise ZeroDivisionError("a callback of the caller's failed")
 
     context.set_abort_callback(fail)
     raises(ZeroDivisionError, lambda: context.decode(rig.tokens(9)), "a callback that raises")
+    equal(len(asked), 1, "calls of a callback that raised at the first")
     context.set_abort_callback(None)
     context.clear()
     tokens = rig.tokens(5)

@@ -246,6 +246,8 @@ def _check_told_again(rig: Rig) -> None:
         except (InvalidInputError, UnsupportedFeatureError):
             continue
         told = {name: first.effective.get(name) for name in OF_ROPE}
+        truths = [name for name, value in told.items() if isinstance(value, bool)]
+        that(not truths, f"what is told of {truths} is no number")
         again = rig.context(**{name: value for name, value in told.items() if value is not None})
         for context in (first, again):
             context.decode(tokens)

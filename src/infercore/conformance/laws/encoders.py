@@ -64,11 +64,20 @@ def check_an_encoder_says_so(rig: Rig) -> None:
     kinds = rig.encoder_context().capabilities
     equal((model.info.has_encoder, kinds.encoder, kinds.embeddings), (True, True, True), "told")
     equal(kinds, model.capabilities, "capabilities of model and context")
-    equal((kinds.kv_remove, kinds.state, kinds.sequence_state), ("none", False, False), "told")
+    told, none = (
+        {n: getattr(k, n) for n in _OF_A_CACHE} for k in (kinds, infercore.Capabilities())
+    )
+    equal(told, none, "what is told of a cache")
     that({"none", "mean"} <= set(kinds.pooling), f"pooling {kinds.pooling}")
     said = _pooling_said(rig.encoder or rig.path)
     if said is not None:
         equal(rig.encoder_context().pooling_type, said, "the pooling that the files name")
+
+
+_OF_A_CACHE = (
+    "kv_remove", "max_rollback", "kv_copy", "kv_shift", "kv_divide", "scans_cells", "state",
+    "sequence_state", "logits_all", "native_sampler",
+)  # fmt: skip
 
 
 def _pooling_said(path: str | None) -> str | None:

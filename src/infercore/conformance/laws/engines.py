@@ -6,6 +6,7 @@ import contextlib
 import logging
 import re
 import signal
+import sys
 import threading
 import time
 from functools import partial
@@ -34,7 +35,9 @@ def check_what_a_log_handler_raises(rig: Rig) -> None:
     As a Ctrl-C that comes there is. The call can be made again. Calls of a context are made right
     after a change of adapters, for which an engine may prepare its next step anew. What a signal's
     handler raises while a step runs comes out too, and the context holds what it says that it does.
+    What Python calls for errors and signals is what it was.
     """
+    hooks = _hooks()
     tokens = rig.tokens(4)
     expected = rig.cold(tokens)
     ways: dict[str, Callable[[], None]] = {
@@ -58,6 +61,12 @@ def check_what_a_log_handler_raises(rig: Rig) -> None:
             handler.check(opened.close)
         opened.close()
         that(opened.closed, f"{name} whose close raised is still open")
+    equal(_hooks(), hooks, "what Python calls for errors and signals")
+
+
+def _hooks() -> tuple[object, ...]:
+    caught = signal.getsignal(signal.SIGINT)
+    return sys.excepthook, sys.unraisablehook, threading.excepthook, caught
 
 
 def _check_calls(rig: Rig, tokens: list[int], expected: Any) -> None:

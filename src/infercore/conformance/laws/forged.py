@@ -7,13 +7,16 @@ import struct
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from infercore.conformance.expect import equal, that
 from infercore.conformance.law import law
+from infercore.conformance.laws.formats import accepted_types
 from infercore.engine import blob
 from infercore.errors import SnapshotError, UnsupportedFeatureError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from infercore.conformance.rig import Rig
 
@@ -26,6 +29,13 @@ _NUMBERS = {
 _WORDS = (0xFFFF_FFFF, 0x7FFF_FFFF, 1)
 _N_WORDS = 24
 _N_NUMBERS = 16
+_LONG = 700
+_EVERYWHERE = tuple((share / 20, 0, b"\xff" * 4) for share in range(1, 20))
+_IN_A_BLOCK = tuple((s, at, b"\xff" * 2) for s in (0.08, 0.75) for at in range(0, 34, 2))
+"""No number, of any width; at all places of a block of 34 bytes, the largest that is in use.
+
+In keys and in values, also where the keys take an eighth of what the values do.
+"""
 
 
 @law("STATE-31", needs="sequence_state", since="1.2")
@@ -36,7 +46,8 @@ def check_forged_state(rig: Rig) -> None:
     """
     tokens, neighbour, more = rig.tokens(12), rig.tokens(7), rig.tokens(3)
     expected = rig.cold(tokens)
-    context = rig.two() if rig.context().capabilities.multi_sequence else rig.context()
+    several = rig.context().capabilities.multi_sequence
+    context = rig.two() if several else rig.context()
     others = range(1, context.n_seq_max)
     for seq_id in others:
         context.decode(neighbour, seq_id=seq_id)
@@ -56,6 +67,40 @@ def check_forged_state(rig: Rig) -> None:
             context.clear()
             context.decode(tokens, seq_id=0)
             rig.near(context.logits(), expected, f"logits after state with {what}")
+    if several and context.capabilities.kv_remove != "none":
+        _check_beside(rig, neighbour)
+
+
+def _check_beside(rig: Rig, neighbour: list[int]) -> None:
+    """What a forged text leaves behind is read by none beside it: a long one, one of each type."""
+    n = min(_LONG, rig.model.info.n_ctx_train or _LONG)
+    context = rig.context(n_seq_max=2, n_ctx=2 * n + 64, n_batch=n)
+    _check_left(rig, neighbour, n, _EVERYWHERE, context)
+    for fields in accepted_types(rig):
+        if "flash_attn" not in fields:  # with which an engine may read nothing that is masked
+            context = rig.context(**fields, n_seq_max=2, n_ctx=2 * rig.n_ctx)
+            _check_left(rig, neighbour, 12, _IN_A_BLOCK, context, f"{fields}: ")
+
+
+def _check_left(
+    rig: Rig,
+    neighbour: list[int],
+    n: int,
+    places: Sequence[tuple[float, int, bytes]],
+    context: Any,
+    told: str = "",
+) -> None:
+    context.decode(rig.tokens(n), seq_id=0)
+    context.decode(neighbour, seq_id=1)
+    header, payload, row = blob.unpack(context.save_sequence(0))
+    for share, beyond, number in places:
+        at = (int(share * len(payload)) & ~3) + beyond
+        what = f"{told}no number at {at} of {len(payload)}"
+        data = blob.pack(dict(header), _with(bytes(payload), at, number), bytes(row))
+        _load(context, partial(context.load_sequence, 0, data), what)
+        context.seq_remove(0)
+        context.decode_one(neighbour[0], seq_id=1)
+        that(np.isfinite(context.logits()).all(), f"{what}: another text gives no numbers")
 
 
 def _load(context: Any, load: Callable[[], object], what: str) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
@@ -328,7 +329,8 @@ def _check_ranker(
     exact = {name: rig.exact[name] for name in ("precision",) if name in rig.exact}
     with tempfile.TemporaryDirectory() as folder:
         score_of = write(folder)
-        with rig.open_at(folder) as model:
+        files = list(Path(folder).iterdir())
+        with rig.open_at(str(files[0]) if len(files) == 1 else folder) as model:
             kinds = model.capabilities.pooling
             that("rank" in kinds, f"a model that ranks pools {kinds}")
             first, expected = model.tokenizer.encode(query), []

@@ -309,6 +309,25 @@ def check_headers_that_lie(rig: Rig) -> None:
     paths = [path for path in paths if is_gguf(path) or (path / "config.json").is_file()]
     if not paths:
         rig.leave("the model is neither a GGUF file nor a folder with a config.json to lie in")
+    with tempfile.TemporaryDirectory() as kept:
+        written = [_with_a_lie(path, kept) for path in paths if is_gguf(path)]
+        _check_lies(rig, paths)
+        for file in written:  # also where it is no longer new
+            _tried(rig, str(file), f"{_OLD_LIE}, read long after it was written", must=True)
+
+
+_OLD_LIE = "with 513 layers"
+
+
+def _with_a_lie(path: Path, folder: str) -> Path:
+    """Return a copy in ``folder`` of which one number is wrong."""
+    lies = dict(_lies_of_sizes(path.read_bytes(), gguf.read(str(path))))
+    file = Path(folder) / path.name
+    file.write_bytes(lies[_OLD_LIE])
+    return file
+
+
+def _check_lies(rig: Rig, paths: list[Path]) -> None:
     for path in paths:
         with tempfile.TemporaryDirectory() as folder:
             copy = Path(folder) / path.name

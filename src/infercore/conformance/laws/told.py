@@ -267,12 +267,15 @@ def _path(rig: Rig) -> str:
 def check_the_tolerance_holds(rig: Rig) -> None:
     """A context's own tolerance holds for its own logits over splits; 0 means the same bits.
 
-    In each type of K and V too.
+    In each type of K and V too, and with flash attention.
     """
     rig.need_all_logits()
     tokens = rig.tokens(60)
     default = {"n_ctx": rig.n_ctx, "n_batch": 64}
     typed = [rig.fields(**fields) for fields in accepted_types(rig)]
+    with contextlib.suppress(InvalidInputError, UnsupportedFeatureError):
+        rig.model.new_context(**rig.fields(flash_attn="on")).close()
+        typed.append(rig.fields(flash_attn="on"))
     for fields in (rig.fields(), default, *typed):
         rows = []
         for cut in (60, 59, 30, 1):
