@@ -108,6 +108,42 @@ def test_one_sample_where_engines_are_shared_is_that_of_a_session(
     assert len(set(texts)) == 1
 
 
+@pytest.mark.parametrize("n_beams", [1, 3])
+def test_beams_go_on_from_what_was_moved(
+    new_session: Callable[..., Any], story: str, n_beams: int
+) -> None:
+    """An evicted session computes with what was there before, in turns as together."""
+
+    def begun(**fields: Any) -> Any:
+        session = new_session(**fields)
+        ids = session.model.tokenizer.encode(story)[:40]
+        session.ensure_prefix(ids[:3])
+        session.prefill_suffix(ids[3:])
+        session.evict(4, 14)
+        return session
+
+    tokens, logprobs = likely(begun())
+    found = []
+    for fields in ({"n_seq_max": 1}, {"n_seq_max": 4, "kv_unified": True}):
+        session = begun(**fields)
+        beams = session.beam_search(n_beams, max_tokens=4, n_return=n_beams)
+        found.append([beam.tokens for beam in beams])
+        assert session.explain_context().cuts == (4,)
+        after = likely(session)
+        assert after[0] == tokens
+        assert after[1] == pytest.approx(logprobs, abs=2 * session.context.tolerance + 1e-5)
+    assert found[0] == found[1]
+    if n_beams == 1:
+        assert list(found[0][0]) == tokens[:4]
+
+
+def likely(session: Any) -> tuple[list[int], list[float]]:
+    """Return what a greedy decode takes, and how likely each token is."""
+    chunks = session.decode(max_tokens=8, temperature=0, logprobs=0, ignore_eos=True)
+    found = [one for chunk in chunks for one in chunk.logprobs or ()]
+    return [one.token for one in found], [one.logprob for one in found]
+
+
 @pytest.mark.parametrize("n_seq_max", [1, 3])
 def test_a_cancel_ends_them(new_session: Callable[..., Any], n_seq_max: int) -> None:
     session = new_session(n_seq_max=n_seq_max)

@@ -147,8 +147,8 @@ class _InTurns:
         """Return the row behind each of the beams that go on."""
         rows: list[Any] = [None] * len(moves)
         for place in sorted(range(len(moves)), key=lambda i: moves[i].path.tokens):
-            tokens = [*self._prompt, *moves[place].path.tokens]
-            self._resident.hold(tokens, need_logits=True)
+            self._resident.put_back([*self._prompt, *moves[place].path.tokens])
+            self._resident.go_on()
             rows[place] = self.first()
         return rows
 
