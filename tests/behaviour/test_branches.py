@@ -144,6 +144,37 @@ def likely(session: Any) -> tuple[list[int], list[float]]:
     return [one.token for one in found], [one.logprob for one in found]
 
 
+@pytest.mark.parametrize("is_evicted", [False, True])
+@pytest.mark.parametrize("n", [1, 3])
+def test_samples_that_shift_leave_the_session_as_it_was(
+    new_session: Callable[..., Any], *, n: int, is_evicted: bool
+) -> None:
+    """Tokens that repeat look the same wherever they were moved from."""
+
+    def begun() -> Any:
+        session = new_session(n_ctx=40, overflow="shift")
+        session.ensure_prefix([session.model.tokenizer.bos, 300])
+        session.prefill_suffix([300] * 34)
+        if is_evicted:
+            session.evict(5, 7)
+        return session
+
+    fields = {"max_tokens": 20, "temperature": 1.0, "ignore_eos": True}
+    session, same = begun(), begun()
+    before = session.explain_context()
+    samples = session.sample_many(n, seed=1, **fields)
+    after = session.explain_context()
+    for field in ("state", "resident_tokens", "prefix_tokens", "suffix_tokens", "cuts"):
+        assert getattr(after, field) == getattr(before, field), field
+    for i, sample in enumerate(samples):
+        chunks = list(begun().decode(seed=1 + i, **fields))
+        assert any(chunk.shifted_out for chunk in chunks)
+        assert list(sample.tokens) == [token for chunk in chunks for token in chunk.tokens]
+    (tokens, logprobs), wanted = likely(session), likely(same)
+    assert tokens == wanted[0]
+    assert logprobs == pytest.approx(wanted[1], abs=2 * session.context.tolerance + 1e-5)
+
+
 @pytest.mark.parametrize("n_seq_max", [1, 3])
 def test_a_cancel_ends_them(new_session: Callable[..., Any], n_seq_max: int) -> None:
     session = new_session(n_seq_max=n_seq_max)

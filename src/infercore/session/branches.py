@@ -242,19 +242,20 @@ def _samples_in_turns(
     session: CoreSession, configs: Sequence[DecodeConfig], started: float
 ) -> list[Completion]:
     state, parts = session.state, session.parts
-    resident = session.resident
-    tokens = resident.wanted()
+    resident, most = session.resident, configs[0].max_tokens
+    shifts = session.overflow == "shift" and (most is None or most > resident.free)
+    go_back = resident.way_back(shifts=shifts)
     found = []
     for config in configs:
         session.enter(state, parts.copy())
-        resident.put_back(tokens)
         stream = DecodeStream(session, session.generation(config), started=started)
         try:
             found.append(_completion(stream.drain()))
         finally:
             session.enter(state, parts)
+            go_back()
         if found[-1].finish_reason == "cancelled":
-            raise _cancelled(len(tokens))
+            raise _cancelled(resident.n_wanted)
     return found
 
 
