@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -173,6 +174,55 @@ def test_samples_that_shift_leave_the_session_as_it_was(
     (tokens, logprobs), wanted = likely(session), likely(same)
     assert tokens == wanted[0]
     assert logprobs == pytest.approx(wanted[1], abs=2 * session.context.tolerance + 1e-5)
+
+
+class LateBehind:
+    """A processor that lets all time pass before the ``n``-th token of all."""
+
+    def __init__(self, n: int, seconds: float) -> None:
+        self.n, self.seconds = n, seconds
+
+    def apply(self, logits: Any) -> Any:
+        self.n -= 1
+        if self.n == 0:
+            time.sleep(self.seconds)
+        return logits
+
+
+@pytest.mark.parametrize("n_seq_max", [1, 2])
+def test_a_timeout_is_that_of_all_samples(new_session: Callable[..., Any], n_seq_max: int) -> None:
+    session = new_session(n_seq_max=n_seq_max)
+    session.ensure_prefix(PROMPT)
+    late = LateBehind(4, 0.6)
+    found = session.sample_many(
+        3, seed=7, max_tokens=50, ignore_eos=True, timeout=0.5, processors=[late], logprobs=0
+    )
+    assert [sample.finish_reason for sample in found] == ["timeout"] * 3
+    assert [sample.usage.seed for sample in found] == [7, 8, 9]
+    n_tokens = [len(sample.tokens) for sample in found]
+    assert n_tokens[0] > 0 == n_tokens[2]
+    assert [sample.usage.completion_tokens for sample in found] == n_tokens
+    assert [len(sample.logprobs) for sample in found] == n_tokens
+    assert session.state == "PREFIXED"
+    with pytest.raises(ic.CallTimeoutError):
+        session.sample_many(3, timeout=1e-9)
+    assert len(session.sample_many(2, max_tokens=3)) == 2
+
+
+@pytest.mark.parametrize("n_seq_max", [1, 2])
+def test_a_late_reader_is_told_the_time_since_the_call(
+    new_session: Callable[..., Any], n_seq_max: int
+) -> None:
+    session = new_session(n_seq_max=n_seq_max)
+    session.ensure_prefix(PROMPT)
+    session.sample_many(1, max_tokens=1)
+    if n_seq_max > 1:
+        session.fork().close()
+    stream = session.decode(timeout=0.05)
+    time.sleep(0.1)
+    with pytest.raises(ic.CallTimeoutError) as caught:
+        next(stream)
+    assert caught.value.elapsed_ms >= 100
 
 
 @pytest.mark.parametrize("n_seq_max", [1, 3])

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import attrs
 import numpy as np
 
-from infercore.errors import DecodeAbortedError
+from infercore.errors import CallTimeoutError, DecodeAbortedError
 from infercore.sampling.eog import eog_ids
 from infercore.session.beams import BeamSearch, Path
 from infercore.session.jobs import Job
@@ -251,12 +251,16 @@ def _samples_in_turns(
         stream = DecodeStream(session, session.generation(config), started=started)
         try:
             found.append(_completion(stream.drain()))
+        except CallTimeoutError:
+            if not found:
+                raise
+            break
         finally:
             session.enter(state, parts)
             go_back()
         if found[-1].finish_reason == "cancelled":
             raise _cancelled(resident.n_wanted)
-    return found
+    return found + [_unbegun(config, resident.n_wanted) for config in configs[len(found) :]]
 
 
 def _samples_together(
@@ -264,6 +268,7 @@ def _samples_together(
 ) -> list[Completion]:
     """Decode in forks, as many at once as have places; each reads in turn."""
     chunks: list[list[StreamChunk]] = [[] for _ in configs]
+    late: CallTimeoutError | None = None
     waiting = list(reversed(range(len(configs))))
     reading: dict[int, tuple[CoreSession, Any]] = {}
     try:
@@ -276,7 +281,11 @@ def _samples_together(
             for place, (twin, stream) in list(reading.items()):
                 if session.resident.cancelled:
                     raise _cancelled(session.resident.n_wanted)
-                chunks[place].append(next(stream))
+                try:
+                    chunks[place].append(next(stream))
+                except CallTimeoutError as error:
+                    late = error
+                    waiting.clear()
                 if stream.finished:
                     del reading[place]
                     twin.close()
@@ -284,7 +293,13 @@ def _samples_together(
         for twin, stream in reading.values():
             stream.close()
             twin.close()
-    return [_completion(one) for one in chunks]
+    if late is not None and not any(chunks):
+        raise late
+    n_prompt = session.resident.n_wanted
+    return [
+        _completion(one) if one else _unbegun(config, n_prompt)
+        for one, config in zip(chunks, configs, strict=True)
+    ]
 
 
 def _completion(chunks: Sequence[StreamChunk]) -> Completion:
@@ -298,6 +313,22 @@ def _completion(chunks: Sequence[StreamChunk]) -> Completion:
         usage=cast("Usage", last.usage),
         logprobs=None if last.logprobs is None else tuple(logprobs),
     )
+
+
+def _unbegun(config: DecodeConfig, n_prompt: int) -> Completion:
+    """Return a sample for which no time was left."""
+    sampling = sampling_of(config)
+    usage = Usage(
+        prompt_tokens=n_prompt,
+        cached_tokens=n_prompt,
+        completion_tokens=0,
+        time_to_first_token_ms=None,
+        tokens_per_second=None,
+        seed=sampling.seed,
+        sampling=sampling,
+    )
+    logprobs = None if config.logprobs is None else ()
+    return Completion(text="", tokens=(), finish_reason="timeout", usage=usage, logprobs=logprobs)
 
 
 def _cancelled(n_tokens: int) -> DecodeAbortedError:
