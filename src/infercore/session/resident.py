@@ -266,7 +266,14 @@ class Resident(TrueTape):
         if not self.context.capabilities.sequence_state:
             return partial(self.hold, tokens, need_logits=True)
         data = self.context.save_sequence(self.seq_id)
-        return partial(self.load, data, len(tokens), cut)
+        return partial(self._load_back, data, len(tokens), cut)
+
+    def _load_back(self, data: bytes, logical: int, cut: int | None) -> None:
+        try:
+            self.load(data, logical, cut)
+        except BaseException:
+            self.clear()  # what is held was moved, though the tokens may look the same
+            raise
 
     def forget_logits(self) -> None:
         """Let the logits be made anew."""
