@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -106,6 +107,122 @@ def test_one_sample_where_engines_are_shared_is_that_of_a_session(
             sessions = (alone, forked, fork, pooled)
             texts = [session.sample_many(1, **options)[0].text for session in sessions]
     assert len(set(texts)) == 1
+
+
+@pytest.mark.parametrize("n_beams", [1, 3])
+def test_beams_go_on_from_what_was_moved(
+    new_session: Callable[..., Any], story: str, n_beams: int
+) -> None:
+    """An evicted session computes with what was there before, in turns as together."""
+
+    def begun(**fields: Any) -> Any:
+        session = new_session(**fields)
+        ids = session.model.tokenizer.encode(story)[:40]
+        session.ensure_prefix(ids[:3])
+        session.prefill_suffix(ids[3:])
+        session.evict(4, 14)
+        return session
+
+    tokens, logprobs = likely(begun())
+    found = []
+    for fields in ({"n_seq_max": 1}, {"n_seq_max": 4, "kv_unified": True}):
+        session = begun(**fields)
+        beams = session.beam_search(n_beams, max_tokens=4, n_return=n_beams)
+        found.append([beam.tokens for beam in beams])
+        assert session.explain_context().cuts == (4,)
+        after = likely(session)
+        assert after[0] == tokens
+        assert after[1] == pytest.approx(logprobs, abs=2 * session.context.tolerance + 1e-5)
+    assert found[0] == found[1]
+    if n_beams == 1:
+        assert list(found[0][0]) == tokens[:4]
+
+
+def likely(session: Any) -> tuple[list[int], list[float]]:
+    """Return what a greedy decode takes, and how likely each token is."""
+    chunks = session.decode(max_tokens=8, temperature=0, logprobs=0, ignore_eos=True)
+    found = [one for chunk in chunks for one in chunk.logprobs or ()]
+    return [one.token for one in found], [one.logprob for one in found]
+
+
+@pytest.mark.parametrize("is_evicted", [False, True])
+@pytest.mark.parametrize("n", [1, 3])
+def test_samples_that_shift_leave_the_session_as_it_was(
+    new_session: Callable[..., Any], *, n: int, is_evicted: bool
+) -> None:
+    """Tokens that repeat look the same wherever they were moved from."""
+
+    def begun() -> Any:
+        session = new_session(n_ctx=40, overflow="shift")
+        session.ensure_prefix([session.model.tokenizer.bos, 300])
+        session.prefill_suffix([300] * 34)
+        if is_evicted:
+            session.evict(5, 7)
+        return session
+
+    fields = {"max_tokens": 20, "temperature": 1.0, "ignore_eos": True}
+    session, same = begun(), begun()
+    before = session.explain_context()
+    samples = session.sample_many(n, seed=1, **fields)
+    after = session.explain_context()
+    for field in ("state", "resident_tokens", "prefix_tokens", "suffix_tokens", "cuts"):
+        assert getattr(after, field) == getattr(before, field), field
+    for i, sample in enumerate(samples):
+        chunks = list(begun().decode(seed=1 + i, **fields))
+        assert any(chunk.shifted_out for chunk in chunks)
+        assert list(sample.tokens) == [token for chunk in chunks for token in chunk.tokens]
+    (tokens, logprobs), wanted = likely(session), likely(same)
+    assert tokens == wanted[0]
+    assert logprobs == pytest.approx(wanted[1], abs=2 * session.context.tolerance + 1e-5)
+
+
+class LateBehind:
+    """A processor that lets all time pass before the ``n``-th token of all."""
+
+    def __init__(self, n: int, seconds: float) -> None:
+        self.n, self.seconds = n, seconds
+
+    def apply(self, logits: Any) -> Any:
+        self.n -= 1
+        if self.n == 0:
+            time.sleep(self.seconds)
+        return logits
+
+
+@pytest.mark.parametrize("n_seq_max", [1, 2])
+def test_a_timeout_is_that_of_all_samples(new_session: Callable[..., Any], n_seq_max: int) -> None:
+    session = new_session(n_seq_max=n_seq_max)
+    session.ensure_prefix(PROMPT)
+    late = LateBehind(4, 0.6)
+    found = session.sample_many(
+        3, seed=7, max_tokens=50, ignore_eos=True, timeout=0.5, processors=[late], logprobs=0
+    )
+    assert [sample.finish_reason for sample in found] == ["timeout"] * 3
+    assert [sample.usage.seed for sample in found] == [7, 8, 9]
+    n_tokens = [len(sample.tokens) for sample in found]
+    assert n_tokens[0] > 0 == n_tokens[2]
+    assert [sample.usage.completion_tokens for sample in found] == n_tokens
+    assert [len(sample.logprobs) for sample in found] == n_tokens
+    assert session.state == "PREFIXED"
+    with pytest.raises(ic.CallTimeoutError):
+        session.sample_many(3, timeout=1e-9)
+    assert len(session.sample_many(2, max_tokens=3)) == 2
+
+
+@pytest.mark.parametrize("n_seq_max", [1, 2])
+def test_a_late_reader_is_told_the_time_since_the_call(
+    new_session: Callable[..., Any], n_seq_max: int
+) -> None:
+    session = new_session(n_seq_max=n_seq_max)
+    session.ensure_prefix(PROMPT)
+    session.sample_many(1, max_tokens=1)
+    if n_seq_max > 1:
+        session.fork().close()
+    stream = session.decode(timeout=0.05)
+    time.sleep(0.1)
+    with pytest.raises(ic.CallTimeoutError) as caught:
+        next(stream)
+    assert caught.value.elapsed_ms >= 100
 
 
 @pytest.mark.parametrize("n_seq_max", [1, 3])

@@ -47,6 +47,25 @@ def test_an_interruption_that_the_context_does_not_survive_is_fatal_at_once(
     session.close()
 
 
+def test_a_prompt_that_samples_moved_and_cannot_be_restored_is_evaluated_anew(
+    reference: Any, faults: Any
+) -> None:
+    """Tokens that repeat look as if they were still those of the prompt."""
+    found = []
+    for fails in (False, True):
+        session = reference.new_session(n_ctx=40, overflow="shift")
+        session.ensure_prefix([reference.tokenizer.bos, 300])
+        session.prefill_suffix([300] * 34)
+        if fails:
+            faults.plan("load_sequence", KeyboardInterrupt())
+            with pytest.raises(KeyboardInterrupt):
+                session.sample_many(2, max_tokens=20, ignore_eos=True)
+        chunks = list(session.decode(max_tokens=2, temperature=0, logprobs=0))
+        found.append(chunks[0].logprobs[0].logprob)
+        assert session.explain_context().resident_tokens == 38
+    assert found[0] == pytest.approx(found[1], abs=1e-4)
+
+
 @pytest.mark.parametrize("work", ["nothing", "all"])
 def test_an_interrupted_truncation_is_survived(
     toy: Any, faults: Any, greedy: Any, cold_greedy: Any, work: str

@@ -47,6 +47,23 @@ def test_statuses_and_reports_count_the_room_alike(pair: Any) -> None:
     assert status.available_tokens == 64 - status.resident_tokens
 
 
+def test_a_shared_context_answers_or_refuses_by_name(pair: Any, reference: Any) -> None:
+    context = pair[0].context
+    for name in vars(ic.Context):
+        if not name.startswith("_"):
+            assert getattr(context, name) is not None
+    with reference.new_context(n_ctx=64) as own:
+        for name in ("n_ubatch", "n_threads", "n_threads_batch", "pooling_type", "attempts"):
+            assert getattr(context, name) == getattr(own, name)
+    assert context.perf().prefill_tokens > 0
+    for call in ("set_adapters", "set_threads", "seq_shift", "save_state", "close"):
+        with pytest.raises(ic.UnsupportedFeatureError, match=rf"Context\.{call} .*new_context"):
+            getattr(context, call)(1)
+    with pytest.raises(ic.UnsupportedFeatureError, match="native_handle"):
+        _ = context.native_handle
+    assert not hasattr(context, "set_adaptors")
+
+
 def test_steps_of_two_decodes_may_alternate(pair: Any, greedy: Any, cold_greedy: Any) -> None:
     session, twin = pair
     expected = cold_greedy(session.model, TEXT, 6), cold_greedy(session.model, "tick tock", 6)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import infercore as ic
+import pack
 
 
 def test_a_prefix_that_fills_the_window_exactly(toy: Any) -> None:
@@ -32,6 +33,22 @@ def test_a_full_window_is_shifted_by_the_next_decode_too(reference: Any) -> None
     chunks = list(session.decode(max_tokens=3, temperature=0, ignore_eos=True))
     assert chunks[-1].finish_reason == "length"
     assert any(chunk.shifted_out for chunk in chunks)
+
+
+def test_samples_shift_in_a_context_that_cannot_be_saved() -> None:
+    from infercore.testing import load_reference_model
+
+    pack.need_pack()
+    fields = {"max_tokens": 20, "temperature": 1.0, "ignore_eos": True}
+    with load_reference_model(sequence_state=False) as model:
+        found = []
+        for n in (3, 1):
+            session = model.new_session(n_ctx=40, overflow="shift")
+            session.ensure_prefix([model.tokenizer.bos, 300])
+            session.prefill_suffix([300] * 34)
+            found.append(session.sample_many(n, seed=4 - n, **fields)[-1].tokens)
+            assert session.explain_context().suffix_tokens == 34
+    assert found[0] == found[1]
 
 
 def test_shift_with_nothing_to_drop(reference: Any) -> None:

@@ -111,8 +111,9 @@ class Session(Protocol):
 
         ``decode`` are the fields of `decode`. The session stays as it was: none of them becomes
         part of its context. They are evaluated together where the context has several sequences,
-        otherwise in turns. Cancelling raises `DecodeAbortedError`. Raises what `decode` raises:
-        state unchanged.
+        otherwise in turns. ``timeout`` is that of the whole call: those that it leaves no time for
+        end with "timeout" too, without a token. Cancelling raises `DecodeAbortedError`. Raises what
+        `decode` raises: state unchanged.
         """
 
     @lists_fields("DecodeConfig", "SamplingConfig")

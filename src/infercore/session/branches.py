@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import attrs
 import numpy as np
 
-from infercore.errors import DecodeAbortedError
+from infercore.errors import CallTimeoutError, DecodeAbortedError
 from infercore.sampling.eog import eog_ids
 from infercore.session.beams import BeamSearch, Path
 from infercore.session.jobs import Job
@@ -147,8 +147,8 @@ class _InTurns:
         """Return the row behind each of the beams that go on."""
         rows: list[Any] = [None] * len(moves)
         for place in sorted(range(len(moves)), key=lambda i: moves[i].path.tokens):
-            tokens = [*self._prompt, *moves[place].path.tokens]
-            self._resident.hold(tokens, need_logits=True)
+            self._resident.put_back([*self._prompt, *moves[place].path.tokens])
+            self._resident.go_on()
             rows[place] = self.first()
         return rows
 
@@ -242,20 +242,25 @@ def _samples_in_turns(
     session: CoreSession, configs: Sequence[DecodeConfig], started: float
 ) -> list[Completion]:
     state, parts = session.state, session.parts
-    resident = session.resident
-    tokens = resident.wanted()
+    resident, most = session.resident, configs[0].max_tokens
+    shifts = session.overflow == "shift" and (most is None or most > resident.free)
+    go_back = resident.way_back(shifts=shifts)
     found = []
     for config in configs:
         session.enter(state, parts.copy())
-        resident.put_back(tokens)
         stream = DecodeStream(session, session.generation(config), started=started)
         try:
             found.append(_completion(stream.drain()))
+        except CallTimeoutError:
+            if not found:
+                raise
+            break
         finally:
             session.enter(state, parts)
+            go_back()
         if found[-1].finish_reason == "cancelled":
-            raise _cancelled(len(tokens))
-    return found
+            raise _cancelled(resident.n_wanted)
+    return found + [_unbegun(config, resident.n_wanted) for config in configs[len(found) :]]
 
 
 def _samples_together(
@@ -263,6 +268,7 @@ def _samples_together(
 ) -> list[Completion]:
     """Decode in forks, as many at once as have places; each reads in turn."""
     chunks: list[list[StreamChunk]] = [[] for _ in configs]
+    late: CallTimeoutError | None = None
     waiting = list(reversed(range(len(configs))))
     reading: dict[int, tuple[CoreSession, Any]] = {}
     try:
@@ -275,7 +281,11 @@ def _samples_together(
             for place, (twin, stream) in list(reading.items()):
                 if session.resident.cancelled:
                     raise _cancelled(session.resident.n_wanted)
-                chunks[place].append(next(stream))
+                try:
+                    chunks[place].append(next(stream))
+                except CallTimeoutError as error:
+                    late = error
+                    waiting.clear()
                 if stream.finished:
                     del reading[place]
                     twin.close()
@@ -283,7 +293,13 @@ def _samples_together(
         for twin, stream in reading.values():
             stream.close()
             twin.close()
-    return [_completion(one) for one in chunks]
+    if late is not None and not any(chunks):
+        raise late
+    n_prompt = session.resident.n_wanted
+    return [
+        _completion(one) if one else _unbegun(config, n_prompt)
+        for one, config in zip(chunks, configs, strict=True)
+    ]
 
 
 def _completion(chunks: Sequence[StreamChunk]) -> Completion:
@@ -297,6 +313,22 @@ def _completion(chunks: Sequence[StreamChunk]) -> Completion:
         usage=cast("Usage", last.usage),
         logprobs=None if last.logprobs is None else tuple(logprobs),
     )
+
+
+def _unbegun(config: DecodeConfig, n_prompt: int) -> Completion:
+    """Return a sample for which no time was left."""
+    sampling = sampling_of(config)
+    usage = Usage(
+        prompt_tokens=n_prompt,
+        cached_tokens=n_prompt,
+        completion_tokens=0,
+        time_to_first_token_ms=None,
+        tokens_per_second=None,
+        seed=sampling.seed,
+        sampling=sampling,
+    )
+    logprobs = None if config.logprobs is None else ()
+    return Completion(text="", tokens=(), finish_reason="timeout", usage=usage, logprobs=logprobs)
 
 
 def _cancelled(n_tokens: int) -> DecodeAbortedError:

@@ -7,10 +7,13 @@ scheduler pages it in and out of the cells of the one real context, and evaluate
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
+from infercore.errors import UnsupportedFeatureError
+from infercore.protocols.public import Context
 from infercore.session.jobs import Job, Looking
 from infercore.session.sequence import Sequence
 
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
     from infercore.protocols.spi import FloatArray
     from infercore.session.runner import Owner
     from infercore.values.config import ContextConfig
-    from infercore.values.info import Capabilities
+    from infercore.values.info import Capabilities, PerfCounters
 
     T = TypeVar("T")
 
@@ -55,6 +58,22 @@ class PagedContext:
         self.scheduler.add(self.sequence)
 
     # -- facts ---------------------------------------------------------------------------------
+
+    if not TYPE_CHECKING:  # for users: what is called here is known
+
+        def __getattr__(self, name: str) -> Any:
+            """Return a fact of the pool's context, or what refuses a call that a page has not."""
+            kind = None if name.startswith("_") else getattr(Context, name, None)
+            if isinstance(kind, property):
+                return getattr(self.scheduler.context, name)
+            if kind is None:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            return partial(_refuse, name)
+
+    @property
+    def native_handle(self) -> Any:
+        """Refused: the thread that owns the pool's context alone calls the engine."""
+        _refuse("native_handle")
 
     @property
     def capabilities(self) -> Capabilities:
@@ -351,6 +370,10 @@ class PagedContext:
             job.cancelled = True
             self.scheduler.wake()
 
+    def perf(self) -> PerfCounters:
+        """Return the engine's times and counts, of all who share the context."""
+        return self.owner.ask(self.scheduler.context.perf)
+
     def count_reused(self, n_tokens: int) -> None:
         """Count tokens of a prompt that were not evaluated."""
         self.scheduler.count.cached_tokens += n_tokens
@@ -361,6 +384,14 @@ class PagedContext:
     def release(self) -> None:
         """Give the cells back; what runs is cancelled."""
         self.scheduler.release(self.sequence)
+
+
+def _refuse(name: str, *_: object, **__: object) -> NoReturn:
+    raise UnsupportedFeatureError(
+        feature=f"Context.{name}",
+        hint="several sessions share this context: set it in the config that opens it, or use a "
+        "context of your own (Model.new_context)",
+    )
 
 
 def _begin_as(sequence: Sequence, digest: str) -> None:

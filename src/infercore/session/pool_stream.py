@@ -215,8 +215,8 @@ class PoolStream:
         scheduler.unread.pop(id(self), None)
         try:
             session.resident.cancelled = self._cancelled
-            context.deadline = self._deadline
-            n_prompt, n_cached = self._hold_prompt()
+            with session.resident.limited(self._generation.config.timeout, self._started):
+                n_prompt, n_cached = self._hold_prompt()
             job = Generating(
                 context.sequence,
                 self._generation,
@@ -238,8 +238,6 @@ class PoolStream:
         except BaseException:
             scheduler.admission.leave(namespace)
             raise
-        finally:
-            context.deadline = None
         self._job = job
         if self._cancelled:  # meanwhile, by who saw no job yet
             self.cancel()

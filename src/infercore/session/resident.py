@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import attrs
@@ -253,6 +254,26 @@ class Resident(TrueTape):
         """Let ``tokens`` be the logical context again, without calling the engine."""
         self.tape.logical = self.tape.held_of(tokens)
         self.owed = tokens[self.tape.logical :]
+
+    def way_back(self, *, shifts: bool) -> Callable[[], object]:
+        """Return what makes the logical context of now that again, after decodes from here.
+
+        Where these may ``shift_out`` tokens, those of now are kept, or else evaluated anew.
+        """
+        tokens, cut = self.wanted(), self.tape.cut
+        if not shifts:
+            return partial(self.put_back, tokens)
+        if not self.context.capabilities.sequence_state:
+            return partial(self.hold, tokens, need_logits=True)
+        data = self.context.save_sequence(self.seq_id)
+        return partial(self._load_back, data, len(tokens), cut)
+
+    def _load_back(self, data: bytes, logical: int, cut: int | None) -> None:
+        try:
+            self.load(data, logical, cut)
+        except BaseException:
+            self.clear()  # what is held was moved, though the tokens may look the same
+            raise
 
     def forget_logits(self) -> None:
         """Let the logits be made anew."""

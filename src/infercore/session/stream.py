@@ -132,18 +132,17 @@ class DecodeStream:
     def _hold_prompt(self) -> None:
         if self._generation.is_native and not self._session.context.n_engine_outputs:
             self._resident.forget_logits()  # they were restored: no row for an engine's sampler
-        with self._resident.limited(self._time_left()):
+        with self._resident.limited(self._generation.config.timeout, self._started):
             self._n_prompt, self._n_cached = begin(self._session)
-        self._look_at_prompt()
+            self._look_at_prompt()
         tape = self._resident.tape
         self._generation.prime(tape.tokens(0, tape.logical))
 
     def _look_at_prompt(self) -> None:
         resident = self._resident
         prompt = resident.tape.tokens(0, resident.tape.logical)
-        with resident.limited(self._time_left()):
-            if look_at_prompt(self._generation, prompt, partial(resident.evaluate_anew, prompt)):
-                self._n_again, self._n_cached = self._n_cached, 0
+        if look_at_prompt(self._generation, prompt, partial(resident.evaluate_anew, prompt)):
+            self._n_again, self._n_cached = self._n_cached, 0
 
     def _settle(self) -> bool:
         """Make the token that was shown last resident, after any that a failure took.
@@ -213,9 +212,6 @@ class DecodeStream:
         """Return how many tokens fit: without asking again, as long as nobody else takes room."""
         free = self._resident.free
         return free if self._resident.context.n_seq_max == 1 else min(free, 1)
-
-    def _time_left(self) -> float | None:
-        return None if self._deadline is None else max(1e-6, self._deadline - time.perf_counter())
 
     def _out_of_time(self) -> str:
         if self._generation.n_completion:

@@ -68,26 +68,30 @@ class TrueTape:
             self.owed.append(token)
 
     @contextmanager
-    def limited(self, timeout: float | None) -> Iterator[None]:
-        """Raise `CallTimeoutError` where what runs within is not done after ``timeout`` seconds."""
+    def limited(self, timeout: float | None, started: float | None = None) -> Iterator[None]:
+        """Raise `CallTimeoutError` where what runs within is not done after ``timeout`` seconds.
+
+        These count from ``started`` (`time.perf_counter`), the beginning of the call; None: now.
+        """
         if timeout is None:
             yield
             return
-        timeout = float(timeout)  # locks take no number of NumPy's
-        started = time.perf_counter()
+        now = time.perf_counter()
+        started = now if started is None else started
+        deadline = started + float(timeout)  # locks take no number of NumPy's
         page = self.page
         if page is not None:
-            page.called_at, page.deadline = started, started + timeout
+            page.called_at, page.deadline = started, deadline
             try:
                 yield
             finally:
                 page.called_at = page.deadline = None
             return
-        timer = threading.Timer(timeout, self._run_out)
+        timer = threading.Timer(max(0.0, deadline - now), self._run_out)
         timer.daemon = True
         try:
             timer.start()
-            self._deadline = started + timeout
+            self._deadline = deadline
             yield
         except DecodeAbortedError as error:
             if not self._late:
