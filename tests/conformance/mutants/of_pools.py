@@ -146,8 +146,8 @@ def a_fork_is_of_another_text(m: Any) -> None:
 
 @wrong("POOL-13")
 def restored_logits_are_those_of_other_tokens(m: Any) -> None:
-    def load(old: Any, self: Any, seq_id: int, data: bytes) -> None:
-        old(self, seq_id, data)
+    def load(old: Any, self: Any, seq_id: int, data: bytes, **fields: Any) -> None:
+        old(self, seq_id, data, **fields)
         if self.sequence.row is not None:
             self.sequence.set_row(np.roll(self.sequence.row, 1))
 
