@@ -59,6 +59,32 @@ def test_defaults_of_others_written_out_change_nothing(
         open_plain(**{field: value})
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("yarn_beta_fast", 4.0), ("yarn_beta_slow", 4.0), ("yarn_orig_ctx", 16),
+        ("yarn_ext_factor", 0.5),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("beside", [{}, {"rope_scaling_type": "yarn"}])
+def test_what_yarn_uses_is_refused_where_it_mixes_nothing(
+    open_plain: Callable[..., Any], model: Any, golden: Any, field: str, value: float, beside: Any
+) -> None:
+    refused = (ic.UnsupportedFeatureError, f"{field}={value}.*rope_freq_scale")
+    with pytest.raises(refused[0], match=refused[1]):
+        open_plain(**beside, **{field: value})
+    with pytest.raises(refused[0], match=refused[1]):
+        model.plan_memory(n_ctx=256, **beside, **{field: value})
+    mixing = {"rope_scaling_type": "yarn", "rope_freq_scale": 0.25, "yarn_orig_ctx": 64}
+    rows = []
+    for fields in (mixing, {**mixing, field: value}):
+        context = open_plain(**fields)
+        context.decode(list(golden.prompts[1].tokens))
+        rows.append(context.logits().copy())
+    assert context.effective[field] == value
+    assert np.abs(rows[0] - rows[1]).max() > 1e-2
+
+
 def test_the_defaults_are_told(open_plain: Callable[..., Any], model: Any) -> None:
     context = open_plain(n_ctx=None)
     assert context.n_ctx == min(4096, model.info.n_ctx_train)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -59,6 +60,25 @@ def test_it_can_be_saved(new_session: Callable[..., Any], name: str) -> None:
         texts = [[c.text for c in s.decode(max_tokens=2, temperature=0)] for s in (session, other)]
         assert texts[0] == texts[1]
         session.ensure_prefix("x")
+    pytest.fail("it never ended")
+
+
+def test_a_ctrl_c_while_tokens_are_moved_ends_no_session(
+    new_session: Callable[..., Any], backend_name: str
+) -> None:
+    """What the engine holds is not known then: it is evaluated anew."""
+    plugin = importlib.import_module(f"infercore_{backend_name}")
+    session = new_session(n_ctx=64)
+    session.ensure_prefix(TEXT)
+    expected = [c.text for c in session.decode(max_tokens=3, temperature=0)]
+    for at in range(1, 500):
+        session.ensure_prefix(TEXT)
+        came = interrupt(at, partial(session.evict, 2, 4), plugin.__path__[0])
+        session.ensure_prefix(TEXT)
+        assert [c.text for c in session.decode(max_tokens=3, temperature=0)] == expected
+        if not came:
+            assert at > 5
+            return
     pytest.fail("it never ended")
 
 

@@ -201,6 +201,18 @@ def test_marks_in_the_texts_around_a_gap_are_text(marked: Any) -> None:
     assert held[1] == 1000
 
 
+def test_a_refusal_names_the_backend(session: Any, backend_name: str) -> None:
+    user = [{"role": "user", "content": "Hi"}]
+    for call in (
+        lambda: session.infill("a", "b"),
+        lambda: session.chat(user, reasoning_budget=5),
+        lambda: session.chat(user, reasoning="off"),
+    ):
+        with pytest.raises(ic.UnsupportedFeatureError) as caught:
+            call()
+        assert caught.value.backend == backend_name
+
+
 # -- snapshots and segments ------------------------------------------------------------------------
 
 

@@ -18,7 +18,9 @@ def test_append_after_an_end_of_turn_puts_that_token_first(
     assert chunks[-1].finish_reason == "eos"
     resident = session.context.tokens()
     assert not model.tokenizer.is_eog(resident[-1])
-    session.prefill_suffix(ic.SuffixInput(text=" More.", mode="append"))
+    status = session.prefill_suffix(ic.SuffixInput(text=" More.", mode="append"))
+    n_more = len(model.tokenizer.encode(" More.", add_special=False))
+    assert status.reused_tokens + status.prefilled_tokens == 1 + n_more
     after = session.context.tokens()
     assert after[: len(resident)] == resident
     assert model.tokenizer.is_eog(after[len(resident)])
@@ -54,13 +56,15 @@ def test_append_before_a_decode_joins_or_stays_apart_as_asked(model: Any, sessio
     encode = model.tokenizer.encode
     session.ensure_prefix("Once upon")
     session.prefill_suffix(" a ti")
-    session.prefill_suffix(ic.SuffixInput(text="me there", mode="append"))
+    joined = session.prefill_suffix(ic.SuffixInput(text="me there", mode="append"))
     assert session.context.tokens() == encode("Once upon a time there")
+    assert joined.reused_tokens + joined.prefilled_tokens == joined.suffix_tokens
     session.prefill_suffix(" a ti")
     held = session.context.tokens()
     apart = ic.SuffixInput(text="me there", mode="append", boundary="split")
-    session.prefill_suffix(apart)
-    assert session.context.tokens() == [*held, *encode("me there", add_special=False)]
+    status, more = session.prefill_suffix(apart), encode("me there", add_special=False)
+    assert session.context.tokens() == [*held, *more]
+    assert status.reused_tokens + status.prefilled_tokens == len(more) < status.suffix_tokens
 
 
 @pytest.mark.parametrize("option", [{"bogus": 1}, {"response_format": {"type": "nonsense"}}])

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from click.testing import CliRunner
 
+import infercore_models
 import pack
 from cli.engines import COMMAND, CTRL_C, CTRL_D, ESCAPE, TIMEOUT_S, terminal
 from infercore.cli.app import main
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from cli.engines import Engine, Terminal
 
 NADIA, FELIX = "Where does Nadia live?", "Describe Felix as JSON."
+SUM = "What is 2 plus 3?"
 ANSWER = "Nadia lives near the grey harbour."
 ENDLESS = ("--ignore-eos", "--overflow", "shift", "--n-ctx", "256")
 
@@ -70,6 +72,33 @@ def test_history_is_reused_from_turn_to_turn(engine) -> None:
 
 def test_without_stats(reference) -> None:
     assert talk(reference, NADIA, options=("--no-stats",)).stderr == ""
+
+
+@pytest.mark.parametrize("command", ["chat", "generate"])
+def test_thoughts_come_apart_from_the_answer(engine, command) -> None:
+    formats = {"reference": "hf", **pack.FORMATS}
+    path = str(infercore_models.path("agent", formats[engine.name]))
+    arguments = (
+        command,
+        path,
+        *engine.arguments[1:],
+        *(["--chat"] if command == "generate" else []),
+    )
+
+    def answered(*options: str) -> Any:
+        return CliRunner().invoke(main, [*arguments, *options], input=f"{SUM}\n")
+
+    *chunks, last = map(json.loads, answered("--json", "-n", "60").stdout.splitlines())
+    thought = "".join(chunk.get("reasoning", "") for chunk in chunks)
+    assert thought == last["reasoning"] != ""
+    assert "".join(chunk["text"] for chunk in chunks) == last["text"] != ""
+    shown = answered("-n", "60", *(["--no-stats"] if command == "chat" else []))
+    assert shown.stdout == last["text"].rstrip("\n") + "\n"
+    assert shown.stderr == thought.rstrip("\n") + "\n"
+    cut = answered("-n", "5", *(["--no-stats"] if command == "chat" else []))
+    assert (cut.exit_code, cut.stdout) == (0, "")
+    assert thought.startswith(cut.stderr.removesuffix("\n"))
+    assert cut.stderr.strip()
 
 
 def test_saved_chat_goes_on_warm(engine, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 import infercore as ic
 from infercore_llamacpp import rope
 
+YARN = {"rope_scaling_type": "yarn", "rope_freq_scale": 0.25}
 NOT_EFFECTIVE = {"on_oom", "n_ctx_min", "backend_options", "defrag_thold"}
 
 
@@ -26,11 +27,11 @@ NOT_EFFECTIVE = {"on_oom", "n_ctx_min", "backend_options", "defrag_thold"}
         {"rope_scaling_type": "none"},
         {"rope_freq_base": 5000.0},
         {"rope_freq_scale": 0.5},
-        {"yarn_ext_factor": 0.5},
         {"yarn_attn_factor": 0.8},
-        {"yarn_beta_fast": 16.0},
-        {"yarn_beta_slow": 2.0},
-        {"yarn_orig_ctx": 256},
+        {**YARN, "yarn_ext_factor": 0.5},
+        {**YARN, "yarn_beta_fast": 16.0},
+        {**YARN, "yarn_beta_slow": 2.0},
+        {**YARN, "yarn_orig_ctx": 256},
         {"pooling_type": "mean"},
         {"attention_type": "non-causal"},
         {"flash_attn": "on"},
@@ -52,7 +53,7 @@ def test_a_field_that_is_set_is_in_force(story, open_context, prompt, fields):
     assert np.isfinite(context.logits(0)).all()
 
 
-@pytest.mark.parametrize("mixing", [{"rope_scaling_type": "yarn"}, {"yarn_ext_factor": 0.5}])
+@pytest.mark.parametrize("mixing", [YARN, {"yarn_ext_factor": 0.5, "rope_freq_scale": 0.25}])
 def test_an_attention_factor_that_the_engine_replaces_is_refused(story, open_context, mixing):
     for same in (1.0, -1.0):
         open_context(story, **mixing, yarn_attn_factor=same)

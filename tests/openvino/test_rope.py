@@ -154,7 +154,7 @@ def test_other_frequencies_give_llama_cpp_s_logits(ov_model, story, llama_rows, 
     "fields",
     [
         {"rope_scaling_type": "none", "rope_freq_scale": 0.5},
-        {"yarn_beta_fast": 16.0, "yarn_orig_ctx": 256},
+        {"yarn_beta_fast": 32.0, "yarn_ext_factor": 0.0},
         {"rope_freq_base": 0, "rope_freq_scale": 0, "yarn_ext_factor": -1},
     ],
 )

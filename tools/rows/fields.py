@@ -34,12 +34,12 @@ VALUES: tuple[tuple[str, Any, str], ...] = (
     ("rope_freq_scale", 0.5, OTHER),
     ("rope_freq_scale", 0, SAME),
     ("yarn_ext_factor", -1, SAME),
-    ("yarn_ext_factor", 1.0, FINITE),
+    ("yarn_ext_factor", 1.0, OTHER),
     ("yarn_attn_factor", 0.8, FINITE),
-    ("yarn_beta_fast", 16.0, FINITE),
-    ("yarn_beta_slow", 2.0, FINITE),
+    ("yarn_beta_fast", 16.0, OTHER),
+    ("yarn_beta_slow", 2.0, OTHER),
     ("yarn_orig_ctx", 0, SAME),
-    ("yarn_orig_ctx", 512, FINITE),
+    ("yarn_orig_ctx", 512, OTHER),
     ("pooling_type", "mean", FINITE),
     ("pooling_type", "cls", FINITE),
     ("pooling_type", "last", FINITE),
@@ -70,6 +70,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "type_v": {"flash_attn": "auto", "precision": None, "type_k": None},
     "flash_attn": {"precision": None},
 }
+YARN = {"rope_scaling_type": "yarn", "rope_freq_scale": 0.25}  # what its other fields go with
 WRITTEN_OUT = ("rope_freq_base", "rope_freq_scale", "yarn_ext_factor", "yarn_orig_ctx")
 PROPERTIES = ("n_batch", "n_ubatch", "n_seq_max", "n_threads", "n_threads_batch", "pooling_type")
 OFFLOADED = ("offload_kqv", "op_offload")
@@ -77,7 +78,8 @@ OFFLOADED = ("offload_kqv", "op_offload")
 
 def _honoured(name: str, value: Any, numbers: str) -> Callable[[Bench], None]:
     def check(b: Bench) -> None:
-        context = b.context(**{**BESIDE.get(name, {}), name: value})
+        yarn = YARN if name.startswith("yarn") and numbers is OTHER else {}
+        context = b.context(**{**BESIDE.get(name, {}), **yarn, name: value})
         in_force = context.n_ctx if name == "n_ctx" else context.effective[name]
         if name in OFFLOADED and not context.capabilities.gpu_offload:
             assert in_force is False

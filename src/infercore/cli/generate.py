@@ -44,6 +44,7 @@ from infercore.cli.terminal import (
     tell_error,
     without_line_end,
     write,
+    write_thought,
 )
 from infercore.errors import DecodeAbortedError
 
@@ -298,10 +299,12 @@ class _End:
 class Turn:
     """What one generation gave. ``text`` is complete also where it was interrupted.
 
-    ``first_text_ms`` counts from the start, prefill included, to the first chunk with text.
+    ``reasoning`` is what the model thought, which is no part of the text. ``first_text_ms`` counts
+    from the start, prefill included, to the first chunk with text.
     """
 
     text: str = ""
+    reasoning: str = ""
     finish_reason: str | None = None
     usage: Usage | None = None
     first_text_ms: float | None = None
@@ -334,6 +337,7 @@ class Turn:
         return {
             "text": self.text,
             "finish_reason": self.finish_reason,
+            "reasoning": self.reasoning,
             "first_text_ms": self.first_text_ms,
             "interrupted": self.interrupted,
             "dropped_messages": self.dropped_messages,
@@ -358,6 +362,8 @@ class Show:
             for chunk in generation:
                 self._take(turn, chunk, started, number)
         turn.interrupted = generation.interrupted
+        if not self.as_json and not turn.text:
+            _end_thought(turn.reasoning)
         if not self.as_json and turn.text and not turn.text.endswith("\n"):
             write("\n")
         return turn
@@ -365,16 +371,28 @@ class Show:
     def _take(self, turn: Turn, chunk: StreamChunk, started: float, number: int) -> None:
         if chunk.text and turn.first_text_ms is None:
             turn.first_text_ms = (time.perf_counter() - started) * 1e3
+        if not self.as_json:
+            self._write(turn, chunk)
         turn.text += chunk.text
+        turn.reasoning += chunk.reasoning
         turn.shifted_out += len(chunk.shifted_out)
         turn.dropped_messages += chunk.dropped_messages
         turn.finish_reason, turn.usage = chunk.finish_reason, chunk.usage
         if self.as_json:
             shown = {"type": "chunk", "number": number, "text": chunk.text, "tokens": chunk.tokens}
+            if chunk.reasoning:
+                shown["reasoning"] = chunk.reasoning
             if chunk.logprobs is not None:
                 shown["logprobs"] = [plain(logprob) for logprob in chunk.logprobs]
             print_json_line(shown)
-        elif chunk.text:
+
+    @staticmethod
+    def _write(turn: Turn, chunk: StreamChunk) -> None:
+        if chunk.reasoning:
+            write_thought(chunk.reasoning)
+        if chunk.text:
+            if not turn.text:
+                _end_thought(turn.reasoning + chunk.reasoning)
             write(chunk.text)
 
     def broke_off(self, turn: Turn, decode: Mapping[str, Any]) -> bool:
@@ -394,6 +412,11 @@ class Show:
             print_json_line({"type": "result", "number": number, **turn.facts(), **facts})
         if self.stats:
             tell(f"[{turn.told()}]")
+
+
+def _end_thought(thought: str) -> None:
+    if thought and not thought.endswith("\n"):
+        write_thought("\n")
 
 
 def _is_json(text: str) -> bool:

@@ -68,19 +68,26 @@ def write(text: str) -> None:
     click.echo(harmless(text) if is_terminal(sys.stdout) else text, nl=False)
 
 
+def write_thought(text: str) -> None:
+    """Write a piece of a model's thought to standard error at once, as `tell` writes a line."""
+    shown = harmless(text) if is_terminal(sys.stderr) else text
+    click.echo(_styled(shown, dim=True), nl=False, err=True)
+
+
 def tell(text: str) -> None:
     """Write a line about the work to standard error, dimmed on a terminal with colours."""
-    environment: Mapping[str, str] = os.environ
-    coloured = may_animate() and not environment.get("NO_COLOR")
-    shown = _shown(text)
-    click.echo(click.style(shown, dim=True) if coloured else shown, err=True)
+    click.echo(_styled(_shown(text), dim=True), err=True)
 
 
 def tell_error(text: str) -> None:
     """Write an error to standard error, in red on a terminal with colours."""
-    coloured = may_animate() and not os.environ.get("NO_COLOR")
-    shown = _shown("error: " + text)
-    click.echo(click.style(shown, fg="red") if coloured else shown, err=True)
+    click.echo(_styled(_shown("error: " + text), fg="red"), err=True)
+
+
+def _styled(text: str, **style: Any) -> str:
+    environment: Mapping[str, str] = os.environ
+    coloured = may_animate() and not environment.get("NO_COLOR")
+    return click.style(text, **style) if coloured else text
 
 
 def _shown(text: str) -> str:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 REFUSALS = (UnsupportedFeatureError, InvalidInputError, BackendUnavailableError)
 NATIVE = "native."
 """Before the name of a field of `SamplingConfig`: the engine's own sampler honours it."""
-_YARN: Fields = {"rope_scaling_type": "yarn", "rope_freq_scale": 0.25, "yarn_orig_ctx": 64}
+_YARN: Fields = {"rope_scaling_type": "yarn", "rope_freq_scale": 0.25}
 _OF_CONTEXTS: dict[str, tuple[Fields, ...]] = {
     "n_batch": ({"n_batch": 24},),
     "n_ubatch": ({"n_batch": 64, "n_ubatch": 8}, {"n_batch": 48, "n_ubatch": 7}),
@@ -41,7 +41,13 @@ _OF_CONTEXTS: dict[str, tuple[Fields, ...]] = {
     "rope_freq_base": ({"rope_freq_base": 5000.0},),
     "rope_freq_scale": ({"rope_scaling_type": "linear", "rope_freq_scale": 0.5},),
     "yarn": (
-        {**_YARN, "yarn_beta_fast": 8.0, "yarn_beta_slow": 0.5, "yarn_ext_factor": 0.5},
+        {
+            **_YARN,
+            "yarn_orig_ctx": 64,
+            "yarn_beta_fast": 8.0,
+            "yarn_beta_slow": 0.5,
+            "yarn_ext_factor": 0.5,
+        },
         {**_YARN, "yarn_ext_factor": 0.0, "yarn_attn_factor": 1.5},
     ),
     "attention_type": ({"attention_type": "non-causal"},),

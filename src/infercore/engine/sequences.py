@@ -115,7 +115,8 @@ class Sequences:
         """Run an engine call that changes the cache, and ``enter`` the change in the map.
 
         Where the call returns False nothing is entered. An unexpected failure of the engine ends
-        the context; so does an interruption, unless ``is_decided`` finds out how far it came.
+        the context. After an interruption that ``is_decided`` does not find out about, a context of
+        one sequence holds nothing, and one of several ends.
         """
         try:
             result = work()
@@ -127,9 +128,20 @@ class Sequences:
             if calls.is_of_the_engine(error):
                 raise self._native.lock.fail(error) from error
             if is_decided is None or not is_decided():
-                self._native.lock.fail(error)
+                self._begin_anew(error)
             raise
         return result
+
+    def _begin_anew(self, cause: BaseException) -> None:
+        """Hold nothing: nobody knows what the engine does; of others' sequences even less."""
+        if self._cells.n_seq_max > 1:
+            self._native.lock.fail(cause)
+            return
+        try:
+            self.clear()
+        except BaseException:
+            self._native.lock.fail(cause)
+            raise
 
     def keep(self, seq_id: int) -> None:
         """Remove all other sequences."""

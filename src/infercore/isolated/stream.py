@@ -62,8 +62,9 @@ class Opened:
 
     @property
     def is_dropped(self) -> bool:
-        """Whether nobody has the stream any more."""
-        return self.stream is not None and self.stream() is None
+        """Whether nobody has the stream any more, or who has it lets the next call end it."""
+        stream = None if self.stream is None else self.stream()
+        return self.stream is not None and (stream is None or stream.finished)
 
     def keep(self) -> None:
         """Keep what it was asked as it is now: its caller may change the messages."""
@@ -195,9 +196,12 @@ class IsolatedStream:
             await loop.run_in_executor(self._session.waiters(), self.close)
 
     def let_go(self) -> None:
-        """End the decode; this waits for nothing."""
-        self.cancel()
-        self._session.waiters().submit(self.close)
+        """End the decode; this waits for nothing, and the next call tells the process."""
+        if not self.finished:
+            self.cancel()
+            self.finished = True
+            if self._begun:
+                stream_ended(self._opened.started, None)
 
     # -- ends from outside ---------------------------------------------------------------------
 

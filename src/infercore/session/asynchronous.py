@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast, runtime_checkable
 from weakref import ref
@@ -84,7 +86,8 @@ class AsyncSession:
                 "await infercore.aopen_session(path_or_model)"
             )
         self._session = session
-        self._turns = Turns(self._executor, session.cancel, self._rest)
+        self._turns = Turns(self._executor, session.cancel, self.rest)
+        self._reading: ref[AsyncDecodeStream] | None = None
 
     def __repr__(self) -> str:
         return repr(self._session).replace("<", "<Async", 1)
@@ -102,15 +105,33 @@ class AsyncSession:
 
     async def run(self, work: Callable[[], T]) -> T:
         """Run ``work`` in a thread, after earlier calls; cancelling the task stops it."""
+        self._leave_failed()
         if self.closed:
             return work()  # raises what a closed session raises
         return await self._turns.run(work)
+
+    def watch(self, stream: AsyncDecodeStream) -> None:
+        """Note that ``stream`` is read from now on.
+
+        :meta private:
+        """
+        self._reading = ref(stream)
+
+    def _leave_failed(self) -> None:
+        """Close what a task read that failed: who awaits that task goes on before its callbacks."""
+        stream = None if self._reading is None else self._reading()
+        if stream is not None:
+            stream.leave_if_failed()
 
     def _executor(self) -> ThreadPoolExecutor:
         owner = getattr(self._session.context, "owner", None)
         return shared_threads() if owner is None else cast("ThreadPoolExecutor", owner.waiters())
 
-    def _rest(self) -> None:
+    def rest(self) -> None:
+        """Let the engine's threads of the calling thread go: the next call comes in another.
+
+        :meta private:
+        """
         release = getattr(self._session.context, "release_threads", None)
         if release is not None:  # with an owner, its thread alone calls the engine
             release()
@@ -139,6 +160,7 @@ class AsyncSession:
         requested, a grammar is compiled and a draft model's context opened in the session's thread:
         errors there are raised then, and from then on the session is busy.
         """
+        self._leave_failed()
         built = self._session.check_decode(config, fields)
         return AsyncDecodeStream(self, lambda: self._session.decode(built))
 
@@ -285,18 +307,38 @@ class AwaitedStream(Protocol):
         """End it, and wait for nothing."""
 
 
+class _Steps:
+    """Takes the steps of a stream in a thread, which so keeps nothing of who reads it alive."""
+
+    def __init__(self, start: Callable[[], Any]) -> None:
+        self.start: Callable[[], Any] | None = start
+        self.stream: Any = None
+        self.pooled: AwaitedStream | None = None
+
+    def __call__(self) -> Any:
+        """Begin; of a stream that does not come from a pool, take each step."""
+        if self.start is not None:
+            start, self.start = self.start, None
+            self.stream = start()
+            source = self.stream.source if isinstance(self.stream, ChatStream) else self.stream
+            if isinstance(source, AwaitedStream):
+                source.start()
+                self.pooled = source
+                return _BEGUN
+        return _END if self.stream is None else next(self.stream, _END)
+
+
 class AsyncDecodeStream:
     """An asynchronous iterator of `infercore.StreamChunk`; an asynchronous context manager too."""
 
     def __init__(self, session: AsyncSession, start: Callable[[], Any]) -> None:
         self._session = session
-        self._start: Callable[[], Any] | None = start
-        self._stream: Any = None
-        self._pooled: AwaitedStream | None = None
+        self._steps = _Steps(start)
         self._reader: asyncio.Task[Any] | None = None
 
     def __repr__(self) -> str:
-        return "<Generation not begun>" if self._stream is None else repr(self._stream)
+        stream = self._steps.stream
+        return "<Generation not begun>" if stream is None else repr(stream)
 
     def __aiter__(self) -> AsyncDecodeStream:
         return self
@@ -317,51 +359,59 @@ class AsyncDecodeStream:
         task = asyncio.current_task()
         if task is not None and task is not self._reader:
             self._reader = task
+            self._session.watch(self)
             task.add_done_callback(partial(_close_with, ref(self)))
 
-    def reader_ended(self, task: asyncio.Task[Any]) -> None:
-        """Let go of the session if ``task``, which did not end well, was the one that read.
+    def leave_if_failed(self) -> None:
+        """Let go of the session if the task that read last has ended, and not well.
 
         :meta private:
         """
-        if task is not self._reader:
+        task = self._reader
+        if task is None or not task.done():
             return
-        self._start = None
-        if self._pooled is not None:
-            self._pooled.let_go()
-        elif self._stream is not None:  # it evaluates what was shown last: not in the loop's thread
-            shared_threads().submit(self._stream.close)
+        # Not exception(): asyncio would take that for somebody's having seen it, and not report it.
+        if task.cancelled() or getattr(task, "_exception", None) is not None:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """End the decode at once: the next call may come before any thread has its turn.
+
+        Where no pool generates, this evaluates the token that was shown last.
+        """
+        steps = self._steps
+        steps.start = None
+        if steps.stream is None or steps.stream.finished:
+            return
+        with suppress(InferCoreError):  # the session is closed, failed or busy
+            if steps.pooled is not None:
+                steps.pooled.let_go()
+            else:
+                steps.stream.close()
+                self._session.rest()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_steps") and not sys.is_finalizing():
+            self._let_go()
 
     async def _next(self) -> StreamChunk:
-        if self._pooled is None:
-            chunk = await self._session.run(self._step)
+        if self._steps.pooled is None:
+            chunk = await self._session.run(self._steps)
             if chunk is _END:
                 raise StopAsyncIteration
             if chunk is not _BEGUN:
                 return cast("StreamChunk", chunk)
-        return await self._read(cast("AwaitedStream", self._pooled))
+        return await self._read(cast("AwaitedStream", self._steps.pooled))
 
-    async def _read(self, stream: AwaitedStream) -> StreamChunk:
-        loop = asyncio.get_running_loop()
+    async def _read(self, pooled: AwaitedStream) -> StreamChunk:
+        loop, stream = asyncio.get_running_loop(), self._steps.stream
         while True:
-            if stream.finished and not stream.is_abandoned:
+            if pooled.finished and not pooled.is_abandoned:
                 raise StopAsyncIteration
-            chunk = await stream.read(loop)
-            shown = self._stream.shown(chunk) if isinstance(self._stream, ChatStream) else chunk
+            chunk = await pooled.read(loop)
+            shown = stream.shown(chunk) if isinstance(stream, ChatStream) else chunk
             if shown is not None:
                 return shown
-
-    def _step(self) -> Any:
-        """Begin, in a thread; of a stream that does not come from a pool, take each step there."""
-        if self._start is not None:
-            start, self._start = self._start, None
-            self._stream = start()
-            source = self._stream.source if isinstance(self._stream, ChatStream) else self._stream
-            if isinstance(source, AwaitedStream):
-                source.start()
-                self._pooled = source
-                return _BEGUN
-        return _END if self._stream is None else next(self._stream, _END)
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -369,19 +419,20 @@ class AsyncDecodeStream:
 
         :meta private:
         """
-        return (0, 0) if self._pooled is None else self._pooled.counts
+        pooled = self._steps.pooled
+        return (0, 0) if pooled is None else pooled.counts
 
     async def aclose(self) -> None:
         """End the decode; what was shown is resident, the session is free. Idempotent."""
-        self._start = None  # a decode that was never asked is dropped, which ends it
-        stream = self._stream
-        if stream is None or stream.finished:
+        steps = self._steps
+        steps.start = None  # a decode that was never asked is dropped, which ends it
+        if steps.stream is None or steps.stream.finished:
             return
-        if self._pooled is not None:
-            await self._pooled.aclose()
+        if steps.pooled is not None:
+            await steps.pooled.aclose()
             return
         try:
-            await self._session.run(stream.close)
+            await self._session.run(steps.stream.close)
         except InferCoreError:
             if not self._session.closed:
                 raise
@@ -407,13 +458,11 @@ def completion(
     return AsyncDecodeStream(session, lambda: own.completion(prompt, **decode))
 
 
-def _close_with(stream: ref[AsyncDecodeStream], task: asyncio.Task[Any]) -> None:
+def _close_with(stream: ref[AsyncDecodeStream], _: asyncio.Task[Any]) -> None:
     """Close what a task read that was cancelled or failed."""
-    # Not exception(): asyncio would take that for somebody's having seen it, and not report it.
-    failed = task.cancelled() or getattr(task, "_exception", None) is not None
-    left = stream() if failed else None
+    left = stream()
     if left is not None:
-        left.reader_ended(task)
+        left.leave_if_failed()
 
 
 def _close_opened(opening: asyncio.Future[Any]) -> None:

@@ -257,7 +257,9 @@ class SessionBase:
             raise
 
     def judge(self, error: BaseException) -> None:
-        """Fail for good where ``error`` means that the context did."""
+        """Fail for good where ``error`` means that the context did; name the backend in others."""
+        if isinstance(error, UnsupportedFeatureError):  # a template's or a vocabulary's lack
+            error.backend = error.backend or self.model.backend
         if isinstance(error, SessionFatalError):
             raise self.gate.fail(error.cause) from error
         if self.resident.fatal_cause is not None:  # an interruption that it did not survive

@@ -164,10 +164,12 @@ class PrefixStatus:
 class SuffixStatus:
     """What `Session.prefill_suffix` reused and evaluated, in tokens.
 
-    ``reused_tokens + prefilled_tokens`` equals ``suffix_tokens``, the length of the text after the
-    prefix tokens that were kept; it includes tokens that replaced prefix tokens at the seam
-    (``seam_tokens`` counts the prefix tokens that gave way). ``reevaluated_tokens`` come before it
-    and still had to be evaluated again: their logits were gone, or the engine could not go back to
+    ``suffix_tokens`` is the length of the text after the prefix tokens that were kept; it includes
+    tokens that replaced prefix tokens at the seam (``seam_tokens`` counts the prefix tokens that
+    gave way). ``reused_tokens + prefilled_tokens`` is the length of what was asked for: the whole
+    suffix, but of ids or of a text tokenized apart with ``mode="append"`` those alone, with the
+    token that had ended the generation before them. ``reevaluated_tokens`` come before that and
+    still had to be evaluated again: their logits were gone, or the engine could not go back to
     them. ``truncated_tokens`` are the ids that ``overflow="truncate"`` left out. Other fields as in
     `PrefixStatus`.
     """

@@ -26,6 +26,7 @@ FIELDS = (
     "yarn_orig_ctx",
 )
 _ATTN = "yarn_attn_factor"
+_OF_THE_MIX = ("yarn_beta_fast", "yarn_beta_slow", "yarn_orig_ctx")
 _FROM_MODEL = ("rope_freq_base", "rope_freq_scale", "yarn_orig_ctx")
 # Of these architectures the engine reads the header's own numbers, of others it does not.
 _READ = {
@@ -52,8 +53,27 @@ def resolve(config: ContextConfig, traits: Traits) -> dict[str, Any]:
             backend="llamacpp",
             hint="it needs factors that only a model trained with it has",
         )
+    _check_used(asked, traits)
     _check_attn_factor(asked, traits)
     return asked
+
+
+def _check_used(asked: dict[str, Any], traits: Traits) -> None:
+    """Refuse what YaRN alone uses where it mixes no frequencies: scaled ones with the plain."""
+    found = in_force(asked, traits)
+    is_scaled, ext_factor = found["rope_freq_scale"] != 1.0, found["yarn_ext_factor"]
+    idle = [] if is_scaled or not ext_factor else ["yarn_ext_factor"]
+    if not (is_scaled and ext_factor):
+        idle += _OF_THE_MIX
+    own = in_force({**asked, **dict.fromkeys(idle)}, traits)
+    for field in idle:
+        if found[field] != own[field]:
+            raise UnsupportedFeatureError(
+                feature=f"{field}={found[field]}",
+                backend="llamacpp",
+                hint="it has no effect where YaRN mixes no frequencies; give "
+                "rope_scaling_type='yarn' and a rope_freq_scale below 1 too",
+            )
 
 
 def _check_attn_factor(asked: dict[str, Any], traits: Traits) -> None:

@@ -88,6 +88,7 @@ _YARN = {
     "yarn_beta_fast": 32.0,
     "yarn_beta_slow": 1.0,
 }
+_OF_THE_MIX = ("yarn_beta_fast", "yarn_beta_slow", "yarn_orig_ctx")
 _NO_ZERO = frozenset({"rope_freq_base", "rope_freq_scale", "yarn_orig_ctx"})
 OWN_KINDS = ("default", "linear")
 """The scalings of a model whose frequencies can be computed anew."""
@@ -150,7 +151,7 @@ def in_force(
         "rope_freq_scale": 1.0 / float(own["factor"]) if is_linear else 1.0,
         **dict.fromkeys([*_YARN, "yarn_orig_ctx"]),
     }
-    asked = {name: value for name in FIELDS if (value := _asked(name, config)) is not None}
+    asked = asked_of(config)
     if all(value == told[name] or _is_idle(name, value, asked) for name, value in asked.items()):
         return {**told, **asked}, None
     found = {**told, **_YARN, "yarn_orig_ctx": n_ctx_train, **asked}
@@ -175,6 +176,23 @@ def in_force(
     return found, None if same else rope
 
 
+def asked_of(config: ContextConfig) -> dict[str, Any]:
+    """Return the rope fields of ``config`` that are not left to the model."""
+    return {name: value for name in FIELDS if (value := _asked(name, config)) is not None}
+
+
+def unused(asked: Mapping[str, Any], fixed: Mapping[str, Any], n_ctx_train: int) -> str | None:
+    """Return a field that YaRN alone uses, where it mixes no frequencies: None where none is."""
+    is_scaled, ext_factor = fixed["rope_freq_scale"] != 1, fixed["yarn_ext_factor"]
+    own = {**_YARN, "yarn_orig_ctx": n_ctx_train}
+    if fixed["rope_scaling_type"] == "yarn":
+        own["yarn_ext_factor"] = 1.0
+    idle = [] if is_scaled or not ext_factor else ["yarn_ext_factor"]
+    if not (is_scaled and ext_factor):
+        idle += _OF_THE_MIX
+    return next((name for name in idle if asked.get(name, own[name]) != own[name]), None)
+
+
 def _asked(name: str, config: ContextConfig) -> Any:
     value = getattr(config, name)
     if value is None or isinstance(value, str):
@@ -185,6 +203,6 @@ def _asked(name: str, config: ContextConfig) -> Any:
 def _is_idle(name: str, value: Any, asked: Mapping[str, Any]) -> bool:
     """Return whether a value of YaRN changes nothing: its default, or without an ext_factor."""
     mixes = asked.get("rope_scaling_type") == "yarn" or asked.get("yarn_ext_factor")
-    if name in {"yarn_beta_fast", "yarn_beta_slow", "yarn_orig_ctx"}:
+    if name in _OF_THE_MIX:
         return not mixes
     return name in _YARN and bool(value == _YARN[name]) and not mixes

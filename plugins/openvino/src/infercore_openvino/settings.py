@@ -42,6 +42,10 @@ _HINTS = {
     "op_offload": "all operations run on one device",
     "swa_full": "the whole cache is always kept",
 }
+_NO_MIX = (
+    "it has no effect where YaRN mixes no frequencies; give rope_scaling_type='yarn' and a "
+    "rope_freq_scale below 1 too"
+)
 _TO_A_GPU = {"offload_kqv", "op_offload"}  # of a model with layers there: the graph is not split
 
 
@@ -102,6 +106,9 @@ def settings(
     turning, rotary = rope.in_force(config, files.config, trained_window(files))
     fixed = {**turning, **_FIXED, "attention_type": attention}
     _refuse(config, fixed, (RANK,) if files.ranks else POOLING)
+    unused = rope.unused(rope.asked_of(config), fixed, trained_window(files))
+    if unused is not None:
+        raise _unsupported(unused, getattr(config, unused), _NO_MIX)
     if rotary is not None:
         _check_rope(rotary.named, config, files, fixed)
     n_threads = _n_threads(config)
