@@ -8,6 +8,7 @@ import time
 import types
 from typing import Any
 
+import numpy as np
 import pytest
 
 import infercore as ic
@@ -132,17 +133,27 @@ class Number(int):
 def test_values_of_classes_of_their_own_are_what_they_hold() -> None:
     rows = [{"role": Role.USER, "content": collections.OrderedDict(a=Number(3))}]
     assert rendered("{{ messages[0].role }}{{ messages[0].content.a + 1 }}", rows) == "user4"
-    both = "{{ a is mapping }}{{ b | length }}{{ c }}{{ d }}"
-    values = {"a": types.MappingProxyType({}), "b": {1, 2}, "c": Role.USER, "d": Number(3)}
-    assert rendered(both, **values) == "True2user3"
+    all_of_them = "{{ a is mapping }}{{ b + 1 }}{{ c }}{{ d }}"
+    values = {"a": types.MappingProxyType({}), "b": np.float64(1), "c": Role.USER, "d": Number(3)}
+    assert rendered(all_of_them, **values) == "True2.0user3"
     assert rendered("{{ a.content }}", a=ic.Message(role="user", content="x")) == "x"
+    assert rendered("{{ a }}", a=(1, Number(2))) == "(1, 2)"
 
 
-@pytest.mark.parametrize("value", [object(), len, type, iter([1])])
+NOT_PLAIN = [
+    object(), len, type, iter([1]), {1}, frozenset("a"), b"xy", bytearray(b"xy"), 1j, ...,
+    np.zeros(2), np.float32(1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", NOT_PLAIN, ids=lambda value: type(value).__name__)
 def test_a_variable_that_is_no_plain_data_is_refused(value: Any) -> None:
     with pytest.raises(ic.InvalidInputError, match="plain data") as caught:
         rendered("{{ thing }}", thing=[value])
     assert caught.value.field == "thing"
+    with pytest.raises(ic.InvalidInputError, match="plain data") as caught:
+        rendered("{{ tools }}", tools=[{"name": "weather", "parameters": {"x": value}}])
+    assert caught.value.field == "tools"
 
 
 def test_data_that_holds_itself_is_refused() -> None:

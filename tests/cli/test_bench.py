@@ -13,10 +13,11 @@ from infercore.measuring.parts import PARTS, ids_of, text_of
 from infercore.measuring.stats import in_turns, number, ratios, spread
 
 SMALL = ("--threads", "1", "--repeats", "1", "--decode-tokens", "4", "--prefix-tokens", "32,96")
+TUNED = (*SMALL[:-1], "96")
 
 
-def told_by(run, *arguments: str) -> dict:
-    result = run("bench", *arguments, *SMALL, "--json")
+def told_by(run, *arguments: str, small: tuple[str, ...] = SMALL) -> dict:
+    result = run("bench", *arguments, *small, "--json")
     assert result.exit_code == 0, result.stderr
     return json.loads(result.stdout)
 
@@ -134,6 +135,19 @@ def test_wrong_usage(run, wrong) -> None:
     assert run("bench", "model.gguf", *wrong).exit_code == 2
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("--only", "decode"), "--tune excludes --only"),
+        (("--suffix-tokens", "32"), "--tune excludes --suffix-tokens"),
+        (("--prefix-tokens", "32,96"), "--tune takes one number of --prefix-tokens"),
+    ],
+)
+def test_what_tuning_does_not_measure_is_refused(run, given, said) -> None:
+    refused = run("bench", "model.gguf", "--tune", *given)
+    assert (refused.exit_code, said in refused.stderr) == (2, True)
+
+
 def test_no_such_model(run, tmp_path) -> None:
     result = run("bench", str(tmp_path / "none.gguf"))
     assert result.exit_code == 1
@@ -193,7 +207,7 @@ def test_texts_of_a_length(model, n) -> None:
 
 
 def test_other_settings_are_tried_beside_the_defaults(run, backend_name, pack_path) -> None:
-    told = told_by(run, str(pack_path), "--backend", backend_name, "--tune")
+    told = told_by(run, str(pack_path), "--backend", backend_name, "--tune", small=TUNED)
     assert told["tried"]
     tried = [each["fields"] for each in told["tried"]]
     assert all(each["prefill"]["median"] > 0 < each["decode"]["median"] for each in told["tried"])
@@ -203,7 +217,7 @@ def test_other_settings_are_tried_beside_the_defaults(run, backend_name, pack_pa
 
 def test_other_settings_are_tried_in_the_window_that_is_given(run, backend_name, pack_path) -> None:
     options = (str(pack_path), "--backend", backend_name, "--tune", "--n-ctx")
-    told = told_by(run, *options, "80")
+    told = told_by(run, *options, "80", small=TUNED)
     assert told["tried"]
     assert not [why for why in told["refused"].values() if "exceed" in why]
     assert "too small to measure in" in run("bench", *options, "64", "--threads", "1").output

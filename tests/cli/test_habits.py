@@ -97,6 +97,30 @@ def test_an_alias(run, reference) -> None:
     assert (gone.exit_code, "there is no alias 'story'" in gone.stderr) == (1, True)
 
 
+def test_an_alias_of_an_alias_means_what_that_one_means(run, reference) -> None:
+    run("models", "alias", "story", reference.path)
+    assert run("models", "alias", "s", "story").stderr == f"s means {reference.path}\n"
+    assert run("models", "unalias", "story").exit_code == 0
+    assert run("tokenize", "s", *reference.arguments[1:3], MIRA, "--ids").exit_code == 0
+
+
+@pytest.mark.parametrize("arguments", [("alias", "ghost"), ("default",)])
+@pytest.mark.parametrize("model", ["nowhere.gguf", "~/nowhere.gguf", "some/where", ""])
+def test_a_path_that_is_not_there_gets_no_name(run, arguments, model) -> None:
+    refused = run("models", *arguments, model)
+    assert (refused.exit_code, f"there is no model at {model!r}" in refused.stderr) == (1, True)
+    assert run("models", "default").stdout == "there is no default model\n"
+    assert "there is no alias 'ghost'" in run("models", "unalias", "ghost").stderr
+
+
+def test_an_alias_that_is_taken_away_is_no_default_any_more(run, reference) -> None:
+    run("models", "alias", "story", reference.path)
+    run("models", "default", "story")
+    said = run("models", "unalias", "story").stderr
+    assert said == "story is no longer an alias\nit was the default; the default is cleared\n"
+    assert run("models", "default").stdout == "there is no default model\n"
+
+
 def test_models_are_listed_with_who_reads_them(run, engine) -> None:
     if engine.name == "reference":
         pytest.skip("the pack names engines' formats")

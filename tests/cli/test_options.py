@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 import attrs
 import click
 import pytest
@@ -11,6 +15,9 @@ from infercore.cli.options import CONTEXT, MODEL, POOL, SAMPLING, Bias, KeyValue
 from infercore.cli.serve import _pool_fields as serve_pool_fields
 from infercore.values.config import ContextConfig, DecodeConfig, ModelConfig, SamplingConfig
 from infercore.values.pool import PoolConfig, pool_config
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 NOT_OPTIONS = {
     "backend_options", "progress", "adapters",  # --option, the bar, --lora
@@ -43,6 +50,22 @@ def test_flags_are_named_as_the_fields(command) -> None:
     fields -= NOT_OPTIONS | {"n_seq_max", "pooling_type"}
     fields |= names(DecodeConfig) & {"max_tokens", "stop", "special_text", "logprobs"}
     assert {"--" + field.replace("_", "-") for field in fields} - flags == set()
+
+
+def test_every_command_prints_json_but_those_that_the_page_names() -> None:
+    def without(commands: dict[str, click.Command], above: str = "") -> Iterator[str]:
+        for name, command in commands.items():
+            if not any("--json" in option.opts for option in command.params):
+                yield above + name
+            if isinstance(command, click.Group):
+                yield from without(command.commands, f"{name} ")
+
+    page = Path(__file__).parents[2] / "docs" / "reference" / "command-line.md"
+    if not page.is_file():
+        pytest.skip("the documentation is not beside these tests")
+    row = next(line for line in page.read_text("utf-8").splitlines() if "| `--json` |" in line)
+    exceptions = re.findall(r"`([^`]+)`", row.partition("; not with ")[2])
+    assert sorted(exceptions) == sorted(without(main.commands))
 
 
 def test_serve_takes_the_fields_of_a_pool() -> None:

@@ -243,6 +243,28 @@ def test_no_law_is_run_before_all_backends_are_found(monkeypatch: pytest.MonkeyP
     assert ran == []
 
 
+@pytest.mark.usefixtures("site")
+@pytest.mark.parametrize("option", ["--json", "--markdown"])
+def test_a_file_that_cannot_be_written_is_refused_before_a_law_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    monkeypatch.setattr("infercore.conformance.check_backend", pytest.fail, raising=False)
+    done = cli("toy", "--only", "DEC-2", option, str(tmp_path / "nowhere" / "found"))
+    assert done.exit_code == 2
+    assert re.search(rf"'{option}': .*found cannot be written: No such file", done.stderr)
+    assert cli("toy", "--only", "NONE", option, str(tmp_path / "found")).exit_code == 1
+    assert not (tmp_path / "found").exists()  # what was asked for is not begun
+
+
+@pytest.mark.usefixtures("site")
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs Linux")
+def test_results_are_printed_also_where_they_cannot_be_written() -> None:
+    done = cli("toy", "--only", "DEC-2", "--json", "/dev/full")
+    assert done.exit_code == 1
+    assert "No space left on device" in done.stderr
+    assert "toy: passed (1 ok)" in done.stdout
+
+
 def test_a_run_that_cannot_begin_shows_what_the_plugin_raised(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

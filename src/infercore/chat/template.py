@@ -24,6 +24,7 @@ class TemplateTimeoutError(InvalidInputError):
 
 _WORK = "infercore.chat.worker:answer"
 _PLAIN = "plain data: None, booleans, numbers, texts, and lists and mappings of these"
+_AS_THEY_ARE = frozenset({type(None), bool, int, float, str})
 
 
 def render(
@@ -54,10 +55,7 @@ def render(
 def _answer(template: str, variables: Mapping[str, Any]) -> tuple[bytes, str]:
     from infercore.limited.process import limited  # noqa: PLC0415  (only chats need it)
 
-    try:
-        return limited.run(_WORK, template, dict(variables), _now())
-    except ValueError:  # something is of a class of its own, or nested deeply
-        plain = {name: _plain_value(name, value) for name, value in variables.items()}
+    plain = {name: _plain_value(name, value) for name, value in variables.items()}
     return limited.run(_WORK, template, plain, _now())
 
 
@@ -112,14 +110,17 @@ def _plain_value(field: str, value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
+    if type(value) in _AS_THEY_ARE:
+        return value
     if isinstance(value, Message):
         value = attrs.asdict(value)
     if isinstance(value, Mapping):
         return {_plain(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [_plain(item) for item in value]
+    if isinstance(value, (list, tuple)):
+        items = [_plain(item) for item in value]
+        return tuple(items) if isinstance(value, tuple) else items
     if isinstance(value, str):
         return str.__str__(value)  # whatever its class makes of str()
     if isinstance(value, float):
         return float.__float__(value)
-    return value if value is None or isinstance(value, bool) else operator.index(value)
+    return operator.index(value)

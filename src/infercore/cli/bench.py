@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import click
+from click.core import ParameterSource
 
 from infercore.cli.loading import context_fields, loaded, plain
 from infercore.cli.options import (
@@ -119,7 +120,8 @@ def bench(
     Prefill and decode, the time to the first token over a cold and a warm prefix, saving,
     restoring and forking a session, memory against the plan, and what infercore itself costs a
     token. Nothing but infercore and the engine is needed. With --tune: threads, compute steps,
-    flash attention and KV types other than those in force, each in turns with them.
+    flash attention and KV types other than those in force, each in turns with them; one number
+    of --prefix-tokens says how much is prefilled then.
     """
     names = [field.name for field in attrs.fields(Settings)]
     settings = Settings(**{name: options[name] for name in names})
@@ -154,7 +156,7 @@ def _tune(
     *,
     as_json: bool,
 ) -> None:
-    n_prefill = min(max(settings.prefix_tokens), 2 * N_PREFILL)
+    n_prefill = _n_tuned(settings)
     with loaded(path, options, context=True) as opened:
         tried, refused = tuning.tune(
             opened,
@@ -168,6 +170,19 @@ def _tune(
         print_json({"tried": told, "refused": refused, "machine": machine.machine()})
         return
     _show(tried, refused)
+
+
+def _n_tuned(settings: Settings) -> int:
+    """Return how many tokens to prefill. An option that tuning cannot honour is a usage error."""
+    source = click.get_current_context().get_parameter_source
+    for name in ("only", "suffix_tokens"):
+        if source(name) is not ParameterSource.DEFAULT:
+            raise click.UsageError(f"--tune excludes --{name.replace('_', '-')}; give one")
+    if source("prefix_tokens") is ParameterSource.DEFAULT:
+        return 2 * N_PREFILL
+    if len(settings.prefix_tokens) > 1:
+        raise click.UsageError("--tune takes one number of --prefix-tokens")
+    return settings.prefix_tokens[0]
 
 
 def _measure(measuring: Bench, parts: Sequence[str]) -> list[Figure]:

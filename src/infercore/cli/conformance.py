@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,21 @@ if TYPE_CHECKING:
 EXIT_FAILED = 1
 
 
+def _writable(_ctx: click.Context, _param: click.Parameter, path: str | None) -> str | None:
+    """Refuse a file that cannot be written before laws take minutes; it is left as it is."""
+    is_there = path is not None and os.path.exists(path)
+    if path in (None, "-") or (is_there and not os.path.isfile(path)):
+        return path
+    try:
+        with open(path, "ab"):
+            pass
+    except OSError as error:
+        raise click.BadParameter(f"{path} cannot be written: {error.strerror}") from error
+    if not is_there:
+        os.remove(path)
+    return path
+
+
 @click.command(short_help="Run the laws of the conformance suite on a backend.")
 @click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=backend_names)
 @click.option("--model", metavar="PATH", help="A model to use in place of the rig's own.")
@@ -34,8 +50,19 @@ EXIT_FAILED = 1
     "what laws need (kv_shift, state, ...), or options that the backend honours (n_ubatch, "
     "native.mirostat, ...). The run fails if any is missing.",
 )
-@click.option("--json", "json_file", type=click.Path(dir_okay=False), help="Write JSON; - prints.")
-@click.option("--markdown", type=click.Path(dir_okay=False), help="Write the page of results.")
+@click.option(
+    "--json",
+    "json_file",
+    type=click.Path(dir_okay=False),
+    callback=_writable,
+    help="Write JSON; - prints.",
+)
+@click.option(
+    "--markdown",
+    type=click.Path(dir_okay=False),
+    callback=_writable,
+    help="Write the page of results.",
+)
 @click.pass_context
 def conformance(
     ctx: click.Context,
@@ -62,9 +89,9 @@ def conformance(
         if (cause := _behind(error)) is not None:
             click.echo(f"behind it: {cause}", err=True)
         raise
-    _write(reports, **files)
     if files["json_file"] != "-":
         _print(reports)
+    _write(reports, **files)
     if not all(report.passed for report in reports):
         ctx.exit(EXIT_FAILED)
 

@@ -14,6 +14,7 @@ from infercore.locating import hub, settings
 from infercore.locating.locate import (
     HUB,
     PACK,
+    is_name,
     locate,
     pack_models,
     readable_kinds,
@@ -92,17 +93,22 @@ def models(ctx: click.Context, as_json: bool) -> None:  # noqa: FBT001  (click p
 @click.argument("model")
 def set_alias(alias: str, model: str) -> None:
     """Let ALIAS mean MODEL, a path or a name, everywhere a model is named."""
-    kept = model if model.startswith((HUB, PACK, "~")) else os.path.abspath(model)
-    settings.write(settings.with_alias(settings.read(), alias, kept))
+    now = settings.read()
+    kept = now.aliases[model] if _is_alias(model, now) else _checked(model)
+    settings.write(settings.with_alias(now, alias, kept))
     tell(f"{alias} means {kept}")
 
 
 @models.command("unalias")
 @click.argument("alias")
 def remove_alias(alias: str) -> None:
-    """Take ALIAS away."""
-    settings.write(settings.with_alias(settings.read(), alias, None))
+    """Take ALIAS away; where it is the default model, clear the default."""
+    now = settings.with_alias(settings.read(), alias, None)
+    was_default = now.default == alias
+    settings.write(attrs.evolve(now, default=None) if was_default else now)
     tell(f"{alias} is no longer an alias")
+    if was_default:
+        tell("it was the default; the default is cleared")
 
 
 @models.command("default")
@@ -117,10 +123,22 @@ def set_default(model: str | None, clear: bool) -> None:  # noqa: FBT001  (click
         return
     if model is not None and clear:
         raise click.UsageError("give MODEL or --clear, not both")
-    is_name = model is None or model.startswith((HUB, PACK, "~")) or model in now.aliases
-    kept = model if model is None or is_name else os.path.abspath(model)
+    kept = model if model is None or _is_alias(model, now) else _checked(model)
     settings.write(attrs.evolve(now, default=kept))
     tell("there is no default model" if kept is None else f"the default is {kept}")
+
+
+def _is_alias(model: str, now: settings.Settings) -> bool:
+    """Return whether ``model`` is an alias, and not a path that is there, which goes first."""
+    return model in now.aliases and not os.path.exists(model)
+
+
+def _checked(model: str) -> str:
+    """Return a name as it is, a path in full. Raises `ModelNotFoundError` where nothing is."""
+    if is_name(model):
+        return model
+    locate(model)
+    return model if model.startswith("~") else os.path.abspath(model)
 
 
 def _rows() -> list[Row]:
