@@ -131,7 +131,9 @@ class IsolatedPool:
         """
         process = self.process
         self._stats = process.stats() or self._stats
-        counts: dict[str, Any] = {} if self.capabilities.encoder else dict(process.counts)
+        counts: dict[str, Any] = dict(process.counts)
+        if counts:  # a process that was started anew knows only who came back
+            counts["n_open"] = self._n_users
         n_batched = counts.pop("n_batched", 0)
         if counts.get("n_steps"):
             counts["mean_batch"] = n_batched / counts["n_steps"]
