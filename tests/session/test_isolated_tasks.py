@@ -135,7 +135,7 @@ def test_what_a_worker_does_again_after_a_death_counts_once(
         stats = pool.stats()
         assert (stats.n_open, stats.n_restarts) == (3, 1)
         assert n_told == 20
-        assert abs(stats.generated_tokens - n_told) <= 2  # those of the last step before the death
+        assert abs(stats.generated_tokens - n_told) <= 4  # of the last steps before the death
         for session in sessions:
             session.close()
         assert pool.stats().n_open == 0
