@@ -176,6 +176,16 @@ def test_a_closed_pool_reports_what_it_did_and_nothing_open(
     assert stats.generated_tokens >= n_told > 0
 
 
+@pytest.mark.parametrize("isolate", [True, False])
+def test_a_session_of_a_pool_opens_in_async_with(pool: Any, plain: Any, *, isolate: bool) -> None:
+    async def main() -> None:
+        async with (pool if isolate else plain).aopen_session() as session:
+            await session.ensure_prefix(TEXTS[0])
+        assert session.closed
+
+    asyncio.run(main())
+
+
 def test_an_observer_hears_of_steps(pool: Any) -> None:
     heard: list[Any] = []
 
