@@ -35,6 +35,23 @@ def test_options_change_the_plan(run, engine) -> None:
 
 
 @engines
+def test_fields_of_a_pool_count(run, engine) -> None:
+    start = ("plan", engine.path, "--json", "--n-ctx", "128")
+    for words, fields in (
+        (("-np", "4"), {"n_parallel": 4}),
+        (("--n-cells", "256", "--batch-invariant"), {"n_cells": 256, "batch_invariant": True}),
+    ):
+        result = run(*start, *words)
+        assert result.exit_code == 0, result.stderr
+        planned = infercore.plan_memory(engine.path, n_ctx=128, **fields)
+        assert json.loads(result.stdout)["kv_bytes"] == planned.kv_bytes
+    alone = json.loads(run(*start).stdout)["kv_bytes"]
+    assert json.loads(run(*start, "-np", "4").stdout)["kv_bytes"] > alone
+    wrong = run(*start, "--n-parallel", "0")
+    assert (wrong.exit_code, "--n-parallel" in wrong.stderr) == (2, True)
+
+
+@engines
 def test_fields_of_the_model_count_too(run, engine, tmp_path) -> None:
     """As loading does: a GPU that is not there is refused, by both in the same words."""
     start = (engine.path, "--backend", engine.name)

@@ -537,6 +537,22 @@ def test_another_model_in_place_of_the_rig_s_own(tmp_path: Path) -> None:
     assert "no adapter" in str(found.results[1].reason)
 
 
+def test_another_model_needs_nothing_that_went_with_the_rig_s_own(tmp_path: Path) -> None:
+    brought = ("adapters", "oracle", "adapter")
+    rig = toy_rig(
+        tmp_path / "model.json", model_name="storyteller", require=(*brought, "observe", "encoder")
+    )
+    other = at(rig, str(tmp_path / "model.json"))
+    assert other.require == ("observe", "encoder")
+    report = check_backend(other, only="TOK-1")
+    assert report.passed, report.problems
+    assert "NO ORACLE; without adapter" in summary(report)
+    asked = check_backend(other, only="TOK-1", require=["oracle", "adapter"])
+    assert asked.problems == ("oracle is required and missing", "adapter is required and missing")
+    rig.require = ("observe", "encoder", "kv_remove_any", "native.seed")
+    assert at(rig, str(tmp_path / "encoder.json")).require == ("observe", "encoder")
+
+
 def test_reports_as_text(rig: Rig) -> None:
     seen: list[str] = []
     report = check_backend(

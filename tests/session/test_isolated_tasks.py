@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import infercore as ic
+import pack
 from session.isolated_pools import FIELDS, HERE, ISOLATED, TEXTS, kill, told, told_here
 
 if TYPE_CHECKING:
@@ -121,6 +122,39 @@ def test_statistics_wait_for_nobody_and_outlive_a_worker(pool: Any) -> None:
     assert now.n_restarts == before.n_restarts + 1
 
 
+def test_what_a_worker_does_again_after_a_death_counts_once(
+    pack_path: Path, backend_name: str
+) -> None:
+    with ic.open_pool(pack_path, backend=backend_name, isolate=True, n_ctx=256, **FIELDS) as pool:
+        sessions = [pool.open_session() for _ in range(3)]
+        sessions[0].ensure_prefix(TEXTS[0])
+        stream = sessions[0].decode(max_tokens=20, temperature=0, ignore_eos=True)
+        n_told = sum(len(next(stream).tokens) for _ in range(10))
+        kill(pool)
+        n_told += sum(len(chunk.tokens) for chunk in stream)
+        stats = pool.stats()
+        assert (stats.n_open, stats.n_restarts) == (3, 1)
+        assert n_told == 20
+        assert abs(stats.generated_tokens - n_told) <= 4  # of the last steps before the death
+        for session in sessions:
+            session.close()
+        assert pool.stats().n_open == 0
+
+
+def test_an_encoder_s_calls_outlive_its_worker(backend_name: str) -> None:
+    pack.need_pack()
+    import infercore_models
+
+    path = infercore_models.path("encoder", pack.FORMATS[backend_name])
+    with ic.open_pool(path, backend=backend_name, isolate=True) as pool:
+        for _ in range(3):
+            pool.embed(["a text"])
+        kill(pool)
+        pool.embed(["a text"])
+        assert (pool.stats().n_steps, pool.stats().n_restarts) == (4, 1)
+    assert pool.stats().n_steps == 4
+
+
 def test_statistics_are_there_when_the_worker_has_just_died(
     pack_path: Path, backend_name: str
 ) -> None:
@@ -140,6 +174,16 @@ def test_a_closed_pool_reports_what_it_did_and_nothing_open(
     stats = pool.stats()
     assert (stats.n_open, stats.n_running, stats.n_waiting, stats.n_cells_used) == (0, 0, 0, 0)
     assert stats.generated_tokens >= n_told > 0
+
+
+@pytest.mark.parametrize("isolate", [True, False])
+def test_a_session_of_a_pool_opens_in_async_with(pool: Any, plain: Any, *, isolate: bool) -> None:
+    async def main() -> None:
+        async with (pool if isolate else plain).aopen_session() as session:
+            await session.ensure_prefix(TEXTS[0])
+        assert session.closed
+
+    asyncio.run(main())
 
 
 def test_an_observer_hears_of_steps(pool: Any) -> None:

@@ -19,8 +19,10 @@ from infercore.cli.options import (
     CONTEXT,
     SectionCommand,
     context_options,
+    given,
     model_and,
     model_options,
+    pool_options,
 )
 from infercore.cli.terminal import (
     lines,
@@ -40,6 +42,7 @@ from infercore.engine import atomic
 from infercore.locating import locate
 from infercore.registry.known import KNOWN
 from infercore.values import memory
+from infercore.values.pool import PoolConfig
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -247,16 +250,23 @@ def _short(value: str) -> str:
 
 
 EXIT_DOES_NOT_FIT = 1
+PLANNED = ("n_parallel", "n_cells", "batch_invariant")
+"""Fields of `PoolConfig` on which the memory of its context depends."""
 
 
 @click.command(
     cls=SectionCommand,
-    examples=["infercore plan model.gguf -c 8192", "infercore plan model.gguf --type-k q8_0"],
+    examples=[
+        "infercore plan model.gguf -c 8192",
+        "infercore plan model.gguf --type-k q8_0",
+        "infercore plan model.gguf -c 4096 -np 8",
+    ],
     short_help="Show how much memory a model will take.",
 )
 @model_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; sizes in bytes.")
 @context_options()
+@pool_options(PLANNED)
 @click.pass_context
 def plan(
     ctx: click.Context,
@@ -267,11 +277,11 @@ def plan(
 ) -> None:
     """Show how much memory MODEL and a context will take, without loading it.
 
-    The sum is set against the memory that is free on this machine now. It counts all devices
-    together; infercore backends --devices shows what a GPU has. Exit status: 0 where it fits, 1
-    where it does not.
+    With an option of a pool, the context is the one that the pool's sessions share. The sum is set
+    against the memory that is free on this machine now. It counts all devices together; infercore
+    backends --devices shows what a GPU has. Exit status: 0 where it fits, 1 where it does not.
     """
-    fields = plan_fields(model, options)
+    fields = {**plan_fields(model, options), **given(PoolConfig, options)}
     found = infercore.plan_memory(model, backend=options["backend"], **fields)
     free = free_bytes()
     fits = found.peak_bytes <= free

@@ -520,11 +520,15 @@ def context_options(names: Sequence[str] = tuple(CONTEXT)) -> Decorator:
     return add
 
 
-def pool_options(command: T) -> T:
-    """Add the fields of `PoolConfig`."""
-    for name, row in reversed(tuple(POOL.items())):
-        command = config_option(PoolConfig, name, row, "Pool")(command)
-    return command
+def pool_options(names: Sequence[str] = tuple(POOL)) -> Decorator:
+    """Return what adds the fields ``names`` of `PoolConfig`."""
+
+    def add(command: T) -> T:
+        for name in reversed(names):
+            command = config_option(PoolConfig, name, POOL[name], "Pool")(command)
+        return command
+
+    return add
 
 
 def sampling_options(command: T) -> T:

@@ -102,7 +102,7 @@ _OF_SERVER = (
     "--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True,
     help="The log's format; prompts are never logged.",
 )  # fmt: skip
-@pool_options
+@pool_options()
 @load_options
 @context_options(CONTEXT_OF_A_POOL)
 def serve(models: tuple[str, ...], **options: Any) -> None:

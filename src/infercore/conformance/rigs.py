@@ -9,6 +9,8 @@ import attrs
 
 import infercore
 from infercore.conformance import reference
+from infercore.conformance.options import OPTIONS
+from infercore.conformance.requirements import REQUIREMENTS
 from infercore.conformance.rig import Observation, Placed, Rig
 from infercore.engine import calls
 from infercore.errors import BackendNotFoundError, PluginLoadError
@@ -116,7 +118,7 @@ def at(rig: Rig, path: str) -> Rig:
     """Return ``rig`` with the model at ``path`` in place of its own, and its tolerance.
 
     An encoder takes the place of the rig's encoder too; of a model that generates, no adapter is
-    known.
+    known. What is left behind with the rig's own model is no longer required.
     """
     with rig.open_at(path) as model:
         is_encoder = bool(model.info.has_encoder and not model.capabilities.logits_all)
@@ -125,7 +127,7 @@ def at(rig: Rig, path: str) -> Rig:
         else:
             with model.new_context(**rig.fields(n_ctx=64)) as context:
                 changes = {"tolerance": max(rig.tolerance, context.tolerance)}
-    return attrs.evolve(
+    other = attrs.evolve(
         rig,
         open_model=lambda: rig.open_at(path),
         path=path,
@@ -135,3 +137,8 @@ def at(rig: Rig, path: str) -> Rig:
         adapter_name=None,
         **changes,
     )
+    lost = {"adapter", "adapters"} | ({"oracle"} if other.oracle_name() is None else set())
+    if is_encoder and not rig.is_encoder:  # what a model that generates must honour
+        lost |= {*REQUIREMENTS, *OPTIONS} - {"encoder"}
+    other.require = tuple(name for name in rig.require if name not in lost)
+    return other

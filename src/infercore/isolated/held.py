@@ -25,10 +25,16 @@ if TYPE_CHECKING:
 
 
 class Held:
-    """A session, its open stream, and what was noted of that."""
+    """A session, its open stream, and what was noted of that.
 
-    def __init__(self, session: CoreSession) -> None:
+    ``on_replayed`` hears how many tokens were chosen again that another process had chosen.
+    """
+
+    def __init__(
+        self, session: CoreSession, on_replayed: Callable[[int], object] | None = None
+    ) -> None:
         self.session = session
+        self._on_replayed = on_replayed
         self.lock = threading.Lock()
         self.stream: Any = None
         self.replay: Replay | None = None
@@ -56,7 +62,7 @@ class Held:
         if replay is not None:
             seeded = attrs.evolve(sampling, seed=replay.seed)
             config = attrs.evolve(config, sampling=seeded)
-        self.sampler = NotedSampler(make(config), replay)
+        self.sampler = NotedSampler(make(config), replay, self._on_replayed)
         return self.sampler
 
     # -- streams -------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -16,7 +17,7 @@ from infercore.errors import SessionClosedError, SessionFatalError
 from infercore.isolated.session import IsolatedSession
 from infercore.isolated.tokenizer import IsolatedTokenizer
 from infercore.session.admission import n_admitted
-from infercore.session.asynchronous import AsyncSession, shared_threads
+from infercore.session.asynchronous import AsyncSession, Opening, shared_threads
 from infercore.session.base import SessionOptions
 from infercore.values import checks
 from infercore.values.pool import PoolStats
@@ -131,7 +132,9 @@ class IsolatedPool:
         """
         process = self.process
         self._stats = process.stats() or self._stats
-        counts: dict[str, Any] = {} if self.capabilities.encoder else dict(process.counts)
+        counts: dict[str, Any] = dict(process.counts)
+        if counts:  # a process that was started anew knows only who came back
+            counts["n_open"] = self._n_users
         n_batched = counts.pop("n_batched", 0)
         if counts.get("n_steps"):
             counts["mean_batch"] = n_batched / counts["n_steps"]
@@ -157,11 +160,10 @@ class IsolatedPool:
         given = {"namespace": namespace, **attrs.asdict(built)}
         return IsolatedSession(self, self.new_target(), given, owns_pool=owns_pool)
 
-    async def aopen_session(self, *, namespace: str = "", **options: Any) -> AsyncSession:
-        """Return an `AsyncSession` of this pool; options as in `open_session`."""
-        return AsyncSession(
-            await asyncio.to_thread(self.open_session, namespace=namespace, **options)
-        )
+    def aopen_session(self, *, namespace: str = "", **options: Any) -> Opening[AsyncSession]:
+        """Return an `AsyncSession` of this pool; see `SessionPool.aopen_session`."""
+        work = partial(self.open_session, namespace=namespace, **options)
+        return Opening(work, AsyncSession)
 
     def embed(
         self, texts: Sequence[str], *, pooling: str | None = None, normalize: bool = True

@@ -10,7 +10,7 @@ import numpy as np
 from infercore.sampling.logprobs import raw_logprobs
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from infercore.sampling.portable import PortableSampler
     from infercore.values.session import TokenLogprob
@@ -43,12 +43,21 @@ class _Forced:
 
 
 class NotedSampler:
-    """A `PortableSampler` that notes what it chose, after replaying what was chosen before."""
+    """A `PortableSampler` that notes what it chose, after replaying what was chosen before.
 
-    def __init__(self, inner: PortableSampler, replay: Replay | None = None) -> None:
+    ``on_replayed`` hears how many tokens were replayed.
+    """
+
+    def __init__(
+        self,
+        inner: PortableSampler,
+        replay: Replay | None = None,
+        on_replayed: Callable[[int], object] | None = None,
+    ) -> None:
         self._inner = inner
         self.tokens: list[int] = []
         self.left: list[int] = [] if replay is None else list(replay.tokens)
+        self._on_replayed = on_replayed
         self._position = None if replay is None else replay.position
         self.mark: tuple[int, Position | None] = (len(self.left), self._position)
         """How many tokens were chosen, and where the sampler stood then; read by other threads.
@@ -89,6 +98,8 @@ class NotedSampler:
         if not constrained:
             return
         if self.left:
+            if self._on_replayed is not None:
+                self._on_replayed(min(len(self.left), len(tokens)))
             del self.left[: len(tokens)]
             if not self.left and self._position is not None:
                 self._inner.move_to(self._position)

@@ -79,6 +79,7 @@ class Worker:
         self._ids: dict[int, int] = {}  # of sequences, by the identity of the object
         self._model: Any = None
         self._pool: SessionPool | None = None
+        self._n_replayed = 0
         self._scheduler: Any = None
         self._step_timeout = 60.0
 
@@ -382,7 +383,7 @@ class Worker:
         return snapshots.value_of(held.session)
 
     def _keep(self, target: int, session: CoreSession) -> Any:
-        self._held[target] = Held(session)
+        self._held[target] = Held(session, self._note_replayed)
         self._ids[id(session.context.sequence)] = target  # type: ignore[attr-defined]
         return session.explain_context()
 
@@ -456,11 +457,22 @@ class Worker:
         mean_ms = self._pooled.owner.scheduler.count.step_ms or 0.0
         return self._step_timeout + _SLACK * mean_ms / 1e3
 
+    def _note_replayed(self, n: int) -> None:
+        """Count tokens that an earlier process has counted; in the thread of the engine's owner."""
+        self._n_replayed += n
+
     def _count(self) -> None:
-        count = self._pooled.owner.scheduler.count
-        prompt = count.evaluated_tokens + count.cached_tokens
-        others = (getattr(count, name) for name in COUNTED[1:])
-        self._board.count((prompt, *others))
+        """Show what this process has done, without what it only did again."""
+        if self._pooled.capabilities.encoder:
+            counts = {"n_steps": self._pooled.stats().n_steps}
+        else:
+            count = self._pooled.owner.scheduler.count
+            counts = {name: getattr(count, name) for name in COUNTED[1:]}
+            counts["prompt_tokens"] = count.evaluated_tokens + count.cached_tokens
+            # Those of a step are replayed before they are counted.
+            generated = count.generated_tokens - self._n_replayed
+            counts["generated_tokens"] = max(0, generated)
+        self._board.count([counts.get(name, 0) for name in COUNTED])
 
     def on_step(self, step: Step) -> None:
         """Let the program's observer hear of a step."""
@@ -494,7 +506,7 @@ class Worker:
 
     def do_stats(self) -> Any:
         """Return the pool's."""
-        if self._line is not None and not self._pooled.capabilities.encoder:
+        if self._line is not None:
             self._count()
         return self._pooled.stats()
 
@@ -502,7 +514,11 @@ class Worker:
         """Return what a call of the pool returns."""
         if name not in ("embed", "rerank", "flush_cache", "drain"):
             raise ValueError(name)
-        return getattr(self._pooled, name)(*args, **fields)
+        try:
+            return getattr(self._pooled, name)(*args, **fields)
+        finally:
+            if self._line is not None and self._pooled.capabilities.encoder:
+                self._count()
 
     def do_tokenizer(self, name: str, args: list[Any], fields: dict[str, Any]) -> Any:
         """Return what a call of the tokenizer returns."""

@@ -18,7 +18,7 @@ from infercore.engine import window
 from infercore.engine.arguments import check_bool
 from infercore.errors import SessionClosedError, UnsupportedFeatureError
 from infercore.protocols.opening import opened_by
-from infercore.session.asynchronous import AsyncSession
+from infercore.session.asynchronous import AsyncSession, Opening
 from infercore.session.base import SessionOptions
 from infercore.session.cost_model import CostModel
 from infercore.session.embedder import Embedder, unit
@@ -347,11 +347,15 @@ class SessionPool:
             self._owner.scheduler.flush(namespace)
 
     @lists_fields("SessionOptions")
-    async def aopen_session(
+    def aopen_session(
         self, *, namespace: str = "", **options: Unpack[SessionOptionFields]
-    ) -> AsyncSession:
-        """Return an `AsyncSession` of this pool; options as in `open_session`."""
-        return AsyncSession(self.open_session(namespace=namespace, **options))
+    ) -> Opening[AsyncSession]:
+        """Return an `AsyncSession` of this pool, with ``await`` or ``async with``.
+
+        Options are those of `open_session`.
+        """
+        work = partial(self.open_session, namespace=namespace, **options)
+        return Opening(work, AsyncSession)
 
     # -- ends ----------------------------------------------------------------------------------
 
