@@ -212,6 +212,31 @@ def test_an_observer_hears_of_steps(pool: Any) -> None:
     assert sum(step.n_prompt for step in heard) >= 4
 
 
+def test_an_observer_hears_of_calls_as_it_does_in_one_process(pool: Any, model: Any) -> None:
+    heard: list[tuple[str, int | None]] = []
+
+    class Observer:
+        def on_call_end(self, event: Any) -> None:
+            n = None if event.usage is None else event.usage.completion_tokens
+            heard.append((event.operation, n))
+
+    def events(session: Any) -> list[tuple[str, int | None]]:
+        session.ensure_prefix("Once upon a time")
+        heard.clear()
+        session.generate(" there was", max_tokens=4, ignore_eos=True)
+        session.sample_many(2, max_tokens=3, ignore_eos=True)
+        return heard[:]
+
+    with model.new_pool(**FIELDS) as own:
+        ic.set_observer(Observer())
+        try:
+            found = [events(each.open_session(namespace="heard")) for each in (own, pool)]
+        finally:
+            ic.set_observer(None)
+    assert sorted(found[0]) == sorted(found[1])
+    assert found[1][:2] == [("generate", None), ("stream", 4)]
+
+
 def test_a_warning_of_the_engines_process_is_logged_here_once(
     pack_path: Path, backend_name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

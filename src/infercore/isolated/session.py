@@ -22,7 +22,7 @@ from infercore.isolated.child import DeathError
 from infercore.isolated.lane import Arrival
 from infercore.isolated.stream import Asked, IsolatedStream, Opened, less_time
 from infercore.session import snapshots, tool_loop
-from infercore.session.observer import observed
+from infercore.session.observer import observed, stream_begins, stream_ended
 from infercore.session.parts import CLOSED, DECODED, FATAL
 from infercore.session.prefill import as_input
 from infercore.session.session import check_begun, decode_config
@@ -348,7 +348,7 @@ class IsolatedSession:
 
     def generate(self, text: str | Sequence[int], **decode: Any) -> str:
         """Return the text generated after ``text`` as suffix; see `Session.generate`."""
-        return str(self._call("generate", text, **decode))
+        return "".join(chunk.text for chunk in self._stream("generating", text, **decode))
 
     def beam_search(self, n_beams: int, **options: Any) -> list[Beam]:
         """Return the likeliest continuations, best first; see `Session.beam_search`."""
@@ -357,7 +357,11 @@ class IsolatedSession:
 
     def sample_many(self, n: int, **decode: Any) -> list[Completion]:
         """Return ``n`` continuations, each with its own seed; see `Session.sample_many`."""
+        started = time.perf_counter()
         found: list[Completion] = self._call("sample_many", n, **decode)
+        for made in found:  # the streams that it read are in the other process
+            stream_begins()
+            stream_ended(started, made.usage)
         return found
 
     def run_tools(
@@ -376,7 +380,7 @@ class IsolatedSession:
     def _stream(self, kind: str, *args: Any, **fields: Any) -> IsolatedStream:
         args = tuple(map(_kept, args))  # they may be wanted again, by another worker
         fields = {name: _kept(value) for name, value in fields.items()}
-        with self._entered(kind):
+        with self._entered("generate" if kind == "generating" else kind):
             opened = Opened(kind, args, fields)
             self._begin(opened)
             if kind == "chat":

@@ -41,7 +41,6 @@ _CALLS = frozenset(
     {
         "ensure_prefix",
         "prefill_suffix",
-        "generate",
         "beam_search",
         "sample_many",
         "evict",
@@ -54,7 +53,7 @@ _OWN_CALLS = frozenset({"open", "next", "end", "fork"})
 _TOKENIZER = frozenset(
     {"encode", "decode", "token_bytes", "is_eog", "is_control", "apply_chat_template"}
 )
-_STREAMS = frozenset({"decode", "completion", "chat", "infill"})
+_STREAMS = frozenset({"decode", "completion", "chat", "generating", "infill"})
 N_THREADS = 4096
 _BARE = Shown("", ())[2:]
 _SWITCH_SECONDS = 5e-4

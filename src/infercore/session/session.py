@@ -248,6 +248,10 @@ class CoreSession(Prefilling):
 
         Raises what `prefill_suffix` and `decode` raise; a bad option leaves the state unchanged.
         """
+        return "".join(chunk.text for chunk in self.generating(text, **decode))
+
+    def generating(self, text: str | Sequence[int], **decode: Unpack[DecodeFields]) -> DecodeStream:
+        """Return an iterator over what `generate` returns."""
         started = time.perf_counter()
         built = self._decode_config(None, decode)
         given: SuffixInput = as_input(text, SuffixInput, "text")
@@ -266,8 +270,7 @@ class CoreSession(Prefilling):
                     self.resident.put_back([])
                     self.enter(EMPTY, Parts())
                 raise
-            stream = self.stream_of(generation, started=started)
-        return "".join(chunk.text for chunk in stream)
+            return self.stream_of(generation, started=started)
 
     @lists_fields("ChatRequest", "DecodeConfig", "SamplingConfig")
     def chat(
