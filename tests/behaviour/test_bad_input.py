@@ -11,7 +11,6 @@ import infercore as ic
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 
 @pytest.mark.parametrize("odd", [np.zeros(3), np.array(["a", "b"]), [np.zeros(2)]], ids=repr)
@@ -47,10 +46,3 @@ def test_arrays_whose_truth_is_none(model: Any, odd: Any) -> None:
 def test_a_timeout_may_be_a_number_of_numpys(session: Any) -> None:
     session.ensure_prefix("Once upon a time", timeout=np.float32(100))  # a thread would complain
     assert list(session.decode(max_tokens=2, timeout=np.float32(100)))
-
-
-def test_a_device_that_is_not_there_is_a_wrong_input(pack_path: Path, backend_name: str) -> None:
-    with pytest.raises(ic.InvalidInputError, match="CPU") as caught:
-        ic.load_model(pack_path, backend=backend_name, device="TPU7")
-    assert (caught.value.field, caught.value.value) == ("device", "TPU7")
-    assert "CPU" in str(caught.value.allowed)

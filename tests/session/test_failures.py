@@ -34,7 +34,7 @@ def test_a_token_shown_before_a_failure_is_made_good(
 def test_an_interruption_that_the_context_does_not_survive_is_fatal_at_once(
     reference: Any, faults: Any
 ) -> None:
-    session = reference.new_session(n_ctx=32, overflow="shift")
+    session = reference.new_session(n_ctx=32, n_seq_max=2, kv_unified=True, overflow="shift")
     session.ensure_prefix("Once")
     faults.plan("seq_shift", KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):

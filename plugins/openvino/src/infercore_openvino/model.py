@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from infercore import ContextConfig, InvalidInputError, UnsupportedFeatureError
+from infercore import ContextConfig, UnsupportedFeatureError
 from infercore_openvino import (
     adapters,
     arithmetic,
@@ -54,7 +54,7 @@ def load(path: str, config: ModelConfig) -> OpenVinoModel:
     """Load the model at ``path``.
 
     Raises `ModelNotFoundError`, `ModelFormatError`, `UnsupportedFeatureError` for a field of
-    ``config`` that cannot be honoured, `InvalidInputError` for a device that is not there.
+    ``config`` that cannot be honoured.
     """
     path = str(path)
     check(config)
@@ -84,12 +84,12 @@ def _device(core: Any, asked: str | None) -> str:
     available = core.available_devices
     if device in available:
         return device
-    allowed = "one of " + ", ".join(available)
-    raise InvalidInputError(
-        f"device={device!r} is not allowed; give {allowed}",
-        field="device",
-        value=device,
-        allowed=allowed,
+    hint = "choose from: " + ", ".join(available)
+    raise UnsupportedFeatureError(
+        f"device={device!r} is not supported here; {hint}",
+        feature="device",
+        backend=BACKEND,
+        hint=hint,
     )
 
 
