@@ -86,7 +86,7 @@ class AsyncSession:
                 "await infercore.aopen_session(path_or_model)"
             )
         self._session = session
-        self._turns = Turns(self._executor, session.cancel, self.rest)
+        self._turns = Turns(self._executor, session.cancel, self._rest)
         self._reading: ref[AsyncDecodeStream] | None = None
 
     def __repr__(self) -> str:
@@ -110,28 +110,22 @@ class AsyncSession:
             return work()  # raises what a closed session raises
         return await self._turns.run(work)
 
-    def watch(self, stream: AsyncDecodeStream) -> None:
-        """Note that ``stream`` is read from now on.
-
-        :meta private:
-        """
+    def _watch(self, stream: AsyncDecodeStream) -> None:
+        """Note that ``stream`` is read from now on."""
         self._reading = ref(stream)
 
     def _leave_failed(self) -> None:
         """Close what a task read that failed: who awaits that task goes on before its callbacks."""
         stream = None if self._reading is None else self._reading()
         if stream is not None:
-            stream.leave_if_failed()
+            stream._leave_if_failed()  # noqa: SLF001  (its own)
 
     def _executor(self) -> ThreadPoolExecutor:
         owner = getattr(self._session.context, "owner", None)
         return shared_threads() if owner is None else cast("ThreadPoolExecutor", owner.waiters())
 
-    def rest(self) -> None:
-        """Let the engine's threads of the calling thread go: the next call comes in another.
-
-        :meta private:
-        """
+    def _rest(self) -> None:
+        """Let the engine's threads of the calling thread go: the next call comes in another."""
         release = getattr(self._session.context, "release_threads", None)
         if release is not None:  # with an owner, its thread alone calls the engine
             release()
@@ -359,14 +353,11 @@ class AsyncDecodeStream:
         task = asyncio.current_task()
         if task is not None and task is not self._reader:
             self._reader = task
-            self._session.watch(self)
+            self._session._watch(self)  # noqa: SLF001  (the stream is its own)
             task.add_done_callback(partial(_close_with, ref(self)))
 
-    def leave_if_failed(self) -> None:
-        """Let go of the session if the task that read last has ended, and not well.
-
-        :meta private:
-        """
+    def _leave_if_failed(self) -> None:
+        """Let go of the session if the task that read last has ended, and not well."""
         task = self._reader
         if task is None or not task.done():
             return
@@ -388,7 +379,7 @@ class AsyncDecodeStream:
                 steps.pooled.let_go()
             else:
                 steps.stream.close()
-                self._session.rest()
+                self._session._rest()  # noqa: SLF001  (the stream is its own)
 
     def __del__(self) -> None:
         if hasattr(self, "_steps") and not sys.is_finalizing():
@@ -462,7 +453,7 @@ def _close_with(stream: ref[AsyncDecodeStream], _: asyncio.Task[Any]) -> None:
     """Close what a task read that was cancelled or failed."""
     left = stream()
     if left is not None:
-        left.leave_if_failed()
+        left._leave_if_failed()  # noqa: SLF001  (its own)
 
 
 def _close_opened(opening: asyncio.Future[Any]) -> None:
