@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import Any
 
+import pytest
 from local import LocalReplicas
 
 from infercore_ray.engines import Engines, ReplicaPool
@@ -44,3 +45,19 @@ def test_follow_ups_find_what_is_held(model_path: str) -> None:
     assert n_used > 1
     assert n_at_holder >= 0.95 * n_follow
     assert evaluated <= 1.1 * ideal
+
+
+@pytest.mark.parametrize("call", ["ensure_prefix", "generate", "chat"])
+def test_what_a_session_begins_with_is_told_to_the_router(model_path: str, call: str) -> None:
+    replicas = LocalReplicas(model_path, 2, n_ctx=512, n_parallel=4, n_threads=1)
+    text = "Once upon a time Mira went out. " * 12
+    with ReplicaPool(Engines(replicas)) as pool:
+        with pool.open_session() as session:
+            if call == "ensure_prefix":
+                session.ensure_prefix(text)
+            elif call == "generate":
+                session.generate(text, max_tokens=1)
+            else:
+                list(session.chat([{"role": "user", "content": text}], max_tokens=1))
+        assert any(route.blocks for _, route in replicas.routed if route.begins)
+    replicas.close()

@@ -90,7 +90,7 @@ def test_a_call_that_kills_each_replica_ends_alone(replicas: LocalReplicas, pool
         send = replicas.remote
 
         def killing(route: Any, frame: bytes) -> Any:
-            if b'"generate"' in frame:
+            if b'"generating"' in frame:
                 replicas.start()
                 answer = send(route, frame)
                 replicas.kill(replicas.routed[-1][0])

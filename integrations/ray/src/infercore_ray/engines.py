@@ -57,7 +57,7 @@ _NO_WORK = frozenset({"end", *_AFTER_THE_FACT})
 _OF_STREAMS = frozenset({"open", "next"})
 _BESIDE = frozenset({"cancel", "explain_context"})
 """Calls that come beside the one that a session is in."""
-_BEGINS = frozenset({"ensure_prefix", "open", "generate", "sample_many", "beam_search"})
+_BEGINS = frozenset({"ensure_prefix", "open", "sample_many", "beam_search"})
 _ADDED = (
     "n_open", "n_running", "n_waiting", "n_cells", "n_cells_used", "n_cells_shared",
     "prompt_tokens", "cached_tokens", "restored_tokens", "generated_tokens", "n_steps",
@@ -452,7 +452,7 @@ class Place:
         """Return what a call begins with, for the router; nothing where that is not known."""
         if name == "open":
             name, args, fields, *_ = args
-        if name not in {"ensure_prefix", "prefill_suffix", "generate", "chat"}:
+        if name not in {"ensure_prefix", "prefill_suffix", "generating", "chat"}:
             return ()
         given = args[0] if args else ""
         if isinstance(given, (list, tuple)) and name != "chat":
