@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 hypothesis.settings.load_profile("ci")  # of Hypothesis: the same cases in each run
 
 _ORDER = 1
-_OTHER_PROCESSES = {"cli", "docs", "examples", "memory", "process", "serve"}
+_OTHER_PROCESSES = {"cli", "docs", "examples", "isolated", "memory", "process", "serve"}
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -50,7 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         file = item.path.stem
-        if item.path.parent.name in _OTHER_PROCESSES or "isolated" in file or "limits" in file:
+        if item.path.parent.name in _OTHER_PROCESSES or "limits" in file:
             item.add_marker(pytest.mark.flaky(reruns=1))
 
 

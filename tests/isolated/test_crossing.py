@@ -13,10 +13,8 @@ import pytest
 
 import infercore as ic
 from infercore.isolated.held import Held
-from session.isolated_pools import (
+from isolated.pools import (
     FIELDS,
-    HERE,
-    ISOLATED,
     SECONDS,
     TEXTS,
     kill,
@@ -26,30 +24,9 @@ from session.isolated_pools import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="isolation needs POSIX")
-
-
-@pytest.fixture(scope="module")
-def pool(pack_path: Path, backend_name: str) -> Iterator[Any]:
-    """Return an isolated pool; each test may kill its worker."""
-    with ic.open_pool(pack_path, backend=backend_name, isolate=True, **ISOLATED) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def plain(model: Any) -> Iterator[Any]:
-    """Return the same pool in this process."""
-    with model.new_pool(**HERE) as opened:
-        yield opened
-
-
-@pytest.fixture
-def session(pool: Any) -> Iterator[Any]:
-    with pool.open_session() as opened:
-        yield opened
 
 
 def test_answers_are_those_of_a_pool_in_this_process(pool: Any, plain: Any) -> None:

@@ -14,10 +14,8 @@ import pytest
 import infercore as ic
 from infercore.isolated.board import OF_POOL
 from infercore.isolated.child import Request
-from session.isolated_pools import (
+from isolated.pools import (
     FIELDS,
-    HERE,
-    ISOLATED,
     SECONDS,
     TEXTS,
     kill,
@@ -28,30 +26,9 @@ from session.isolated_pools import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="isolation needs POSIX")
-
-
-@pytest.fixture(scope="module")
-def pool(pack_path: Path, backend_name: str) -> Iterator[Any]:
-    """Return an isolated pool; each test may kill its worker."""
-    with ic.open_pool(pack_path, backend=backend_name, isolate=True, **ISOLATED) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def plain(model: Any) -> Iterator[Any]:
-    """Return the same pool in this process."""
-    with model.new_pool(**HERE) as opened:
-        yield opened
-
-
-@pytest.fixture
-def session(pool: Any) -> Iterator[Any]:
-    with pool.open_session() as opened:
-        yield opened
 
 
 FORCED = "(one|two) and the little baker of the town (is|was) [a-z]{5,80}"

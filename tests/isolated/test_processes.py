@@ -15,26 +15,13 @@ import psutil
 import pytest
 
 import infercore as ic
-from session.isolated_pools import FIELDS, ISOLATED, SECONDS, TEXTS, kill, told, wait_until
+from isolated.pools import FIELDS, SECONDS, TEXTS, kill, told, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="isolation needs POSIX")
-
-
-@pytest.fixture(scope="module")
-def pool(pack_path: Path, backend_name: str) -> Iterator[Any]:
-    """Return an isolated pool; each test may kill its worker."""
-    with ic.open_pool(pack_path, backend=backend_name, isolate=True, **ISOLATED) as opened:
-        yield opened
-
-
-@pytest.fixture
-def session(pool: Any) -> Iterator[Any]:
-    with pool.open_session() as opened:
-        yield opened
 
 
 @pytest.mark.parametrize(

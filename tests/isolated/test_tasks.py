@@ -14,27 +14,12 @@ import pytest
 
 import infercore as ic
 import pack
-from session.isolated_pools import FIELDS, HERE, ISOLATED, TEXTS, kill, told, told_here
+from isolated.pools import FIELDS, TEXTS, kill, told, told_here
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="isolation needs POSIX")
-
-
-@pytest.fixture(scope="module")
-def pool(pack_path: Path, backend_name: str) -> Iterator[Any]:
-    """Return an isolated pool; each test may kill its worker."""
-    with ic.open_pool(pack_path, backend=backend_name, isolate=True, **ISOLATED) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def plain(model: Any) -> Iterator[Any]:
-    """Return the same pool in this process."""
-    with model.new_pool(**HERE) as opened:
-        yield opened
 
 
 def test_streams_of_tasks_wait_in_no_threads(pool: Any, plain: Any) -> None:

@@ -187,7 +187,7 @@ class Prefilling(SessionBase):
             fitted, stands, _ = self._fitted(ids)
             self.check_room(fitted, stands)
         if given.mode == "replace" and self.changed is not None:
-            self._fitted(ids)
+            self._fitted(ids)  # before anything changes
             self._renew_prefix()
         return self.set_suffix(ids, text, merges=merges)
 

@@ -67,5 +67,6 @@ class Adapters:
                     ModelFormatError(f"{path} is not a LoRA adapter for this model", path=path)
                 )
         if api.llama_adapter_get_alora_n_invocation_tokens(handle):
+            api.llama_adapter_lora_free(handle)
             raise refuse("activated LoRA", f"{path} works only after its invocation tokens")
         return handle

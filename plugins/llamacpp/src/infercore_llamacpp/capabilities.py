@@ -113,4 +113,4 @@ def tolerance(traits: Traits, effective: dict[str, Any]) -> float:
     bounds = [_CACHE.get(kind, _COARSE) for kind in types]
     bounds += [_FLASH] if flash else []
     bounds += [_QUANTIZED] if traits.activations == "q8" else []
-    return max(bounds) * math.pow(traits.info.n_layer / _SHALLOW, _GROWTH)
+    return max(bounds) * math.pow(max(1.0, traits.info.n_layer / _SHALLOW), _GROWTH)

@@ -59,7 +59,12 @@ class LlamaModel:
     def load(cls, path: str, config: ModelConfig, *, is_checked: bool = False) -> LlamaModel:
         """Return the model at ``path``; see `loading.load` for what it takes and raises."""
         loaded = loading.load(str(path), config, is_checked=is_checked)
-        return cls(str(path), config, loaded, Owned(api.llama_model_free, loaded.handle))
+        owned = Owned(api.llama_model_free, loaded.handle)
+        try:
+            return cls(str(path), config, loaded, owned)
+        except BaseException:
+            owned.free()  # the error refers to what refers to it, so that it would wait
+            raise
 
     def new_context(self, config: ContextConfig) -> LlamaContext:
         """Return a new context; every field of ``config`` is honoured or refused."""
@@ -79,7 +84,7 @@ class LlamaModel:
             kind = RecurrentContext if self.traits.is_recurrent else LlamaContext
             return kind(self, handle, owned, self._in_force(handle, chosen, lines))
         except BaseException:
-            owned.free()  # the error refers to what refers to it, so that it would wait
+            owned.free()  # as in `load`
             raise
 
     def plan_memory(self, config: ContextConfig) -> MemoryPlan:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     Joined = Mapping[str, tuple[Floats, Floats]]
 
 _MODULE = re.compile(r"__module\.(.+?)/")  # as the converter of PyTorch models names what it makes
+_MATRIX_RANK = 2
 
 
 def read(adapters: Sequence[AdapterSpec], graph: Graph) -> Joined:
@@ -60,15 +61,17 @@ def _joined(pairs: Sequence[lora.Pair]) -> tuple[Floats, Floats]:
 
 
 def _matrices(model: Any) -> dict[str, tuple[Any, tuple[int, ...]]]:
-    """Return the products with weights [n_out, n_in] by their modules' names, and those shapes."""
+    """Return the products with weights by their modules' names, and the weights' [n_out, n_in]."""
     found = {}
     for node in model.get_ordered_ops():
         name = _MODULE.match(node.get_friendly_name())
         if node.get_type_name() != "MatMul" or name is None:
             continue
         shape = node.input_value(1).get_partial_shape()
-        if shape.is_static and node.get_attributes()["transpose_b"]:
-            found[name[1]] = node, tuple(shape.to_shape())
+        if shape.is_static and len(shape) == _MATRIX_RANK:
+            turned = node.get_attributes()["transpose_b"]
+            sizes = tuple(shape.to_shape())
+            found[name[1]] = node, sizes if turned else sizes[::-1]
     return found
 
 

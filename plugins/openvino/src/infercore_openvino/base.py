@@ -236,6 +236,11 @@ class BaseContext:
         """Append what one step takes; on failure nothing is appended."""
         self._step(tokens, int(seq_ids[0]), np.flatnonzero(wanted), self._wanted(tokens))
 
+    def _identity(self) -> dict[str, Any]:
+        """What must agree beyond what the core compares: it is set by backend options."""
+        names = ("form", "inference_precision", "dynamic_quantization_group_size", "type_k")
+        return {name: self.effective[name] for name in names}
+
     def _wanted(self, tokens: Tokens) -> Any:
         return np.arange(len(tokens) if self._embeddings else 0)
 

@@ -68,7 +68,7 @@ class Table:
         """Add ``n_tokens`` at the positions from ``first`` on."""
         end, after = self.n + n_tokens, max(self.next, first + n_tokens)
         self._reserve(end)
-        self._positions[self.n : end] = range(first, first + n_tokens)
+        self._positions[self.n : end] = np.arange(first, first + n_tokens)
         self.n, self.next = end, after
 
     def _reserve(self, n_tokens: int) -> None:

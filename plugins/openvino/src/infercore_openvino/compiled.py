@@ -65,6 +65,11 @@ class Compiled:
         self.goes_on: bool | None = None
         _alive.add(self)
         keep_if_forked(engine)
+        self._dtypes = {
+            name: port.get_element_type().to_dtype()
+            for port in engine.inputs
+            for name in port.get_names()
+        }
 
     def new_request(self, added: Additions) -> Any:
         """Return a request that computes with what is added; its numbers must stay alive."""
@@ -74,11 +79,11 @@ class Compiled:
 
     def given(self, **arrays: Any) -> dict[str, Any]:
         """Return those of ``arrays`` that the graph has an input for, in its type."""
-        kinds = {name: p.get_element_type() for p in self.engine.inputs for name in p.get_names()}
+        dtypes = self._dtypes
         return {
-            name: np.ascontiguousarray(arrays[name], dtype=kind.to_dtype())
-            for name, kind in kinds.items()
-            if name in arrays
+            name: np.ascontiguousarray(array, dtype=dtypes[name])
+            for name, array in arrays.items()
+            if name in dtypes
         }
 
     def drop(self) -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 BACKEND = "openvino"
 logger = logging.getLogger("infercore.openvino")
 
+_N_LINES = 4  # of a message
 _MEMORY_WORDS = (
     "bad_alloc",
     "cannot allocate",
@@ -79,9 +80,10 @@ def check_files_left() -> None:
 
 
 def first_lines(error: BaseException) -> str:
-    """Return the lines of the engine's message that say something, without its stack."""
+    """Return the first lines of the engine's message that say something, without its stack."""
     lines = [line.strip() for line in str(error).splitlines()]
-    return " ".join(line for line in lines if not line.startswith("Exception from")).strip()
+    telling = [line for line in lines if line and not line.startswith("Exception from")]
+    return " ".join(telling[:_N_LINES])
 
 
 class Runner:

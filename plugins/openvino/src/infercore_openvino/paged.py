@@ -283,11 +283,6 @@ class PagedContext(BaseContext):
 
     # -- state ---------------------------------------------------------------------------------
 
-    def _identity(self) -> dict[str, Any]:
-        """What must agree beyond what the core compares: it is set by backend options."""
-        names = ("form", "inference_precision", "dynamic_quantization_group_size", "type_k")
-        return {name: self.effective[name] for name in names}
-
     def save_state(self) -> memoryview:
         """Return all sequences as bytes."""
         held = [s for s, table in enumerate(self._sequences) if table.n]

@@ -29,11 +29,12 @@ def keys_rotate(cache: KvCache, request: PagedRequest, inv_freq: Floats | None) 
     delta = np.array(_DISTANCE)
     tolerance = _TOLERANCES[cache.arrays[0].type_name]
     return all(
-        np.allclose(rope.rotate(a, delta, inv_freq), b, atol=tolerance * np.abs(b).max())
+        2 * len(inv_freq) <= a.shape[1]
+        and np.allclose(rope.rotate(a, delta, inv_freq), b, atol=tolerance * np.abs(b).max())
         for a, b in zip(near, far, strict=True)
     )
 
 
 def _keys_at(cache: KvCache, request: PagedRequest, position: int) -> list[Floats]:
     request.run([1], [position], [0], [1], [[SCRATCH_BLOCK]], ([], []))
-    return [a.to_float(a.data[SCRATCH_BLOCK]) for a in cache.arrays if a.is_key]
+    return [a.to_float(a.data[SCRATCH_BLOCK, :, 0]) for a in cache.arrays if a.is_key]

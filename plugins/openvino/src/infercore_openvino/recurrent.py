@@ -117,7 +117,7 @@ class RecurrentContext(BaseContext):
         end = n_past + len(tokens)
         inputs = self._compiled.given(
             input_ids=tokens[None],
-            attention_mask=np.ones((1, end)),
+            attention_mask=np.ones((1, end), dtype=np.int64),
             position_ids=np.arange(n_past, end)[None],
             beam_idx=[0],
             out_rows=out_rows,
@@ -232,10 +232,6 @@ class RecurrentContext(BaseContext):
                 self._put(new, self._data(seq_id))
         self._requests = fresh
 
-    def _identity(self) -> dict[str, Any]:
-        names = ("form", "inference_precision", "dynamic_quantization_group_size", "type_k")
-        return {name: self.effective[name] for name in names}
-
     def _pack(self, seq_ids: Sequence[int]) -> bytes:
         held: list[dict[str, Any]] = []
         parts: list[memoryview] = []
@@ -244,10 +240,10 @@ class RecurrentContext(BaseContext):
             shapes = {name: array.shape for name, array in arrays.items()}
             held.append({"seq_id": s, "n": self._n[s], "shapes": shapes})
             parts += [array.astype(np.float32).data for array in arrays.values()]
-        return state.pack({**self._identity(), "sequences": held}, parts)
+        return state.pack({**self._identity(), **state.BY_NAME, "sequences": held}, parts)
 
     def _unpack(self, data: bytes | memoryview, seq_id: int | None = None) -> None:
-        header, view = state.unpack(data, self._identity())
+        header, view = state.unpack(data, {**self._identity(), **state.BY_NAME})
         saved = header["sequences"]
         if seq_id is not None and len(saved) != 1:
             raise state.refused("does not hold exactly one sequence")

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 _LENGTH_BYTES = 8
 _UNUSED = 0  # what is saved of slots that no token holds
 
+BY_NAME = {"states": "by name"}
+"""Of headers whose tables name the engine's variables; older ones do not."""
+
 
 def save(cache: KvCache, seq_ids: Sequence[int], identity: dict[str, Any]) -> memoryview:
     """Return the sequences ``seq_ids`` of ``cache``; their blocks are copied once."""
@@ -56,8 +59,9 @@ def save(cache: KvCache, seq_ids: Sequence[int], identity: dict[str, Any]) -> me
 
 
 def pack(header: dict[str, Any], parts: Sequence[bytes | memoryview]) -> bytes:
-    """Return ``parts`` behind ``header``."""
+    """Return ``parts`` behind ``header``, which ends in blanks so that they are aligned."""
     text = json.dumps(header).encode()
+    text += b" " * (-len(text) % _LENGTH_BYTES)
     return b"".join([len(text).to_bytes(_LENGTH_BYTES, "little"), text, *parts])
 
 
@@ -119,13 +123,14 @@ def read_positions(view: memoryview, lengths: Sequence[int]) -> tuple[list[Posit
 
 def read_arrays(view: memoryview, shapes: Iterable[Sequence[int]], dtype: Any) -> list[Any]:
     """Return arrays of these ``shapes`` that follow each other and fill ``view``."""
+    shapes = list(shapes)
+    sizes = [math.prod(shape) * np.dtype(dtype).itemsize for shape in shapes]
+    if len(view) != sum(sizes):
+        raise refused("has another number of bytes than its tables need")
     found = []
-    for shape in shapes:
-        size = math.prod(shape) * np.dtype(dtype).itemsize
+    for shape, size in zip(shapes, sizes, strict=True):
         found.append(np.frombuffer(view[:size], dtype=dtype).reshape(shape))
         view = view[size:]
-    if view:
-        raise refused("has more bytes than its tables need")
     return found
 
 

@@ -187,10 +187,6 @@ class StatefulContext(BaseContext):
             for variable in request.query_state():
                 variable.state = ov.Tensor(arrays[variable.name])
 
-    def _identity(self) -> dict[str, Any]:
-        names = ("form", "inference_precision", "dynamic_quantization_group_size", "type_k")
-        return {name: self.effective[name] for name in names}
-
     def save_sequence(self, seq_id: int) -> bytes:  # noqa: ARG002
         """Return the sequence as bytes; numbers in the type of the cache."""
         stored_as = _STORED_AS.get(self._settings.kv_type, np.float32)
@@ -200,14 +196,14 @@ class StatefulContext(BaseContext):
             for name, array in data.items()
         }
         shapes = {name: array.shape for name, array in arrays.items()}
-        header = {**self._identity(), "n": int(self._held.sum()), "shapes": shapes}
+        header = {**self._identity(), **state.BY_NAME, "n": int(self._held.sum()), "shapes": shapes}
         positions = self._positions[self._held].astype("<i8")
         return state.pack(header, [positions.data, *(array.data for array in arrays.values())])
 
     def load_sequence(self, seq_id: int, data: bytes | memoryview) -> None:  # noqa: ARG002
         """Restore what `save_sequence` returned."""
         self.clear()
-        header, view = state.unpack(data, self._identity())
+        header, view = state.unpack(data, {**self._identity(), **state.BY_NAME})
         positions, view = state.read_positions(view, [header["n"]])
         stored_as = _STORED_AS.get(self._settings.kv_type, np.float32)
         arrays = state.read_arrays(view, header["shapes"].values(), stored_as)
