@@ -7,7 +7,8 @@ fails.
 Nothing here depends on luck: the order of the tests is random but fixed (another one:
 ``--randomly-seed=N``), as are the cases that Hypothesis makes and the seeds that calls without one
 draw in this process. Where the pace of other processes decides (clients, browsers, signals, killed
-workers), a test that fails is tried once more, and the summary names it as RERUN.
+workers), a test that fails is tried once more, twice where tests run beside each other, and the
+summary names it as RERUN.
 """
 
 from __future__ import annotations
@@ -48,10 +49,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    n_reruns = 2 if "PYTEST_XDIST_WORKER" in os.environ else 1
     for item in items:
         file = item.path.stem
         if item.path.parent.name in _OTHER_PROCESSES or "limits" in file:
-            item.add_marker(pytest.mark.flaky(reruns=1))
+            item.add_marker(pytest.mark.flaky(reruns=n_reruns))
 
 
 @pytest.fixture(autouse=True)

@@ -122,7 +122,7 @@ REFUSED: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("decode", REFUSED, ids=str)
+@pytest.mark.parametrize("decode", REFUSED, ids=lambda decode: ",".join(decode) or "defaults")
 def test_what_needs_the_others_is_refused_before_anything(told: Any, decode: Any) -> None:
     limits = attrs.evolve(told.capabilities, native_sampler=False)
     with load_reference_model(limits=limits) as model, model.new_session(n_ctx=128) as session:

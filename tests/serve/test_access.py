@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+import infercore as ic
 from serve.asking import ASK, CHAT
 from served import serving
 
@@ -82,3 +83,12 @@ def test_pages_of_other_origins(pool: Any) -> None:
         assert answer.status_code == 204
         asked = headers["Access-Control-Request-Headers"]
         assert answer.headers["access-control-allow-headers"] == asked
+
+
+@pytest.mark.parametrize("keys", ["secret", b"secret", ["secret", 7], ["secret", " "]])
+def test_no_error_shows_a_key(keys: Any) -> None:
+    from infercore.serve.config import ServeConfig
+
+    with pytest.raises(ic.InvalidInputError) as caught:
+        ServeConfig(api_keys=keys)
+    assert "secret" not in f"{caught.value} {caught.value!r} {vars(caught.value)}"

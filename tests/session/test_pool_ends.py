@@ -48,6 +48,12 @@ def test_too_many_calls_are_refused_before_any_change(
         with pytest.raises(ic.PoolFullError) as caught:
             third.ensure_prefix(TEXTS[0])
         assert caught.value.n_waiting == 1
+        other, another = (pool.open_session(namespace=name) for name in "bc")
+        threads.append(threading.Thread(target=other.ensure_prefix, args=("x",)))
+        threads[-1].start()  # a namespace without a call is let in, as many as may wait
+        wait_for(lambda: pool.stats().n_waiting == 2)
+        with pytest.raises(ic.PoolFullError):
+            another.ensure_prefix("x")
         first.cancel()
         second.cancel()
         goes_on.set()
@@ -55,6 +61,7 @@ def test_too_many_calls_are_refused_before_any_change(
             thread.join(SECONDS)
         after = third.explain_context()
         assert (after.state, after.resident_tokens) == (before.state, before.resident_tokens)
+        assert other.state == "PREFIXED"
         assert third.ensure_prefix(TEXTS[0]).prefix_tokens
 
 

@@ -208,7 +208,7 @@ class SequencePage(SequenceContext, Protocol):
         """Where tokens were removed that later ones were computed with, None where none were."""
 
     def cut_out(self, start: int, end: int) -> bool:
-        """Take the tokens in [start, end) out; False where those behind are to be evaluated anew."""
+        """Take out the tokens in [start, end); False where what follows is to be evaluated anew."""
 
     def load_sequence(self, seq_id: int, data: bytes, *, cut: int | None = None) -> None:
         """Restore saved tokens, some of which were removed at ``cut`` before they were saved."""

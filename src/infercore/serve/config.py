@@ -27,6 +27,8 @@ def _hosts(value: Sequence[str]) -> tuple[str, ...]:
 
 
 def _keys(value: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(value, (str, bytes)):  # a key stands in no error
+        raise checks.refuse("api_keys", "***", "a sequence of strings")
     return _strings("api_keys", value)
 
 

@@ -21,8 +21,8 @@ def n_admitted(n_places: int, max_waiting: int) -> int:
 class Admission:
     """Counts the calls that evaluate, with a place or waiting for one; safe for threads.
 
-    A namespace without a call is let in though others fill the queue, as long as there are fewer
-    namespaces than calls that may wait: one caller's backlog does not shut out the rest.
+    A namespace without a call is let in though others fill the queue, as long as those that have
+    calls are not more than may wait: one caller's backlog does not shut out the rest.
     """
 
     def __init__(self, *, n_places: int, max_waiting: int, tally: Tally) -> None:
@@ -48,7 +48,7 @@ class Admission:
         with self._lock:
             n_waiting = self.n_calls - self._n_places
             is_first = namespace not in self._of_namespace
-            has_room = is_first and len(self._of_namespace) < self._max_waiting
+            has_room = is_first and len(self._of_namespace) <= self._max_waiting
             if not force and n_waiting >= self._max_waiting and not has_room:
                 ms = self._tally.step_ms
                 raise PoolFullError(
