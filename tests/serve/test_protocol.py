@@ -134,6 +134,40 @@ def test_stop_strings_and_biases(client: Any, pool: Any) -> None:
     assert not other.choices[0].message.content.startswith(whole[:4])
 
 
+OWN_FIELDS: list[dict[str, Any]] = [
+    {"top_n_sigma": 1.0},
+    {"xtc_probability": 1.0, "xtc_threshold": 0.01},
+    {"dynatemp_range": 0.7, "dynatemp_exponent": 2.0},
+    {"mirostat": 2, "mirostat_tau": 1.0, "mirostat_eta": 0.3},
+    {"adaptive_p_target": 0.3, "adaptive_p_decay": 0.5},
+    {"repeat_penalty": 1.5, "penalty_last_n": -1},
+    {
+        "dry_multiplier": 2.0,
+        "dry_base": 2.0,
+        "dry_allowed_length": 1,
+        "dry_penalty_last_n": 32,
+    },
+    {"min_p": 0.3, "min_keep": 3},
+    {"no_repeat_ngram_size": 2},
+    {"stop": [" the"], "include_stop": True},
+]
+
+
+@pytest.mark.parametrize("fields", OWN_FIELDS, ids=lambda fields: next(iter(fields)))
+def test_fields_of_sampling_mean_over_http_what_they_mean_in_a_session(
+    client: Any, pool: Any, fields: dict[str, Any]
+) -> None:
+    given = {"temperature": 1.1, "seed": 5, "max_tokens": 24}
+    with pool.open_session(namespace="apart") as session:
+        messages = [{"role": "user", "content": "Tell of a baker, a baker and a baker."}]
+        wanted = "".join(c.text for c in session.chat(messages, **given, **fields))
+    chat = {"model": "tale", "messages": messages, **given, "extra_body": fields}
+    assert client.chat.completions.create(**chat).choices[0].message.content == wanted
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(**{**chat, "extra_body": {**fields, "mirostat": 7}})
+    assert caught.value.param == "mirostat"
+
+
 def test_text_in_the_form_of_a_schema(client: Any) -> None:
     from pydantic import BaseModel
 

@@ -13,7 +13,8 @@ import attrs
 
 from infercore.errors import InvalidInputError, SessionFatalError
 from infercore.serve.errors import ApiError
-from infercore.values.config import MAX_SEED
+from infercore.serve.wire import Sampled
+from infercore.values.config import MAX_SEED, SamplingConfig
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from infercore.serve.config import ServeConfig
     from infercore.serve.metrics import Metrics
     from infercore.serve.models import History, Served
-    from infercore.serve.wire import Sampled
     from infercore.session.asynchronous import AsyncDecodeStream, AsyncSession
     from infercore.session.pool import SessionPool
     from infercore.values.session import StreamChunk, ToolCall
@@ -31,6 +31,8 @@ MAX_MESSAGES = 2048
 _MOST_DIGITS = 10  # of a token id
 _MOST_BIAS = 1e6
 _LEAST_TIME = 1e-3
+_OF_DECODE = ("min_tokens", "include_stop")
+_OF_OTHER_FORM = ("seed", "logit_bias")
 FINISHED = {
     "eos": "stop",
     "stop": "stop",
@@ -42,10 +44,12 @@ FINISHED = {
 }
 """What the protocol calls our finish reasons."""
 
-_SAME_NAME = (
-    "temperature", "top_p", "presence_penalty", "frequency_penalty", "top_k", "min_p",
-    "typical_p", "repeat_penalty", "ignore_eos", "min_tokens",
-)  # fmt: skip
+_SAME_NAME = tuple(
+    name
+    for name in (*(field.name for field in attrs.fields(SamplingConfig)), *_OF_DECODE)
+    if name in Sampled.__struct_fields__ and name not in _OF_OTHER_FORM
+)
+"""Fields of a request that a decode has by the same name and in the same form."""
 
 
 @attrs.frozen(kw_only=True)
