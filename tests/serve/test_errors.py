@@ -38,6 +38,18 @@ def test_an_error_advises_what_a_client_can_do(error: Exception) -> None:
     assert not {"open", "close", "call again"} & set(re.findall(r"call again|\w+", told)), told
 
 
+def test_what_a_template_cannot_do_advises_no_other_template(served: Served, model: Any) -> None:
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+    asked = {"model": "tale", "messages": [{"role": "user", "content": "Look."}], "tools": [tool]}
+    with pytest.raises(openai.BadRequestError) as caught:
+        served.client().chat.completions.create(**asked)
+    assert "describe the tools in a message" in str(caught.value)
+    assert "chat_template" not in str(caught.value)
+    with pytest.raises(ic.UnsupportedFeatureError) as ours:
+        model.tokenizer.apply_chat_template([], chat_template="")
+    assert "/v1/completions" in errors.api_error(ours.value).message
+
+
 def test_a_pool_that_cannot_load_its_model_again_names_no_path() -> None:
     cause = ic.ModelNotFoundError("/srv/tale.gguf does not exist", path="/srv/tale.gguf")
     text = f"this pool's engine died too often: {cause}; open a new pool"

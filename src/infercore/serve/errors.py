@@ -71,6 +71,10 @@ _ADVICE = {
     "call again to continue from there, or give a longer timeout": (
         "ask again to continue from there"
     ),
+    "give chat_template=... with one that renders them, or describe": "describe",
+    "give chat_template=..., or render the text yourself and use ensure_prefix": (
+        "render the text yourself and send it to /v1/completions"
+    ),
     "close it and open a new one": "ask again",
     "open a new one": "ask again",
     "open a new pool": "ask again",
