@@ -268,7 +268,7 @@ def open_pool(
         return loaded(path_or_model, backend).new_pool(config, **given)
     where = locate(path_or_model, backend=backend)
     descriptor = _descriptor(backend, where)
-    of_context = None if config is None else config.context
+    of_context = config.context if isinstance(config, PoolConfig) else None
     of_model = _take_model_fields(given, of_context, descriptor)
     built = pool_config(config, given)
     if built.isolate:

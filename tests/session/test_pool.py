@@ -12,6 +12,7 @@ from session.pool_waits import in_error, in_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 
 @pytest.fixture
@@ -175,3 +176,9 @@ def test_plans_know_pools(reference: Any) -> None:
     assert plan.kv_bytes == 3 * reference.plan_memory(n_ctx=64).kv_bytes
     with pytest.raises(ic.InvalidInputError):
         reference.plan_memory(n_cells=8, n_ctx=64)
+
+
+@pytest.mark.parametrize("config", [ic.ContextConfig(n_ctx=64), {}, "auto"], ids=repr)
+def test_a_config_of_another_kind_is_refused(pack_path: Path, config: Any) -> None:
+    with pytest.raises(ic.InvalidInputError):
+        ic.open_pool(pack_path, config=config)
