@@ -9,10 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
 
+import attrs
 import numpy as np
 import pytest
 
-from infercore.serve import chat, completions
+import infercore as ic
+from infercore.serve import ServeConfig, chat, completions, wire
+from infercore.serve.answering import sampling_fields
 from infercore.values.session import TokenLogprob
 
 openai = pytest.importorskip("openai", reason="the client that the tests use is not installed")
@@ -135,21 +138,10 @@ def test_stop_strings_and_biases(client: Any, pool: Any) -> None:
 
 
 OWN_FIELDS: list[dict[str, Any]] = [
-    {"top_n_sigma": 1.0},
-    {"xtc_probability": 1.0, "xtc_threshold": 0.01},
-    {"dynatemp_range": 0.7, "dynatemp_exponent": 2.0},
-    {"mirostat": 2, "mirostat_tau": 1.0, "mirostat_eta": 0.3},
-    {"adaptive_p_target": 0.3, "adaptive_p_decay": 0.5},
-    {"repeat_penalty": 1.5, "penalty_last_n": -1},
-    {
-        "dry_multiplier": 2.0,
-        "dry_base": 2.0,
-        "dry_allowed_length": 1,
-        "dry_penalty_last_n": 32,
-    },
-    {"min_p": 0.3, "min_keep": 3},
-    {"no_repeat_ngram_size": 2},
-    {"stop": [" the"], "include_stop": True},
+    {"repeat_penalty": 3.0, "penalty_last_n": -1},
+    {"dry_multiplier": 50.0, "dry_base": 3.0, "dry_allowed_length": 0},
+    {"no_repeat_ngram_size": 1},
+    {"stop": ["e"], "include_stop": True},
 ]
 
 
@@ -157,15 +149,26 @@ OWN_FIELDS: list[dict[str, Any]] = [
 def test_fields_of_sampling_mean_over_http_what_they_mean_in_a_session(
     client: Any, pool: Any, fields: dict[str, Any]
 ) -> None:
-    given = {"temperature": 1.1, "seed": 5, "max_tokens": 24}
+    flat = {"temperature": 0, "max_tokens": 24}
     with pool.open_session(namespace="apart") as session:
-        messages = [{"role": "user", "content": "Tell of a baker, a baker and a baker."}]
-        wanted = "".join(c.text for c in session.chat(messages, **given, **fields))
-    chat = {"model": "tale", "messages": messages, **given, "extra_body": fields}
-    assert client.chat.completions.create(**chat).choices[0].message.content == wanted
+        without, wanted = (
+            "".join(c.text for c in session.chat([ASK], **flat, **given)) for given in ({}, fields)
+        )
+    assert wanted != without
+    ask = {"model": "tale", "messages": [ASK], **flat}
+    answer = client.chat.completions.create(**ask, extra_body=fields)
+    assert answer.choices[0].message.content == wanted
     with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(**{**chat, "extra_body": {**fields, "mirostat": 7}})
+        client.chat.completions.create(**ask, extra_body={**fields, "mirostat": 7})
     assert caught.value.param == "mirostat"
+
+
+def test_every_field_of_sampling_reaches_the_decode() -> None:
+    left = {"dry_sequence_breakers", "implementation", "logit_bias", "seed"}
+    names = {field.name for field in attrs.fields(ic.SamplingConfig)} - left
+    request = wire.CompletionRequest(model="tale", prompt="", **dict.fromkeys(names, 1))
+    found = sampling_fields(request, ServeConfig(), None)
+    assert {name: found.get(name) for name in names} == dict.fromkeys(names, 1)
 
 
 def test_text_in_the_form_of_a_schema(client: Any) -> None:
