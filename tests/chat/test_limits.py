@@ -341,19 +341,53 @@ def test_a_frozen_program_renders_by_itself(monkeypatch: pytest.MonkeyPatch) -> 
         rendered("{% for i in range(9) %}{{ 'x' * 60000000 }}{% endfor %}")
 
 
+@pytest.mark.parametrize(
+    "ended",
+    [
+        ic.CallTimeoutError(elapsed_ms=1.0, resident_tokens=0),
+        ic.DecodeAbortedError("cancelled", resident_tokens=0),
+        ic.OutOfMemoryError("no process can be started"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_ends_a_call_says_nothing_about_the_template(
+    monkeypatch: pytest.MonkeyPatch, ended: ic.InferCoreError
+) -> None:
+    """What was not found out is not taken for what the template cannot do, now or later."""
+    from infercore.chat import dialect
+
+    source = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    rows = [{"role": "user", "content": [{"type": "text", "text": "hello"}]}]
+    expected = dialect.Dialect(source, "", "").render(rows, add_generation_prompt=False)
+    found, render = dialect.Dialect(source, "", ""), dialect.templates.render
+
+    def ends(*_: Any, **__: Any) -> str:
+        raise ended
+
+    for n in range(3):  # each time a little later
+        tried = iter([render] * n)
+        monkeypatch.setattr(
+            dialect.templates, "render", lambda *a, t=tried, **k: next(t, ends)(*a, **k)
+        )
+        with pytest.raises(type(ended)):
+            found.render(rows, add_generation_prompt=False)
+    monkeypatch.undo()
+    assert found.render(rows, add_generation_prompt=False) == expected
+
+
 @pytest.mark.parametrize("refuses", [True, False])
 def test_a_template_that_is_slow_is_not_asked_for_more(
     monkeypatch: pytest.MonkeyPatch,
     refuses: bool,
 ) -> None:
-    from infercore.chat import dialect
+    from infercore.chat import dialect, template
 
     asked = []
 
     def slow(*_: Any, **__: Any) -> str:
         asked.append(1)
         if refuses:
-            raise ic.InvalidInputError("no", field="messages", value=(), allowed="others")
+            raise template.TemplateRefusalError("no", field="messages", value=(), allowed="a")
         return "a"
 
     monkeypatch.setattr(dialect.templates, "render", slow)

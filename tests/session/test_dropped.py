@@ -3,10 +3,31 @@
 from __future__ import annotations
 
 import gc
+import time
 import weakref
 from typing import Any
 
 import pytest
+
+from session.pool_waits import SECONDS
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+def test_a_pool_that_is_dropped_is_freed_with_its_thread(reference: Any, is_read: bool) -> None:
+    pool = reference.new_pool(n_ctx=64)
+    session = pool.open_session()
+    session.ensure_prefix("Once")
+    stream = session.decode(max_tokens=4) if is_read else None
+    if stream is not None:
+        next(stream)
+    found, scheduler = weakref.ref(pool), pool.owner.scheduler
+    del pool, session, stream
+    until = time.monotonic() + SECONDS
+    while found() is not None or not scheduler.ended:
+        assert time.monotonic() < until
+        gc.collect()
+        time.sleep(0.01)
+    assert scheduler.context.closed
 
 
 @pytest.mark.parametrize("n_seq_max", [1, 2])

@@ -46,6 +46,20 @@ def test_idle_sessions_are_evaluated_again_and_say_so(reference: Any) -> None:
         assert one.ensure_prefix(TEXTS[1]).reused_tokens == n
 
 
+def test_a_first_token_that_all_share_is_no_use_of_what_follows_it(reference: Any) -> None:
+    """The one used least recently loses its cells, though the newest copied a token of it."""
+    texts = ("the dog " * 12, "a cat sat " * 5, "tick tock " * 12, "she said so " * 6)
+    with reference.new_pool(n_parallel=2, n_ctx=100, n_cells=120) as pool:
+        sessions = [pool.open_session() for _ in texts]
+        for i, (session, text) in enumerate(zip(sessions, texts, strict=True)):
+            assert session.ensure_prefix(text).prefilled_tokens > 10
+            held = [other.explain_context().held_tokens for other in sessions[: i + 1]]
+            n_lost = next(n for n, tokens in enumerate(held) if tokens)
+            assert not any(held[:n_lost])
+            assert all(held[n_lost:])
+        assert n_lost
+
+
 def test_a_restored_session_that_loses_its_cells_at_once_has_its_tokens(
     pool: Any, alone: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

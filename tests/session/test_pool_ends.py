@@ -113,6 +113,10 @@ def test_closing_the_pool_ends_every_call(reference: Any) -> None:
         thread.join(SECONDS)
     assert [type(error) for error in found] == [ic.SessionClosedError] * 4
     assert pool.closed
+    assert pool.stats().n_open == 0
+    for session in sessions:
+        assert (session.closed, session.state) == (True, "CLOSED")
+        assert session.explain_context().closed
     with pytest.raises(ic.SessionClosedError):
         pool.open_session()
     with pytest.raises(ic.SessionClosedError):

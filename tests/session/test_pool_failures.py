@@ -15,7 +15,7 @@ from infercore.session import snapshots
 from infercore.session.roster import Roster
 from infercore.session.scheduler import Scheduler
 from session.pool_texts import tokens_of
-from session.pool_waits import SECONDS, in_threads
+from session.pool_waits import SECONDS, in_error, in_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -168,6 +168,24 @@ def test_a_timeout_before_the_first_token_and_after_it(pool_of_one_step: Any) ->
     chunks = list(session.decode(timeout=0.3, ignore_eos=True, temperature=0))
     assert chunks[-1].finish_reason in ("timeout", "context")
     assert session.generate(" b", max_tokens=2)
+
+
+@pytest.mark.parametrize("end", ["timeout", "cancel"])
+def test_a_long_call_for_one_alone_ends_with_its_time(reference: Any, end: str) -> None:
+    """The prompt is one engine call, which would otherwise go on to its end."""
+    text = "the little dog and the baker " * 100
+    with reference.new_pool(n_ctx=1024, n_batch=1024) as pool, pool.open_session() as session:
+        n = session.ensure_prefix(text).prefix_tokens
+        pool.flush_cache()
+        if end == "cancel":
+            threading.Timer(0.02, session.cancel).start()
+        error = in_error(
+            lambda: session.ensure_prefix(f"A {text}", timeout=0.02 if end == "timeout" else None)
+        )
+        expected = ic.CallTimeoutError if end == "timeout" else ic.DecodeAbortedError
+        assert isinstance(error, expected)
+        assert session.explain_context().held_tokens < n - 100
+        assert session.ensure_prefix(text).prefix_tokens == n
 
 
 @pytest.fixture

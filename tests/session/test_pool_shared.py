@@ -86,6 +86,17 @@ def test_a_shared_part_is_evaluated_once_though_both_come_at_once(reference: Any
         assert sum(status.prefilled_tokens for status in statuses) <= n + 2 * 5
 
 
+@pytest.mark.parametrize("cut", ["n_batch", "n_step_tokens"])
+def test_bits_of_ones_own_do_not_forbid_sharing(reference: Any, cut: str) -> None:
+    """Calls end at multiples of the most tokens that a call may have."""
+    text = "the little dog and the baker " * 12
+    with reference.new_pool(n_ctx=256, batch_invariant=True, **{cut: 32}) as pool:
+        one, other = pool.open_session(), pool.open_session()
+        n = one.ensure_prefix(text).prefix_tokens
+        assert n > 96
+        assert other.ensure_prefix(text).shared_tokens == n - n % 32
+
+
 def test_cells_that_several_sessions_hold_are_counted_once(pool: Any, reference: Any) -> None:
     n = len(reference.tokenizer.encode(TEXTS[2]))
     with pool.open_session() as one, pool.open_session() as two:

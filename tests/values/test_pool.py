@@ -141,6 +141,10 @@ def test_places_with_caches_of_their_own_are_as_many_as_the_cells_have_room_for(
     pool = PoolConfig(n_parallel=4, n_cells=n_cells, context=ContextConfig(n_ctx=256))
     found = with_shared_context(shared_context(pool, 256), pool, 256, refuses)
     assert (found.n_seq_max, found.n_ctx) == (n_places, n_places * 256)
+    for apart in ({"kv_unified": False}, {"batch_invariant": True}):
+        own = pool_config(pool, apart)
+        wanted = shared_context(own, 256)
+        assert (wanted.n_seq_max, wanted.n_ctx, wanted.kv_unified) == (n_places, found.n_ctx, False)
     asked = attrs.evolve(pool, context=attrs.evolve(pool.context, kv_unified=True))
     with pytest.raises(UnsupportedFeatureError):
         with_shared_context(shared_context(asked, 256), asked, 256, refuses)

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from infercore.chat.literal import PROBE_ID, PROBE_NAMES
 from infercore.chat.messages import THOUGHT_KEYS, thought_of, with_text_arguments
-from infercore.chat.template import TemplateTimeoutError
-from infercore.errors import InferCoreError
+from infercore.chat.template import TemplateRefusalError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -71,9 +70,7 @@ class Places:
         given = _TOOLS if tools else None
         try:
             return self._render(rows, tools=given, add_generation_prompt=False)
-        except TemplateTimeoutError:
-            raise
-        except InferCoreError:
+        except TemplateRefusalError:
             return ""
 
     def _in_turn(self, role: str, content: Any) -> Iterator[str]:

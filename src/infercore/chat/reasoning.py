@@ -10,8 +10,7 @@ import attrs
 
 from infercore.chat.literal import common_start
 from infercore.chat.raw import RawText
-from infercore.chat.template import TemplateTimeoutError
-from infercore.errors import InferCoreError
+from infercore.chat.template import TemplateRefusalError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -146,9 +145,7 @@ def _start(render: Render) -> str:
     """What the template writes between a question and a model's answer."""
     try:
         text = render([_USER], tools=None, add_generation_prompt=True)
-    except TemplateTimeoutError:
-        raise
-    except InferCoreError:
+    except TemplateRefusalError:
         return ""
     return text.rpartition(_USER["content"])[2]
 
@@ -163,9 +160,7 @@ def _whole(before: str, opening: str) -> str:
 def _turn(render: Render, answer: dict[str, Any]) -> str | None:
     try:
         text = render([_USER, answer], tools=None, add_generation_prompt=False)
-    except TemplateTimeoutError:
-        raise
-    except InferCoreError:
+    except TemplateRefusalError:
         return None
     return text[text.rfind(_USER["content"]) + len(_USER["content"]) :]
 
@@ -176,9 +171,7 @@ def _switch(render: Any) -> str | None:
         try:
             off = render([_USER], tools=None, add_generation_prompt=True, **{name: False})
             on = render([_USER], tools=None, add_generation_prompt=True, **{name: True})
-        except TemplateTimeoutError:
-            raise
-        except InferCoreError:
+        except TemplateRefusalError:
             continue
         if off != on:
             return name

@@ -18,8 +18,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+class TemplateRefusalError(InvalidInputError):
+    """The template does not take these messages: the one error that says what it can do."""
+
+
 class TemplateTimeoutError(InvalidInputError):
-    """The template took too long, which says nothing about what it can do."""
+    """The template took too long."""
 
 
 _WORK = "infercore.chat.worker:answer"
@@ -70,7 +74,7 @@ def _checked(kind: bytes, text: str, rows: list[dict[str, Any]]) -> str:
     if kind == wire.TEXT:
         return text
     too_slow = kind == wire.STOPPED and text.endswith("seconds")
-    refusal = TemplateTimeoutError if too_slow else InvalidInputError
+    refusal = TemplateTimeoutError if too_slow else TemplateRefusalError
     what = {wire.UNREADABLE: "cannot be read", wire.STOPPED: "was stopped"}
     raise refusal(
         f"the model's chat template {what.get(kind, 'refuses these messages')}: {text}; change "

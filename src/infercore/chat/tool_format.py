@@ -22,8 +22,7 @@ from infercore.chat.literal import (
     common_start,
     json_end,
 )
-from infercore.chat.template import TemplateTimeoutError
-from infercore.errors import InferCoreError
+from infercore.chat.template import TemplateRefusalError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -129,9 +128,7 @@ def renders_tools(render: Render) -> bool:
     """Return whether the template puts tools into its text at all."""
     try:
         return _NAMES[0] in render([_USER], tools=_TOOLS, add_generation_prompt=True)
-    except TemplateTimeoutError:
-        raise
-    except InferCoreError:
+    except TemplateRefusalError:
         return False
 
 
@@ -196,9 +193,7 @@ class _Shown:
     def _turn(self, answer: Mapping[str, Any]) -> str | None:
         try:
             text = self.render([_USER, answer], tools=_TOOLS, add_generation_prompt=False)
-        except TemplateTimeoutError:
-            raise
-        except InferCoreError:
+        except TemplateRefusalError:
             return None
         at = text.rfind(_USER["content"])
         return text[at + len(_USER["content"]) :]

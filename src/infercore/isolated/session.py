@@ -98,8 +98,8 @@ class IsolatedSession:
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._gate.closed
+        """Whether `close` was called, of the session or of its pool."""
+        return self._gate.closed or self._process.closed
 
     @property
     def is_interrupted(self) -> bool:
@@ -117,12 +117,11 @@ class IsolatedSession:
             call = self._process.send(self._epoch, self._target, "explain_context")
             answered = call.done.wait(_REPORT_SECONDS) and call.error is None
             self._report = call.result if answered else self._known()
-        state = self._report.state
-        if self.closed:
-            state = CLOSED
-        elif self._gate.fatal is not None:
+        state, fatal = self._report.state, self._gate.fatal
+        if fatal is not None and not self._gate.closed:
             state = FATAL
-        fatal = self._gate.fatal
+        elif self.closed:
+            state = CLOSED
         return attrs.evolve(
             self._report,
             state=state,

@@ -174,7 +174,7 @@ class SessionBase:
         return n_dropped
 
     def __repr__(self) -> str:
-        if self.gate.closed:
+        if self.closed:
             return "<Session closed>"
         held = f"{self.resident.n_wanted}/{int(self.context.n_ctx_seq)} tokens"
         return f"<Session {self.state} {held}>"
@@ -182,9 +182,9 @@ class SessionBase:
     @property
     def state(self) -> str:
         """EMPTY, PREFIXED, READY, DECODED, CLOSED or FATAL."""
-        if self.gate.closed:
-            return CLOSED
-        return FATAL if self.gate.fatal is not None else self._state
+        if not self.gate.closed and self.gate.fatal is not None:
+            return FATAL
+        return CLOSED if self.closed else self._state
 
     @property
     def context(self) -> SequenceContext:
@@ -193,8 +193,8 @@ class SessionBase:
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
-        return self.gate.closed
+        """Whether `close` was called, of the session or of its pool."""
+        return self.gate.closed or self.context.closed
 
     def explain_context(self) -> ContextReport:
         """Report what is resident; see `Session.explain_context`."""

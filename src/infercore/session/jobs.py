@@ -56,7 +56,10 @@ class Latch:
             callback()
 
 
-def _nothing() -> None:
+_AGAIN_S = 0.02
+
+
+def _nothing(_: object) -> None:
     """What a job calls that nobody works on."""
 
 
@@ -104,7 +107,7 @@ class Job:
         self.deadline = deadline
         self.then = then
         self.done = Latch()
-        self.on_change: Callable[[], object] = _nothing
+        self.on_change: Callable[[Job], object] = _nothing
         self.error: BaseException | None = None
         self.result: Any = None
         self.cancelled = False
@@ -125,13 +128,22 @@ class Job:
         self.age = 0
         self.served = -1
 
+    def is_over(self, now: float) -> bool:
+        """Whether its caller wants no more of it: it was cancelled, or its time is over."""
+        return self.cancelled or (self.deadline is not None and now >= self.deadline)
+
     def wait(self) -> None:
         """Wait for the end; an interruption cancels the job and waits for that."""
         try:
+            if self.deadline is not None:
+                timeout = max(0.0, self.deadline - time.perf_counter())
+                while not self.done.wait(timeout):
+                    self.on_change(self)  # it may be alone in a long call, or just before it
+                    timeout = _AGAIN_S
             self.done.wait()
         except BaseException:
             self.cancelled = True
-            self.on_change()
+            self.on_change(self)
             self.done.wait()
             raise
 

@@ -128,5 +128,5 @@ def _made(job: Generating, made: int | Shown | Item) -> Shown | Item | None:
     if shown is None:
         job.n_unshown += 1
         if job.rests:  # it looked as if it were ahead of its reader
-            job.on_change()
+            job.on_change(job)
     return shown

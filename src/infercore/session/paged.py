@@ -364,11 +364,11 @@ class PagedContext:
     # -- the rest ------------------------------------------------------------------------------
 
     def abort(self) -> None:
-        """End what runs for this session within one step; from any thread."""
+        """End what runs for this session, within one step if it shares it; from any thread."""
         job = self._job
         if job is not None and not job.done.is_open:
             job.cancelled = True
-            self.scheduler.wake()
+            job.on_change(job)
 
     def perf(self) -> PerfCounters:
         """Return the engine's times and counts, of all who share the context."""

@@ -57,6 +57,10 @@ class Places:
         sequence.seq_id = seq_id
         sequence.n_held = sequence.n_cells = sequence.n_high = len(sequence.tokens)
 
+    def has_id(self, sequence: Sequence) -> bool:
+        """Return whether `take_id` takes nobody's cells away."""
+        return sequence.seq_id is not None or bool(self.free_ids)
+
     def take_id(self, sequence: Sequence, source: Sequence | None = None) -> bool:
         """Let ``sequence`` have a sequence of the engine, but not that of ``source``.
 
@@ -64,7 +68,7 @@ class Places:
         """
         if sequence.seq_id is not None:
             return True
-        if not self.free_ids:
+        if not self.has_id(sequence):
             idle = self.idle(sequence, source)
             if not idle:
                 return False

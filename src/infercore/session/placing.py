@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from infercore.errors import ContextOverflowError, InferCoreError, SnapshotError
 from infercore.session.jobs import Generating
+from infercore.session.keeping import WORTH_KEEPING
 from infercore.session.tape import common_prefix
 
 if TYPE_CHECKING:
@@ -55,12 +56,15 @@ class Placing:
         n_most = _most_held(job)
         source, n_shared = self._prefixes.source(sequence, n_most)
         n_found = max(sequence.n_held, n_shared)
-        looks = job.n_looked is not None
-        if not looks and self._prefixes.is_coming(sequence, n_found, self._roster.running):
+        if job.n_looked is None and self._prefixes.is_coming(
+            sequence, n_found, self._roster.running
+        ):
             return None
         if source is not None and places.take_over(sequence, source, n_shared):
             self._count_restored(job, n_shared)
             source = None
+        if n_shared < sequence.n_held + WORTH_KEEPING and not places.has_id(sequence):
+            source, n_shared = None, 0  # whose turn to lose its cells it is, counts for more
         if not places.take_id(sequence, source):
             source, n_shared = None, 0
             if not places.take_id(sequence):
@@ -68,11 +72,11 @@ class Placing:
         n_found = max(sequence.n_held, n_shared)
         engine.trim(sequence)
         n_needed = max(1, len(sequence.tokens) - n_found)
-        whole = not engine.can_truncate and not (isinstance(job, Generating) and job.primed)
-        n_stored_most = len(sequence.tokens) if whole else n_most  # its row is saved with it
-        stored = None if looks else self._keeping.find(sequence, n_stored_most)
+        stored = self._stored(job, n_most)
         if stored is not None and stored.n_tokens > n_found:
             source, n_needed = None, max(n_needed, stored.n_stored)
+        elif n_found < sequence.n_held + WORTH_KEEPING and engine.n_free(sequence) < n_needed:
+            source, n_needed = None, max(1, len(sequence.tokens) - sequence.n_held)
         if not places.make_free(sequence, n_needed, spare=source) and self._roster.running:
             return False
         if sequence.saved is not None and not sequence.n_held:
@@ -126,7 +130,8 @@ class Placing:
         ]
         if not job.placed_once:
             job.n_shared = n - n_kept
-        source.used = self._tally.n_steps
+        if n >= WORTH_KEEPING:  # a common first token is no use of what follows it
+            source.used = self._tally.n_steps
         engine.trim(sequence)
 
     def copy_cells(self, source: Sequence, target: Sequence) -> None:
@@ -151,6 +156,13 @@ class Placing:
         target.used = self._tally.n_steps
 
     # -- what was kept -------------------------------------------------------------------------
+
+    def _stored(self, job: Job, n_most: int) -> Found | None:
+        if job.n_looked is not None:
+            return None
+        whole = not self._engine.can_truncate and not (isinstance(job, Generating) and job.primed)
+        n = len(job.sequence.tokens) if whole else n_most  # its row is saved with it
+        return self._keeping.find(job.sequence, n)
 
     def _restore_own(self, job: Job) -> None:
         sequence = job.sequence

@@ -84,10 +84,10 @@ class SessionPool:
 
     def _new_owner(self) -> Owner:
         """Open the context that the sessions share, and return who owns it."""
-        model, config = self.model, self.config
+        model, config, n_ctx = self.model, self.config, self.window
         wanted = shared_context(
             config,
-            self.window,
+            n_ctx,
             multi_sequence=model.capabilities.multi_sequence,
             scans_cells=model.capabilities.scans_cells,
         )
@@ -99,11 +99,13 @@ class SessionPool:
                 hint="bits depend on how a sequence was evaluated; use cache_bytes",
             )
         if config.batch_invariant:
-            multiple = config.n_step_tokens or _CALL_TOKENS
-            _check_invariant(model, wanted, config, self.window)
+            most = config.context.n_batch or _CALL_TOKENS
+            multiple = config.n_step_tokens or min(_CALL_TOKENS, most)
+            _check_invariant(model, wanted, config, n_ctx)
         self._store = _store_of(config, model.capabilities)
         scheduler = Scheduler(
-            lambda: with_shared_context(wanted, config, self.window, model.context_of),
+            # It lives in the finalizer, so nothing of it may keep the pool alive.
+            lambda: with_shared_context(wanted, config, n_ctx, model.context_of),
             costs=CostModel(
                 batching=config.batching,
                 step_tokens=config.n_step_tokens,
@@ -203,7 +205,7 @@ class SessionPool:
         used, shared = (0, 0) if scheduler.closed else scheduler.context.look_taken()
         used = max(0, used - sum(left.n_cells for left in tuple(scheduler.places.left)))
         return PoolStats(
-            n_open=self._n_open,
+            n_open=0 if scheduler.closed else self._n_open,
             n_running=scheduler.n_running,
             n_waiting=scheduler.admission.n_waiting,
             n_cells=n_cells,

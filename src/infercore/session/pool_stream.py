@@ -293,7 +293,7 @@ class PoolStream:
         job = self._job
         if job is not None:
             job.cancelled = True
-            self._context.scheduler.wake()
+            job.on_change(job)
 
     def abandon(self) -> None:
         """End at once: the session is closed, and the next step says so."""

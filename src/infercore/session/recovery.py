@@ -65,10 +65,13 @@ class Recovery:
             return
         self._placing.look_at_engine()
         if isinstance(error, DecodeAbortedError):
+            now = time.perf_counter()
             for job in jobs:
                 job.failures += 1
                 if job.cancelled or self._endings.closed:
                     self._endings.cancel(job)
+                elif job.is_over(now):
+                    self._endings.expire(job, now)
                 elif job.failures > _MOST_ABORTS:
                     self._endings.end(job, error)
             return

@@ -195,7 +195,7 @@ class Scheduler:
 
     def submit(self, job: Job) -> None:
         """Let ``job`` be worked on. It ends once, whatever comes."""
-        job.on_change = self.wake
+        job.on_change = self._look_at
         self.post(lambda: self._accept(job))
 
     def post(self, work: Callable[[], object]) -> None:
@@ -205,6 +205,11 @@ class Scheduler:
     def wake(self) -> None:
         """Let the owner look at its jobs; safe in a finalizer."""
         self.inbox.put(None)
+
+    def _look_at(self, job: Job) -> None:
+        """Let the owner look at ``job``, and not only after the call that runs for it alone."""
+        self.stepping.stop(job)
+        self.wake()
 
     def do(self, work: Callable[[], object] | None) -> None:
         """Do what was posted; for the owner."""

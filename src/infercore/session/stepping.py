@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from threading import RLock
 from typing import TYPE_CHECKING
 
 from infercore.errors import ContextOverflowError
@@ -67,6 +68,8 @@ class Stepping:
             on_step=self._took_one_each,
         )
         self.lone: set[TokenSequence] = set()
+        self._calls_for: Job | None = None
+        self._lock = RLock()  # a signal handler may cancel
         self.on_call: Callable[[list[TokenSequence]], object] | None = None
 
     def evaluate(self) -> bool:
@@ -95,6 +98,15 @@ class Stepping:
     def look_anew(self) -> None:
         """Take nothing for granted in the next step: something was done beside the steps."""
         self._steady.forget()
+
+    def stop(self, job: Job) -> None:
+        """Stop the engine call that runs if it is for ``job`` alone, which nobody waits for.
+
+        From any thread. A call for others too goes on: its prompts come in small pieces.
+        """
+        with self._lock:  # so that no other call begins before the engine has heard it
+            if self._calls_for is job and job.is_over(time.perf_counter()):
+                self._engine.context.abort()
 
     def _compose(self) -> Parts:
         engine, running = self._engine, self._roster.running
@@ -150,11 +162,16 @@ class Stepping:
         try:
             if self.on_call is not None:
                 self.on_call([job.sequence for job, _ in parts])
+            if len(parts) == 1:
+                self._calls_for = parts[0][0]
             firsts = self._call(parts)
         except BaseException as error:  # noqa: BLE001  (each job is told)
             self._recovery.after(error, [job for job, _ in parts])
             return
         finally:
+            if self._calls_for is not None:
+                with self._lock:
+                    self._calls_for = None
             if self.on_call is not None:
                 self.on_call([])
         self._account(parts, (time.perf_counter() - started) * 1e3)

@@ -51,7 +51,8 @@ class PoolConfig:
     ``n_parallel`` sessions are decoded in one engine call; any number of sessions may be open.
     ``n_cells`` is the number of tokens that all of them can hold together (None = ``n_parallel``
     times the window, or, where the backend can plan its memory, what that has room for), while
-    ``context.n_ctx`` is the window of each.
+    ``context.n_ctx`` is the window of each. Where sequences have cells of their own
+    (``batch_invariant``, ``kv_unified=False``), there are as many places as whole windows fit.
     ``n_step_tokens`` bounds the tokens of one call. None = a piece of prompt beside sessions that
     generate is chosen by measuring: such a call is to take ``max_step_ms`` milliseconds (None =
     near 2.5 times as long as without the piece, at most 250). ``max_waiting`` bounds the calls that
@@ -218,14 +219,18 @@ def shared_context(
     if unified is None:
         apart = scans_cells and config.cache_bytes and config.n_cells is None
         unified = not (config.batch_invariant or apart)
+    n_seq_max = min(MOST_SEQUENCES, 4 * config.n_parallel, n_cells)
     if not unified:  # a part of the cells for each, as large as its window
-        n_cells = max(n_cells, config.n_parallel * n_ctx)
-    n_seq_max = (
-        min(MOST_SEQUENCES, 4 * config.n_parallel, n_cells) if unified else config.n_parallel
-    )
+        n_seq_max = _n_windows(config, n_ctx, config.n_parallel)
+        n_cells = n_seq_max * n_ctx
     return attrs.evolve(
         config.context, n_ctx=n_cells, n_seq_max=n_seq_max, kv_unified=bool(unified)
     )
+
+
+def _n_windows(config: PoolConfig, n_ctx: int, n_most: int) -> int:
+    """Return how many places with a window of their own there are: those that ``n_cells`` hold."""
+    return n_most if config.n_cells is None else max(1, min(n_most, config.n_cells // n_ctx))
 
 
 def with_shared_context(
@@ -243,9 +248,7 @@ def with_shared_context(
     except UnsupportedFeatureError as error:
         n = wanted.n_seq_max or 1
         if "kv_unified" in error.feature and wanted.kv_unified and not config.context.kv_unified:
-            n = min(n, config.n_parallel)
-            if config.n_cells is not None:
-                n = max(1, min(n, config.n_cells // n_ctx))
+            n = _n_windows(config, n_ctx, min(n, config.n_parallel))
             fewer = attrs.evolve(wanted, n_ctx=n * n_ctx, n_seq_max=n, kv_unified=None)
         elif "n_seq_max" in error.feature and n > 1:
             n = config.n_parallel if n > config.n_parallel else n // 2
