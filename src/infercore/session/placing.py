@@ -56,9 +56,8 @@ class Placing:
         n_most = _most_held(job)
         source, n_shared = self._prefixes.source(sequence, n_most)
         n_found = max(sequence.n_held, n_shared)
-        if job.n_looked is None and self._prefixes.is_coming(
-            sequence, n_found, self._roster.running
-        ):
+        running = self._roster.running
+        if job.n_looked is None and self._prefixes.is_coming(sequence, n_found, running):
             return None
         if source is not None and places.take_over(sequence, source, n_shared):
             self._count_restored(job, n_shared)
@@ -77,15 +76,20 @@ class Placing:
             source, n_needed = None, max(n_needed, stored.n_stored)
         elif n_found < sequence.n_held + WORTH_KEEPING and engine.n_free(sequence) < n_needed:
             source, n_needed = None, max(1, len(sequence.tokens) - sequence.n_held)
-        if not places.make_free(sequence, n_needed, spare=source) and self._roster.running:
+        if not places.make_free(sequence, n_needed, spare=source) and running:
             return False
+        self._fill(job, source, n_shared, stored)
+        return True
+
+    def _fill(self, job: Job, source: Sequence | None, n_shared: int, stored: Found | None) -> None:
+        """Let ``job`` hold what there is of its tokens: its own, another's, what was kept."""
+        sequence = job.sequence
         if sequence.saved is not None and not sequence.n_held:
             self._restore_own(job)
         elif source is not None and n_shared > sequence.n_held:
             self._copy(job, source, n_shared)
         elif stored is not None:
             self._restore_stored(job, stored)
-        return True
 
     # -- the rows that are chosen from ---------------------------------------------------------
 
