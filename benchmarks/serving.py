@@ -47,7 +47,7 @@ OURS = "infercore serve"
 NAME = "tale"
 N_CTX = 1024
 CHAT = "/v1/chat/completions"
-SECONDS = 600
+SECONDS, END_S = 600, 60
 N_FIRST = 3
 """Turns of which none counts: the first is cold, and clients connect."""
 N_WARM = 3
@@ -100,7 +100,11 @@ class Server:
     def __exit__(self, *_: object) -> None:
         self.go_on()
         self._process.terminate()
-        self._process.wait()
+        try:
+            self._process.wait(END_S)
+        except subprocess.TimeoutExpired:  # llama-server hung so once
+            self._process.kill()
+            self._process.wait()
 
     def _status(self, path: str) -> int:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)

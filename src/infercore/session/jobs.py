@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from infercore.errors import CallTimeoutError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable
     from collections.abc import Sequence as Tokens
 
     from infercore.protocols.spi import FloatArray
@@ -146,10 +146,6 @@ class Job:
             self.on_change(self)
             self.done.wait()
             raise
-
-    def __await__(self) -> Generator[Job, None, None]:
-        """Wait for the end, in whatever way the one who drives the call waits."""
-        yield self
 
     def late(self, now: float) -> CallTimeoutError:
         """Return the error of a call whose time is over."""
