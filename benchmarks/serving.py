@@ -102,7 +102,7 @@ class Server:
         self._process.terminate()
         try:
             self._process.wait(END_S)
-        except subprocess.TimeoutExpired:  # llama-server hung so once
+        except subprocess.TimeoutExpired:  # as llama-server did once
             self._process.kill()
             self._process.wait()
 

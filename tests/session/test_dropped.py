@@ -12,14 +12,28 @@ import pytest
 from session.pool_waits import SECONDS
 
 
-@pytest.mark.parametrize("is_read", [False, True])
-def test_a_pool_that_is_dropped_is_freed_with_its_thread(reference: Any, is_read: bool) -> None:
+@pytest.mark.parametrize("use", ["none", "prefix", "stream", "processors"])
+def test_a_pool_that_is_dropped_is_freed_with_its_thread(reference: Any, use: str) -> None:
     pool = reference.new_pool(n_ctx=64)
     session = pool.open_session()
-    session.ensure_prefix("Once")
-    stream = session.decode(max_tokens=4) if is_read else None
-    if stream is not None:
+    stream = None
+    if use != "none":
+        session.ensure_prefix("Once")
+    if use == "stream":
+        stream = session.decode(max_tokens=4)
         next(stream)
+    if use == "processors":
+        other = pool.open_session()
+        kept = [pool, lambda _ids, logits: logits]
+        for one in (session, other):
+            one.ensure_prefix("Once")
+        streams = [
+            one.decode(max_tokens=4, processors=[lambda ids, logits: kept[1](ids, logits)])
+            for one in (session, other)
+        ]
+        for _ in zip(*streams, strict=True):
+            pass
+        del one, other, kept, streams
     found, scheduler = weakref.ref(pool), pool.owner.scheduler
     del pool, session, stream
     until = time.monotonic() + SECONDS

@@ -98,6 +98,10 @@ def test_a_stream_that_is_dropped_leaves_what_was_shown(pool: Any, alone: Any) -
 
 def test_closing_the_pool_ends_every_call(reference: Any) -> None:
     pool = reference.new_pool(n_parallel=2, n_ctx=256, n_step_tokens=1)
+    reader = pool.open_session()
+    reader.ensure_prefix("x")
+    stream = reader.decode(max_tokens=200, ignore_eos=True)
+    next(stream)
     sessions = [pool.open_session() for _ in range(4)]
     text = "the little dog and the baker " * 7
     found: list[Any] = []
@@ -109,6 +113,8 @@ def test_closing_the_pool_ends_every_call(reference: Any) -> None:
         thread.start()
     wait_for(lambda: pool.stats().n_steps > 3)
     pool.close()
+    with pytest.raises(ic.SessionClosedError):
+        reader.ensure_prefix("x")
     for thread in threads:
         thread.join(SECONDS)
     assert [type(error) for error in found] == [ic.SessionClosedError] * 4

@@ -170,6 +170,45 @@ def test_a_timeout_before_the_first_token_and_after_it(pool_of_one_step: Any) ->
     assert session.generate(" b", max_tokens=2)
 
 
+@pytest.mark.parametrize("looks", [False, True])
+def test_a_stream_that_is_cancelled_in_its_prompt_ends_at_once(
+    reference: Any,
+    looks: bool,
+) -> None:
+    text = "the little dog and the baker " * 100
+    with reference.new_pool(n_ctx=1024, n_batch=1024) as pool, pool.open_session() as session:
+        session.ensure_prefix(text)
+        pool.owner.ask(lambda: pool.owner.scheduler.places.let_go_all())  # to be evaluated again
+        stream = session.decode(max_tokens=4, prompt_logprobs=1 if looks else None)
+        threading.Timer(0.02, stream.cancel).start()
+        assert [chunk.finish_reason for chunk in stream][-1] == "cancelled"
+        assert session.explain_context().held_tokens < 700
+        assert session.generate(" b", max_tokens=2)
+
+
+@pytest.mark.parametrize("end", ["timeout", "cancel"])
+def test_a_cancel_just_before_the_engine_call_is_not_lost(
+    reference: Any, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    text = "the little dog and the baker " * 100
+    with reference.new_pool(n_ctx=1024, n_batch=1024) as pool, pool.open_session() as session:
+        places = pool.owner.scheduler.places
+        have_room, n_calls = places.have_room, [0]
+
+        def late(parts: Any) -> bool:
+            n_calls[0] += 1
+            if end == "cancel":
+                session.cancel()
+            else:
+                time.sleep(0.2)
+            return bool(have_room(parts))
+
+        monkeypatch.setattr(places, "have_room", late)
+        timeout = 0.1 if end == "timeout" else None
+        assert in_error(lambda: session.ensure_prefix(text, timeout=timeout)) is not None
+        assert (session.explain_context().held_tokens, n_calls) == (0, [1])
+
+
 @pytest.mark.parametrize("end", ["timeout", "cancel"])
 def test_a_long_call_for_one_alone_ends_with_its_time(reference: Any, end: str) -> None:
     """The prompt is one engine call, which would otherwise go on to its end."""

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 
 class TemplateRefusalError(InvalidInputError):
-    """The template does not take these messages: the one error that says what it can do."""
+    """The template refuses these messages, cannot be read, or wants too much memory or text.
+
+    No other error says what it can do.
+    """
 
 
 class TemplateTimeoutError(InvalidInputError):

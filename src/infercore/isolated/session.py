@@ -99,7 +99,7 @@ class IsolatedSession:
     @property
     def closed(self) -> bool:
         """Whether `close` was called, of the session or of its pool."""
-        return self._gate.closed or self._process.closed
+        return self._gate.closed or (self._process.closed and self._gate.fatal is None)
 
     @property
     def is_interrupted(self) -> bool:
@@ -118,10 +118,10 @@ class IsolatedSession:
             answered = call.done.wait(_REPORT_SECONDS) and call.error is None
             self._report = call.result if answered else self._known()
         state, fatal = self._report.state, self._gate.fatal
-        if fatal is not None and not self._gate.closed:
-            state = FATAL
-        elif self.closed:
+        if self.closed:
             state = CLOSED
+        elif fatal is not None:
+            state = FATAL
         return attrs.evolve(
             self._report,
             state=state,

@@ -11,7 +11,12 @@ import attrs
 
 from infercore.engine.digest import adapter_identities
 from infercore.engine.gate import Gate
-from infercore.errors import SessionBusyError, SessionFatalError, UnsupportedFeatureError
+from infercore.errors import (
+    SessionBusyError,
+    SessionClosedError,
+    SessionFatalError,
+    UnsupportedFeatureError,
+)
 from infercore.limited.caller import looked_at
 from infercore.session.identity import identity
 from infercore.session.observer import observed
@@ -182,9 +187,9 @@ class SessionBase:
     @property
     def state(self) -> str:
         """EMPTY, PREFIXED, READY, DECODED, CLOSED or FATAL."""
-        if not self.gate.closed and self.gate.fatal is not None:
-            return FATAL
-        return CLOSED if self.closed else self._state
+        if self.closed:
+            return CLOSED
+        return FATAL if self.gate.fatal is not None else self._state
 
     @property
     def context(self) -> SequenceContext:
@@ -305,7 +310,9 @@ class SessionBase:
         return None if stream is None or stream.finished else stream
 
     def check_no_stream(self, operation: str) -> None:
-        """Raise `SessionBusyError` while a decode is open."""
+        """Raise `SessionBusyError` while a decode is open; `SessionClosedError` if closed."""
+        if self.closed:
+            raise SessionClosedError("this session's pool is closed; open a new one")
         if self.open_stream() is not None:
             raise SessionBusyError(
                 f"{operation} must wait: a decode is open; read it to its end, or close it"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
@@ -167,7 +168,14 @@ class Share:
 def _give_back(group: Group, owner: Owner, sequence: Any) -> None:
     """What becomes of a session that was dropped; it takes no lock."""
     owner.scheduler.release(sequence)
-    owner.scheduler.post(lambda: group.count_open(-1))
+    # Where no call was made, nobody does what is posted, and it must keep nothing alive.
+    owner.scheduler.post(partial(_count_out, weakref.ref(group)))
+
+
+def _count_out(group: weakref.ref[Group]) -> None:
+    found = group()
+    if found is not None:
+        found.count_open(-1)
 
 
 class Forks:

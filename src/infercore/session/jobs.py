@@ -57,6 +57,7 @@ class Latch:
 
 
 _AGAIN_S = 0.02
+"""How often a call that is late is looked at again, which may have begun just then."""
 
 
 def _nothing(_: object) -> None:
@@ -138,7 +139,7 @@ class Job:
             if self.deadline is not None:
                 timeout = max(0.0, self.deadline - time.perf_counter())
                 while not self.done.wait(timeout):
-                    self.on_change(self)  # it may be alone in a long call, or just before it
+                    self.on_change(self)
                     timeout = _AGAIN_S
             self.done.wait()
         except BaseException:

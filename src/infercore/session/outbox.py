@@ -99,6 +99,7 @@ class Outbox:
                 self._deliver(given)
             finally:
                 self._n_delivered += 1
+                del given  # while it waits, it keeps no generation alive
 
     def _deliver(self, given: Given) -> None:
         with gathering():

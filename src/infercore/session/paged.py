@@ -105,8 +105,9 @@ class PagedContext:
 
     @property
     def closed(self) -> bool:
-        """Whether the pool is closed."""
-        return self.scheduler.closed
+        """Whether the pool is closed; not where its engine failed for good before."""
+        scheduler = self.scheduler
+        return (scheduler.closed or scheduler.stopping) and scheduler.fatal is None
 
     @property
     def identity(self) -> str:
@@ -364,7 +365,10 @@ class PagedContext:
     # -- the rest ------------------------------------------------------------------------------
 
     def abort(self) -> None:
-        """End what runs for this session, within one step if it shares it; from any thread."""
+        """End what runs for this session; from any thread.
+
+        At once where the engine works for it alone, else after the step.
+        """
         job = self._job
         if job is not None and not job.done.is_open:
             job.cancelled = True

@@ -58,7 +58,7 @@ class Places:
         sequence.n_held = sequence.n_cells = sequence.n_high = len(sequence.tokens)
 
     def has_id(self, sequence: Sequence) -> bool:
-        """Return whether `take_id` takes nobody's cells away."""
+        """Return whether it has a sequence of the engine, or there is a free one for it."""
         return sequence.seq_id is not None or bool(self.free_ids)
 
     def take_id(self, sequence: Sequence, source: Sequence | None = None) -> bool:

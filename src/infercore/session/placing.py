@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from infercore.errors import ContextOverflowError, InferCoreError, SnapshotError
+from infercore.errors import (
+    ContextOverflowError,
+    InferCoreError,
+    SnapshotError,
+    UnsupportedFeatureError,
+)
 from infercore.session.jobs import Generating
 from infercore.session.keeping import WORTH_KEEPING
 from infercore.session.tape import common_prefix
@@ -63,7 +68,7 @@ class Placing:
             self._count_restored(job, n_shared)
             source = None
         if n_shared < sequence.n_held + WORTH_KEEPING and not places.has_id(sequence):
-            source, n_shared = None, 0  # whose turn to lose its cells it is, counts for more
+            source, n_shared = None, 0  # the order of use matters more than a short copy
         if not places.take_id(sequence, source):
             source, n_shared = None, 0
             if not places.take_id(sequence):
@@ -121,8 +126,13 @@ class Placing:
         if source.n_cells > source.n_held and engine.can_truncate:
             engine.trim(source)
         engine.empty(sequence)
+        if source.n_held < n:  # the engine could not go back, and holds nothing now
+            return
         if context.capabilities.kv_copy == "any":
-            context.seq_copy(source.own_id, sequence.own_id, 0, n)
+            try:
+                context.seq_copy(source.own_id, sequence.own_id, 0, n)
+            except UnsupportedFeatureError:  # what a window has passed is gone
+                return
             sequence.n_cells = n
         else:
             context.seq_copy(source.own_id, sequence.own_id)

@@ -205,7 +205,7 @@ class SessionPool:
         used, shared = (0, 0) if scheduler.closed else scheduler.context.look_taken()
         used = max(0, used - sum(left.n_cells for left in tuple(scheduler.places.left)))
         return PoolStats(
-            n_open=0 if scheduler.closed else self._n_open,
+            n_open=0 if self.closed else self._n_open,
             n_running=scheduler.n_running,
             n_waiting=scheduler.admission.n_waiting,
             n_cells=n_cells,

@@ -291,7 +291,9 @@ class PoolStream:
         """End with ``finish_reason="cancelled"`` at the next step; from any thread."""
         self._cancelled = True
         job = self._job
-        if job is not None:
+        if job is None:  # its prompt may be on its way
+            self._context.abort()
+        else:
             job.cancelled = True
             job.on_change(job)
 

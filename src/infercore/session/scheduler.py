@@ -207,7 +207,7 @@ class Scheduler:
         self.inbox.put(None)
 
     def _look_at(self, job: Job) -> None:
-        """Let the owner look at ``job``, and not only after the call that runs for it alone."""
+        """Let the owner look at ``job``; a call that runs for it alone is stopped for that."""
         self.stepping.stop(job)
         self.wake()
 

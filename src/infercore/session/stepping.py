@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from infercore.session.tally import Tally
 
 Parts = list[tuple["Job", int]]
+_TRIES, _TRY_AGAIN_S = 4, 5e-4
 
 
 class Stepping:
@@ -100,13 +101,16 @@ class Stepping:
         self._steady.forget()
 
     def stop(self, job: Job) -> None:
-        """Stop the engine call that runs if it is for ``job`` alone, which nobody waits for.
+        """Stop the engine call that runs, if it is for ``job`` alone and its caller left it.
 
-        From any thread. A call for others too goes on: its prompts come in small pieces.
+        From any thread. A call for several goes on to its end.
         """
-        with self._lock:  # so that no other call begins before the engine has heard it
-            if self._calls_for is job and job.is_over(time.perf_counter()):
+        for _ in range(_TRIES):
+            with self._lock:  # so that no other call begins before the engine has heard it
+                if self._calls_for is not job or not job.is_over(time.perf_counter()):
+                    return
                 self._engine.context.abort()
+            time.sleep(_TRY_AGAIN_S)  # the engine hears it once it has begun, not just before
 
     def _compose(self) -> Parts:
         engine, running = self._engine, self._roster.running
@@ -162,8 +166,8 @@ class Stepping:
         try:
             if self.on_call is not None:
                 self.on_call([job.sequence for job, _ in parts])
-            if len(parts) == 1:
-                self._calls_for = parts[0][0]
+            if len(parts) == 1 and self._is_left(parts[0][0]):
+                return
             firsts = self._call(parts)
         except BaseException as error:  # noqa: BLE001  (each job is told)
             self._recovery.after(error, [job for job, _ in parts])
@@ -176,6 +180,12 @@ class Stepping:
                 self.on_call([])
         self._account(parts, (time.perf_counter() - started) * 1e3)
         self._take(parts, firsts)
+
+    def _is_left(self, job: Job) -> bool:
+        """Whether the caller of ``job`` has left it; from now on `stop` stops the engine."""
+        with self._lock:
+            self._calls_for = job
+        return job.is_over(time.perf_counter())
 
     def _call(self, parts: Parts) -> list[int | None]:
         """Evaluate tokens of each; return the first row that each needs, None = no row.

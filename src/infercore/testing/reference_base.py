@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +46,7 @@ class Base:
         self.effective: Mapping[str, Any] = MappingProxyType(effective)
         self.n_batch: int = effective["n_batch"]
         self.n_ubatch: int = effective["n_ubatch"]
-        self._aborted = threading.Event()
+        self._aborted = False  # no Event: its lock would hold up a signal handler that aborts
         self._ask: Callable[[], bool] | None = None
         self._adapters: Sequence[Mapping[str, Pair]] = ()
         self.set_adapters(effective["adapters"])
@@ -75,18 +74,18 @@ class Base:
 
     def abort(self) -> None:
         """Stop the call that runs, before its next layer; from any thread."""
-        self._aborted.set()
+        self._aborted = True
 
     def clear_abort(self) -> None:
         """Let later calls run."""
-        self._aborted.clear()
+        self._aborted = False
 
     def set_abort_callback(self, callback: Callable[[], bool] | None) -> None:
         """Ask ``callback`` before each layer."""
         self._ask = callback
 
     def _check_abort(self, n_resident: int) -> None:
-        if self._aborted.is_set() or (self._ask is not None and self._ask()):
+        if self._aborted or (self._ask is not None and self._ask()):
             raise DecodeAbortedError(
                 f"aborted with {n_resident} tokens resident", resident_tokens=n_resident
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING, Any
 
+from infercore import UnsupportedFeatureError
 from infercore_llamacpp.library import api, bind_quick
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ class Memory:
         self._n_seq_max: int = chosen["n_seq_max"]
         self._whole_only = traits.is_recurrent
         self._window = traits.info.sliding_window
-        self._keeps_window_only = self._window is not None and not chosen["swa_full"]
         # Only keys and values lie in streams: a recurrent state is copied at once.
         is_split = self._n_seq_max > 1 and not chosen.get("kv_unified")
         self._has_streams = is_split and not traits.is_recurrent
@@ -82,15 +82,21 @@ class Memory:
         there reads, and the engine computes without them. Of a recurrent state the core asks for
         whole sequences alone.
         """
-        if self._window is None or p0 == 0 or 0 <= p1 <= self.pos_max(seq_id):
+        if p0 == 0 or 0 <= p1 <= self.pos_max(seq_id):
             return True
-        return self._first_complete(seq_id) <= max(0, p0 + 1 - self._window)
+        return self._has_window(seq_id, p0)
 
-    def _first_complete(self, seq_id: int) -> int:
-        """Return the first position that is there in all layers."""
-        if self._keeps_window_only:
-            return self.pos_min(seq_id)
-        return self._restored_from.get(seq_id, 0)
+    def _has_window(self, seq_id: int, end: int) -> bool:
+        """Whether all that a token at ``end`` reads is there in all layers.
+
+        Also where each layer has room for all tokens (``swa_full``), the engine gives cells that a
+        window has passed to others: to those of another sequence, or of this one after a shift. It
+        then lets all go that lies before them, and its first position says so.
+        """
+        if self._window is None:
+            return True
+        first = max(self.pos_min(seq_id), self._restored_from.get(seq_id, 0))
+        return first <= max(0, end + 1 - self._window)
 
     def note_restored(self, seq_id: int | None = None) -> None:
         """Take note that a sequence, or all, came from saved state."""
@@ -113,7 +119,16 @@ class Memory:
             raise
 
     def copy(self, src: int, dst: int, p0: int, p1: int) -> None:
-        """Let ``dst`` hold what ``src`` holds in [p0, p1)."""
+        """Let ``dst`` hold what ``src`` holds in [p0, p1).
+
+        Raises `UnsupportedFeatureError` for a part whose end lacks what a window has passed.
+        """
+        if 0 <= p1 <= self.pos_max(src) and not self._has_window(src, p1):
+            raise UnsupportedFeatureError(
+                feature="kv_copy",
+                backend="llamacpp",
+                hint="the sliding window has passed what this part needs; copy the whole sequence",
+            )
         api.llama_memory_seq_cp(self.handle, src, dst, p0, p1)
         if src in self._restored_from:
             self._restored_from[dst] = self._restored_from[src]

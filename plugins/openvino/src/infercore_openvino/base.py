@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +58,7 @@ class BaseContext:
         )
         self.n_batch = settings.n_batch
         self.n_ubatch = settings.n_ubatch
-        self._aborted = threading.Event()
+        self._aborted = False  # no Event: its lock would hold up a signal handler that aborts
         self._abort_callback: Callable[[], bool] | None = None
         self._logits = Rows()
         self._hidden: dict[int, Floats] = {}
@@ -284,11 +283,11 @@ class BaseContext:
 
     def abort(self) -> None:
         """End the call that runs before its next compute step; from any thread."""
-        self._aborted.set()
+        self._aborted = True
 
     def clear_abort(self) -> None:
         """Forget an earlier `abort`."""
-        self._aborted.clear()
+        self._aborted = False
 
     def set_abort_callback(self, callback: Callable[[], bool] | None) -> None:
         """Ask ``callback`` before each compute step."""
@@ -296,7 +295,7 @@ class BaseContext:
 
     def _check_abort(self, seq_id: int) -> None:
         callback = self._abort_callback
-        if self._aborted.is_set() or (callback is not None and callback()):
+        if self._aborted or (callback is not None and callback()):
             n_past = self.n_past(seq_id)
             raise DecodeAbortedError("cancelled between two steps", resident_tokens=n_past)
 

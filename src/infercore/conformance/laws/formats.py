@@ -67,7 +67,7 @@ def check_types_are_as_near_as_their_bits(rig: Rig) -> None:
     tokens = rig.tokens(60)
     rows = oracle.rows(tokens)
     expected = rows[-1]
-    # Of no text less than usual: a tolerance is stated before there is a text.
+    # The spread of one row is chance, and a tolerance is stated before there is a text.
     spread = max(float(np.ptp(expected)), float(np.median(np.ptp(rows, axis=1))))
     for kind, fields, context in _contexts(rig):
         context.decode(tokens[:41])
