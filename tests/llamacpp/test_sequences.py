@@ -139,8 +139,8 @@ def test_a_sliding_window_goes_back_as_far_as_declared_and_no_further(tiny, open
     assert (declared.kv_remove, declared.max_rollback) == ("rollback", 32)
     assert not declared.kv_shift
     tokens = np.random.default_rng(3).integers(0, 128, 1500).astype(np.int32)
-    for start in range(0, 1500, 30):
-        context.decode(tokens[start : start + 30], seq_id=0, logits="none")
+    for start in range(0, 1500, 50):
+        context.decode(tokens[start : start + 50], seq_id=0, logits="none")
     before = (context.seq_pos_min(0), context.n_past(0))
     assert before[0] > 0
     assert not context.seq_remove(0, 100, -1)
@@ -148,8 +148,8 @@ def test_a_sliding_window_goes_back_as_far_as_declared_and_no_further(tiny, open
     assert context.seq_remove(0, 1500 - declared.max_rollback, -1)
     full = open_context(model, n_ctx=2048, n_batch=64, n_ubatch=32, swa_full=True)
     assert full.capabilities.kv_remove == "any"
-    for start in range(0, 1468, 30):
-        full.decode(tokens[start : min(start + 30, 1468)], seq_id=0, logits="none")
+    for start in range(0, 1468, 64):
+        full.decode(tokens[start : min(start + 64, 1468)], seq_id=0, logits="none")
     assert near(next_row(context), next_row(full), 1e-3)
     assert context.seq_remove(0, 0, -1)
     assert context.n_past(0) == 0
@@ -160,15 +160,15 @@ def test_a_sliding_window_goes_back_to_the_last_place_whose_window_is_held(tiny,
     window = model.traits.info.sliding_window
     context = open_context(model, n_ctx=2048, n_batch=64, n_ubatch=32, swa_full=False)
     tokens = np.random.default_rng(5).integers(0, 128, 1500).astype(np.int32)
-    for start in range(0, 1500, 30):
-        context.decode(tokens[start : start + 30], seq_id=0, logits="none")
+    for start in range(0, 1500, 50):
+        context.decode(tokens[start : start + 50], seq_id=0, logits="none")
     # The token at p0 reads the window that ends with it, so that p0 + 1 - window must be held.
     last = context.seq_pos_min(0) + window - 1
     assert not context.seq_remove(0, last - 1, -1)
     assert context.seq_remove(0, last, -1)
     full = open_context(model, n_ctx=2048, n_batch=64, n_ubatch=32, swa_full=True)
-    for start in range(0, last, 30):
-        full.decode(tokens[start : min(start + 30, last)], seq_id=0, logits="none")
+    for start in range(0, last, 64):
+        full.decode(tokens[start : min(start + 64, last)], seq_id=0, logits="none")
     assert near(next_row(context), next_row(full), 1e-3)
 
 

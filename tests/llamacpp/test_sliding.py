@@ -53,8 +53,8 @@ def test_a_part_whose_window_is_gone_is_not_copied(tiny, open_context):
 
 
 def _decode(context, tokens, seq_id):
-    for start in range(0, len(tokens), 30):
-        part = tokens[start : start + 30]
+    for start in range(0, len(tokens), 50):
+        part = tokens[start : start + 50]
         context.decode(part, seq_id=seq_id, logits="last")
 
 
@@ -93,3 +93,32 @@ def test_sessions_of_a_pool_go_back_and_forth(sliding, seed):
 
 def _text(session):
     return "".join(chunk.text for chunk in session.decode(max_tokens=6, temperature=0))
+
+
+@pytest.mark.parametrize("unified", [True, False])
+@pytest.mark.parametrize("rows", ["none", "ends", "all", "some"])
+def test_a_call_of_several_steps_has_its_rows(tiny, open_context, rows, unified):
+    """Rows that are wanted at the ends come from the last step; others are copied."""
+    fields = {"n_ctx": 768, "n_seq_max": 3, "n_batch": 256, "kv_unified": unified}
+    few = open_context(tiny("sliding"), n_ubatch=256, **fields)
+    many = open_context(tiny("sliding"), n_ubatch=32, **fields)
+    rng = np.random.default_rng(2)
+    tokens = rng.integers(0, 128, 150).astype(np.int32)
+    seq_ids = np.repeat([2, 0, 1], [100, 20, 30]).astype(np.int32)
+    positions = np.concatenate([np.arange(100), np.arange(20), np.arange(30)]).astype(np.int32)
+    wanted = {
+        "none": np.zeros(150, bool),
+        "ends": np.isin(np.arange(150), [98, 99, 119, 149]),
+        "all": np.ones(150, bool),
+        "some": rng.random(150) < 0.2,
+    }[rows]
+    for context in (few, many):
+        context.decode_spans(tokens, positions, seq_ids, wanted)
+        assert [context.n_past(s) for s in range(3)] == [20, 30, 100]
+    n = int(wanted.sum())
+    for i in range(n):
+        assert np.abs(few.logits(i) - many.logits(i)).max() < 1e-3
+    if rows == "ends":
+        assert many.batch_index(n - 1) < 32
+    with pytest.raises(ic.OutputNotAvailableError):
+        many.logits(n)

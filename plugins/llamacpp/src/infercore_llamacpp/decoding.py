@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -72,6 +73,10 @@ class Decoding:
         self.n_batch: int = effective["n_batch"]
         self.n_ubatch: int = effective["n_ubatch"]
         self._embeddings: bool = effective["embeddings"]
+        # The engine places all steps of a call before it computes the first one, and lets go of
+        # what a later one's sliding window has passed, though the first still reads it.
+        slides = traits.info.sliding_window is not None and not self._embeddings
+        self._n_most = self.n_ubatch if slides else self.n_batch
         self._needs_encoder_output = traits.info.has_encoder and traits.has_memory
         self._batch = Batch(self.n_batch)
         self._scratch = Batch(1)  # a batch of the caller's may be filled already
@@ -120,6 +125,12 @@ class Decoding:
     def decode(self, tokens: Ints, *, seq_id: int, logits: str) -> None:
         """Append 1 to ``n_batch`` tokens; rows of the "last", of "all" or of "none"."""
         n = len(tokens)
+        if n > self._n_most:
+            wanted = np.full(n, logits == "all")
+            wanted[-1] |= logits == "last"
+            positions = np.arange(self.n_past(seq_id), self.n_past(seq_id) + n, dtype=np.int32)
+            self._decode_steps(tokens, positions, [(seq_id,)] * n, wanted)
+            return
         batch = self._batch.fill(
             tokens,
             self.n_past(seq_id),
@@ -170,6 +181,9 @@ class Decoding:
             is_first = np.diff(places, prepend=-1) > 0
             seq_ids = [(seq_id,) for ids in seq_ids for seq_id in ids]
             tokens, positions, wanted = tokens[places], positions[places], wanted[places] & is_first
+        if len(tokens) > self._n_most:
+            self._decode_steps(tokens, positions, seq_ids, wanted)
+            return
         flags = np.ones_like(wanted) if self._embeddings else wanted
         batch = self._batch.mixed(tokens, positions, seq_ids, flags)
         self._run(batch, len(tokens))
@@ -179,6 +193,9 @@ class Decoding:
         self, tokens: Ints, positions: Ints, seq_ids: Ints, wanted: npt.NDArray[np.bool_]
     ) -> None:
         """`decode_batch` by columns: entries of one sequence each."""
+        if len(tokens) > self._n_most:
+            self._decode_steps(tokens, positions, [(int(s),) for s in seq_ids], wanted)
+            return
         flags = np.ones_like(wanted) if self._embeddings else wanted
         batch = self._batch.columns(tokens, positions, seq_ids, flags)
         n = len(tokens)
@@ -194,6 +211,33 @@ class Decoding:
         self._rows = range(n)
         if wanted.base is None and not wanted.flags.writeable:  # a view's base may be written to
             self._all_wanted, self._every = wanted, self._rows
+
+    def _decode_steps(
+        self,
+        tokens: Ints,
+        positions: Ints,
+        seq_ids: Sequence[tuple[int, ...]],
+        wanted: npt.NDArray[np.bool_],
+    ) -> None:
+        """`decode_batch` in calls of one compute step each.
+
+        Tokens of which no row is wanted come first, so that the last call makes the rows, as far as
+        each sequence allows it; else they are copied.
+        """
+        n, most = len(tokens), self._n_most
+        order = np.argsort(wanted, kind="stable") if _end_in_rows(seq_ids, wanted) else np.arange(n)
+        bounds = [*range(0, n - most, most), n - most, n]
+        kept: list[Floats] = []
+        for start, end in itertools.pairwise(bounds):
+            at = order[start:end]
+            ids, own = [seq_ids[i] for i in at], wanted[at]
+            self._run(self._batch.mixed(tokens[at], positions[at], ids, own), len(at))
+            self._rows = np.flatnonzero(own).tolist()
+            kept += [self.logits(i).copy() for i in range(len(self._rows)) if kept or end < n]
+        if kept:
+            self._look_at(np.array(kept), 0)
+            self._rows = self._kept = np.flatnonzero(wanted).tolist()
+            self._is_read = True
 
     def decode_vectors(
         self, rows: Floats, positions: Ints, seq_ids: Ints, wanted: npt.NDArray[np.bool_]
@@ -376,6 +420,17 @@ class Decoding:
             operation=operation,
             state=f"{len(self._rows)} output rows",
         )
+
+
+def _end_in_rows(seq_ids: Sequence[tuple[int, ...]], wanted: npt.NDArray[np.bool_]) -> bool:
+    """Whether behind a token whose row is wanted its sequences have no other tokens."""
+    ended: set[int] = set()
+    for ids, is_wanted in zip(seq_ids, wanted.tolist(), strict=True):
+        if is_wanted:
+            ended.update(ids)
+        elif not ended.isdisjoint(ids):
+            return False
+    return True
 
 
 def _nothing_encoded() -> InvalidStateError:

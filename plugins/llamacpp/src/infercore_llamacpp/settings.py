@@ -120,7 +120,7 @@ def _sizes(config: ContextConfig, traits: Traits, chosen: dict[str, Any]) -> dic
     n_threads, n_threads_batch = default_threads()
     return {
         "n_ctx": n_ctx,
-        "n_batch": n_ubatch if _gives_cells_away(traits) else min(n_batch, n_ctx),
+        "n_batch": min(n_batch, n_ctx),
         "n_ubatch": n_ubatch,
         "n_seq_max": n_seq_max,
         # One pool lets a part be copied and one long sequence use the room of the others.
@@ -128,15 +128,6 @@ def _sizes(config: ContextConfig, traits: Traits, chosen: dict[str, Any]) -> dic
         "n_threads": config.n_threads or n_threads,
         "n_threads_batch": config.n_threads_batch or config.n_threads or n_threads_batch,
     }
-
-
-def _gives_cells_away(traits: Traits) -> bool:
-    """Whether cells that a window has passed go to other tokens.
-
-    The engine places all steps of a call before it computes the first one, and lets go of what the
-    last one's window has passed, though the first still reads it. So a call is one step.
-    """
-    return traits.has_memory and traits.info.sliding_window is not None
 
 
 def _n_ctx(config: ContextConfig, traits: Traits) -> int:
