@@ -70,7 +70,8 @@ def test_a_gap_is_closed_and_texts_go_on(pool: Any) -> None:
             calls = [threads.submit(lambda i=i: read(sessions[i].decode(**fields))) for i in left]
             found = [call.result() for call in calls]
         whole = [step for step in ids.steps if len(step) == len(left)]
-        assert whole[-1] == list(range(whole[-1][0], whole[-1][0] + len(left)))
+        # Not the last: readers that fall behind rest, and the gap is counted anew.
+        assert any(step == list(range(step[0], step[0] + len(left))) for step in whole)
         assert found == [expected[i] for i in left]
         for session, i in zip((sessions[i] for i in left), left, strict=True):
             assert session.resident.wanted()[-N_TOKENS:] == expected[i]
