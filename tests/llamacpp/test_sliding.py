@@ -58,6 +58,22 @@ def _decode(context, tokens, seq_id):
         context.decode(part, seq_id=seq_id, logits="last")
 
 
+def test_vectors_that_are_asked_for_later_are_those_of_all_tokens(tiny, open_context):
+    """A call of several steps makes them whole, also where they were off when it was opened."""
+    model = tiny("sliding")
+    fields = {"n_ctx": 512, "n_batch": 128, "n_ubatch": 32, "pooling_type": "none"}
+    tokens = np.random.default_rng(4).integers(0, 128, 90).astype(np.int32)
+    found = []
+    for on in (True, False):
+        context = open_context(model, embeddings=on, **fields)
+        context.set_embeddings(True)
+        context.decode(tokens, seq_id=0, logits="last")
+        found.append(context.embeddings().copy())
+    assert found[0].shape == found[1].shape
+    assert len(found[0]) == 90
+    assert np.abs(found[0] - found[1]).max() < 1e-3
+
+
 @pytest.fixture(scope="module")
 def sliding():
     with ic.load_model(infercore_models.path("sliding", "gguf-f32")) as model:

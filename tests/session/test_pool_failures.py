@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import threading
 import time
 from types import SimpleNamespace
@@ -168,6 +169,25 @@ def test_a_timeout_before_the_first_token_and_after_it(pool_of_one_step: Any) ->
     chunks = list(session.decode(timeout=0.3, ignore_eos=True, temperature=0))
     assert chunks[-1].finish_reason in ("timeout", "context")
     assert session.generate(" b", max_tokens=2)
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="there is no timer here")
+def test_a_signal_handler_may_cancel_what_is_being_stopped(reference: Any) -> None:
+    """It may come while the same thread, whose call is late, is stopping the engine."""
+    text = "the little dog and the baker " * 100
+    before = signal.getsignal(signal.SIGALRM)
+    with reference.new_pool(n_ctx=1024, n_batch=1024) as pool, pool.open_session() as session:
+        signal.signal(signal.SIGALRM, lambda *_: session.cancel())
+        try:
+            for i in range(10):
+                signal.setitimer(signal.ITIMER_REAL, 0.02, 0.003)
+                error = in_error(lambda n=i: session.ensure_prefix(f"{n} {text}", timeout=0.02))
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                assert isinstance(error, (ic.DecodeAbortedError, ic.CallTimeoutError))
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        assert session.ensure_prefix("a b").prefix_tokens
 
 
 @pytest.mark.parametrize("looks", [False, True])

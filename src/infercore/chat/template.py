@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class TemplateRefusalError(InvalidInputError):
     """The template refuses these messages, cannot be read, or wants too much memory or text.
 
-    No other error says what it can do.
+    No other error tells anything about the template.
     """
 
 

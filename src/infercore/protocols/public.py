@@ -447,7 +447,12 @@ class Context(Protocol):
         """
 
     def seq_copy(self, src: int, dst: int, p0: int = -1, p1: int = -1) -> None:
-        """Make ``dst`` hold what ``src`` holds in [p0, p1)."""
+        """Make ``dst`` hold what ``src`` holds in [p0, p1).
+
+        Raises `UnsupportedFeatureError` (feature "kv_copy") for a part where only whole sequences
+        can be copied, or where a sliding window has passed what its end reads; ``dst`` then holds
+        nothing in [p0, p1).
+        """
 
     def seq_keep(self, seq_id: int) -> None:
         """Remove all other sequences."""

@@ -183,7 +183,10 @@ class CapableContext(EngineContext, Protocol):
         """Switch embeddings on or off."""
 
     def seq_copy(self, src: int, dst: int, p0: int, p1: int) -> None:
-        """Make ``dst`` also hold what ``src`` holds in [p0, p1) (p1 -1 = to the end)."""
+        """Make ``dst`` also hold what ``src`` holds in [p0, p1) (p1 -1 = to the end).
+
+        Raise `UnsupportedFeatureError` for a part that would not go on as its source did there.
+        """
 
     def seq_shift(self, seq_id: int, p0: int, p1: int, delta: int) -> None:
         """Add ``delta`` to the positions in [p0, p1)."""

@@ -57,7 +57,7 @@ class Latch:
 
 
 _AGAIN_S = 0.02
-"""How often a call that is late is looked at again, which may have begun just then."""
+"""Seconds after which a late call is looked at again: its engine call may have begun just then."""
 
 
 def _nothing(_: object) -> None:

@@ -125,9 +125,9 @@ class Placing:
         sequence, n_kept = job.sequence, job.sequence.n_held
         if source.n_cells > source.n_held and engine.can_truncate:
             engine.trim(source)
-        engine.empty(sequence)
-        if source.n_held < n:  # the engine could not go back, and holds nothing now
+        if source.n_held < n:  # the engine could not go back, and holds nothing of it now
             return
+        engine.empty(sequence)
         if context.capabilities.kv_copy == "any":
             try:
                 context.seq_copy(source.own_id, sequence.own_id, 0, n)

@@ -52,7 +52,7 @@ class PoolConfig:
     ``n_cells`` is the number of tokens that all of them can hold together (None = ``n_parallel``
     times the window, or, where the backend can plan its memory, what that has room for), while
     ``context.n_ctx`` is the window of each. Where sequences have cells of their own
-    (``batch_invariant``, ``kv_unified=False``), there are as many places as windows fit into it.
+    (``batch_invariant``, ``kv_unified=False``), ``n_cells`` holds a window for each place.
     ``n_step_tokens`` bounds the tokens of one call. None = a piece of prompt beside sessions that
     generate is chosen by measuring: such a call is to take ``max_step_ms`` milliseconds (None =
     near 2.5 times as long as without the piece, at most 250). ``max_waiting`` bounds the calls that

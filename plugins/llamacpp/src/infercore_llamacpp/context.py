@@ -101,7 +101,8 @@ class LlamaContext(Decoding):
         if not on and self.memory.handle is None:
             raise refuse("set_embeddings(False)", "this model only makes embeddings")
         api.llama_set_embeddings(self.handle, on)
-        self._embeddings = self._effective["embeddings"] = on
+        self._effective["embeddings"] = on
+        self._make_embeddings(on)
         self._rows = ()
 
     def set_causal_attention(self, on: bool) -> None:  # noqa: FBT001

@@ -72,11 +72,8 @@ class Decoding:
         self.tolerance = capabilities.tolerance(traits, effective)
         self.n_batch: int = effective["n_batch"]
         self.n_ubatch: int = effective["n_ubatch"]
-        self._embeddings: bool = effective["embeddings"]
-        # The engine places all steps of a call before it computes the first one, and lets go of
-        # what a later one's sliding window has passed, though the first still reads it.
-        slides = traits.info.sliding_window is not None and not self._embeddings
-        self._n_most = self.n_ubatch if slides else self.n_batch
+        self._slides = traits.info.sliding_window is not None
+        self._make_embeddings(effective["embeddings"])
         self._needs_encoder_output = traits.info.has_encoder and traits.has_memory
         self._batch = Batch(self.n_batch)
         self._scratch = Batch(1)  # a batch of the caller's may be filled already
@@ -93,6 +90,16 @@ class Decoding:
         self._switch = AbortSwitch(handle)
         self._decode = _decode
         self._row_at = _logits_row if traits.has_gpu else _quick_row
+
+    def _make_embeddings(self, on: bool) -> None:  # noqa: FBT001
+        """Make vectors from now on, or no longer; they are those of one engine call.
+
+        Without them a model with a sliding window gets a call for each compute step: the engine
+        places all steps of a call before it computes the first one, and lets go of what a later
+        one's window has passed, though the first still reads it.
+        """
+        self._embeddings = on
+        self._n_most = self.n_ubatch if self._slides and not on else self.n_batch
 
     def n_past(self, seq_id: int) -> int:
         """Return the sequence's next position."""
