@@ -15,6 +15,7 @@ import infercore as ic
 sys.path.append(str(Path(__file__).parent.parent / "session"))
 
 import pool_cases
+from pool_waits import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,8 +56,10 @@ def test_a_gap_is_closed_and_texts_go_on(pool: Any) -> None:
         for text in TEXTS:
             alone.ensure_prefix(text)
             expected.append(read(alone.decode(**fields)))
-        sessions = [stack.enter_context(pool.open_session()) for _ in TEXTS]
         alone.close()
+        free = pool.owner.scheduler.places.free_ids
+        wait_for(lambda: len(free) == PLACES)  # else who comes next gets another place
+        sessions = [stack.enter_context(pool.open_session()) for _ in TEXTS]
         ids = Ids(pool)
         for session, text in zip(sessions, TEXTS, strict=True):
             session.ensure_prefix(text)

@@ -72,7 +72,6 @@ class Decoding:
         self.tolerance = capabilities.tolerance(traits, effective)
         self.n_batch: int = effective["n_batch"]
         self.n_ubatch: int = effective["n_ubatch"]
-        self._slides = traits.info.sliding_window is not None
         self._make_embeddings(effective["embeddings"])
         self._needs_encoder_output = traits.info.has_encoder and traits.has_memory
         self._batch = Batch(self.n_batch)
@@ -99,7 +98,8 @@ class Decoding:
         one's window has passed, though the first still reads it.
         """
         self._embeddings = on
-        self._n_most = self.n_ubatch if self._slides and not on else self.n_batch
+        slides = self.model.traits.info.sliding_window is not None
+        self._n_most = self.n_ubatch if slides and not on else self.n_batch
 
     def n_past(self, seq_id: int) -> int:
         """Return the sequence's next position."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import re
 import signal
@@ -149,7 +150,8 @@ def _interrupted(call: Callable[[], object], delay: float) -> bool:
         came = True
         raise _RaisedError("a signal")
 
-    old = signal.signal(signal.SIGALRM, handle)
+    collects, old = gc.isenabled(), signal.signal(signal.SIGALRM, handle)
+    gc.disable()  # what is raised in callbacks of the collector, whose ever they are, is lost
     try:
         signal.setitimer(signal.ITIMER_REAL, max(delay, 1e-5))
         try:
@@ -160,6 +162,8 @@ def _interrupted(call: Callable[[], object], delay: float) -> bool:
         return True
     finally:
         signal.signal(signal.SIGALRM, old)
+        if collects:
+            gc.enable()
     that(not came, "what a signal's handler raised did not come out of the call")
     return False
 
