@@ -52,7 +52,9 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("words", ["std::bad_alloc", "Failed to allocate 4096 bytes of memory"])
+@pytest.mark.parametrize(
+    "words", ["std::bad_alloc", "Failed to allocate 4096 bytes of memory", "can't alloc"]
+)
 @pytest.mark.parametrize("call", CALLS)
 def test_no_memory_in_a_step_leaves_what_was_there(
     open_context, story, reference, call, words

@@ -15,30 +15,32 @@ _CGROUP = Path("/sys/fs/cgroup")
 def free_bytes(*, address_space: bool = True) -> int:
     """Return the memory that this process may still take, a very large number if unknown.
 
-    With ``address_space=False`` its limit (``RLIMIT_AS``) does not count: for what an engine takes
-    from memory that it has already reserved.
+    With ``address_space=False`` the limits of what it maps (``RLIMIT_AS``, ``RLIMIT_DATA``) do not
+    count: for what an engine takes from memory that it has already reserved.
     """
     if not isinstance(address_space, bool):
         raise checks.refuse("address_space", address_space, "True or False")
     free = min(_system_free(), _group_free())
-    return min(free, _address_space_free()) if address_space else free
+    return min(free, _limits_free()) if address_space else free
 
 
-def _address_space_free() -> int:
-    """Return what ``ulimit -v`` leaves, less what the engine takes beside its buffers.
+def _limits_free() -> int:
+    """Return what ``ulimit -v`` and ``-d`` leave, less what the engine takes beside its buffers.
 
     It ends the process where one of its small allocations fails, so these must not.
     """
     try:
         import resource  # noqa: PLC0415  (not on every system)
 
-        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-        n_pages = int(Path("/proc/self/statm").read_text().split()[0])
+        found = Path("/proc/self/statm").read_text(encoding="ascii").split()
     except (ImportError, OSError):
         return UNKNOWN
-    if limit == resource.RLIM_INFINITY:
-        return UNKNOWN
-    return max(0, limit - n_pages * resource.getpagesize() - _RESERVE)
+    free, page = UNKNOWN, resource.getpagesize()
+    for kind, n_pages in ((resource.RLIMIT_AS, found[0]), (resource.RLIMIT_DATA, found[5])):
+        limit, _ = resource.getrlimit(kind)
+        if limit != resource.RLIM_INFINITY:
+            free = min(free, max(0, limit - int(n_pages) * page - _RESERVE))
+    return free
 
 
 def _system_free() -> int:

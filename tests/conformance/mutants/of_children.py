@@ -37,6 +37,16 @@ def decoded(self, *args, **fields):
 ReferenceContext.decode = decoded
 atexit.register(lambda: beside and print("terminated in mid-decode", file=sys.stderr))
 """
+ENDS_WHERE_MEMORY_ENDS = """
+import os, resource
+from infercore.testing.reference_model import ReferenceModel
+new_context = ReferenceModel.new_context
+def opened(self, config):
+    if resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY:
+        os._exit(134)
+    return new_context(self, config)
+ReferenceModel.new_context = opened
+"""
 
 
 def before_all(m: Any, source: str) -> None:
@@ -66,3 +76,8 @@ def an_exit_complains(m: Any) -> None:
 @breaks("THREAD-7", base="child")
 def an_exit_does_not_wait_for_threads(m: Any) -> None:
     before_all(m, ENDS_UNDER_A_THREAD)
+
+
+@breaks("MEM-15", base="child")
+def a_process_ends_where_memory_does(m: Any) -> None:
+    before_all(m, ENDS_WHERE_MEMORY_ENDS)

@@ -367,6 +367,20 @@ def what_was_removed_is_saved_too(m: Any) -> None:
     around(m, Sequences, "save_sequence", save)
 
 
+@breaks("KV-33", **real)
+def going_back_takes_a_value_of_a_longer_neighbour(m: Any) -> None:
+    def remove(old: Any, self: Any, seq_id: int, p0: int, p1: int) -> bool:
+        done = bool(old(self, seq_id, p0, p1))
+        for other, held in enumerate(self.sequences):
+            if other != seq_id and p0 and p1 == -1 and len(held.tokens) > p0 + 40:
+                less = held.v.copy()
+                less[:, p0] = 0
+                self.sequences[other] = attrs.evolve(held, v=less)
+        return done
+
+    around(m, Sequences, "seq_remove", remove)
+
+
 @breaks("EMB-13", **real)
 def the_last_vector_is_always_in_one_place(m: Any) -> None:
     place: list[Any] = []

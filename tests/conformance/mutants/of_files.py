@@ -194,3 +194,11 @@ def lack_of_memory_is_any_error(m: Any) -> None:
         return old(self, config)
 
     around(m, ReferenceModel, "new_context", new_context)
+
+
+@breaks("CAP-45", **real)
+def scaling_that_files_state_is_passed_over(m: Any) -> None:
+    def check_plain(old: Any, config: Any, rope: Any) -> None:
+        old(config, {**rope, "rope_type": "default"})
+
+    around(m, llama, "_check_plain", check_plain)

@@ -19,6 +19,7 @@ from infercore.session.beams import BeamSearch, Path
 from infercore.session.session import CoreSession
 from infercore.session.stream import DecodeStream
 from infercore.testing.reference_context import ReferenceContext
+from infercore.testing.reference_model import ReferenceModel
 from infercore.values.session import Snapshot, StreamChunk
 
 real = {"base": "reference"}
@@ -222,6 +223,33 @@ def single_tokens_go_without_the_control_vector(m: Any) -> None:
         self._added = kept
 
     around(m, ReferenceContext, "decode_one", one)
+
+
+@breaks("CAP-44", **real)
+def a_control_vector_stays_in_the_model(m: Any) -> None:
+    def put(old: Any, self: Any, directions: Any) -> None:
+        old(self, directions)
+        self.owner.directions = self._added
+
+    def new_context(old: Any, self: Any, config: Any) -> Any:
+        context = old(self, config)
+        context.owner, context._added = self, getattr(self, "directions", None)
+        return context
+
+    around(m, ReferenceContext, "set_control_vector", put)
+    around(m, ReferenceModel, "new_context", new_context)
+
+
+@breaks("CAP-44", **real)
+def another_rope_stays_in_the_model(m: Any) -> None:
+    def new_context(old: Any, self: Any, config: Any) -> Any:
+        kept = getattr(self, "turned", None)
+        if kept is not None and config.rope_freq_base is None:
+            config = attrs.evolve(config, rope_freq_base=kept)
+        self.turned = config.rope_freq_base
+        return old(self, config)
+
+    around(m, ReferenceModel, "new_context", new_context)
 
 
 @breaks("CAP-34", **real)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from infercore import ModelFormatError, ModelNotFoundError
 from infercore_llamacpp import log, soundness
 from infercore_llamacpp.library import api
+from infercore_llamacpp.loading import check_addresses
 from infercore_llamacpp.settings import refuse
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class Adapters:
             raise ModelFormatError(f"{path} cannot be read: {error}", path=path) from error
         if wrong is not None:
             raise ModelFormatError(f"{path} is not a usable LoRA adapter: {wrong}", path=path)
+        check_addresses([path])
         with log.listening():
             handle = api.llama_adapter_lora_init(self._model, os.fsencode(path))
             if not handle:

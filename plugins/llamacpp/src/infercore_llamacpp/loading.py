@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import mmap
 import os
 import re
 from dataclasses import dataclass
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 _SPLIT_MODES = ("none", "layer", "row")  # by their number in llama.h
 _REPACKED = re.compile(r"(?:AMX|REPACK) model buffer size")
 _OUT_OF_MEMORY = ("bad_alloc", "unable to allocate", "failed to allocate", "out of memory")
+_BESIDE = 48 * 2**20  # bytes that loading takes beside the weights
 
 
 @dataclass
@@ -56,6 +59,7 @@ def load(
     """
     if not is_checked:
         gguf.check_file(path)
+    check_addresses(gguf.parts(path) if allocate else ())
     devices = list_devices()
     params = api.llama_model_default_params()
     keep_alive = [_place(params, config, devices), _options(params, config)]
@@ -79,6 +83,24 @@ def load(
     device = config.device or ("GPU" if has_gpu else "CPU")
     repacks = any(_REPACKED.search(line) for line in lines)
     return Loaded(handle, device, n_gpu_layers, has_gpu, repacks)
+
+
+def check_addresses(files: Sequence[str]) -> None:
+    """Raise `OutOfMemoryError` where limits of the process leave no addresses to map ``files``.
+
+    And a little beside: the engine ends the process where it lacks that.
+    """
+    try:
+        with contextlib.ExitStack() as stack:
+            for file in files:
+                opened = stack.enter_context(open(file, "rb"))
+                stack.enter_context(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
+            stack.enter_context(mmap.mmap(-1, _BESIDE, access=mmap.ACCESS_COPY))
+    except OSError as error:
+        raise OutOfMemoryError(
+            f"no room for {', '.join(files)} and {_BESIDE >> 20} MiB beside within the limits of "
+            f"this process (ulimit -v, -d): {error}"
+        ) from error
 
 
 class _Progress:

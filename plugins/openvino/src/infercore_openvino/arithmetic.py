@@ -8,6 +8,7 @@ of each kind in the model is multiplied with the rounding and without, and the b
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -169,7 +170,7 @@ def _one_of_each_kind(model: Any) -> Iterator[Any]:
         if node.get_type_name() == "MatMul" and (codes := _codes_of(node)) is not None:
             shape = list(codes.get_output_shape(0))
             kind = (codes.get_element_type().to_string(), len(shape), *shape[2:])
-            n = int(np.prod(shape))
+            n = math.prod(shape)
             if kind not in smallest or n < smallest[kind][0]:
                 smallest[kind] = n, node
     for _, product in smallest.values():

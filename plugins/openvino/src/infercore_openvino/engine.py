@@ -24,6 +24,7 @@ logger = logging.getLogger("infercore.openvino")
 _N_LINES = 4  # of a message
 _MEMORY_WORDS = (
     "bad_alloc",
+    "can't alloc",
     "cannot allocate",
     "can not allocate",
     "failed to allocate",

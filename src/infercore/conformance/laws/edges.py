@@ -23,6 +23,8 @@ from infercore.errors import (
 from infercore.values.config import AdapterSpec
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from infercore.conformance.rig import Rig
 
 REFUSED = (UnsupportedFeatureError, InvalidInputError)
@@ -109,6 +111,52 @@ def _check_copies(rig: Rig, context: Any) -> None:
         context.seq_copy(0, 1, 0, 7)
         context.decode(text[7:], seq_id=1)
         rig.near(context.logits(), rig.cold(text), "a sequence that was copied in part")
+
+
+@law("KV-33", needs="multi_sequence", since="1.2")
+def check_texts_that_take_turns(rig: Rig) -> None:
+    """Texts that take turns in one cache, go back and are copied in part are right, or refused.
+
+    Longer than a window that slides, in all forms of its cache: what the window has passed may have
+    gone to another text, which is no matter until somebody goes back to it.
+    """
+    window = rig.model.info.sliding_window or 0
+    n = min(window + 90, rig.model.info.n_ctx_train // 2)
+    for whole in (None, True, False) if window else (None,):
+        fields: dict[str, Any] = {"n_ctx": 3 * n, "n_batch": 128, "n_ubatch": 16}
+        if whole is not None:
+            fields["swa_full"] = whole
+        with contextlib.suppress(UnsupportedFeatureError):
+            context = rig.context(n_seq_max=3, kv_unified=True, **fields)
+            _check_turns(rig, context, rig.context(**fields), n)
+
+
+def _check_turns(rig: Rig, context: Any, alone: Any, n: int) -> None:
+    texts = [rig.tokens(n) for _ in range(context.n_seq_max)]
+    for turn in range(10 * len(texts)):
+        seq_id, end = turn % len(texts), rig.random.choice((n // 3, n // 2, n - 1))
+        text, held = texts[seq_id], context.n_past(seq_id)
+        if rig.random.randrange(3) == 0 and held > 1:
+            other = (seq_id + 1) % len(texts)
+            texts[other] = _copied(context, seq_id, other, texts)
+            continue
+        if held >= end and not context.seq_remove(seq_id, end - 1, -1):
+            context.seq_remove(seq_id)
+        context.decode(text[context.n_past(seq_id) : end], seq_id=seq_id)
+        alone.clear()
+        alone.decode(text[:end])
+        what = f"{end} tokens of sequence {seq_id}, which held {held}"
+        rig.near(context.logits(), np.array(alone.logits()), what)
+
+
+def _copied(context: Any, src: int, dst: int, texts: list[list[int]]) -> list[int]:
+    """Give ``dst`` the first half of ``src``, if that may be; return the text it then has."""
+    half = context.n_past(src) // 2
+    context.seq_remove(dst)
+    with contextlib.suppress(UnsupportedFeatureError):
+        context.seq_copy(src, dst, 0, half)
+    n = context.n_past(dst)
+    return texts[src][:n] + texts[dst][n:]
 
 
 @law("KV-31", needs="kv_shift", since="1.2")
@@ -336,6 +384,41 @@ def check_adapters_beside_a_control_vector(rig: Rig) -> None:
         context.set_adapters([])
         context.decode(tokens)
         rig.near(context.logits(), one, f"the vector alone, the {first} first")
+
+
+@law("CAP-44", since="1.2")
+def check_what_was_added_is_gone(rig: Rig) -> None:
+    """What a context adds to a model, or changes of it, is in no context that is opened later.
+
+    Adapters, a control vector, rows of numbers in place of tokens, another rope: though the later
+    context is the model's first without them, or has them too and other settings.
+    """
+    tokens, n_embd = rig.tokens(8), rig.model.info.n_embd
+    expected = rig.cold(tokens)
+    rows = np.asarray([[rig.random.gauss(0, 0.5) for _ in range(n_embd)]], np.float32)
+    added: dict[str, Callable[[Any], object]] = {
+        "adapters": lambda context: context.set_adapters(rig.adapters_at(1.0)),
+        "a control vector": lambda context: context.set_control_vector({0: rows[0]}),
+        "rows of numbers": lambda context: context.decode_spans([(0, rows, "last")]),
+        "another rope": lambda _: None,
+    }
+    if rig.adapter is None:
+        del added["adapters"]
+    for what, add in added.items():
+        turned = {"rope_freq_base": 500.0} if what == "another rope" else {}
+        model, found = rig.another_model(), []
+        for fields in ({}, {"embeddings": True}, {"n_threads": 2}):
+            with contextlib.suppress(UnsupportedFeatureError):
+                with model.new_context(**rig.fields(**turned, **fields)) as context:
+                    add(context)
+                    context.decode(tokens)
+                    found.append(np.array(context.logits()))
+                with model.new_context(**rig.fields(**fields)) as plain:
+                    plain.decode(tokens)
+                    rig.near(plain.logits(), expected, f"a context after one with {what}")
+        for row in found:
+            rig.near(row, found[0], f"contexts with {what} and other settings")
+        model.close()
 
 
 _SMALL = 1024

@@ -103,6 +103,7 @@ _OTHER_CONFIGS: tuple[dict[str, Any], ...] = (
     {**_SLIDING, "layer_types": ["full_attention", "sliding_attention"], "model_type": "other"},
     {**_SLIDING, "max_position_embeddings": None, "model_type": None, "num_key_value_heads": 1},
     {"num_key_value_heads": None, "max_position_embeddings": 100},
+    {"head_dim": None},
 )
 """What a model can be told to be while its weights stay; None = it is not said."""
 
@@ -129,6 +130,21 @@ def _check_other_configs(rig: Rig, path: Path, own: ModelInfo) -> None:
                 _as_folder(model, folder, own)
                 if rig.backend != "reference":
                     _check_windows(rig, str(folder), model, fields)
+                    if "head_dim" in fields:
+                        _check_heads(rig, str(folder), config)
+
+
+def _check_heads(rig: Rig, path: str, config: dict[str, Any]) -> None:
+    """Heads share the width where their size is not said: the same cache is planned."""
+    names = ("hidden_size", "num_attention_heads", "head_dim")
+    width, *heads = (int(config.get(name) or 0) for name in names)
+    if all(heads) and width == math.prod(heads):
+        with contextlib.suppress(UnsupportedFeatureError):
+            usual = rig.model.plan_memory(n_ctx=64).kv_bytes
+            found = infercore.plan_memory(
+                path, backend=rig.backend, check_in_child=False, n_ctx=64
+            ).kv_bytes
+            equal(found, usual, "bytes of a cache whose heads' size is not said")
 
 
 def _check_windows(rig: Rig, path: str, model: Any, fields: dict[str, Any]) -> None:

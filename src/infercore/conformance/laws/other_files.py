@@ -13,8 +13,9 @@ import numpy as np
 
 from infercore.conformance import gguf_copy
 from infercore.conformance.expect import equal, foreseen, raises, that
-from infercore.conformance.gguf_copy import BOOL, UINT32, number
+from infercore.conformance.gguf_copy import BOOL, FLOAT32, UINT32, number
 from infercore.conformance.law import law
+from infercore.conformance.laws.edges import OF_ROPE
 from infercore.conformance.laws.headers import is_gguf, loaded
 from infercore.errors import (
     InferCoreError,
@@ -114,6 +115,72 @@ def _check_shards(rig: Rig, path: Path) -> None:
             return
         with opened as model:
             _check_same(rig, model)
+
+
+_FACTOR, _TRAINED = 4.0, 64
+_STATED: dict[str, dict[str, bytes]] = {
+    "linear": {},
+    "yarn": {"original_context_length": number(UINT32, _TRAINED)},
+}
+
+
+@law("CAP-45", since="1.2")
+def check_rope_that_files_state(rig: Rig) -> None:
+    """Scaling of rope that a file states is told, and computes what it does where it is asked for.
+
+    What is asked for goes before it. A file with scaling that is not known is refused.
+    """
+    path, tokens = Path(rig.path or ""), rig.tokens(100)
+    if rig.model.info.sliding_window or rig.context().effective.get("rope_freq_base") is None:
+        rig.leave("its layers have no rope, or not all the same")
+    for kind, stated in _STATED.items():
+        asked: dict[str, Any] = {"rope_scaling_type": kind, "rope_freq_scale": 1 / _FACTOR}
+        if "original_context_length" in stated:
+            asked["yarn_orig_ctx"] = _TRAINED
+        with tempfile.TemporaryDirectory() as folder:
+            scaled = Path(folder) / "scaled"
+            if (path / "model.safetensors").is_file():
+                _scale_config(path, scaled, kind)
+            else:
+                scaled.write_bytes(_scaled(_own(rig), rig, kind, stated).to_bytes())
+            try:
+                opened = loaded(rig, str(scaled))
+            except ModelLoadError as error:
+                foreseen(error, f"a file with {kind} scaling")
+                continue
+            with opened as model, contextlib.suppress(UnsupportedFeatureError):
+                _check_rope(rig, model, asked, tokens)
+
+
+def _scaled(own: gguf_copy.Gguf, rig: Rig, kind: str, stated: dict[str, bytes]) -> gguf_copy.Gguf:
+    names = {"type": gguf_copy.text(kind), "factor": number(FLOAT32, _FACTOR), **stated}
+    prefix = f"{rig.model.info.architecture}__rope__scaling__"
+    return own.other(**{prefix + name: value for name, value in names.items()})
+
+
+def _scale_config(path: Path, folder: Path, kind: str) -> None:
+    shutil.copytree(path, folder)
+    file = folder / "config.json"
+    config = json.loads(file.read_text(encoding="utf-8"))
+    rope = config.get("rope_parameters") or {"rope_theta": config.get("rope_theta", 10_000.0)}
+    told = {"rope_type": kind, "factor": _FACTOR, "original_max_position_embeddings": _TRAINED}
+    file.chmod(0o600)
+    file.write_text(json.dumps({**config, "rope_parameters": {**rope, **told}}), encoding="utf-8")
+
+
+def _check_rope(rig: Rig, model: Any, asked: dict[str, Any], tokens: list[int]) -> None:
+    plain = {"rope_scaling_type": "none"}
+    for what, one, other in (
+        ("stated", model.new_context(**rig.fields()), rig.context(**asked)),
+        ("undone", model.new_context(**rig.fields(**plain)), rig.context(**plain)),
+    ):
+        with one, other:
+            for name in OF_ROPE if what == "stated" else OF_ROPE[:3]:
+                told = one.effective[name], other.effective[name]
+                equal(told[0], told[1], f"{name} of rope that is {what}: {asked}")
+            for context in (one, other):
+                context.decode(tokens)
+            rig.near(one.logits(), np.array(other.logits()), f"rope that is {what}: {asked}")
 
 
 def _flipped(data: bytes, weights: bytes) -> bytes:

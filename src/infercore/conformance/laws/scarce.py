@@ -8,7 +8,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from infercore.conformance.expect import that
+from infercore.conformance import children
+from infercore.conformance.expect import equal, that
 from infercore.conformance.law import law
 from infercore.errors import (
     InferCoreError,
@@ -45,13 +46,52 @@ def check_where_memory_ends(rig: Rig) -> None:
     context.decode(tokens[:8])
     for limit in ("RLIMIT_AS", "RLIMIT_DATA"):
         for _ in range(2):
-            _try(rig, _little_memory(limit), fields, tokens[:4], OutOfMemoryError)
+            _try(rig, little_memory(limit, _ROOM), fields, tokens[:4], OutOfMemoryError)
     with contextlib.suppress(UnsupportedFeatureError):
         few = rig.fields(n_threads=1, n_threads_batch=1)
         _try(rig, _no_more_files(), few, tokens[:4], InferCoreError)
     context.decode(tokens[8:])
     rig.near(context.logits(), expected, "logits of a context beside one that had no memory")
     rig.near(rig.cold(tokens), expected, "logits in a new context after that")
+
+
+_ROOMS = """
+from infercore import OutOfMemoryError, SessionFatalError
+from infercore.conformance.laws.scarce import little_memory
+limit, *rooms = arguments
+tokens = rig.story_at(0, 40)
+expected = rig.cold(tokens)
+for mib in map(int, rooms):
+    try:
+        with little_memory(limit, mib * 2**20), rig.open_model() as model:
+            with model.new_context(**rig.fields()) as context:
+                context.decode(tokens)
+                row = context.logits().copy()
+    except OutOfMemoryError:
+        continue
+    except SessionFatalError:
+        break
+    rig.near(row, expected, f"logits with {mib} MiB left")
+print("right")
+"""
+
+
+_ROOMS_MIB = ("8", "24", "32", "40", "56")
+
+
+@law("MEM-15", tier="process", since="1.2")
+def check_models_where_memory_ends(rig: Rig) -> None:
+    """A model that is opened with ever more room raises OutOfMemoryError, or computes right.
+
+    Whatever the room is too small for: the files, the context, what a step takes beside.
+    """
+    if not _STATUS.exists():
+        rig.leave("this platform does not tell a process's memory through /proc")
+    if rig.model.capabilities.gpu_offload:
+        rig.leave("what drives a GPU takes addresses of its own")
+    for limit in _COUNTED:
+        found = children.run(rig, _ROOMS, limit, *_ROOMS_MIB)
+        equal(found.strip(), "right", f"what was printed under {limit}")
 
 
 def _try(
@@ -88,14 +128,14 @@ _COUNTED = {"RLIMIT_AS": "VmSize", "RLIMIT_DATA": "VmData"}
 
 
 @contextlib.contextmanager
-def _little_memory(limit: str) -> Iterator[None]:
-    """Let this process have `_ROOM` bytes more than it has, as where a system is at its end."""
+def little_memory(limit: str, room: int) -> Iterator[None]:
+    """Let this process have ``room`` bytes more than it has, as where a system is at its end."""
     import resource  # noqa: PLC0415  (of Unix alone)
 
     found = re.search(rf"{_COUNTED[limit]}:\s*(\d+) kB", _STATUS.read_text(encoding="utf-8"))
     taken, kind = int(found[1]) * 1024 if found else 0, getattr(resource, limit)
     soft, hard = resource.getrlimit(kind)
-    limits = [taken + _ROOM, *(most for most in (soft, hard) if most != resource.RLIM_INFINITY)]
+    limits = [taken + room, *(most for most in (soft, hard) if most != resource.RLIM_INFINITY)]
     resource.setrlimit(kind, (min(limits), hard))
     try:
         yield
