@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -122,31 +123,37 @@ def check_texts_that_take_turns(rig: Rig) -> None:
     """
     window = rig.model.info.sliding_window or 0
     n = min(window + 90, rig.model.info.n_ctx_train // 2)
-    for whole in (None, True, False) if window else (None,):
+    for unified, whole in itertools.product(
+        (True, False), (None, True, False) if window else (None,)
+    ):
         fields: dict[str, Any] = {"n_ctx": 3 * n, "n_batch": 128, "n_ubatch": 16}
         if whole is not None:
             fields["swa_full"] = whole
         with contextlib.suppress(UnsupportedFeatureError):
-            context = rig.context(n_seq_max=3, kv_unified=True, **fields)
+            context = rig.context(n_seq_max=3, kv_unified=unified, **fields)
             _check_turns(rig, context, rig.context(**fields), n)
 
 
 def _check_turns(rig: Rig, context: Any, alone: Any, n: int) -> None:
     texts = [rig.tokens(n) for _ in range(context.n_seq_max)]
-    for turn in range(10 * len(texts)):
-        seq_id, end = turn % len(texts), rig.random.choice((n // 3, n // 2, n - 1))
-        text, held = texts[seq_id], context.n_past(seq_id)
-        if rig.random.randrange(3) == 0 and held > 1:
-            other = (seq_id + 1) % len(texts)
-            texts[other] = _copied(context, seq_id, other, texts)
+    for turn in range(16 * len(texts)):
+        seq_ids = [(turn + i) % len(texts) for i in range(rig.random.choice((1, 1, 2)))]
+        if rig.random.randrange(3) == 0 and context.n_past(seq_ids[0]) > 1:
+            other = (seq_ids[-1] + 1) % len(texts)
+            texts[other] = _copied(context, seq_ids[0], other, texts)
             continue
-        if held >= end and not context.seq_remove(seq_id, end - 1, -1):
-            context.seq_remove(seq_id)
-        context.decode(text[context.n_past(seq_id) : end], seq_id=seq_id)
-        alone.clear()
-        alone.decode(text[:end])
-        what = f"{end} tokens of sequence {seq_id}, which held {held}"
-        rig.near(context.logits(), np.array(alone.logits()), what)
+        spans, ends = [], []
+        for seq_id in seq_ids:
+            end, held = rig.random.choice((n // 3, n // 2, n - 1)), context.n_past(seq_id)
+            if held >= end and not context.seq_remove(seq_id, end - 1, -1):
+                context.seq_remove(seq_id)
+            ends.append(f"{end} tokens of sequence {seq_id}, which held {held}")
+            spans.append((seq_id, texts[seq_id][context.n_past(seq_id) : end], "last"))
+        context.decode_spans(spans)
+        for i, (seq_id, _, _) in enumerate(spans):
+            alone.clear()
+            alone.decode(texts[seq_id][: context.n_past(seq_id)])
+            rig.near(context.logits(i), np.array(alone.logits()), " beside ".join(ends))
 
 
 def _copied(context: Any, src: int, dst: int, texts: list[list[int]]) -> list[int]:
