@@ -13,6 +13,7 @@ from infercore_openvino import (
     encoder_graph,
     files,
     graph,
+    limits,
     memory,
     options,
 )
@@ -60,6 +61,7 @@ def load(path: str, config: ModelConfig) -> OpenVinoModel:
     check(config)
     found = files.find(path)
     check_files_left()
+    limits.before("the model")  # its tokenizer ends the process where it lacks any
     core = shared_core(use_mmap=config.use_mmap)
     device = _device(core, config.device)
     return OpenVinoModel(core, found, path, device, config)

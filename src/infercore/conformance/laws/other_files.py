@@ -16,7 +16,7 @@ from infercore.conformance.expect import equal, foreseen, raises, that
 from infercore.conformance.gguf_copy import BOOL, FLOAT32, UINT32, number
 from infercore.conformance.law import law
 from infercore.conformance.laws.edges import OF_ROPE
-from infercore.conformance.laws.headers import is_gguf, loaded
+from infercore.conformance.laws.headers import bytes_of, is_gguf, loaded
 from infercore.errors import (
     InferCoreError,
     ModelLoadError,
@@ -139,7 +139,7 @@ def check_rope_that_files_state(rig: Rig) -> None:
             asked["yarn_orig_ctx"] = _TRAINED
         with tempfile.TemporaryDirectory() as folder:
             scaled = Path(folder) / "scaled"
-            if (path / "model.safetensors").is_file():
+            if (path / "model.safetensors").is_file() and bytes_of(path) <= _MAX_BYTES:
                 _scale_config(path, scaled, kind)
             else:
                 scaled.write_bytes(_scaled(_own(rig), rig, kind, stated).to_bytes())
