@@ -102,20 +102,3 @@ def test_a_task_that_fails_leaves_the_session_to_who_awaits_it(open_session: Any
                 session.decode(max_tokens=2)
 
     asyncio.run(main())
-
-
-def test_a_cancelled_stream_that_nobody_reads_to_its_end(open_session: Any) -> None:
-    async def main() -> None:
-        async with await open_session() as session:
-            await session.ensure_prefix("Once upon a time")
-            whole = "".join([c.text async for c in session.decode(max_tokens=12, temperature=0)])
-            await session.ensure_prefix("Once upon a time")
-            stream = session.decode(max_tokens=12, temperature=0)
-            begun = "".join([(await anext(stream)).text for _ in range(3)])
-            session.cancel()
-            rest = "".join([c.text async for c in session.decode(max_tokens=4, temperature=0)])
-            assert rest
-            assert whole.startswith(begun + rest)
-            assert [chunk async for chunk in stream] == []
-
-    asyncio.run(main())

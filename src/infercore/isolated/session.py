@@ -183,11 +183,8 @@ class IsolatedSession:
             raise self._gate.fail(error.cause) from error
 
     def _leave_dropped(self) -> None:
-        """End a stream that nobody has any more, or that was cancelled."""
+        """End a stream that nobody has any more."""
         opened = self._opened
-        stream = None if opened is None or opened.stream is None else opened.stream()
-        if stream is not None and self._cancelled:
-            stream.let_go()
         if opened is not None and opened.is_dropped:
             self.end(opened)
 

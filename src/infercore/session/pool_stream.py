@@ -297,15 +297,6 @@ class PoolStream:
             job.cancelled = True
             job.on_change(job)
 
-    @property
-    def is_cancelled(self) -> bool:
-        """Whether `cancel` was called."""
-        return self._cancelled
-
-    def end(self) -> None:
-        """End the decode for a call that holds the session; what was shown is the session's."""
-        self.close()
-
     def abandon(self) -> None:
         """End at once: the session is closed, and the next step says so."""
         self._abandoned = True

@@ -254,15 +254,6 @@ class DecodeStream:
         """End with ``finish_reason="cancelled"`` at the next step; from any thread."""
         self._cancelled = True
 
-    @property
-    def is_cancelled(self) -> bool:
-        """Whether `cancel` was called."""
-        return self._cancelled
-
-    def end(self) -> None:
-        """End the decode for a call that holds the session; what was shown is resident."""
-        self._close_held()
-
     def abandon(self) -> None:
         """End without touching the engine: the session is closed, and the next step says so."""
         self._abandoned = True

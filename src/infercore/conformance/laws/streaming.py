@@ -246,10 +246,7 @@ def check_dropping_a_stream(rig: Rig) -> None:
 
 @law("STREAM-16", tier="session")
 def check_an_open_stream_holds_the_session(rig: Rig) -> None:
-    """While a stream is open, every other call but explain and cancel raises SessionBusyError.
-
-    Once it was cancelled the session is free, though nobody reads the stream to its end.
-    """
+    """While a stream is open, every other call but explain and cancel raises SessionBusyError."""
     session, text = _session(rig)
     stream = session.decode(max_tokens=10, temperature=0, ignore_eos=True)
     next(stream)
@@ -262,10 +259,7 @@ def check_an_open_stream_holds_the_session(rig: Rig) -> None:
     }.items():
         raises(SessionBusyError, call, f"{name} while a stream is open")
     that(session.explain_context().resident_tokens > 0, "the report of a busy session")
-    session.cancel()
-    session.ensure_prefix(text)
-    rig.follows(rig.tokenizer.encode(text), greedy(session, 4), "after a stream was cancelled")
-    equal(list(stream), [], "chunks of a stream that another call has ended")
+    stream.close()
 
 
 @law("STREAM-17", tier="session")
