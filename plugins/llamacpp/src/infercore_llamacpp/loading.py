@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import mmap
 import os
 import re
@@ -59,7 +60,7 @@ def load(
     """
     if not is_checked:
         gguf.check_file(path)
-    check_addresses(gguf.parts(path) if allocate else ())
+    check_addresses(gguf.parts(path) if allocate and config.use_mmap is not False else ())
     devices = list_devices()
     params = api.llama_model_default_params()
     keep_alive = [_place(params, config, devices), _options(params, config)]
@@ -96,7 +97,9 @@ def check_addresses(files: Sequence[str]) -> None:
                 opened = stack.enter_context(open(file, "rb"))
                 stack.enter_context(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
             stack.enter_context(mmap.mmap(-1, _BESIDE, access=mmap.ACCESS_COPY))
-    except OSError as error:
+    except (OSError, ValueError) as error:
+        if getattr(error, "errno", None) != errno.ENOMEM:
+            return  # what else is wrong with a file is said by who reads it
         raise OutOfMemoryError(
             f"no room for {', '.join(files)} and {_BESIDE >> 20} MiB beside within the limits of "
             f"this process (ulimit -v, -d): {error}"

@@ -121,21 +121,31 @@ def check_texts_that_take_turns(rig: Rig) -> None:
     Longer than a window that slides, in all forms of its cache: what the window has passed may have
     gone to another text, which is no matter until somebody goes back to it.
     """
-    window = rig.model.info.sliding_window or 0
+    info = rig.model.info
+    window = info.sliding_window or 0
     if window > _WIDE:
         window = 0  # texts that it passes would take too long
-    n = min(window + 90, rig.model.info.n_ctx_train // 2)
+    n = min(window + 90, (info.n_ctx_train or rig.n_ctx) // 3)
+    if n < _SHORT:
+        rig.leave(f"its window has room for three texts of {n} tokens only")
     wholes: tuple[bool | None, ...] = (True, False) if window else (None,)
+    n_forms = 0
     for unified, whole in itertools.product((None, True, False), wholes):
-        fields: dict[str, Any] = {"n_ctx": 3 * n, "n_batch": 128, "n_ubatch": 16}
-        fields |= {} if whole is None else {"swa_full": whole}
+        fields: dict[str, Any] = {} if whole is None else {"swa_full": whole}
         shared = {} if unified is None else {"kv_unified": unified}
-        with contextlib.suppress(UnsupportedFeatureError):
-            context = rig.context(n_seq_max=3, **shared, **fields)
-            _check_turns(rig, context, rig.context(**fields), n, 48 if window else 18)
+        for steps in ({"n_batch": 128, "n_ubatch": 16}, {}):
+            try:
+                context = rig.context(n_seq_max=3, n_ctx=3 * n, **shared, **fields, **steps)
+                alone = rig.context(n_ctx=3 * n, **fields, **steps)
+            except UnsupportedFeatureError:
+                continue
+            _check_turns(rig, context, alone, n, 48 if window else 18)
+            n_forms += 1
+            break
+    that(n_forms, "no context of three sequences can be opened")
 
 
-_WIDE = 256
+_WIDE, _SHORT = 256, 9
 
 
 def _check_turns(rig: Rig, context: Any, alone: Any, n: int, n_turns: int) -> None:
@@ -404,12 +414,12 @@ def check_what_was_added_is_gone(rig: Rig) -> None:
     Adapters, a control vector, rows of numbers in place of tokens, another rope: though the later
     context is the model's first without them, or has them too and other settings.
     """
-    tokens, n_embd = rig.tokens(8), rig.model.info.n_embd
+    tokens, n_embd, last = rig.tokens(8), rig.model.info.n_embd, rig.model.info.n_layer - 1
     expected = rig.cold(tokens)
     rows = np.asarray([[rig.random.gauss(0, 0.5) for _ in range(n_embd)]], np.float32)
     added: dict[str, Callable[[Any], object]] = {
         "adapters": lambda context: context.set_adapters(rig.adapters_at(1.0)),
-        "a control vector": lambda context: context.set_control_vector({0: rows[0]}),
+        "a control vector": lambda context: context.set_control_vector({last: rows[0]}),
         "rows of numbers": lambda context: context.decode_spans([(0, rows, "last")]),
         "another rope": lambda _: None,
     }
@@ -419,14 +429,19 @@ def check_what_was_added_is_gone(rig: Rig) -> None:
         turned = {"rope_freq_base": 500.0} if what == "another rope" else {}
         model, found = rig.another_model(), []
         for fields in ({}, {"embeddings": True}, {"n_threads": 2}):
-            with contextlib.suppress(UnsupportedFeatureError):
-                with model.new_context(**rig.fields(**turned, **fields)) as context:
-                    add(context)
-                    context.decode(tokens)
-                    found.append(np.array(context.logits()))
-                with model.new_context(**rig.fields(**fields)) as plain:
-                    plain.decode(tokens)
-                    rig.near(plain.logits(), expected, f"a context after one with {what}")
+            with (
+                contextlib.suppress(UnsupportedFeatureError),
+                model.new_context(**rig.fields(**turned, **fields)) as context,
+            ):
+                add(context)
+                context.decode(tokens)
+                found.append(np.array(context.logits()))
+            with (
+                contextlib.suppress(UnsupportedFeatureError),
+                model.new_context(**rig.fields(**fields)) as plain,
+            ):
+                plain.decode(tokens)
+                rig.near(plain.logits(), expected, f"a context after one with {what}")
         for row in found:
             rig.near(row, found[0], f"contexts with {what} and other settings")
         model.close()

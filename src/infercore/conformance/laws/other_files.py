@@ -130,7 +130,10 @@ def check_rope_that_files_state(rig: Rig) -> None:
 
     What is asked for goes before it. A file with scaling that is not known is refused.
     """
-    path, tokens = Path(rig.path or ""), rig.tokens(100)
+    path = Path(rig.path) if rig.path is not None else rig.leave("the rig names no path")
+    tokens, is_folder = rig.tokens(100), (path / "model.safetensors").is_file()
+    if is_folder and bytes_of(path) > _MAX_BYTES:
+        rig.leave(f"the model has more than {_MAX_BYTES >> 20} MiB, too much to copy")
     if rig.model.info.sliding_window or rig.context().effective.get("rope_freq_base") is None:
         rig.leave("its layers have no rope, or not all the same")
     for kind, stated in _STATED.items():
@@ -139,7 +142,7 @@ def check_rope_that_files_state(rig: Rig) -> None:
             asked["yarn_orig_ctx"] = _TRAINED
         with tempfile.TemporaryDirectory() as folder:
             scaled = Path(folder) / "scaled"
-            if (path / "model.safetensors").is_file() and bytes_of(path) <= _MAX_BYTES:
+            if is_folder:
                 _scale_config(path, scaled, kind)
             else:
                 scaled.write_bytes(_scaled(_own(rig), rig, kind, stated).to_bytes())
@@ -148,7 +151,7 @@ def check_rope_that_files_state(rig: Rig) -> None:
             except ModelLoadError as error:
                 foreseen(error, f"a file with {kind} scaling")
                 continue
-            with opened as model, contextlib.suppress(UnsupportedFeatureError):
+            with opened as model:
                 _check_rope(rig, model, asked, tokens)
 
 
@@ -162,25 +165,31 @@ def _scale_config(path: Path, folder: Path, kind: str) -> None:
     shutil.copytree(path, folder)
     file = folder / "config.json"
     config = json.loads(file.read_text(encoding="utf-8"))
-    rope = config.get("rope_parameters") or {"rope_theta": config.get("rope_theta", 10_000.0)}
+    name = "rope_parameters" if "rope_parameters" in config else "rope_scaling"
     told = {"rope_type": kind, "factor": _FACTOR, "original_max_position_embeddings": _TRAINED}
+    config[name] = {**(config.get(name) or {}), **told}
     file.chmod(0o600)
-    file.write_text(json.dumps({**config, "rope_parameters": {**rope, **told}}), encoding="utf-8")
+    file.write_text(json.dumps(config), encoding="utf-8")
 
 
 def _check_rope(rig: Rig, model: Any, asked: dict[str, Any], tokens: list[int]) -> None:
     plain = {"rope_scaling_type": "none"}
-    for what, one, other in (
-        ("stated", model.new_context(**rig.fields()), rig.context(**asked)),
-        ("undone", model.new_context(**rig.fields(**plain)), rig.context(**plain)),
-    ):
-        with one, other:
+    for what, given, other in (("stated", {}, asked), ("undone", plain, plain)):
+        with (
+            contextlib.suppress(UnsupportedFeatureError),
+            model.new_context(**rig.fields(**given)) as one,
+        ):
+            one.decode(tokens)
+            found = np.array(one.logits())
+            if what == "stated":
+                gap = float(np.abs(found - rig.cold(tokens)).max())
+                that(gap > rig.tolerance, f"what a file states changes nothing: {asked}")
+            context = rig.context(**other)
             for name in OF_ROPE if what == "stated" else OF_ROPE[:3]:
-                told = one.effective[name], other.effective[name]
+                told = one.effective.get(name), context.effective.get(name)
                 equal(told[0], told[1], f"{name} of rope that is {what}: {asked}")
-            for context in (one, other):
-                context.decode(tokens)
-            rig.near(one.logits(), np.array(other.logits()), f"rope that is {what}: {asked}")
+            context.decode(tokens)
+            rig.near(found, np.array(context.logits()), f"rope that is {what}: {asked}")
 
 
 def _flipped(data: bytes, weights: bytes) -> bytes:
