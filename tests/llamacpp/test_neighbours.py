@@ -5,12 +5,15 @@ from __future__ import annotations
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import infercore as ic
+from infercore.session import pool_stream
+from infercore.session.jobs import Generating
 
 sys.path.append(str(Path(__file__).parent.parent / "session"))
 
@@ -48,7 +51,21 @@ def read(stream: Any) -> list[int]:
     return [token for chunk in stream for token in chunk.tokens]
 
 
-def test_a_gap_is_closed_and_texts_go_on(pool: Any) -> None:
+def n_pieces(ids: list[int]) -> int:
+    return 1 + sum(b > a + 1 for a, b in pairwise(ids))
+
+
+class Unread(Generating):
+    """Rests for no reader that falls behind, as one does on a busy machine."""
+
+    __slots__ = ()
+
+    def __init__(self, *args: Any, **fields: Any) -> None:
+        super().__init__(*args, **{**fields, "n_ahead": sys.maxsize})
+
+
+def test_a_gap_is_closed_and_texts_go_on(pool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_stream, "Generating", Unread)
     fields: dict[str, Any] = {"max_tokens": N_TOKENS, "temperature": 0, "ignore_eos": True}
     with ExitStack() as stack:
         alone = stack.enter_context(pool.open_session(namespace="alone"))
@@ -73,8 +90,8 @@ def test_a_gap_is_closed_and_texts_go_on(pool: Any) -> None:
             calls = [threads.submit(lambda i=i: read(sessions[i].decode(**fields))) for i in left]
             found = [call.result() for call in calls]
         whole = [step for step in ids.steps if len(step) == len(left)]
-        # Not the last: readers that fall behind rest, and the gap is counted anew.
-        assert any(step == list(range(step[0], step[0] + len(left))) for step in whole)
+        # Those that begin first may close a gap of their own, which leaves another: 0, 1, 4, 5.
+        assert n_pieces(whole[-1]) < n_pieces(at)
         assert found == [expected[i] for i in left]
         for session, i in zip((sessions[i] for i in left), left, strict=True):
             assert session.resident.wanted()[-N_TOKENS:] == expected[i]
