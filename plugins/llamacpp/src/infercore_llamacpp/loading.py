@@ -101,8 +101,8 @@ def check_addresses(files: Sequence[str]) -> None:
         if getattr(error, "errno", None) != errno.ENOMEM:
             return  # what else is wrong with a file is said by who reads it
         raise OutOfMemoryError(
-            f"no room for {', '.join(files)} and {_BESIDE >> 20} MiB beside within the limits of "
-            f"this process (ulimit -v, -d): {error}"
+            f"the limits of this process (ulimit -v, -d) leave no room for "
+            f"{''.join(f'{file} and ' for file in files)}{_BESIDE >> 20} MiB of work: {error}"
         ) from error
 
 
