@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from infercore.conformance import children
-from infercore.conformance.expect import equal, that
+from infercore.conformance.expect import that
 from infercore.conformance.law import law
 from infercore.errors import (
     InferCoreError,
@@ -73,14 +73,12 @@ for mib in map(int, rooms):
         break
     rig.near(row, expected, f"logits with {mib} MiB left")
     break
-print("right")
+else:
+    print("never enough")
 """
-
-
 _ROOMS_MIB = ("8", "24", "32", "40", "56", "96", "192", "384")
-
-
 _MOST_OPENED = 2**28
+"""Bytes of a model that is opened again and again."""
 
 
 @law("MEM-15", tier="process", since="1.2")
@@ -98,8 +96,8 @@ def check_models_where_memory_ends(rig: Rig) -> None:
     if (rig.model.info.size_bytes or 0) > _MOST_OPENED:
         rig.leave(f"the model has more than {_MOST_OPENED >> 20} MiB, too much to open so often")
     for limit in _COUNTED:
-        found = children.run(rig, _ROOMS, limit, *_ROOMS_MIB)
-        equal(found.strip(), "right", f"what was printed under {limit}")
+        if children.run(rig, _ROOMS, limit, *_ROOMS_MIB).strip():
+            rig.leave(f"{_ROOMS_MIB[-1]} MiB are too little under {limit}: nothing was computed")
 
 
 def _try(
