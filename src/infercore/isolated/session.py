@@ -102,6 +102,11 @@ class IsolatedSession:
         return self._gate.closed or (self._process.closed and self._gate.fatal is None)
 
     @property
+    def was_cancelled(self) -> bool:
+        """Whether `cancel` was called since the last call began."""
+        return self._cancelled
+
+    @property
     def is_interrupted(self) -> bool:
         """Whether a call or stream has begun whose process died, and has no other one yet."""
         opened, living = self._opened, self._process.living
@@ -161,11 +166,9 @@ class IsolatedSession:
     def _entered(self, operation: str) -> Iterator[None]:
         """Hold the session for a call: alone, and with no decode open."""
         with self._gate:
-            self._leave_dropped()
+            self._check_no_stream(operation)
             if self._opened is not None:
-                raise SessionBusyError(
-                    f"{operation} must wait: a decode is open; read it to its end, or close it"
-                )
+                self._leave(self._opened)
             self._check_begins()
             self._cancelled = False
             self._in_call = True
@@ -182,11 +185,27 @@ class IsolatedSession:
         except SessionFatalError as error:
             raise self._gate.fail(error.cause) from error
 
-    def _leave_dropped(self) -> None:
-        """End a stream that nobody has any more."""
+    def _check_no_stream(self, operation: str) -> None:
+        """Raise `SessionBusyError` while a decode is open that is neither dropped nor cancelled."""
         opened = self._opened
-        if opened is not None and opened.is_dropped:
-            self.end(opened)
+        if opened is not None and not (opened.is_dropped or self._was_cancelled(opened)):
+            raise SessionBusyError(
+                f"{operation} must wait: a decode is open; read it to its end, or close it"
+            )
+
+    def _was_cancelled(self, opened: Opened) -> bool:
+        """Whether a stream was cancelled, here or by a pool of which nobody read it."""
+        if self._cancelled or self._pool.config.reader_timeout is None:
+            return self._cancelled
+        call = self._process.send(opened.epoch, self._target, "stream_is_cancelled")
+        return bool(call.done.wait(_REPORT_SECONDS) and call.error is None and call.result)
+
+    def _leave(self, opened: Opened) -> None:
+        """End a stream that nobody has any more, or nobody has to read."""
+        stream = None if opened.stream is None else opened.stream()
+        if stream is not None:
+            stream.let_go()
+        self.end(opened)
 
     def _arrive(self) -> None:
         """Be in the process that answers now: with what this session is, where it is another."""
@@ -309,7 +328,9 @@ class IsolatedSession:
         It asks nobody: what a session is stands here.
         """
         built = self._decode_config(config, fields)
-        with self._entered("decode"):
+        with self._gate, observed("decode"):
+            self._check_no_stream("decode")
+            self._check_begins()
             known = self._known()
             n, n_ctx = known.resident_tokens, known.n_ctx
             check_begun(known.state, n)
@@ -427,6 +448,8 @@ class IsolatedSession:
         """Return the next chunk of a stream, None at its end; ``asked`` was answered before."""
         with self._gate:
             try:
+                if self._opened is not opened:  # a call that came first has ended it
+                    return None
                 if asked is None:
                     asked = self.ask_next(opened, waits=True)
                     if asked is not None:

@@ -145,12 +145,15 @@ class IsolatedStream:
         """Return the next chunk, which ``asked`` may have brought."""
         try:
             chunk = self._session.read(self._opened, asked)
-        except BaseException as error:
-            if not isinstance(error, SessionBusyError):
-                self.finished = True
-                stream_ended(self._opened.started, None, error)
+        except SessionBusyError:
+            if self.finished or self._session.was_cancelled:  # the call that is inside ends it
+                return None
             raise
-        if chunk is None or chunk.finish_reason is not None:
+        except BaseException as error:
+            self.finished = True
+            stream_ended(self._opened.started, None, error)
+            raise
+        if not self.finished and (chunk is None or chunk.finish_reason is not None):
             self.finished = True
             stream_ended(self._opened.started, None if chunk is None else chunk.usage)
         return chunk
@@ -198,8 +201,8 @@ class IsolatedStream:
     def let_go(self) -> None:
         """End the decode; this waits for nothing, and the next call tells the process."""
         if not self.finished:
-            self.cancel()
             self.finished = True
+            self._session.cancel()
             if self._begun:
                 stream_ended(self._opened.started, None)
 

@@ -153,7 +153,8 @@ class Session(Protocol):
     def cancel(self) -> None:
         """End the running prefill or decode, from any thread; if none is running, nothing happens.
 
-        A decode ends with finish reason "cancelled", a prefill with `DecodeAbortedError`.
+        A decode ends with finish reason "cancelled", a prefill with `DecodeAbortedError`. A stream
+        need not be read to its end then: the next call ends it, and it gives nothing any more.
         """
 
     def snapshot(self) -> Snapshot:

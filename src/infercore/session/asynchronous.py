@@ -156,6 +156,7 @@ class AsyncSession:
         """
         self._leave_failed()
         built = self._session.check_decode(config, fields)
+        self._rest()  # a lone session that was cancelled may have made a step here
         return AsyncDecodeStream(self, lambda: self._session.decode(built))
 
     @lists_fields("ChatRequest", "DecodeConfig", "SamplingConfig")

@@ -310,10 +310,16 @@ class SessionBase:
         return None if stream is None or stream.finished else stream
 
     def check_no_stream(self, operation: str) -> None:
-        """Raise `SessionBusyError` while a decode is open; `SessionClosedError` if closed."""
+        """Raise `SessionBusyError` while a decode is open; `SessionClosedError` if closed.
+
+        One that was cancelled ends here: nobody has to read it any more.
+        """
         if self.closed:
             raise SessionClosedError("this session's pool is closed; open a new one")
-        if self.open_stream() is not None:
+        stream = self.open_stream()
+        if stream is not None and stream.is_cancelled:
+            stream.end()
+        elif stream is not None:
             raise SessionBusyError(
                 f"{operation} must wait: a decode is open; read it to its end, or close it"
             )

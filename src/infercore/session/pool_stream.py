@@ -69,13 +69,25 @@ class PoolStream:
     def __next__(self) -> StreamChunk:
         if self.finished and not self._abandoned:
             raise StopIteration
+        try:
+            return self._next()
+        except SessionBusyError:
+            if self.is_cancelled:  # the call that is inside ends it
+                raise StopIteration from None
+            raise
+
+    def _next(self) -> StreamChunk:
         job, session = self._job, self._session
         if job is None:
             with self._held():
+                if self.finished:  # by a call that came first
+                    raise StopIteration
                 job = self._begin()
                 self._ask(job)
                 return self.take(job.items.get())
         with session.gate:  # not `_held`: this runs once a token
+            if self.finished:
+                raise StopIteration
             try:
                 session.in_call = True
                 job.n_asked += 1
@@ -129,12 +141,14 @@ class PoolStream:
     def start(self) -> None:
         """Let the pool generate; this waits until what was wanted so far is held."""
         with self._held():
-            if self._job is None:
+            if self._job is None and not self.finished:
                 self._begin()
 
     async def read(self, loop: asyncio.AbstractEventLoop) -> StreamChunk:
         """Return the next chunk; the pool calls the loop when it is there."""
         job = self._job
+        if self.finished and not self._abandoned:
+            raise StopAsyncIteration
         if job is None or self._reads:
             raise SessionBusyError("another task reads this stream, which is one task's at a time")
         self._reads = True
@@ -147,8 +161,15 @@ class PoolStream:
                     await there
         finally:
             self._reads = False
-        with self._held():
-            return self.take(job.items.get())
+        try:
+            with self._held():
+                if self.finished:  # by a call that came first
+                    raise StopAsyncIteration
+                return self.take(job.items.get())
+        except SessionBusyError:
+            if self.is_cancelled:  # the call that is inside ends it
+                raise StopAsyncIteration from None
+            raise
 
     # -- for who waits in no thread ------------------------------------------------------------
 
@@ -296,6 +317,18 @@ class PoolStream:
         else:
             job.cancelled = True
             job.on_change(job)
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether `cancel` was called, or the pool cancelled what nobody read."""
+        return self._cancelled or (self._job is not None and self._job.cancelled)
+
+    def end(self) -> None:
+        """End the decode for a call that holds the session, and wait for nothing."""
+        self._cancelled = True
+        self._release()
+        if self._job is not None:
+            stream_ended(self._started, None)
 
     def abandon(self) -> None:
         """End at once: the session is closed, and the next step says so."""

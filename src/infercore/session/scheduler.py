@@ -420,6 +420,7 @@ class Scheduler:
                 self.admission.count(rested, counts=True)
                 self.roster.wake(rested)
             elif rested.reader_timeout and now > rested.rested_since + rested.reader_timeout:
+                rested.cancelled = True
                 endings.cancel(rested)
 
     def _rest(self, job: Generating, now: float) -> None:

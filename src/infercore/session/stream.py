@@ -65,15 +65,22 @@ class DecodeStream:
         if self.finished and not self._abandoned:
             raise StopIteration
         session = self._session
-        with session.gate:
-            try:
-                session.in_call = True
-                return self._next_chunk()
-            except BaseException as error:
-                self._failed(error)
-                raise
-            finally:
-                session.in_call = False
+        try:
+            with session.gate:
+                if self.finished:  # by a call that came first
+                    raise StopIteration
+                try:
+                    session.in_call = True
+                    return self._next_chunk()
+                except BaseException as error:
+                    self._failed(error)
+                    raise
+                finally:
+                    session.in_call = False
+        except SessionBusyError:
+            if self._cancelled:  # the call that is inside ends it
+                raise StopIteration from None
+            raise
 
     def drain(self) -> list[StreamChunk]:
         """Return all chunks; for a call that holds the session itself."""
@@ -254,6 +261,15 @@ class DecodeStream:
         """End with ``finish_reason="cancelled"`` at the next step; from any thread."""
         self._cancelled = True
 
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether `cancel` was called."""
+        return self._cancelled
+
+    def end(self) -> None:
+        """End the decode for a call that holds the session; what was shown is resident."""
+        self._close_held()
+
     def abandon(self) -> None:
         """End without touching the engine: the session is closed, and the next step says so."""
         self._abandoned = True
@@ -269,7 +285,8 @@ class DecodeStream:
             return
         try:
             with self._session.gate:
-                self._close_held()
+                if not self.finished:
+                    self._close_held()
         except SessionBusyError:
             return
 
