@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from threading import Barrier
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -125,15 +126,21 @@ def test_nothing_is_left_where_the_engine_is_opened_anew(pool: Any) -> None:
 def test_a_gap_is_closed_over_what_is_left(pool: Any) -> None:
     """Those that run get neighbouring places, and what lay between goes to memory."""
     texts = [f"{i} {SHARED}" for i in range(PLACES)]
-    long = {**GREEDY, "max_tokens": 40}
+    long = {**GREEDY, "max_tokens": 200}
     with ExitStack() as stack:
         sessions = [stack.enter_context(pool.open_session()) for _ in texts]
         for session, text in zip(sessions, texts, strict=True):
             session.ensure_prefix(text)
         ids = {session.context.sequence.seq_id: session for session in sessions}
         ids.pop(1).close()
+        together = Barrier(2)
+
+        def read(session: Any) -> None:
+            together.wait()
+            assert [*session.decode(**long)]
+
         with ThreadPoolExecutor(2) as threads:
-            list(threads.map(lambda s: [*s.decode(**long)], ids.values()))
+            list(threads.map(read, ids.values()))
         now = sorted(session.context.sequence.seq_id for session in ids.values())
         assert now[1] - now[0] == 1
         assert pool.stats().n_moved_out == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import signal
 import subprocess
 import sys
@@ -308,3 +309,29 @@ def test_an_interruption_in_the_log_is_not_lost(plugin_model, story_path, monkey
     assert len(freed) == 1
     assert sys.unraisablehook is hook
     load(plugin_model, story_path)  # nothing of it comes later
+
+
+def test_weights_that_are_laid_out_anew_need_room_for_the_copies(
+    plugin_model, story_path, monkeypatch
+):
+    asked = []
+    loading = plugin_model.loading
+    monkeypatch.setattr(loading, "check_addresses", lambda *room: asked.append(room))
+    monkeypatch.setattr(loading, "_REPACKED", re.compile("model buffer size"))
+    load(plugin_model, story_path)
+    files, matrices = (str(story_path),), loading.matrix_bytes(str(story_path))
+    assert asked == [(files,)]  # there is plenty
+    monkeypatch.setattr(loading, "free_bytes", lambda: 2 * story_path.stat().st_size)
+    load(plugin_model, story_path)
+    assert asked[1:] == [(files,), ((),), (files, matrices)]  # the second: for the shape alone
+    assert 0.5 * story_path.stat().st_size < matrices < story_path.stat().st_size
+
+
+def test_stacks_of_threads_are_room_that_a_context_needs(story, monkeypatch):
+    fields = {"n_ctx": 64, "n_batch": 32, "n_ubatch": 32}
+    plan = story.plan_memory(ic.ContextConfig(**fields, n_threads=1, n_threads_batch=1))
+    room = plan.kv_bytes + plan.compute_bytes
+    monkeypatch.setattr(sys.modules[type(story).__module__], "free_bytes", lambda: room)
+    story.new_context(ic.ContextConfig(**fields, n_threads=1, n_threads_batch=1)).close()
+    with pytest.raises(ic.OutOfMemoryError, match="takes"):
+        story.new_context(ic.ContextConfig(**fields, n_threads=1, n_threads_batch=2))

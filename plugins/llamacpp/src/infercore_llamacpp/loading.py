@@ -5,21 +5,26 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import math
 import mmap
 import os
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
 from infercore import (
     InvalidInputError,
     ModelFormatError,
     ModelLoadError,
     OutOfMemoryError,
+    free_bytes,
 )
+from infercore.weight_files import gguf as headers
 from infercore_llamacpp import amx, gguf, log
 from infercore_llamacpp.devices import list_devices
-from infercore_llamacpp.library import api
+from infercore_llamacpp.library import api, bind
 from infercore_llamacpp.overrides import to_overrides
 from infercore_llamacpp.settings import refuse
 
@@ -33,6 +38,7 @@ _SPLIT_MODES = ("none", "layer", "row")  # by their number in llama.h
 _REPACKED = re.compile(r"(?:AMX|REPACK) model buffer size")
 _OUT_OF_MEMORY = ("bad_alloc", "unable to allocate", "failed to allocate", "out of memory")
 _BESIDE = 48 * 2**20  # bytes that loading takes beside the weights
+row_bytes = bind("ggml_row_size", ctypes.c_size_t, ctypes.c_int, ctypes.c_int64)
 
 
 @dataclass
@@ -60,7 +66,7 @@ def load(
     """
     if not is_checked:
         gguf.check_file(path)
-    check_addresses(gguf.parts(path) if allocate and config.use_mmap is not False else ())
+    _check_room(path, config, allocate=allocate)
     devices = list_devices()
     params = api.llama_model_default_params()
     keep_alive = [_place(params, config, devices), _options(params, config)]
@@ -86,23 +92,48 @@ def load(
     return Loaded(handle, device, n_gpu_layers, has_gpu, repacks)
 
 
-def check_addresses(files: Sequence[str]) -> None:
-    """Raise `OutOfMemoryError` where limits of the process leave no addresses to map ``files``.
+def _check_room(path: str, config: ModelConfig, *, allocate: bool) -> None:
+    """Raise `OutOfMemoryError` where limits leave no room for the files, or for copies of them."""
+    mapped = gguf.parts(path) if allocate and config.use_mmap is not False else ()
+    check_addresses(mapped)
+    n_most = 2 * sum(map(os.path.getsize, gguf.parts(path)))
+    if not allocate or free_bytes() >= n_most + 2 * _BESIDE:
+        return
+    shape = load(path, attrs.evolve(config, progress=None), allocate=False, is_checked=True)
+    api.llama_model_free(shape.handle)
+    if shape.repacks:
+        check_addresses(mapped, matrix_bytes(path))
 
-    And a little beside: the engine ends the process where it lacks that.
+
+def matrix_bytes(path: str) -> int:
+    """Return the bytes of weights that are multiplied with, and so may be copied."""
+    found = 0
+    for part in gguf.parts(path):
+        for tensor in headers.read(part).tensors.values():
+            if len(tensor.dims) > 1 and not tensor.name.startswith("token_embd"):
+                n_rows = math.prod(tensor.dims[1:])
+                found += n_rows * int(row_bytes(tensor.kind, tensor.dims[0]))
+    return found
+
+
+def check_addresses(files: Sequence[str], n_bytes: int = 0) -> None:
+    """Raise `OutOfMemoryError` where limits of the process leave no room to map ``files``.
+
+    And for ``n_bytes`` and a little beside: the engine ends the process where it lacks that.
     """
+    n_bytes += _BESIDE
     try:
         with contextlib.ExitStack() as stack:
             for file in files:
                 opened = stack.enter_context(open(file, "rb"))
                 stack.enter_context(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ))
-            stack.enter_context(mmap.mmap(-1, _BESIDE, access=mmap.ACCESS_COPY))
+            stack.enter_context(mmap.mmap(-1, n_bytes, access=mmap.ACCESS_COPY))
     except (OSError, ValueError) as error:
         if getattr(error, "errno", None) != errno.ENOMEM:
             return  # what else is wrong with a file is said by who reads it
         raise OutOfMemoryError(
             f"the limits of this process (ulimit -v, -d) leave no room for "
-            f"{''.join(f'{file} and ' for file in files)}{_BESIDE >> 20} MiB of work: {error}"
+            f"{''.join(f'{file} and ' for file in files)}{n_bytes >> 20} MiB of work: {error}"
         ) from error
 
 

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from infercore import OutOfMemoryError, free_bytes
-from infercore_llamacpp import capabilities, gguf, loading, log, plan, rope, settings
+from infercore_llamacpp import capabilities, gguf, loading, log, plan, rope, settings, threads
 from infercore_llamacpp.adapters import Adapters
 from infercore_llamacpp.context import LlamaContext, RecurrentContext
 from infercore_llamacpp.library import api
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from infercore import ContextConfig, MemoryPlan, ModelConfig, SamplingConfig
     from infercore_llamacpp.sampler import LlamaSampler
 
+_PLENTY = 2**29  # bytes; with less beside a cache, what computing takes is looked at too
 _SWITCHES = ("LLAMA_ATTN_ROT_DISABLE",)  # of the environment: they change what a cache holds
 
 
@@ -99,11 +100,11 @@ class LlamaModel:
         """
         free = free_bytes()
         n_bytes = plan.most_kv_bytes(chosen, self.traits)
-        if self.traits.has_gpu or n_bytes <= free // 2:
+        if self.traits.has_gpu or n_bytes <= free // 2 - _PLENTY:
             return
         if n_bytes <= free or not self.traits.keeps_whole_window:
             needed = self.plan_memory(config)
-            n_bytes = needed.kv_bytes + needed.compute_bytes
+            n_bytes = needed.kv_bytes + needed.compute_bytes + threads.stack_bytes(chosen)
         if n_bytes > free:
             raise OutOfMemoryError(
                 f"a context of n_ctx={chosen['n_ctx']} takes {n_bytes:,} bytes and {free:,} are "

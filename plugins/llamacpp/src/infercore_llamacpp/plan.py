@@ -5,7 +5,6 @@ The sizes are those that it logs, rounded by it to a hundredth of a MiB.
 
 from __future__ import annotations
 
-import ctypes
 import math
 import os
 import re
@@ -19,9 +18,8 @@ from infercore import (
     ModelNotFoundError,
     OutOfMemoryError,
 )
-from infercore.weight_files import gguf as headers
-from infercore_llamacpp import gguf, loading, log, settings
-from infercore_llamacpp.library import api, bind
+from infercore_llamacpp import loading, log, settings
+from infercore_llamacpp.library import api
 from infercore_llamacpp.traits import KV_TYPES, read_traits
 
 if TYPE_CHECKING:
@@ -38,7 +36,6 @@ _CELLS = re.compile(r"^llama_kv_cache\w*: size = .*\( *(\d+) cells, .*?(\d+)/\d+
 _CELL_BYTES = 40  # what the engine writes down of each cell: position, sequences
 _COMPUTE = re.compile(r"(?:compute|output) buffer size = +([\d.]+) MiB")
 _SLIDING, _FULL = "creating     SWA KV cache", "creating non-SWA KV cache"
-_row_bytes = bind("ggml_row_size", ctypes.c_size_t, ctypes.c_int, ctypes.c_int64)
 
 
 def plan_memory(
@@ -55,24 +52,11 @@ def plan_memory(
         chosen = settings.resolve(config or ContextConfig(), traits)
         n_weight_bytes = traits.info.size_bytes
         if loaded.repacks:  # the file's pages stay beside the copies
-            n_weight_bytes += round(_share_of_matrices(str(path)) * n_weight_bytes)
+            n_weight_bytes += loading.matrix_bytes(str(path))
         return _plan(loaded.handle, chosen, traits, n_weight_bytes)
     finally:
         api.llama_model_free(loaded.handle)
         log.raise_kept()
-
-
-def _share_of_matrices(path: str) -> float:
-    """Return which share of the weights is multiplied with, and so may be copied."""
-    matrices = others = 0
-    for part in gguf.parts(path):
-        for tensor in headers.read(part).tensors.values():
-            n = math.prod(tensor.dims)
-            if len(tensor.dims) > 1 and not tensor.name.startswith("token_embd"):
-                matrices += n
-            else:
-                others += n
-    return matrices / max(1, matrices + others)
 
 
 def _plan(model: int, chosen: dict[str, Any], traits: Traits, n_weight_bytes: int) -> MemoryPlan:
@@ -167,8 +151,8 @@ def _cache_bytes(lines: Sequence[str]) -> dict[str, int]:
 
 def most_kv_bytes(chosen: dict[str, Any], traits: Traits) -> int:
     """Return the size of the cache if every layer kept the whole window; costs nothing to know."""
-    k = _row_bytes(KV_TYPES[chosen["type_k"]], traits.head_k)
-    v = _row_bytes(KV_TYPES[chosen["type_v"]], traits.head_v)
+    k = loading.row_bytes(KV_TYPES[chosen["type_k"]], traits.head_k)
+    v = loading.row_bytes(KV_TYPES[chosen["type_v"]], traits.head_v)
     n_streams = 1 if chosen["kv_unified"] else chosen["n_seq_max"]
     n_cells = max(chosen["n_ctx"], _CELLS_OF_STREAM * n_streams)
     n_rows = int(n_cells) * traits.info.n_layer * max(1, traits.info.n_head_kv)

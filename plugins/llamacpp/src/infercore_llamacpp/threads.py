@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 MAX_THREADS = 512
+_STACK = 8 * 2**20  # bytes, where no limit says so
 _SOFT = 1  # omp_pause_soft
 _GOMP = "libgomp.so.1"
 _CPUS = Path("/sys/devices/system/cpu")
@@ -30,6 +31,17 @@ def default_threads() -> tuple[int, int]:
     cpus = _allowed_cpus()
     limit = _quota()
     return min(_physical_cores(cpus), limit), min(len(cpus), limit)
+
+
+def stack_bytes(chosen: Mapping[str, Any]) -> int:
+    """Return the addresses that the stacks of a context's threads take, but the caller's own."""
+    try:
+        import resource  # noqa: PLC0415  (of Unix alone)
+    except ImportError:
+        return 0
+    each, _ = resource.getrlimit(resource.RLIMIT_STACK)
+    n_threads = max(chosen["n_threads"], chosen["n_threads_batch"])
+    return int(n_threads - 1) * (_STACK if each == resource.RLIM_INFINITY else int(each))
 
 
 def ender(library: Any) -> Callable[[], object]:
