@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections import Counter
+from collections import Counter, deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -205,6 +205,10 @@ def _one(session: Any, call: Call, *, disturbed: bool) -> Ended:
             timer.join()
 
 
+_left: deque[Any] = deque(maxlen=64)
+"""Streams that were cancelled and not read to their end: the next call ends them."""
+
+
 def _decoded(session: Any, call: Call, **fields: Any) -> Ended:
     tokens: list[int] = []
     try:
@@ -214,7 +218,11 @@ def _decoded(session: Any, call: Call, **fields: Any) -> Ended:
     for chunk in stream:
         tokens += chunk.tokens
         if call.stop_after is not None and len(tokens) >= call.stop_after:
-            stream.close()
+            if call.n_tokens % 2:
+                stream.close()
+            else:
+                session.cancel()
+                _left.append(stream)
             return Ended(tokens, None)
     return Ended(tokens, chunk.finish_reason)
 
