@@ -91,7 +91,7 @@ def test_a_gap_is_closed_and_texts_go_on(pool: Any, monkeypatch: pytest.MonkeyPa
             found = [call.result() for call in calls]
         whole = [step for step in ids.steps if len(step) == len(left)]
         # Those that begin first may close a gap of their own, which leaves another: 0, 1, 4, 5.
-        assert n_pieces(whole[-1]) < n_pieces(at)
+        assert n_pieces(whole[-1]) == 1
         assert found == [expected[i] for i in left]
         for session, i in zip((sessions[i] for i in left), left, strict=True):
             assert session.resident.wanted()[-N_TOKENS:] == expected[i]

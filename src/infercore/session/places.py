@@ -158,14 +158,24 @@ class Places:
         roster.n_changes += 1
 
     def _best_move(self) -> tuple[Sequence, int] | None:
-        """Return who may go to which free place, so that those that run lie in fewer pieces."""
+        """Return who may go to which free place, so that those that run come to lie in one piece.
+
+        Or in fewer, where the idle leave no row of places that is long enough.
+        """
         of_id = {job.sequence.own_id: job.sequence for job in self._roster.running}
+        if _n_pieces(of_id) == 1:
+            return None
+        free = (*self.free_ids, *(left.own_id for left in self.left))
+        row = _best_row(of_id, free)
+        if row is not None:
+            goes = next(seq_id for seq_id in of_id if seq_id not in row)
+            return of_id[goes], next(i for i in row if i not in of_id)
         best, least = None, _n_pieces(of_id)
         for seq_id in (max(of_id), min(of_id)):
-            for free in (*self.free_ids, *(left.own_id for left in self.left)):
-                n = _n_pieces({*of_id, free} - {seq_id})
+            for to in free:
+                n = _n_pieces({*of_id, to} - {seq_id})
                 if n < least:
-                    best, least = (of_id[seq_id], free), n
+                    best, least = (of_id[seq_id], to), n
         return best
 
     def start_over(self, sequence: Sequence) -> None:
@@ -232,6 +242,14 @@ class Places:
         if self._engine.is_shared:
             return self.make_free(parts[0][0].sequence, sum(n for _, n in parts))
         return all(self.make_free(job.sequence, n) for job, n in parts)
+
+
+def _best_row(ids: Collection[int], free: Collection[int]) -> range | None:
+    """Return the row of as many places, each in ``ids`` or ``free``, to which the fewest go."""
+    n, known = len(ids), {*ids, *free}
+    rows = (range(start, start + n) for start in known)
+    whole = [row for row in rows if known.issuperset(row)]
+    return max(whole, key=lambda row: sum(i in ids for i in row), default=None)
 
 
 def _n_pieces(ids: Collection[int]) -> int:
