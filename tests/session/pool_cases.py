@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
+from pool_waits import wait_for
 
 import infercore as ic
 from infercore.testing import engine_of
@@ -323,6 +324,7 @@ def check(
     with model.new_pool(**case.pool, **fields) as pool:
         with Failing(pool.owner.scheduler.context, case.faults) as failed:
             found = together(pool, case)
+        wait_for(lambda: pool.stats().n_running == 0)  # what was cancelled ends with its step
         stats = pool.stats()
         assert stats.n_cells_used == stats.n_open == stats.n_running == 0, stats
         assert stats.n_cells_shared == 0, stats
