@@ -324,7 +324,7 @@ def check(
     with model.new_pool(**case.pool, **fields) as pool:
         with Failing(pool.owner.scheduler.context, case.faults) as failed:
             found = together(pool, case)
-        wait_for(lambda: pool.stats().n_running == 0)  # what was cancelled ends with its step
+        wait_for(lambda: pool.stats().n_cells_used == 0)  # what was cancelled ends with its step
         stats = pool.stats()
         assert stats.n_cells_used == stats.n_open == stats.n_running == 0, stats
         assert stats.n_cells_shared == 0, stats

@@ -96,7 +96,10 @@ def _check_room(path: str, config: ModelConfig, *, allocate: bool) -> None:
     """Raise `OutOfMemoryError` where limits leave no room for the files, or for copies of them."""
     mapped = gguf.parts(path) if allocate and config.use_mmap is not False else ()
     check_addresses(mapped)
-    n_most = 2 * sum(map(os.path.getsize, gguf.parts(path)))
+    try:
+        n_most = 2 * sum(map(os.path.getsize, gguf.parts(path)))
+    except OSError:
+        return  # a file is gone, as who reads it says
     if not allocate or free_bytes() >= n_most + 2 * _BESIDE:
         return
     shape = load(path, attrs.evolve(config, progress=None), allocate=False, is_checked=True)
