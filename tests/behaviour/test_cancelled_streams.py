@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -174,3 +175,94 @@ def test_a_task_that_reads_a_cancelled_stream_changes_nothing(opened: Any) -> No
     with opened() as own:
         whole = expected(own, SECOND, 6)
         asyncio.run(main(own))
+
+
+@pytest.mark.parametrize("n_read", [0, 1, 2])
+def test_whoever_leaves_near_the_end_of_a_text_holds_no_session(
+    opened: Any, home: str, n_read: int
+) -> None:
+    """The pool has generated all of it, and looks at it no more."""
+    if home == "alone":
+        return
+    with opened(reader_timeout=0.05) as session:
+        whole = expected(session, FIRST, 8)
+        session.ensure_prefix(FIRST)
+        stream = session.decode(max_tokens=3, **GREEDY)
+        shown = [t for _ in range(n_read) for t in next(stream).tokens]
+        time.sleep(0.2)
+        assert shown + tokens(session, 8 - len(shown)) == whole
+
+
+def test_what_was_on_its_way_to_a_task_is_shown_and_resident(opened: Any) -> None:
+    async def main(own: Any) -> None:
+        session = ic.AsyncSession(own)
+        await session.ensure_prefix(FIRST)
+        stream = session.decode(max_tokens=50, **GREEDY)
+        shown = list((await anext(stream)).tokens)
+
+        async def read() -> None:
+            async for chunk in stream:
+                shown.extend(chunk.tokens)
+
+        reader = asyncio.create_task(read())
+        for _ in range(2):
+            await asyncio.sleep(0)  # it asks
+        time.sleep(0.1)  # noqa: ASYNC251  (the answer comes while the loop is busy)
+        session.cancel()
+        rest: list[int] = []
+        while not rest:
+            with suppress(ic.SessionBusyError):  # alone, while the reader is in a step
+                rest = [
+                    t
+                    async for chunk in session.decode(max_tokens=6, **GREEDY)
+                    for t in chunk.tokens
+                ]
+            await asyncio.sleep(0.001)
+        await reader
+        assert [*shown, *rest] == whole[: len(shown) + len(rest)]
+
+    with opened() as own:
+        whole = expected(own, FIRST, 20)
+        asyncio.run(main(own))
+
+
+def test_to_close_a_stream_that_was_ended_disturbs_no_later_call(opened: Any) -> None:
+    with opened(n_batch=8, n_ubatch=8) as session, ThreadPoolExecutor(1) as thread:
+        session.ensure_prefix(FIRST)
+        long = [300 + i % 150 for i in range(100)]
+        with session.decode(max_tokens=20, **GREEDY):  # never read
+            session.cancel()
+            call = thread.submit(session.ensure_prefix, long)
+        assert call.result().prefix_tokens == len(long)
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def on_call_start(self, event: ic.CallStart) -> None:
+        self.told += ["begins"] * (event.operation == "stream")
+
+    def on_call_end(self, event: ic.CallEnd) -> None:
+        self.told += ["ends"] * (event.operation == "stream")
+
+
+@pytest.mark.parametrize("then", ["read", "close", "close session"])
+def test_an_observer_hears_of_one_end(opened: Any, then: str) -> None:
+    heard = Heard()
+    ic.set_observer(heard)
+    try:
+        with opened() as session:
+            session.ensure_prefix(FIRST)
+            stream = session.decode(max_tokens=20, **GREEDY)
+            next(stream)
+            session.cancel()
+            session.ensure_prefix(SECOND)
+            if then == "close session":
+                session.close()
+            if then == "close":
+                stream.close()
+            assert list(stream) == []
+    finally:
+        ic.set_observer(None)
+    assert heard.told == ["begins", "ends"]

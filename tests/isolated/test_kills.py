@@ -72,6 +72,28 @@ def test_a_hang_is_a_death(pool: Any, plain: Any) -> None:
     assert found == expected
 
 
+@pytest.mark.parametrize("then", ["decode", "snapshot", "read", "close"])
+def test_a_cancelled_stream_whose_worker_died_keeps_what_was_shown(
+    pool: Any, plain: Any, then: str
+) -> None:
+    expected = told_here(plain, temperature=0, ignore_eos=True)
+    with pool.open_session() as session:
+        session.ensure_prefix(TEXTS[0])
+        stream = session.decode(max_tokens=24, temperature=0, ignore_eos=True)
+        found = [token for _ in range(4) for token in next(stream).tokens]
+        session.cancel()
+        kill(pool)
+        if then == "snapshot":
+            session.snapshot()
+        if then == "close":
+            stream.close()
+        if then == "read":
+            found += [token for chunk in stream for token in chunk.tokens]
+        assert session.explain_context().generated_tokens == len(found)
+        rest = session.decode(max_tokens=24 - len(found), temperature=0, ignore_eos=True)
+        assert found + [token for chunk in rest for token in chunk.tokens] == expected
+
+
 def test_closing_a_stream_whose_worker_died(pool: Any, plain: Any) -> None:
     with pool.open_session() as session, plain.open_session() as other:
         for each in (session, other):

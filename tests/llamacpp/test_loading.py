@@ -327,11 +327,18 @@ def test_weights_that_are_laid_out_anew_need_room_for_the_copies(
     assert 0.5 * story_path.stat().st_size < matrices < story_path.stat().st_size
 
 
-def test_stacks_of_threads_are_room_that_a_context_needs(story, monkeypatch):
-    fields = {"n_ctx": 64, "n_batch": 32, "n_ubatch": 32}
-    plan = story.plan_memory(ic.ContextConfig(**fields, n_threads=1, n_threads_batch=1))
-    room = plan.kv_bytes + plan.compute_bytes
-    monkeypatch.setattr(sys.modules[type(story).__module__], "free_bytes", lambda: room)
-    story.new_context(ic.ContextConfig(**fields, n_threads=1, n_threads_batch=1)).close()
-    with pytest.raises(ic.OutOfMemoryError, match="takes"):
-        story.new_context(ic.ContextConfig(**fields, n_threads=1, n_threads_batch=2))
+def test_stacks_of_threads_are_addresses_that_a_context_needs(story, monkeypatch):
+    fields = {"n_ctx": 64, "n_batch": 32, "n_ubatch": 32, "n_threads": 1}
+    plan = story.plan_memory(ic.ContextConfig(**fields, n_threads_batch=1))
+    room, plenty = plan.kv_bytes + plan.compute_bytes, 2**34
+    free = {True: room, False: plenty}
+    module = sys.modules[type(story).__module__]
+    monkeypatch.setattr(module, "free_bytes", lambda *, address_space=True: free[address_space])
+    story.new_context(ic.ContextConfig(**fields, n_threads_batch=1)).close()
+    with pytest.raises(ic.OutOfMemoryError, match="n_threads"):
+        story.new_context(ic.ContextConfig(**fields, n_threads_batch=2))
+    free[True] = room - 1
+    with pytest.raises(ic.OutOfMemoryError, match="smaller n_ctx"):
+        story.new_context(ic.ContextConfig(**fields, n_threads_batch=1))
+    free[True] = free[False] = room  # of a container: stacks take no memory until they are used
+    story.new_context(ic.ContextConfig(**fields, n_threads_batch=64)).close()

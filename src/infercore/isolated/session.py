@@ -20,7 +20,7 @@ from infercore.errors import (
 )
 from infercore.isolated.child import DeathError
 from infercore.isolated.lane import Arrival
-from infercore.isolated.stream import Asked, IsolatedStream, Opened, less_time
+from infercore.isolated.stream import Asked, IsolatedStream, Opened, less_time, on_its_way
 from infercore.session import snapshots, tool_loop
 from infercore.session.observer import observed, stream_begins, stream_ended
 from infercore.session.parts import CLOSED, DECODED, FATAL
@@ -194,11 +194,11 @@ class IsolatedSession:
             )
 
     def _was_cancelled(self, opened: Opened) -> bool:
-        """Whether a stream was cancelled, here or by a pool of which nobody read it."""
-        if self._cancelled or self._pool.config.reader_timeout is None:
+        """Whether a stream was cancelled, or nobody read it for so long that its pool does that."""
+        timeout = self._pool.config.reader_timeout
+        if self._cancelled or timeout is None or opened.is_awaited:
             return self._cancelled
-        call = self._process.send(opened.epoch, self._target, "stream_is_cancelled")
-        return bool(call.done.wait(_REPORT_SECONDS) and call.error is None and call.result)
+        return time.perf_counter() > opened.read_at + timeout
 
     def _leave(self, opened: Opened) -> None:
         """End a stream that nobody has any more, or nobody has to read."""
@@ -420,13 +420,21 @@ class IsolatedSession:
             self._process.let_first(self._target)
             self._arrive()
             if opened.epoch != self._epoch:
-                opened.n_begun += 1
-                self._ask_for("open", opened.again(), opened.again)
-                opened.epoch = self._epoch
+                self._begin_anew(opened)
             call = self._process.send(self._epoch, self._target, name)
             self._wait(call)
             if not isinstance(call.error, DeathError):
                 return self._answer_of(call)
+
+    def _begin_anew(self, opened: Opened) -> None:
+        """Begin a stream in another process: with all that was shown, then it may be cancelled."""
+        opened.n_begun += 1
+        was_cancelled, self._cancelled = self._cancelled, False
+        try:
+            self._ask_for("open", opened.again(), opened.again)
+        finally:
+            self._cancelled |= was_cancelled
+        opened.epoch = self._epoch
 
     def ask_next(self, opened: Opened, *, waits: bool = False) -> Any:
         """Ask for a stream's next chunk; None where another process has to begin it anew first.
@@ -449,7 +457,7 @@ class IsolatedSession:
         with self._gate:
             try:
                 if self._opened is not opened:  # a call that came first has ended it
-                    return None
+                    return on_its_way(asked)
                 if asked is None:
                     asked = self.ask_next(opened, waits=True)
                     if asked is not None:
@@ -512,7 +520,8 @@ class IsolatedSession:
             with self._gate:
                 self.end(opened)
         except SessionBusyError:
-            self.cancel()
+            if not opened.is_dropped:  # else the call that is inside ends it
+                self.cancel()
 
     # -- state as a value ----------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from infercore.isolated.session import IsolatedSession
-    from infercore.values.session import StreamChunk
+    from infercore.values.session import StreamChunk, Usage
 
 
 Asked = tuple["Sequence[Any]", "dict[str, Any]"]
@@ -51,6 +51,7 @@ class Opened:
         self._kept: bytes | None = None
         self.started = time.perf_counter()
         self.first_at: float | None = None
+        self.read_at = self.started
         self.seed: int | None = None
         self.epoch = 0
         self.tokens: list[int] = []
@@ -65,6 +66,12 @@ class Opened:
         """Whether nobody has the stream any more, or who has it lets the next call end it."""
         stream = None if self.stream is None else self.stream()
         return self.stream is not None and (stream is None or stream.finished)
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a task waits for its next chunk."""
+        stream = None if self.stream is None else self.stream()
+        return stream is not None and stream.is_awaited
 
     def keep(self) -> None:
         """Keep what it was asked as it is now: its caller may change the messages."""
@@ -92,8 +99,9 @@ class Opened:
         self.tokens += tokens
         self.position = position
         self.n_shown += 1
+        self.read_at = time.perf_counter()
         if self.first_at is None:
-            self.first_at = time.perf_counter()
+            self.first_at = self.read_at
 
     def ended(self, chunk: StreamChunk) -> StreamChunk:
         """Return the last chunk, with the true times where it was begun more than once."""
@@ -112,13 +120,24 @@ class Opened:
         )
 
 
+def on_its_way(asked: Any) -> StreamChunk | None:
+    """Return the chunk that answers a request, if it was there before a call ended the stream.
+
+    The session of the other process has its tokens.
+    """
+    if asked is None or not asked.done.is_open or asked.error is not None:
+        return None
+    chunk: StreamChunk | None = asked.result[0]
+    return chunk
+
+
 class IsolatedStream:
     """An iterator of `StreamChunk`; a context manager that closes itself."""
 
     def __init__(self, session: IsolatedSession, opened: Opened) -> None:
         self._session = session
         self._opened = opened
-        self._begun = False
+        self._begun = self._told = False
         self._asked: Any = None
         self._begun_anew: Future[StreamChunk | None] | None = None
         self.finished = False
@@ -127,7 +146,7 @@ class IsolatedStream:
         return self
 
     def __next__(self) -> StreamChunk:
-        if self.finished and not self._session.closed:
+        if self.finished:
             raise StopIteration
         self.start()
         chunk = self._take(None)
@@ -147,23 +166,34 @@ class IsolatedStream:
             chunk = self._session.read(self._opened, asked)
         except SessionBusyError:
             if self.finished or self._session.was_cancelled:  # the call that is inside ends it
-                return None
+                return on_its_way(asked)
             raise
         except BaseException as error:
-            self.finished = True
-            stream_ended(self._opened.started, None, error)
+            self.finished = not self._session.closed
+            self._tell_end(error=error)
             raise
-        if not self.finished and (chunk is None or chunk.finish_reason is not None):
+        if chunk is None or chunk.finish_reason is not None:
             self.finished = True
-            stream_ended(self._opened.started, None if chunk is None else chunk.usage)
+            self._tell_end(None if chunk is None else chunk.usage)
         return chunk
+
+    def _tell_end(self, usage: Usage | None = None, error: BaseException | None = None) -> None:
+        """Tell an observer once that it ended, if it was read."""
+        if self._begun and not self._told:
+            self._told = True
+            stream_ended(self._opened.started, usage, error)
 
     # -- for a task ----------------------------------------------------------------------------
 
     @property
+    def is_awaited(self) -> bool:
+        """Whether a task waits for its next chunk."""
+        return self._asked is not None
+
+    @property
     def is_abandoned(self) -> bool:
         """Whether the session was closed meanwhile: the next step says so."""
-        return self._session.closed
+        return self._session.closed and not self.finished
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -203,8 +233,7 @@ class IsolatedStream:
         if not self.finished:
             self.finished = True
             self._session.cancel()
-            if self._begun:
-                stream_ended(self._opened.started, None)
+            self._tell_end()
 
     # -- ends from outside ---------------------------------------------------------------------
 
@@ -227,8 +256,7 @@ class IsolatedStream:
             with suppress(SessionClosedError):  # its pool was closed: there is nothing to end
                 self._session.end_alone(self._opened)
             self.finished = True
-            if self._begun:
-                stream_ended(self._opened.started, None)
+            self._tell_end()
 
     def __enter__(self) -> Self:
         return self

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from infercore.session.pool import SessionPool
     from infercore.session.session import CoreSession
 
-AT_ONCE = frozenset({"ping", "stats", "explain_context", "stream_is_cancelled", "cancel"})
+AT_ONCE = frozenset({"ping", "stats", "explain_context", "cancel"})
 """Calls that wait for nothing, and so are answered by the thread that reads."""
 _GOES_ON = frozenset({"load", "next", "end", "close"})
 """Calls that do nothing of their own that could end a process, but for the engine's steps."""
@@ -361,11 +361,6 @@ class Worker:
     @staticmethod
     def _explain_context(held: Held) -> Any:
         return held.session.explain_context()
-
-    @staticmethod
-    def _stream_is_cancelled(held: Held) -> bool:
-        source = held.source
-        return source is not None and source.is_cancelled
 
     @staticmethod
     def _cancel(held: Held) -> None:

@@ -52,6 +52,7 @@ class PoolStream:
         timeout = generation.config.timeout
         self._deadline = None if timeout is None else self._started + timeout
         self._reader_timeout = reader_timeout
+        self._read_at = self._started
         self._admitted = admitted
         self._check_open = check_open
         self._job: Generating | None = None
@@ -90,9 +91,7 @@ class PoolStream:
                 raise StopIteration
             try:
                 session.in_call = True
-                job.n_asked += 1
-                if job.rests:
-                    self._context.scheduler.wake()
+                self._ask(job)
                 return self.take(job.items.get())
             except BaseException as error:
                 self._failed(error)
@@ -122,6 +121,8 @@ class PoolStream:
 
     def _ask(self, job: Generating) -> None:
         job.n_asked += 1
+        if self._reader_timeout is not None:
+            self._read_at = time.perf_counter()
         if job.rests:
             self._context.scheduler.wake()
 
@@ -140,14 +141,18 @@ class PoolStream:
 
     def start(self) -> None:
         """Let the pool generate; this waits until what was wanted so far is held."""
-        with self._held():
-            if self._job is None and not self.finished:
-                self._begin()
+        try:
+            with self._held():
+                if self._job is None and not self.finished:
+                    self._begin()
+        except SessionBusyError:
+            if not self.is_cancelled:  # else the call that is inside ends it
+                raise
 
     async def read(self, loop: asyncio.AbstractEventLoop) -> StreamChunk:
         """Return the next chunk; the pool calls the loop when it is there."""
         job = self._job
-        if self.finished and not self._abandoned:
+        if (self.finished or (job is None and self.is_cancelled)) and not self._abandoned:
             raise StopAsyncIteration
         if job is None or self._reads:
             raise SessionBusyError("another task reads this stream, which is one task's at a time")
@@ -310,6 +315,8 @@ class PoolStream:
 
     def cancel(self) -> None:
         """End with ``finish_reason="cancelled"`` at the next step; from any thread."""
+        if self.finished:
+            return  # the next call may run
         self._cancelled = True
         job = self._job
         if job is None:  # its prompt may be on its way
@@ -320,8 +327,13 @@ class PoolStream:
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether `cancel` was called, or the pool cancelled what nobody read."""
-        return self._cancelled or (self._job is not None and self._job.cancelled)
+        """Whether `cancel` was called, or nobody read it for too long."""
+        job, timeout = self._job, self._reader_timeout
+        if self._cancelled or (job is not None and job.cancelled):
+            return True
+        if timeout is None or not (job is None or job.done.is_open):
+            return False  # else the pool looks
+        return time.perf_counter() > self._read_at + timeout
 
     def end(self) -> None:
         """End the decode for a call that holds the session, and wait for nothing."""
@@ -356,8 +368,10 @@ class PoolStream:
 
     def let_go(self) -> Generating | None:
         """End the decode; return what the pool works on until its next step, if anything."""
+        if self.finished:
+            return None
         self.cancel()
-        if self.finished or self._session.in_call:
+        if self._session.in_call:
             return None
         self._release()
         if self._job is not None:

@@ -298,9 +298,18 @@ class DecodeStream:
                 self._settle()
         finally:
             self._session.in_call = False
+            self._owe_pending()
             if self._begun and not self.finished:
                 stream_ended(self._started, None)
             self._release()
+
+    def _owe_pending(self) -> None:
+        """Leave what was shown last to the next call, where an interruption came before it."""
+        pending = self._generation.pending
+        if pending is not None:
+            self._generation.pending = None
+            self._session.parts.n_generated += 1
+            self._resident.owe(pending.token)
 
     def _release(self) -> None:
         if not self.finished:

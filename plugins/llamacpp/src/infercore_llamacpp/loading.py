@@ -112,8 +112,10 @@ def matrix_bytes(path: str) -> int:
     """Return the bytes of weights that are multiplied with, and so may be copied."""
     found = 0
     for part in gguf.parts(path):
-        for tensor in headers.read(part).tensors.values():
-            if len(tensor.dims) > 1 and not tensor.name.startswith("token_embd"):
+        tensors = headers.read(part).tensors
+        is_tied = "output.weight" not in tensors  # then the table makes the logits too
+        for tensor in tensors.values():
+            if len(tensor.dims) > 1 and (is_tied or not tensor.name.startswith("token_embd")):
                 n_rows = math.prod(tensor.dims[1:])
                 found += n_rows * int(row_bytes(tensor.kind, tensor.dims[0]))
     return found

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from infercore import ContextConfig, MemoryPlan, ModelConfig, SamplingConfig
     from infercore_llamacpp.sampler import LlamaSampler
 
-_PLENTY = 2**29  # bytes; with less beside a cache, what computing takes is looked at too
+_PLENTY = 2**29  # bytes; where limits leave less, what computing takes is looked at too
 _SWITCHES = ("LLAMA_ATTN_ROT_DISABLE",)  # of the environment: they change what a cache holds
 
 
@@ -98,13 +98,19 @@ class LlamaModel:
         The engine writes to all of its cache at once, so a cache beyond the free memory does not
         fail: the process is ended from outside.
         """
-        free = free_bytes()
-        n_bytes = plan.most_kv_bytes(chosen, self.traits)
-        if self.traits.has_gpu or n_bytes <= free // 2 - _PLENTY:
+        free, in_system = free_bytes(), free_bytes(address_space=False)
+        n_bytes, n_stacks = plan.most_kv_bytes(chosen, self.traits), threads.stack_bytes(chosen)
+        is_limited = free < in_system // 2 and free < 2 * (n_bytes + n_stacks) + _PLENTY
+        if self.traits.has_gpu or (n_bytes <= free // 2 and not is_limited):
             return
         if n_bytes <= free or not self.traits.keeps_whole_window:
             needed = self.plan_memory(config)
-            n_bytes = needed.kv_bytes + needed.compute_bytes + threads.stack_bytes(chosen)
+            n_bytes = needed.kv_bytes + needed.compute_bytes
+        if n_bytes <= free < n_bytes + n_stacks and is_limited:
+            raise OutOfMemoryError(
+                f"the limits of this process (ulimit -v, -d) leave {free:,} bytes; a context takes "
+                f"{n_bytes:,}, and the stacks of its threads {n_stacks:,}; give a smaller n_threads"
+            )
         if n_bytes > free:
             raise OutOfMemoryError(
                 f"a context of n_ctx={chosen['n_ctx']} takes {n_bytes:,} bytes and {free:,} are "
