@@ -32,7 +32,7 @@ def home(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def opened(home: str, model: Any, pack_path: Path, backend_name: str) -> Iterator[Any]:
     """Return what opens a session, given fields of its pool."""
-    pools: list[Any] = []
+    pools: dict[str, Any] = {}
 
     def open_session(**fields: Any) -> Any:
         if home == "alone":
@@ -40,11 +40,12 @@ def opened(home: str, model: Any, pack_path: Path, backend_name: str) -> Iterato
         isolate = home == "isolated"
         source, name = (pack_path, backend_name) if isolate else (model, None)
         given = {"n_parallel": 2, "n_ctx": 128, **THREADS, **fields}
-        pools.append(ic.open_pool(source, backend=name, isolate=isolate, **given))
-        return pools[-1].open_session()
+        if str(fields) not in pools:
+            pools[str(fields)] = ic.open_pool(source, backend=name, isolate=isolate, **given)
+        return pools[str(fields)].open_session()
 
     yield open_session
-    for pool in pools:
+    for pool in pools.values():
         pool.close()
 
 
@@ -177,20 +178,18 @@ def test_a_task_that_reads_a_cancelled_stream_changes_nothing(opened: Any) -> No
         asyncio.run(main(own))
 
 
-@pytest.mark.parametrize("n_read", [0, 1, 2])
-def test_whoever_leaves_near_the_end_of_a_text_holds_no_session(
-    opened: Any, home: str, n_read: int
-) -> None:
+def test_whoever_leaves_near_the_end_of_a_text_holds_no_session(opened: Any, home: str) -> None:
     """The pool has generated all of it, and looks at it no more."""
     if home == "alone":
         return
     with opened(reader_timeout=0.05) as session:
         whole = expected(session, FIRST, 8)
-        session.ensure_prefix(FIRST)
-        stream = session.decode(max_tokens=3, **GREEDY)
-        shown = [t for _ in range(n_read) for t in next(stream).tokens]
-        time.sleep(0.2)
-        assert shown + tokens(session, 8 - len(shown)) == whole
+        for n_read in range(3):
+            session.ensure_prefix(FIRST)
+            stream = session.decode(max_tokens=3, **GREEDY)
+            shown = [t for _ in range(n_read) for t in next(stream).tokens]
+            time.sleep(0.2)
+            assert shown + tokens(session, 8 - len(shown)) == whole
 
 
 def test_what_was_on_its_way_to_a_task_is_shown_and_resident(opened: Any) -> None:
@@ -247,22 +246,33 @@ class Heard:
         self.told += ["ends"] * (event.operation == "stream")
 
 
-@pytest.mark.parametrize("then", ["read", "close", "close session"])
-def test_an_observer_hears_of_one_end(opened: Any, then: str) -> None:
+def test_an_observer_hears_of_one_end(opened: Any) -> None:
     heard = Heard()
     ic.set_observer(heard)
     try:
-        with opened() as session:
-            session.ensure_prefix(FIRST)
-            stream = session.decode(max_tokens=20, **GREEDY)
-            next(stream)
-            session.cancel()
-            session.ensure_prefix(SECOND)
-            if then == "close session":
-                session.close()
-            if then == "close":
-                stream.close()
-            assert list(stream) == []
+        for how in ("read", "close", "drop", "session", "read late", "close late"):
+            with opened() as session:
+                heard.told.clear()
+                _left(session, how)
+                assert heard.told == ["begins", "ends"], how
     finally:
         ic.set_observer(None)
-    assert heard.told == ["begins", "ends"]
+
+
+def _left(session: Any, how: str) -> None:
+    """Begin a stream and leave it in a way."""
+    session.ensure_prefix(FIRST)
+    stream = session.decode(max_tokens=20, **GREEDY)
+    next(stream)
+    if how.endswith("late"):
+        session.cancel()
+        session.ensure_prefix(SECOND)
+    if how == "session":
+        session.close()
+    elif how == "drop":
+        del stream
+        session.ensure_prefix(SECOND)
+    elif how.startswith("close"):
+        stream.close()
+    else:
+        list(stream)

@@ -205,6 +205,7 @@ class IsolatedSession:
         stream = None if opened.stream is None else opened.stream()
         if stream is not None:
             stream.let_go()
+        opened.tell_end()
         self.end(opened)
 
     def _arrive(self) -> None:
@@ -584,7 +585,9 @@ class IsolatedSession:
             self.cancel()
         if not self._gate.shut() or self._drop.detach() is None:
             return
-        self._opened = None
+        if self._opened is not None:
+            self._opened.tell_end()
+            self._opened = None
         if not self._process.closed:
             call = self._process.send(self._epoch, self._target, "close")
             call.done.wait()

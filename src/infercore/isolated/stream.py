@@ -49,6 +49,7 @@ class Opened:
         self.args = args
         self.fields = dict(fields)
         self._kept: bytes | None = None
+        self._is_told = self._end_is_told = False
         self.started = time.perf_counter()
         self.first_at: float | None = None
         self.read_at = self.started
@@ -103,6 +104,18 @@ class Opened:
         if self.first_at is None:
             self.first_at = self.read_at
 
+    def tell_begin(self) -> None:
+        """Tell an observer once that it is read."""
+        if not self._is_told:
+            self._is_told = True
+            stream_begins()
+
+    def tell_end(self, usage: Usage | None = None, error: BaseException | None = None) -> None:
+        """Tell an observer once that it ended, if it was read."""
+        if self._is_told and not self._end_is_told:
+            self._end_is_told = True
+            stream_ended(self.started, usage, error)
+
     def ended(self, chunk: StreamChunk) -> StreamChunk:
         """Return the last chunk, with the true times where it was begun more than once."""
         usage = chunk.usage
@@ -137,7 +150,6 @@ class IsolatedStream:
     def __init__(self, session: IsolatedSession, opened: Opened) -> None:
         self._session = session
         self._opened = opened
-        self._begun = self._told = False
         self._asked: Any = None
         self._begun_anew: Future[StreamChunk | None] | None = None
         self.finished = False
@@ -156,9 +168,7 @@ class IsolatedStream:
 
     def start(self) -> None:
         """Tell an observer once that it is read."""
-        if not self._begun:
-            self._begun = True
-            stream_begins()
+        self._opened.tell_begin()
 
     def _take(self, asked: Any) -> StreamChunk | None:
         """Return the next chunk, which ``asked`` may have brought."""
@@ -170,18 +180,12 @@ class IsolatedStream:
             raise
         except BaseException as error:
             self.finished = not self._session.closed
-            self._tell_end(error=error)
+            self._opened.tell_end(error=error)
             raise
         if chunk is None or chunk.finish_reason is not None:
             self.finished = True
-            self._tell_end(None if chunk is None else chunk.usage)
+            self._opened.tell_end(None if chunk is None else chunk.usage)
         return chunk
-
-    def _tell_end(self, usage: Usage | None = None, error: BaseException | None = None) -> None:
-        """Tell an observer once that it ended, if it was read."""
-        if self._begun and not self._told:
-            self._told = True
-            stream_ended(self._opened.started, usage, error)
 
     # -- for a task ----------------------------------------------------------------------------
 
@@ -233,7 +237,7 @@ class IsolatedStream:
         if not self.finished:
             self.finished = True
             self._session.cancel()
-            self._tell_end()
+            self._opened.tell_end()
 
     # -- ends from outside ---------------------------------------------------------------------
 
@@ -256,7 +260,7 @@ class IsolatedStream:
             with suppress(SessionClosedError):  # its pool was closed: there is nothing to end
                 self._session.end_alone(self._opened)
             self.finished = True
-            self._tell_end()
+            self._opened.tell_end()
 
     def __enter__(self) -> Self:
         return self

@@ -339,12 +339,13 @@ class PoolStream:
         """End the decode for a call that holds the session, and wait for nothing."""
         self._cancelled = True
         self._release()
-        if self._job is not None:
-            stream_ended(self._started, None)
+        self._tell_end()
 
     def abandon(self) -> None:
         """End at once: the session is closed, and the next step says so."""
         self._abandoned = True
+        if not self.finished:
+            self._tell_end()
         self._release()
 
     def close(self) -> None:
@@ -374,9 +375,12 @@ class PoolStream:
         if self._session.in_call:
             return None
         self._release()
+        self._tell_end()
+        return self._job
+
+    def _tell_end(self) -> None:
         if self._job is not None:
             stream_ended(self._started, None)
-        return self._job
 
     def _release(self) -> None:
         """Let go; safe in a finalizer, so it takes no lock."""
@@ -398,3 +402,4 @@ class PoolStream:
         if getattr(self, "finished", True) or sys.is_finalizing():
             return
         self._release()
+        self._tell_end()

@@ -273,6 +273,8 @@ class DecodeStream:
     def abandon(self) -> None:
         """End without touching the engine: the session is closed, and the next step says so."""
         self._abandoned = True
+        if self._begun and not self.finished:
+            stream_ended(self._started, None)
         self._release()
 
     def close(self) -> None:
