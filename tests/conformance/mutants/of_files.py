@@ -14,9 +14,10 @@ from conformance.mutants import around, breaks, result
 from infercore.conformance import Rig, reference
 from infercore.conformance.laws import headers, kinds
 from infercore.errors import InvalidInputError, ModelLoadError
-from infercore.testing import llama, reference_settings, reference_tokenizer
+from infercore.testing import llama, reference_model, reference_settings, reference_tokenizer
 from infercore.testing.reference_context import ReferenceContext
 from infercore.testing.reference_model import Loaded, ReferenceModel
+from infercore.testing.reference_sequences import Sequences
 from infercore.values import checks
 from infercore.values.info import BackendInfo, DeviceInfo
 from infercore.weight_files import safetensors
@@ -202,3 +203,35 @@ def scaling_that_files_state_is_passed_over(m: Any) -> None:
         old(config, {**rope, "rope_type": "default"})
 
     around(m, llama, "_check_plain", check_plain)
+
+
+@breaks("CAP-46", **real)
+def texts_of_other_names_are_restored_without_a_value(m: Any) -> None:
+    class Kinds(dict[str, Any]):
+        def get(self, name: Any, default: Any = None) -> Any:
+            return super().get(name, ReferenceModel)
+
+    def shape(cls: Any, config: Any, path: str) -> Any:
+        del cls
+        return from_config({**config, "model_type": "llama"}, path)
+
+    from_config = llama.Shape.from_config
+    m.setattr(llama.Shape, "from_config", classmethod(shape))
+    m.setattr(reference_model, "KINDS", Kinds(reference_model.KINDS))
+    names: set[str] = set()
+
+    def new_context(old: Any, self: Any, config: Any) -> Any:
+        names.clear()
+        names.add(self.info.architecture)
+        return old(self, config)
+
+    def load(old: Any, self: Any, seq_id: int, data: bytes) -> None:
+        old(self, seq_id, data)
+        if "llama" not in names:
+            held = self.sequences[seq_id]
+            less = held.v.copy()
+            less[:, 0] = 0
+            self.sequences[seq_id] = attrs.evolve(held, v=less)
+
+    around(m, ReferenceModel, "new_context", new_context)
+    around(m, Sequences, "load_sequence", load)

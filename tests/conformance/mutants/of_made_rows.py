@@ -11,12 +11,13 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 
 from conformance.mutants import around, breaks, nothing, result
 from infercore.conformance import Rig
 from infercore.conformance.reference import announce
-from infercore.errors import InvalidInputError
+from infercore.errors import ContextOverflowError, InvalidInputError
 from infercore.testing import mirostat, reference_model, reference_settings, truncation
 from infercore.testing.attention import OnlineSoftmax
 from infercore.testing.kv_formats import KvFormat
@@ -104,6 +105,39 @@ def a_forged_sequence_takes_its_neighbours_along(m: Any) -> None:
             raise
 
     around(m, Sequences, "load_sequence", load)
+
+
+@breaks("STATE-34", **real)
+def long_texts_are_restored_without_a_value(m: Any) -> None:
+    def load(old: Any, self: Any, seq_id: int, data: bytes) -> None:
+        old(self, seq_id, data)
+        held = self.sequences[seq_id]
+        if len(held.tokens) > 512:
+            less = held.v.copy()
+            less[:, 0] = 0
+            self.sequences[seq_id] = attrs.evolve(held, v=less)
+
+    around(m, Sequences, "load_sequence", load)
+
+
+@breaks("STATE-34", **real)
+def what_was_refused_leaves_less_room(m: Any) -> None:
+    def load(old: Any, self: Any, seq_id: int, data: bytes) -> None:
+        try:
+            old(self, seq_id, data)
+        except Exception:
+            self.has_less = True
+            raise
+
+    def decode(old: Any, self: Any, tokens: Any, **kwargs: Any) -> Any:
+        if getattr(self, "has_less", False) and len(tokens) >= 250:
+            raise ContextOverflowError(
+                stage="engine", resident_tokens=0, additional_tokens=1, n_ctx=len(tokens)
+            )
+        return old(self, tokens, **kwargs)
+
+    around(m, Sequences, "load_sequence", load)
+    around(m, ReferenceContext, "decode", decode)
 
 
 @breaks("CAP-43", **real)

@@ -52,18 +52,20 @@ def complaint(data: bytes | memoryview, traits: Traits, *, of_sequence: bool) ->
 
     Raises `UnknownLayoutError`.
     """
-    if traits.info.is_hybrid:
+    if traits.info.is_hybrid and not traits.n_caches:
         raise UnknownLayoutError
     reader = _Reader(memoryview(data).cast("B"))
     try:
         reader.skip(HEAD_BYTES if of_sequence else reader.number("I"))
-        if traits.info.is_recurrent:  # small integers and float32, each in four bytes
-            whole = reader.rest[: len(reader.rest) & ~3]
-            return None if _are_finite("f32", whole) else "a state that is not a number"
-        while not reader.at_end:
+        n_caches = 0
+        while n_caches < traits.n_caches if traits.is_recurrent else not reader.at_end:
             for kind, numbers in _cache(reader, traits):
                 if not _are_finite(kind, numbers):
                     return "a key or value that is not a number"
+            n_caches += 1
+        if traits.is_recurrent:  # small integers and float32, each in four bytes
+            whole = reader.rest[: len(reader.rest) & ~3]
+            return None if _are_finite("f32", whole) else "a state that is not a number"
     except _PositionError:
         return "a position that no token has"
     except (struct.error, KeyError) as error:

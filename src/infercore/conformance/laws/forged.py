@@ -13,7 +13,7 @@ from infercore.conformance.expect import equal, that
 from infercore.conformance.law import law
 from infercore.conformance.laws.formats import accepted_types
 from infercore.engine import blob
-from infercore.errors import SnapshotError, UnsupportedFeatureError
+from infercore.errors import InvalidStateError, SnapshotError, UnsupportedFeatureError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -23,10 +23,12 @@ if TYPE_CHECKING:
 _NUMBERS = {
     "no number": struct.pack("<f", float("nan")),
     "an infinity": struct.pack("<f", float("inf")),
-    "a number of 1e30": struct.pack("<f", 1e30),
+    "a number of 3e38": struct.pack("<f", 3e38),
     "no number in half precision": b"\x00\x7e" * 2,
 }
 _WORDS = (0xFFFF_FFFF, 0x7FFF_FFFF, 1)
+_SIGN, _N_BYTES = b"\x80", 16
+"""The last byte of a number below 0, and how many are tried one after another: all of a cell."""
 _N_WORDS = 24
 _N_NUMBERS = 16
 _LONG = 700
@@ -75,14 +77,14 @@ def _check_beside(rig: Rig, neighbour: list[int]) -> None:
     """What a forged text leaves behind is read by none beside it: a long one, one of each type."""
     n = min(_LONG, rig.model.info.n_ctx_train or _LONG)
     context = rig.context(n_seq_max=2, n_ctx=2 * n + 64, n_batch=n)
-    _check_left(rig, neighbour, n, _EVERYWHERE, context)
+    check_left(rig, neighbour, n, _EVERYWHERE, context)
     for fields in accepted_types(rig):
         if "flash_attn" not in fields:  # with which an engine may read nothing that is masked
             context = rig.context(**fields, n_seq_max=2, n_ctx=2 * rig.n_ctx)
-            _check_left(rig, neighbour, 12, _IN_A_BLOCK, context, f"{fields}: ")
+            check_left(rig, neighbour, 12, _IN_A_BLOCK, context, f"{fields}: ")
 
 
-def _check_left(
+def check_left(
     rig: Rig,
     neighbour: list[int],
     n: int,
@@ -153,3 +155,102 @@ def _of_another_type(rig: Rig, save: Callable[[Any], bytes]) -> Iterator[tuple[s
                 continue
             other.decode(rig.tokens(12))
             yield f"K and V of {kind}", bytes(blob.unpack(save(other))[1])
+
+
+# -- what is left of it ----------------------------------------------------------------------------
+
+
+@law("STATE-34", needs="sequence_state", since="1.2")
+def check_what_forged_state_leaves(rig: Rig) -> None:
+    """Forged state takes no room for good, and spoils no text that is begun later.
+
+    Wherever one number is changed, also in the state of texts that share tokens. What is true is
+    taken: of a long text, and of none.
+    """
+    _check_room(rig)
+    _check_long(rig)
+    if not rig.context().capabilities.multi_sequence:
+        return
+    _check_empty(rig)
+    if rig.context().capabilities.state:
+        fields = {"n_seq_max": 3, "n_ctx": rig.n_ctx}
+        check_shared(rig, rig.context(**fields), lambda text: rig.cold(text, **fields))
+
+
+def _check_room(rig: Rig) -> None:
+    """Where a forged text was removed, a text that fills the whole window has room."""
+    context, tokens = rig.context(), rig.tokens(12)
+    text = rig.story_at(0, context.n_ctx)
+    expected = rig.cold(text)
+    context.decode(tokens)
+    header, payload, row = blob.unpack(context.save_sequence(0))
+    start = rig.random.randrange(32, 64)
+    for at in range(start, start + _N_BYTES):
+        data = blob.pack(dict(header), _with(bytes(payload), at, _SIGN), bytes(row))
+        what = f"{_SIGN!r} at {at} of {len(payload)}"
+        _load(context, partial(context.load_sequence, 0, data), what)
+        context.seq_remove(0)
+        context.decode(text)
+        rig.near(context.logits(), expected, f"a whole window, after {what}")
+        context.clear()
+
+
+def _check_long(rig: Rig) -> None:
+    n = min(_LONG, rig.model.info.n_ctx_train or _LONG)
+    tokens, fields = rig.story_at(0, n), {"n_ctx": n + 8, "n_batch": n}
+    source, target = rig.context(**fields), rig.context(**fields)
+    source.decode(tokens)
+    target.load_sequence(0, source.save_sequence(0))
+    for context in (source, target):
+        context.decode_one(tokens[0])
+    rig.near(target.logits(), np.array(source.logits()), f"a text of {n} tokens, restored")
+
+
+def _check_empty(rig: Rig) -> None:
+    """What is saved of no text leaves none, whatever form the cache has that it comes to."""
+    tokens = rig.tokens(9)
+    for one, other in ((True, False), (False, True)):
+        try:
+            source, target = rig.two(kv_unified=one), rig.two(kv_unified=other)
+            source.decode(tokens, seq_id=1)
+            data = source.save_sequence(0)
+        except (UnsupportedFeatureError, InvalidStateError):
+            continue
+        for context in (source, target):
+            context.decode(tokens, seq_id=0)
+            context.load_sequence(0, data)
+            equal(context.n_past(0), 0, f"tokens of no text, saved with kv_unified={one}")
+            context.decode(tokens, seq_id=0)
+            rig.near(context.logits(), rig.cold(tokens), "a text after none was restored")
+
+
+def check_shared(
+    rig: Rig, context: Any, cold: Callable[[list[int]], Any], told: str = "", n_places: int = 24
+) -> None:
+    """What is forged of the state of texts that share tokens spoils none that is begun later.
+
+    ``context`` is of three sequences; ``cold`` returns what its model computes of a text.
+    """
+    tokens, more, fresh = rig.tokens(9), rig.tokens(5), rig.tokens(4)
+    full = rig.story_at(0, context.n_ctx // 3)
+    expected, filled = cold(fresh), cold(full)
+    context.decode(tokens)
+    if context.capabilities.kv_copy != "none":
+        context.seq_copy(0, 1)
+    for seq_id in (0, 1):
+        context.decode(more, seq_id=seq_id)
+    header, payload, row = blob.unpack(context.save_state())
+    forged = [(i * len(payload) // n_places & ~3, b"\xff" * 4) for i in range(1, n_places)]
+    start = rig.random.randrange(64, 128)
+    for at, part in (*forged, *((start + i, _SIGN) for i in range(_N_BYTES))):
+        data = blob.pack(dict(header), _with(bytes(payload), at, part), bytes(row))
+        what = f"{told}{part.hex()} at {at} of {len(payload)} of texts that share tokens"
+        _load(context, partial(context.load_state, data), what)
+        context.seq_remove(2)
+        context.decode(fresh, seq_id=2)
+        rig.near(context.logits(), expected, f"another text, begun after {what}")
+        for seq_id in range(3) if part == _SIGN else ():
+            context.seq_remove(seq_id)
+        for seq_id in range(3) if part == _SIGN else ():
+            context.decode(full, seq_id=seq_id)
+            rig.near(context.logits(), filled, f"all of the room, after {what}")

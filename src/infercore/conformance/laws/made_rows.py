@@ -51,6 +51,9 @@ _FILTERS: tuple[tuple[Sequence[float], dict[str, Any]], ...] = (
     (FALLING, {"xtc_probability": 1.0, "xtc_threshold": 0.3}),
     (FALLING, {"xtc_probability": 1.0, "xtc_threshold": 0.9}),
 )
+_NEVER = -5000.0
+"""A bias that leaves a probability of 0, though no token is forbidden."""
+_OF_SHARES = {"typical_p", "top_p"}
 
 
 @law("SAMP-28", needs="native_sampler", since="1.2")
@@ -62,14 +65,16 @@ def check_native_on_rows_that_are_made(rig: Rig) -> None:
     context, row = sampling._row(rig)  # noqa: SLF001  (the same row as in other laws)
     if len(row) > MOST_BIASED:
         rig.leave(f"a row of {len(row)} tokens takes too many biases")
-    for logits, fields in _FILTERS:
-        ids, bias = _made(rig, row, logits)
+    asked_of_all = [(*each, -np.inf) for each in _FILTERS]
+    asked_of_all += [(*each, _NEVER) for each in _FILTERS if _OF_SHARES & each[1].keys()]
+    for logits, fields, rest in asked_of_all:
+        ids, bias = _made(rig, row, logits, rest)
         asked = {**sampling.PLAIN, "temperature": FLAT, "logit_bias": bias, **fields}
         left, _ = rig.sampler(**asked).distribution(row.astype(np.float32))
         found = _drawn(rig, context, 12 * len(left) + 8, asked)
         if found is None:
             continue
-        what = f"of logits {logits} with {fields}"
+        what = f"of logits {logits} with {fields}, {rest} for the others"
         that(found <= set(ids), f"{what}: {sorted(found - set(ids))} are impossible")
         if len(set(logits)) == 1:
             equal(len(found), len(left), f"how many tokens {what} stay")
@@ -80,13 +85,15 @@ def check_native_on_rows_that_are_made(rig: Rig) -> None:
     _check_adapting(rig, context, row)
 
 
-def _made(rig: Rig, row: Any, logits: Sequence[float]) -> tuple[list[int], dict[int, float]]:
-    """Return tokens, and the biases that give them ``logits`` and to all others -inf.
+def _made(
+    rig: Rig, row: Any, logits: Sequence[float], rest: float = -np.inf
+) -> tuple[list[int], dict[int, float]]:
+    """Return tokens, and the biases that give them ``logits``; all others have ``rest``.
 
     A logit of 0 is exact: no rounding can leave anything of a number and its negative.
     """
     ids = rig.random.sample(range(len(row)), len(logits))
-    bias = dict.fromkeys(range(len(row)), -np.inf)
+    bias = dict.fromkeys(range(len(row)), rest)
     for token, logit in zip(ids, logits, strict=True):
         bias[token] = logit - float(row[token])
     return ids, bias

@@ -292,12 +292,22 @@ N_MIXES, MOST_LEFT = 20, 9
 
 @law("SAMP-27", needs="native_sampler", since="1.2")
 def check_native_filters_leave_the_same(rig: Rig) -> None:
-    """Filters set near their edges, alone and together, leave the tokens the portable's leave."""
+    """Filters set near their edges, alone and together, leave the tokens the portable's leave.
+
+    Also of a row of which the likeliest tokens are so unlikely that their probability is 0.
+    """
     n_left = N_MIXES
     for i in range(12 * N_MIXES):
         context, row = sampling._row(rig)  # noqa: SLF001
         kept = [(name, "keep") for name in ("p", "min", "typical", "xtc")]
-        fields = {**sampling.PLAIN, "temperature": WARM, **_mix(rig, row, (kept * 3)[i : i + 1])}
+        plain: dict[str, Any] = {**sampling.PLAIN, "temperature": WARM}
+        if i % 3 == 1 and len(row) <= MOST_BIASED:
+            lost = rig.random.sample(sampling._best(row, 6), 3)  # noqa: SLF001
+            plain["logit_bias"] = dict.fromkeys(lost, rig.random.choice((-5000.0, -np.inf)))
+            row = row.copy()
+            row[lost] = row.min()  # for the edges: what is lost counts for nothing
+        fields = {**plain, **_mix(rig, row, (kept * 3)[i : i + 1])}
+        row = context.logits()
         expected = _left(rig, row, fields)
         if expected is None:
             continue
@@ -363,8 +373,9 @@ def _check_impossible(rig: Rig) -> None:
     try:
         none = rig.sampler(temperature=1.0, logit_bias=everything, implementation="native")
         none.sample(context)
-    except InvalidInputError:
-        return
+    except InvalidInputError as error:
+        is_given = error.value in (-np.inf, everything)
+        that(error.field == "logit_bias" and is_given, f"{error.field} of {error.value!r}")
     except InvalidStateError as error:
         equal((error.operation, bool(error.state)), ("sample", True), "operation and state")
     else:
