@@ -24,6 +24,9 @@ Steps (``seq`` numbers a sequence, ``at`` a place in the rig's story that tokens
 ``save_all slot``                  ``save_state``
 ``load_all slot``                  ``load_state``
 ``adapters percent``               the rig's adapter at that scale, 0 = none
+``threads n``                      ``set_threads``, the same number for both
+``embed on``                       ``set_embeddings``, 1 = on
+``warm``                           ``warmup``
 ``clear``                          ``clear``
 =================================  ===============================================================
 
@@ -242,3 +245,12 @@ class Runner:
 
     def _adapters(self, percent: int) -> None:
         self._context.set_adapters(self._rig.adapters_at(percent / 100))
+
+    def _threads(self, n: int) -> None:
+        self._context.set_threads(n, n)
+
+    def _embed(self, on: int) -> None:
+        self._context.set_embeddings(bool(on))
+
+    def _warm(self) -> None:
+        self._context.warmup()

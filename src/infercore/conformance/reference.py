@@ -11,6 +11,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from infercore.conformance.options import OPTIONS
 from infercore.conformance.rig import Observation, Rig
 from infercore.registry import default_registry
@@ -53,6 +55,48 @@ def a_folder_of_weights_of_fewer_layers(folder: str) -> str:
     return folder
 
 
+_SHAPE = {
+    "hidden_size": 48, "num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 10,
+    "intermediate_size": 40, "num_hidden_layers": 1,
+}  # fmt: skip
+
+
+def a_llama_of_one_layer(folder: str) -> str:
+    """Write a llama of one layer into ``folder``, of heads that each have their own keys."""
+    shutil.copytree(storyteller(), folder, dirs_exist_ok=True)
+    where = Path(folder)
+    config = {**json.loads((where / "config.json").read_text(encoding="utf-8")), **_SHAPE}
+    width, inner, heads = 48, 40, 30
+    layer = {
+        "input_layernorm": (width,), "post_attention_layernorm": (width,),
+        "self_attn.q_proj": (heads, width), "self_attn.k_proj": (heads, width),
+        "self_attn.v_proj": (heads, width), "self_attn.o_proj": (width, heads),
+        "mlp.gate_proj": (inner, width), "mlp.up_proj": (inner, width),
+        "mlp.down_proj": (width, inner),
+    }  # fmt: skip
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (config["vocab_size"], width),
+        "model.norm.weight": (width,),
+        **{f"model.layers.0.{name}.weight": shape for name, shape in layer.items()},
+    }
+    numbers, header, body = np.random.default_rng(7), dict[str, Any](), b""
+    for name, shape in shapes.items():
+        weights = numbers.standard_normal(shape) * 0.3 + (1.0 if len(shape) == 1 else 0.0)
+        data = weights.astype("<f4").tobytes()
+        ends = [len(body), len(body) + len(data)]
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": ends}
+        body += data
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    for name, content in {
+        "config.json": json.dumps(config).encode(),
+        "model.safetensors": len(text).to_bytes(8, "little") + text + body,
+    }.items():
+        (where / name).unlink()
+        (where / name).write_bytes(content)
+    return folder
+
+
 def rig() -> Rig:
     """Return the rig of the reference backend on the pack's storyteller."""
     counted = Counted()
@@ -84,6 +128,7 @@ def rig() -> Rig:
         observe=observe,
         require=REQUIRED,
         wrong_files=(a_folder_of_weights_of_fewer_layers,),
+        others=(a_llama_of_one_layer,),
     )
 
 

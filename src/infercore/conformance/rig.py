@@ -133,7 +133,9 @@ class Rig:
     ``wrong_options`` are such options (or, together with fields, those of a context) that must be
     refused by the name of the first. ``wrong_files`` each write into a folder that they are given
     what is nearly a model of the backend's format and cannot be one, and return its path: it must
-    be refused. ``ranker`` writes into such a folder an encoder with a head that scores texts (a
+    be refused. ``others`` write so a model of the same vocabulary that is built otherwise (other
+    positions, states beside keys and values, other shapes): what it says it can do must be right
+    there too. ``ranker`` writes into such a folder an encoder with a head that scores texts (a
     file of its own, or all that the folder holds), and returns a function of ids and kinds (1 for
     those of the second text of a pair) to a score, computed apart from the backend. ``n_ctx`` is
     the window of the laws' contexts.
@@ -162,6 +164,7 @@ class Rig:
     own_options: Sequence[tuple[Mapping[str, Any], Callable[[Any], bool]]] = ()
     wrong_options: Sequence[Mapping[str, Any]] = ()
     wrong_files: Sequence[Callable[[str], str]] = ()
+    others: Sequence[Callable[[str], str]] = ()
     ranker: Callable[[str], Callable[[Sequence[int], Sequence[int]], float]] | None = None
     observe: Callable[[Any, int], Observation] | None = None
     known: Mapping[str, str] = attrs.field(factory=dict, validator=_known)

@@ -119,6 +119,8 @@ class Shadow:
         Where copies are the same cells, one cannot be moved without the other; a narrow cache that
         several sequences share, or that was restored, has less to go back to.
         """
+        if name in ("threads", "warm"):  # more than the machine has; a window that is full
+            return True
         if name in ("shift", "divide"):
             return args[0] in self._copied
         return self.is_narrow and name in ("remove", "eval", "copy")
@@ -320,6 +322,15 @@ class Shadow:
     def _take_adapters(self, percent: int) -> None:
         self._percent = percent
         self._numbers.adapt(percent)
+
+    def _take_threads(self, n: int) -> None:
+        """Nothing that is held changes."""
+
+    def _take_embed(self, on: int) -> None:
+        """Nothing that is held changes."""
+
+    def _take_warm(self) -> None:
+        """Nothing that is held changes."""
 
 
 def spans_of(

@@ -378,3 +378,36 @@ def mirostat_never_adapts(m: Any) -> None:
         return token
 
     around(m, Mirostat, "choose", choose)
+
+
+@breaks("CAP-46", **real)
+def models_of_one_layer_restore_no_values(m: Any) -> None:
+    def load(old: Any, self: Any, seq_id: int, data: bytes) -> None:
+        old(self, seq_id, data)
+        cells = self.sequences[seq_id]
+        if len(cells.k) == 1:
+            self.sequences[seq_id] = attrs.evolve(cells, v=np.zeros_like(cells.v))
+
+    around(m, Sequences, "load_sequence", load)
+
+
+@breaks("CAP-46", **real)
+def keys_of_models_of_one_layer_are_turned_by_halves(m: Any) -> None:
+    def shift(old: Any, self: Any, seq_id: int, p0: int, p1: int, delta: int) -> None:
+        one = len(self.sequences[seq_id].k) == 1
+        old(self, seq_id, p0, p1, delta // 2 if one else delta)
+
+    around(m, Sequences, "seq_shift", shift)
+
+
+@breaks("KV-34", **real)
+def other_threads_drop_the_last_sequence_s_values(m: Any) -> None:
+    def threads(old: Any, self: Any, n: int, n_batch: int) -> None:
+        old(self, n, n_batch)
+        held = getattr(self, "sequences", ())
+        last = max((s for s, cells in enumerate(held) if len(cells.positions)), default=0)
+        if last > 1:
+            cells = held[last]
+            self.sequences[last] = attrs.evolve(cells, v=np.zeros_like(cells.v))
+
+    around(m, Base, "set_threads", threads)

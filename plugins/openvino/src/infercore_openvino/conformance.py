@@ -91,6 +91,7 @@ def rig() -> Rig:
     rig.wrong_files = _WRONG_FILES
     rig.ranker = a_ranker
     rig.narrow = in_codes
+    rig.others = (a_decoder_whose_last_layer_has_no_positions, a_decoder_that_sums_up_too)
     return rig
 
 
@@ -420,6 +421,46 @@ _WRONG_FILES = (
     _beside_it(MODEL, "tokenizer.json", None),
     _beside_it(MODEL, "chat_template.jinja", None),
 )  # fmt: skip
+
+
+# -- models that are built otherwise ---------------------------------------------------------------
+
+
+@_wrong(MODEL)
+def a_decoder_whose_last_layer_has_no_positions(model: Any) -> None:
+    rotated = "layers.3.self_attn/aten::add/Add"
+    for name in (rotated, f"{rotated}_1"):
+        node = _named(model, name)
+        plain = node.input_value(0).get_node().input_value(0)
+        for user in node.output(0).get_target_inputs():
+            user.replace_source_output(plain)
+
+
+@_wrong(MODEL)
+def a_decoder_that_sums_up_too(model: Any) -> None:
+    """Add to what goes into the output layer a share of the sum of those before, in a state."""
+    import openvino as ov  # noqa: PLC0415  (imports the engine)
+    from openvino import opset13 as op  # noqa: PLC0415
+    from openvino.op import assign, read_value, util  # noqa: PLC0415
+
+    head = model.output("logits").get_node().input_value(0).get_node()
+    hidden = head.input_value(0)
+    n_embd = hidden.get_partial_shape()[2].get_length()
+    about = util.VariableInfo()
+    about.variable_id = "cache_params.past.ssm.0cache_params.present.ssm.0"
+    about.data_shape, about.data_type = ov.PartialShape([-1, n_embd]), ov.Type.f32
+    variable = util.Variable(about)
+    first, second = (op.constant(n, dtype=np.int64) for n in (0, 1))
+    n_texts = op.unsqueeze(op.gather(op.shape_of(model.input("input_ids")), first, first), first)
+    shape = op.concat([n_texts, op.constant([n_embd], dtype=np.int64)], 0)
+    read = read_value(op.broadcast(np.float32(0), shape), variable)
+    kept = op.unsqueeze(op.gather(read, model.input("beam_idx"), first), second)
+    sums = op.add(op.cum_sum(hidden, second), kept)
+    last = op.gather(sums, op.constant(-1, dtype=np.int64), second)
+    mixed = op.add(hidden, op.multiply(sums, np.float32(0.1)))
+    head.input(0).replace_source_output(mixed.output(0))
+    model.add_variables([variable])
+    model.add_sinks([assign(last, variable)])
 
 
 # -- what the engine holds -------------------------------------------------------------------------

@@ -30,6 +30,7 @@ RECURRENT = "recurrent"
 _CAUSAL_INPUTS = {"input_ids", "attention_mask", "beam_idx"}
 _LOGITS_RANK = 3
 _ATTENTION, _MASK, _FAR = "ScaledDotProductAttention", 3, 1e9
+_PAGED_ATTENTION, _KEY = "PagedAttentionExtension", 1
 _F16_RELATIVE_ERROR = 2e-3
 
 
@@ -61,6 +62,12 @@ class Graph:
     def slides(self) -> bool:
         """Whether layers look back over a window only."""
         return sliding_window(self.config) is not None
+
+    @property
+    def turns_keys(self) -> bool:
+        """Whether each layer of a paged graph turns its keys: some models leave layers out."""
+        layers = [n for n in self.model.get_ordered_ops() if n.get_type_name() == _PAGED_ATTENTION]
+        return self.inv_freq is not None and all(_is_turned(n.input_value(_KEY)) for n in layers)
 
 
 def build(core: Any, files: ModelFiles, form: str, path: str) -> Graph:
@@ -273,6 +280,20 @@ def _takes_a_mask(node: Any) -> bool:
         and not node.get_attributes()["causal"]
         and len(node.inputs()) > _MASK
     )
+
+
+def _is_turned(keys: Any) -> bool:
+    """Whether a cosine stands between the product that makes ``keys`` and them."""
+    waiting, seen = [keys.get_node()], set[str]()
+    while waiting:
+        node = waiting.pop()
+        if node.get_type_name() == "Cos":
+            return True
+        if node.get_type_name() == "MatMul" or node.get_friendly_name() in seen:
+            continue
+        seen.add(node.get_friendly_name())
+        waiting += [value.get_node() for value in node.input_values()]
+    return False
 
 
 def _frequency_constants(model: Any) -> dict[str, Any]:

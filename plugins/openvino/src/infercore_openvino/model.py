@@ -205,7 +205,7 @@ class OpenVinoModel:
         if first.form == graph.RECURRENT:
             return recurrent_capabilities(default)
         if first.form == "paged":
-            return paged_capabilities(default, first, shift=first.inv_freq is not None)
+            return paged_capabilities(default, first, shift=first.turns_keys)
         return stateful_capabilities(default)
 
     def new_context(self, config: ContextConfig) -> BaseContext:

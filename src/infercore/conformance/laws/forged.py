@@ -131,6 +131,9 @@ def _changed(rig: Rig, payload: bytes) -> Iterator[tuple[str, bytes]]:
     for at in (*range(0, 4 * _N_WORDS, 4), *range(4 * _N_WORDS, min(size // 4, 800), 68)):
         word = _WORDS[at // 4 % len(_WORDS)]
         yield f"{word:#x} at {at}", _with(payload, at, struct.pack("<I", word))
+    texts = [*re.finditer(rb"[ -~]{16,}", payload[:2048])]
+    for at in range(texts[0].end(), texts[0].end() + 4 * _N_WORDS, 4) if texts else ():
+        yield f"{_WORDS[0]:#x} at {at}, behind text", _with(payload, at, b"\xff" * 4)
     for found in [*re.finditer(rb"\d+", payload[:2048])][:_N_NUMBERS]:  # a header may be text
         for text in (b"-", b"9"):
             yield f"{text!r} at {found.start()}", _with(payload, found.start(), text)

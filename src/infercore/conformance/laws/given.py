@@ -33,6 +33,9 @@ _NEEDS: dict[str, Callable[[Capabilities], object]] = {
     "shift": lambda can: can.kv_shift,
     "divide": lambda can: can.kv_divide,
     "copy": lambda can: can.kv_copy != "none",
+    "threads": lambda can: can.live_threads,
+    "embed": lambda can: can.embeddings,
+    "adapters": lambda can: can.lora,
 }
 _ENDS = "one {0} 40; decode {0} 5 300 all"
 
@@ -120,3 +123,28 @@ def check_batches_of_one_token_each(rig: Rig) -> None:
     starts = "; ".join(f"decode {s} {n} {50 * s} last" for s, n in enumerate((9, 31, 2, 17)))
     turns = "batch q0123 w1111 7; batch q3120 w1011 90; batch q213 w001 40; batch q02 w11 3"
     _run(rig, [f"{starts}; {turns}; one 2 5; {turns}"], n_ctx=rig.n_ctx, n_seq_max=4)
+
+
+_SET = ("threads 1; embed 1; warm", "adapters 50; threads 1; adapters 0")
+_HELD = "decode 0 9 5 last; decode 2 14 90 last; one 2 7; save 1 2; save_all 2"
+_GO_ON = (
+    "one 2 3; one 0 8; decode 1 4 33 last; batch q0212 w0111 60; load 1 3; one 3 11; load_all 2"
+)
+
+
+@law("KV-34", since="1.2")
+def check_settings_that_change_in_the_midst(rig: Rig) -> None:
+    """Other threads, adapters, embeddings and a warm-up leave what each sequence holds.
+
+    Also what was saved before, and sequences that hold nothing.
+    """
+    can = rig.context().capabilities
+    settings = [text for text in _SET if rig.adapter is not None or "adapters" not in text]
+    for setting in settings:
+        if can.multi_sequence and can.sequence_state and can.state:
+            texts = [f"{_HELD}; {setting}; {_GO_ON}; one 2 5; one 0 6"]
+            _run(rig, texts, n_ctx=rig.n_ctx, n_seq_max=4)
+        else:
+            _run(
+                rig, [f"decode 0 9 5 last; {setting}; one 0 3; decode 0 5 7 last"], n_ctx=rig.n_ctx
+            )

@@ -382,12 +382,12 @@ def check_what_a_divide_moves_is_computed_there(rig: Rig) -> None:
 def check_holes_of_copies_of_a_full_window(rig: Rig) -> None:
     """Copies of a text that nearly fills the window go on right, each with a hole of its own.
 
-    So does the text that they were copied from.
+    So does the text that they were copied from, and a copy that was left whole.
     """
     kinds = rig.context().capabilities
     if not kinds.multi_sequence or kinds.kv_copy == "none":
         rig.leave("sequences are not copied")
-    holes = ((0, 0), (3, 40), (100, 101), (110, 170))
+    holes = ((0, 0), (3, 40), (100, 101), (110, 170), (0, 0))
     tokens, more = rig.tokens(rig.n_ctx - 2 * len(holes)), rig.tokens(2)
     context, alone = rig.context(n_seq_max=len(holes), kv_unified=True), rig.context()
     context.decode(tokens)

@@ -1,0 +1,49 @@
+"""Other models than the rig's own, in the backend's format: what they are said to do, they do."""
+
+from __future__ import annotations
+
+import tempfile
+from functools import partial
+from typing import TYPE_CHECKING
+
+import attrs
+
+from infercore.conformance import registry, runner
+from infercore.conformance.expect import that
+from infercore.conformance.law import law
+from infercore.conformance.report import FAIL
+
+if TYPE_CHECKING:
+    from infercore.conformance.rig import Rig
+
+_HELD = (
+    "CAP-1", "CAP-2", "DEC-1", "DEC-4", "DEC-11", "EMB-7", "KV-1", "KV-7", "KV-14", "KV-27",
+    "KV-34", "MEM-2", "STATE-1", "STATE-4", "STATE-7",
+)  # fmt: skip
+"""What needs no oracle, and takes little time."""
+
+
+@law("CAP-46", since="1.2")
+def check_models_built_otherwise(rig: Rig) -> None:
+    """Models that are built otherwise than the rig's own (`Rig.others`) keep the basic laws, too.
+
+    In pieces and in batches, copied, moved, cut, saved and restored as far as they say they can.
+    """
+    if not rig.others:
+        rig.leave("the rig brings no other models")
+    chosen = [each for each in registry.laws() if each.id in _HELD]
+    for write in rig.others:
+        with tempfile.TemporaryDirectory() as folder:
+            path = write(folder)
+            other = attrs.evolve(
+                rig, open_model=partial(rig.open_at, path), path=path, model_name=None,
+                oracle=None, golden=(), adapter=None, adapter_name=None, encoder=None, observe=None,
+                encoder_name=None, narrow=None, known={}, others=(), child=None, n_ctx=128,
+            )  # fmt: skip
+            try:
+                for each in chosen:
+                    found = runner.run_law(each, other, seed=rig.random.randrange(1000))
+                    what = f"{write.__name__}: {each.id}, {found.reason}"
+                    that(found.outcome != FAIL, what)
+            finally:
+                other.close()
