@@ -9,6 +9,7 @@ from typing import Any
 from conformance.mutants import around, breaks, instead, result
 from infercore.engine.tokenizer import GuardedTokenizer
 from infercore.errors import InvalidInputError, InvalidTokenError
+from infercore.testing.reference_tokenizer import ReferenceTokenizer
 from infercore.testing.toy import EOS, ToyTokenizer
 
 
@@ -109,3 +110,13 @@ def every_token_is_text(m: Any) -> None:
 @breaks("TOK-19")
 def a_pair_is_joined_by_text(m: Any) -> None:
     m.setattr(ToyTokenizer, "pair_middle", [65, 66], raising=False)
+
+
+@breaks("TOK-20", base="reference")
+def one_control_token_at_most_ends_a_text(m: Any) -> None:
+    def encode(old: Any, self: Any, text: str, **options: Any) -> list[int]:
+        ids = old(self, text, **options)
+        ends = ids[-2:] if len(ids) > 2 else []
+        return [*ids[:-2], ids[-1]] if ends and all(map(self.is_control, ends)) else ids
+
+    around(m, ReferenceTokenizer, "encode", encode)

@@ -56,6 +56,9 @@ class JsonTokenizer:
             "unk_token", description["model"].get("unk_id")
         )
         self._set_special_ids(files)
+        for token in (self.bos, self.eos):
+            if token is not None and not 0 <= token < n_vocab:
+                raise ModelFormatError(f"{path} names token {token}, of {n_vocab}", path=path)
         self._prefix, self._suffix = self._frame(files.tokenizer)
         self.pair_middle = self._between()
         self.sep, self.pad = self._named("sep", files), self._named("pad", files)

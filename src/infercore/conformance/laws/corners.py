@@ -156,7 +156,7 @@ def check_threads_given_at_opening(rig: Rig) -> None:
     no fewer than for single tokens.
     """
     _check_default_threads(rig)
-    for n in (1, 2):
+    for n in (1, 2, (os.cpu_count() or 1) + 1):
         try:
             context = rig.context(n_ctx=64, n_threads=n, n_threads_batch=n)
         except UnsupportedFeatureError:

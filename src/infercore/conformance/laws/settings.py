@@ -502,11 +502,12 @@ def _computed(model: Any, fields: dict[str, Any]) -> Any:
 def check_the_tokens_that_the_files_name(rig: Rig) -> None:
     """The tokens that begin and end a text are those that config.json or the header names."""
     path = None if rig.path is None else Path(rig.path)
-    if path is None or not (_decides(path) or is_gguf(path)):
+    if path is None or not ((path / "config.json").is_file() or is_gguf(path)):
         rig.leave("the model is neither a folder of weights nor a GGUF file")
     with _copied(path) as copy:
         if path.is_dir():
-            _check_ends_of_folder(rig, copy)
+            (_check_ends_of_folder if _decides(path) else _check_ends_beside)(rig, copy)
+            _check_frames(rig, copy)
             return
         whole = copy.read_bytes()
         for name, token in (("bos", 6), ("eos", 7)):
@@ -545,6 +546,84 @@ def _check_ends_of_folder(rig: Rig, folder: Path) -> None:
         error = raises(InferCoreError, lambda: rig.open_at(str(folder)).close(), what)
         that(not isinstance(error, PluginError), f"{what}: {error}")
         that(str(folder) in str(getattr(error, "path", folder)), f"{what}: no path in {error!r}")
+    _write(folder / "config.json", config)
+
+
+def _check_ends_beside(rig: Rig, folder: Path) -> None:
+    """The same where tokenizer_config.json comes first: without its names, and by them."""
+    config, tokenizer, generation = (
+        folder / f"{name}.json" for name in ("config", "tokenizer_config", "generation_config")
+    )
+    own = json.loads(config.read_text(encoding="utf-8"))
+    without = {name: value for name, value in own.items() if name != "eos_token_id"}
+    _write(tokenizer, {})
+    for ends in ([7], [8, 9]):
+        _write(config, {**without, "bos_token_id": 6})
+        _write(generation, {"eos_token_id": ends if len(ends) > 1 else ends[0]})
+        with rig.open_at(str(folder)) as model:
+            found = model.tokenizer.bos, model.tokenizer.eos
+            equal(found, (6, ends[0]), "bos and eos of config.json and generation_config.json")
+            that(all(model.tokenizer.is_eog(token) for token in ends), f"{ends} end no text")
+    generation.unlink()
+    for last in (11, rig.tokenizer.n_vocab - 1):
+        _write(config, {**own, "eos_token_id": last})
+        with rig.open_at(str(folder)) as model:
+            equal(model.tokenizer.eos, last, "eos of config.json alone")
+            that(model.tokenizer.is_eog(last), f"{last} ends no text")
+    name = rig.tokenizer.token_bytes(rig.tokenizer.eot or 0).decode()
+    for named in (name, {"content": name}) if rig.tokenizer.eot is not None else ():
+        _write(tokenizer, {"eos_token": named})
+        with rig.open_at(str(folder)) as model:
+            equal(model.tokenizer.eos, rig.tokenizer.eot, f"eos that is called {named!r}")
+            that(model.tokenizer.is_eog(last), f"{last}, eos of config.json, ends no text")
+    for wrong in (rig.tokenizer.n_vocab, -1, [7, 10**9]):
+        _write(tokenizer, {})
+        _write(config, {**own, "eos_token_id": wrong, "bos_token_id": wrong})
+        try:
+            opened = loaded(rig, str(folder))
+        except ModelLoadError as error:
+            foreseen(error, f"ends of {wrong}, beyond the ids")
+            continue
+        with opened as model:
+            for token in (model.tokenizer.bos, model.tokenizer.eos):
+                fits = token is None or 0 <= token < model.tokenizer.n_vocab
+                that(fits, f"{token} of {model.tokenizer.n_vocab} tokens begins or ends a text")
+    _write(config, own)
+
+
+def _check_frames(rig: Rig, folder: Path) -> None:
+    """What tokenizer.json puts around a text is put there, but for an end that is not wanted."""
+    file, begin, end = folder / "tokenizer.json", rig.tokenizer.bos, rig.tokenizer.eos
+    other = rig.tokenizer.eot
+    if not file.is_file() or begin is None or end is None or other in (None, begin, end):
+        return
+    names = {token: rig.tokenizer.token_bytes(token).decode() for token in (begin, other, end)}
+    said = json.loads(file.read_text(encoding="utf-8"))
+    special = {name: {"id": name, "ids": [i], "tokens": [name]} for i, name in names.items()}
+    before, middle, after = ({"SpecialToken": {"id": n, "type_id": 0}} for n in names.values())
+    text = {"Sequence": {"id": "A", "type_id": 0}}
+    plain = rig.tokenizer.encode("a", add_special=False)
+    framed = [begin, *plain, other, end]
+    config = {"bos_token": names[begin], "eos_token": names[end]}
+    for single, asked, may in (
+        ([before, text, middle, after], {}, [framed]),
+        ([before, text, middle, after], {"add_eos_token": True}, [framed]),
+        ([before, text, middle, after], {"add_eos_token": False}, [framed, framed[:-1]]),
+        ([before, text, middle, after], {"add_bos_token": False}, [framed, framed[1:]]),
+        ([text, middle], {"add_bos_token": True}, [framed[1:-1], framed[:-1]]),
+        ([text], {"add_eos_token": True}, [plain, [*plain, end]]),
+    ):
+        said["post_processor"] = {
+            "type": "TemplateProcessing", "single": single, "special_tokens": special,
+            "pair": [text, {"Sequence": {"id": "B", "type_id": 1}}],
+        }  # fmt: skip
+        _write(file, said)
+        _write(folder / "tokenizer_config.json", {**config, **asked})
+        with rig.open_at(str(folder)) as model:
+            found = model.tokenizer.encode("a")
+            that(found in may, f"{found} is a text with {asked}, and {may[-1]} is expected")
+            bare = model.tokenizer.encode("a", add_special=False)
+            equal(bare, plain, "a text that nothing is put around")
 
 
 _ENDS_OF_TURN = (b"<|im_end|>", b"<|eot_id|>", b"<|end|>", b"<end_of_turn>")
