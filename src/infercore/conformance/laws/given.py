@@ -28,6 +28,7 @@ _CHANGES_OF_THREE = (
     "decode 0 9 5 last; decode 1 14 90 last; decode 2 4 33 last",
     "decode 2 30 5 last; copy 2 1 0 -1; decode 1 3 60 last; shift 2 12 -1 9",
     "decode 1 20 5 last; copy 1 2 4 15; remove 1 6 9; decode 0 3 8 none",
+    "decode 0 20 5 last; copy 0 1 0 -1; copy 0 2 0 -1; remove 1 9 -1; remove 2 15 -1",
 )
 _NEEDS: dict[str, Callable[[Capabilities], object]] = {
     "shift": lambda can: can.kv_shift,
