@@ -220,7 +220,8 @@ def _logged(handler: logging.Handler) -> Iterator[None]:
 def check_releases(rig: Rig, engine: str) -> None:
     """Raise `LawError` where the backend takes other releases of ``engine`` than it requires.
 
-    With another, or none, it is unavailable, for a reason that names the package.
+    With another, or none, it is unavailable, for a reason that names the package; so it is without
+    any other package that it requires and the core does not.
     """
     own = _found(rig)
     if own.distribution is None:
@@ -243,6 +244,43 @@ def check_releases(rig: Rig, engine: str) -> None:
     that(isinstance(found.error, BackendUnavailableError), f"without {engine}: {found.error!r}")
     equal(getattr(found.error, "backend", None), rig.backend, "the backend of the error")
     that(engine in str(found.reason), f"without {engine}: {found.reason}")
+    for package, modules in _others_needed(own.distribution, engine):
+        with _hidden(modules):
+            found = _found(rig)
+        is_said = isinstance(found.error, BackendUnavailableError) and package in str(found.reason)
+        that(is_said, f"without {package}: {found.reason or 'the backend is usable'}")
+
+
+def _others_needed(distribution: str, engine: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield the other packages that a plugin requires beside the core's, and their modules."""
+    owners = metadata.packages_distributions()
+    core, own = (
+        [_name(text) for text in metadata.requires(name) or () if "extra ==" not in text]
+        for name in ("infercore", distribution)
+    )
+    for package in own:
+        modules = [module for module, names in owners.items() if package in map(_name, names)]
+        if package not in {*core, "infercore", _name(engine)}:
+            yield package, modules
+
+
+def _name(requirement: str) -> str:
+    found = re.match(r"[\w.-]+", requirement)
+    return re.sub(r"[-_.]+", "-", found[0]).lower() if found is not None else ""
+
+
+@contextlib.contextmanager
+def _hidden(modules: list[str]) -> Iterator[None]:
+    """Let ``modules`` be none that can be found."""
+    kept = {module: sys.modules.get(module) for module in modules}
+    sys.modules.update(dict.fromkeys(modules))  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        for module, was in kept.items():
+            sys.modules.pop(module)
+            if was is not None:
+                sys.modules[module] = was
 
 
 def _names(requirement: str, engine: str) -> bool:
