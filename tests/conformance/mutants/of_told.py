@@ -411,3 +411,25 @@ def other_threads_drop_the_last_sequence_s_values(m: Any) -> None:
             self.sequences[last] = attrs.evolve(cells, v=np.zeros_like(cells.v))
 
     around(m, Base, "set_threads", threads)
+
+
+@breaks("STATE-28", **real)
+def saved_copies_are_as_long_as_the_last(m: Any) -> None:
+    def save(old: Any, self: Any) -> bytes:
+        whole = self.sequences
+        last = next((cells for cells in whole[::-1] if len(cells.tokens)), whole[0])
+        n = len(last.tokens)
+        self.sequences = [
+            attrs.evolve(
+                cells, v=np.where(np.arange(len(cells.tokens))[:, None, None] < n, cells.v, 0)
+            )
+            if np.array_equal(cells.tokens[:n], last.tokens)
+            else cells
+            for cells in whole
+        ]
+        try:
+            return bytes(old(self))
+        finally:
+            self.sequences = whole
+
+    around(m, Sequences, "save_state", save)
