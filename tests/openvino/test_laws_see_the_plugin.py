@@ -8,7 +8,16 @@ import pytest
 
 import pack
 from infercore.conformance import find_rig, laws, run_law
-from infercore_openvino import additions, encoder, encoder_graph, options
+from infercore_openvino import (
+    additions,
+    encoder,
+    encoder_graph,
+    graph,
+    options,
+    paged,
+    probe,
+    recurrent,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,6 +45,27 @@ def rows_before_the_scale(m: pytest.MonkeyPatch) -> None:
     m.setattr(additions, "_scaled", lambda node: node)
 
 
+def keys_of_every_layer_are_turned(m: pytest.MonkeyPatch) -> None:
+    m.setattr(paged, "keys_rotate", lambda *_: True)
+    m.setattr(graph.Graph, "turns_keys", True)
+
+
+def a_moved_sequence_has_the_first_ones_state(m: pytest.MonkeyPatch) -> None:
+    def data(self: Any, seq_id: int) -> Any:
+        del seq_id
+        return {v.name: v.state.data.copy() for v in self._requests[0].query_state()}
+
+    def move(old: Any, self: Any, *args: Any) -> Any:
+        m.setattr(recurrent.RecurrentContext, "_data", data)
+        try:
+            return old(self, *args)
+        finally:
+            m.setattr(recurrent.RecurrentContext, "_data", own)
+
+    own, moved = recurrent.RecurrentContext._data, recurrent.RecurrentContext._move_to
+    m.setattr(recurrent.RecurrentContext, "_move_to", lambda self, *a: move(moved, self, *a))
+
+
 @pytest.mark.parametrize(
     ("rig", "law", "mistake"),
     [
@@ -43,6 +73,8 @@ def rows_before_the_scale(m: pytest.MonkeyPatch) -> None:
         ("openvino", "BAD-18", graphs_of_one_length),
         ("openvino", "BAD-19", one_stream_fewer),
         ("openvino-stateful", "CAP-36", rows_before_the_scale),
+        ("openvino", "CAP-46", keys_of_every_layer_are_turned),
+        ("openvino-recurrent", "KV-34", a_moved_sequence_has_the_first_ones_state),
     ],
 )
 def test_a_mistake_is_seen(
