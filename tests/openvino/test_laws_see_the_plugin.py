@@ -15,7 +15,6 @@ from infercore_openvino import (
     graph,
     options,
     paged,
-    probe,
     recurrent,
 )
 
