@@ -146,6 +146,7 @@ def test_the_toy_that_mutants_are_made_from_keeps_every_law(tmp_path: Path) -> N
         "CAP-43",
         "CAP-45",
         "CAP-46",
+        "CAP-47",
         "ENC-12",
         "TOK-20",
         "TOK-22",

@@ -72,7 +72,7 @@ def a_moved_sequence_has_the_first_ones_state(m: pytest.MonkeyPatch) -> None:
         ("openvino", "BAD-18", graphs_of_one_length),
         ("openvino", "BAD-19", one_stream_fewer),
         ("openvino-stateful", "CAP-36", rows_before_the_scale),
-        ("openvino", "CAP-46", keys_of_every_layer_are_turned),
+        ("openvino", "CAP-47", keys_of_every_layer_are_turned),
         ("openvino-recurrent", "KV-34", a_moved_sequence_has_the_first_ones_state),
     ],
 )

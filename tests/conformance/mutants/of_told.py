@@ -380,7 +380,7 @@ def mirostat_never_adapts(m: Any) -> None:
     around(m, Mirostat, "choose", choose)
 
 
-@breaks("CAP-46", **real)
+@breaks("CAP-47", **real)
 def models_of_one_layer_restore_no_values(m: Any) -> None:
     def load(old: Any, self: Any, seq_id: int, data: bytes) -> None:
         old(self, seq_id, data)
@@ -391,7 +391,7 @@ def models_of_one_layer_restore_no_values(m: Any) -> None:
     around(m, Sequences, "load_sequence", load)
 
 
-@breaks("CAP-46", **real)
+@breaks("CAP-47", **real)
 def keys_of_models_of_one_layer_are_turned_by_halves(m: Any) -> None:
     def shift(old: Any, self: Any, seq_id: int, p0: int, p1: int, delta: int) -> None:
         one = len(self.sequences[seq_id].k) == 1

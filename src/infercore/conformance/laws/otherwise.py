@@ -23,7 +23,7 @@ _HELD = (
 """What needs no oracle, and takes little time."""
 
 
-@law("CAP-46", since="1.2")
+@law("CAP-47", since="1.2")
 def check_models_built_otherwise(rig: Rig) -> None:
     """Models that are built otherwise than the rig's own (`Rig.others`) keep the basic laws, too.
 
