@@ -135,7 +135,7 @@ def test_what_a_pool_cancelled_for_want_of_a_reader_holds_no_session(
     opened: Any, home: str
 ) -> None:
     if home == "alone":
-        return  # it has no pool
+        pytest.skip("a session alone has no reader_timeout")
     with opened(reader_timeout=0.05) as session:
         whole = expected(session, FIRST, 8)
         session.ensure_prefix(FIRST)
@@ -181,7 +181,7 @@ def test_a_task_that_reads_a_cancelled_stream_changes_nothing(opened: Any) -> No
 def test_whoever_leaves_near_the_end_of_a_text_holds_no_session(opened: Any, home: str) -> None:
     """The pool has generated all of it, and looks at it no more."""
     if home == "alone":
-        return
+        pytest.skip("a session alone has no reader_timeout")
     with opened(reader_timeout=0.05) as session:
         whole = expected(session, FIRST, 8)
         for n_read in range(3):

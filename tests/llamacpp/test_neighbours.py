@@ -90,7 +90,7 @@ def test_a_gap_is_closed_and_texts_go_on(pool: Any, monkeypatch: pytest.MonkeyPa
             calls = [threads.submit(lambda i=i: read(sessions[i].decode(**fields))) for i in left]
             found = [call.result() for call in calls]
         whole = [step for step in ids.steps if len(step) == len(left)]
-        # Those that begin first may close a gap of their own, which leaves another: 0, 1, 4, 5.
+        # Those that begin first may close a gap of their own, which leaves two: 0, 1, 4, 5.
         assert n_pieces(whole[-1]) == 1
         assert found == [expected[i] for i in left]
         for session, i in zip((sessions[i] for i in left), left, strict=True):

@@ -154,7 +154,7 @@ class Session(Protocol):
         """End the running prefill or decode, from any thread; if none is running, nothing happens.
 
         A decode ends with finish reason "cancelled", a prefill with `DecodeAbortedError`. A stream
-        need not be read to its end then: the next call ends it, and it gives nothing any more.
+        need not be read to its end then: the next call ends it, and it yields nothing more.
         """
 
     def snapshot(self) -> Snapshot:

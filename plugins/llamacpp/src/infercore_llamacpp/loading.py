@@ -110,15 +110,13 @@ def _check_room(path: str, config: ModelConfig, *, allocate: bool) -> None:
 
 def matrix_bytes(path: str) -> int:
     """Return the bytes of weights that are multiplied with, and so may be copied."""
-    found = 0
-    for part in gguf.parts(path):
-        tensors = headers.read(part).tensors
-        is_tied = "output.weight" not in tensors  # then the table makes the logits too
-        for tensor in tensors.values():
-            if len(tensor.dims) > 1 and (is_tied or not tensor.name.startswith("token_embd")):
-                n_rows = math.prod(tensor.dims[1:])
-                found += n_rows * int(row_bytes(tensor.kind, tensor.dims[0]))
-    return found
+    tensors = [each for part in gguf.parts(path) for each in headers.read(part).tensors.values()]
+    is_tied = all(each.name != "output.weight" for each in tensors)  # the table makes logits too
+    return sum(
+        math.prod(each.dims[1:]) * int(row_bytes(each.kind, each.dims[0]))
+        for each in tensors
+        if len(each.dims) > 1 and (is_tied or not each.name.startswith("token_embd"))
+    )
 
 
 def check_addresses(files: Sequence[str], n_bytes: int = 0) -> None:
@@ -126,6 +124,7 @@ def check_addresses(files: Sequence[str], n_bytes: int = 0) -> None:
 
     And for ``n_bytes`` and a little beside: the engine ends the process where it lacks that.
     """
+    copies = f", {n_bytes >> 20} MiB of it for weights in another layout" if n_bytes else ""
     n_bytes += _BESIDE
     try:
         with contextlib.ExitStack() as stack:
@@ -137,8 +136,9 @@ def check_addresses(files: Sequence[str], n_bytes: int = 0) -> None:
         if getattr(error, "errno", None) != errno.ENOMEM:
             return  # what else is wrong with a file is said by who reads it
         raise OutOfMemoryError(
-            f"the limits of this process (ulimit -v, -d) leave no room for "
-            f"{''.join(f'{file} and ' for file in files)}{n_bytes >> 20} MiB of work: {error}"
+            "the system or the limits of this process (ulimit -v, -d) leave no room for "
+            f"{''.join(f'{file} and ' for file in files)}{n_bytes >> 20} MiB of work{copies}: "
+            f"{error}"
         ) from error
 
 

@@ -109,7 +109,8 @@ class LlamaModel:
         if n_bytes <= free < n_bytes + n_stacks and is_limited:
             raise OutOfMemoryError(
                 f"the limits of this process (ulimit -v, -d) leave {free:,} bytes; a context takes "
-                f"{n_bytes:,}, and the stacks of its threads {n_stacks:,}; give a smaller n_threads"
+                f"{n_bytes:,}, and the stacks of its threads {n_stacks:,}; give smaller n_threads "
+                "and n_threads_batch"
             )
         if n_bytes > free:
             raise OutOfMemoryError(

@@ -161,6 +161,9 @@ def check_threads_given_at_opening(rig: Rig) -> None:
             context = rig.context(n_ctx=64, n_threads=n, n_threads_batch=n)
         except UnsupportedFeatureError:
             continue
+        except InvalidInputError as error:
+            that(n > 2 and "n_threads" in str(error), f"{n} threads: {error}")  # noqa: PLR2004
+            continue
         found = tuple(context.effective[name] for name in ("n_threads", "n_threads_batch"))
         equal(found, (n, n), f"effective threads, {n} asked for")
         threads = rig.observe(context, 0).threads if rig.observe is not None else None

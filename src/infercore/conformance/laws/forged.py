@@ -199,7 +199,7 @@ def _check_room(rig: Rig) -> None:
 
 
 def _check_long(rig: Rig) -> None:
-    n = min(_LONG, rig.model.info.n_ctx_train or _LONG)
+    n = min(_LONG, (rig.model.info.n_ctx_train or _LONG) - 8)
     tokens, fields = rig.story_at(0, n), {"n_ctx": n + 8, "n_batch": n}
     source, target = rig.context(**fields), rig.context(**fields)
     source.decode(tokens)

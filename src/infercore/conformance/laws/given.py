@@ -126,7 +126,7 @@ def check_batches_of_one_token_each(rig: Rig) -> None:
     _run(rig, [f"{starts}; {turns}; one 2 5; {turns}"], n_ctx=rig.n_ctx, n_seq_max=4)
 
 
-_SET = ("threads 1; embed 1; warm", "adapters 50; threads 1; adapters 0")
+_SET = ("threads 1", "embed 1", "warm", "threads 1; embed 1; warm", "adapters 50; adapters 0")
 _HELD = "decode 0 9 5 last; decode 2 14 90 last; one 2 7; save 1 2; save_all 2"
 _GO_ON = (
     "one 2 3; one 0 8; decode 1 4 33 last; batch q0212 w0111 60; load 1 3; one 3 11; load_all 2"

@@ -326,7 +326,7 @@ def _growing(plan: Any) -> int:
     return int(plan.kv_bytes - kinds.get("recurrent", 0) - kinds.get("sliding", 0))
 
 
-_MANY, _OF_A_TOKEN = 32, 16
+_MANY, _TOKEN_BYTES = 32, 16
 _ROUNDED = 8192
 """Bytes by which a plan may be less: what describes a state, and what an engine's log rounds."""
 
@@ -338,10 +338,11 @@ def _check_states_in_plans(rig: Rig, planned: int) -> None:
         context.decode(rig.tokens(3))
         size = len(blob.unpack(context.save_sequence(0))[1])  # and what describes it
         that(size - _ROUNDED <= planned <= 2 * size, f"{planned} bytes planned, {size} are saved")
-        context.decode(rig.tokens(100))
+        n = min(100, rig.n_ctx - 4)
+        context.decode(rig.tokens(n))
         longer = len(blob.unpack(context.save_sequence(0))[1])
-        grown = abs(longer - size) < 100 * _OF_A_TOKEN  # a token of keys and values takes more
-        that(grown, f"a state that sums up a text takes {size} bytes, and {longer} of 100 more")
+        grown = abs(longer - size) < n * _TOKEN_BYTES  # a token of keys and values takes more
+        that(grown, f"a state that sums up a text takes {size} bytes, and {longer} of {n} more")
     if context.capabilities.multi_sequence:
         one, many = (rig.model.plan_memory(**rig.fields(n_seq_max=n)).kv_bytes for n in (1, _MANY))
         what = f"{many} bytes planned for the states of {_MANY} sequences, {one} for that of one"

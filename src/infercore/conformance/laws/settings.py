@@ -506,6 +506,8 @@ def check_the_tokens_that_the_files_name(rig: Rig) -> None:
         rig.leave("the model is neither a folder of weights nor a GGUF file")
     with _copied(path) as copy:
         if path.is_dir():
+            if not (path / "tokenizer.json").is_file() or not _names_ends(path):
+                rig.leave("the folder's config.json and tokenizer.json name no end of a text")
             (_check_ends_of_folder if _decides(path) else _check_ends_beside)(rig, copy)
             _check_frames(rig, copy)
             return
@@ -518,6 +520,11 @@ def check_the_tokens_that_the_files_name(rig: Rig) -> None:
                     equal(getattr(model.tokenizer, name), token, name)
                     if name == "eos":
                         that(model.tokenizer.is_eog(token), f"{token} does not end a text")
+
+
+def _names_ends(folder: Path) -> bool:
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return isinstance(config, dict) and config.get("eos_token_id") is not None
 
 
 def _check_ends_of_folder(rig: Rig, folder: Path) -> None:
@@ -570,8 +577,9 @@ def _check_ends_beside(rig: Rig, folder: Path) -> None:
         with rig.open_at(str(folder)) as model:
             equal(model.tokenizer.eos, last, "eos of config.json alone")
             that(model.tokenizer.is_eog(last), f"{last} ends no text")
-    name = rig.tokenizer.token_bytes(rig.tokenizer.eot or 0).decode()
-    for named in (name, {"content": name}) if rig.tokenizer.eot is not None else ():
+    eot = rig.tokenizer.eot
+    name = "" if eot is None else rig.tokenizer.token_bytes(eot).decode(errors="replace")
+    for named in (name, {"content": name}) if eot is not None else ():
         _write(tokenizer, {"eos_token": named})
         with rig.open_at(str(folder)) as model:
             equal(model.tokenizer.eos, rig.tokenizer.eot, f"eos that is called {named!r}")
