@@ -22,7 +22,7 @@ backend, path, on_oom, room, trusting = sys.argv[1:]
 FIELDS = {"n_threads": 1, "n_threads_batch": 1} if backend == "llamacpp" else {"type_k": "f16"}
 if trusting == "yes":
     import infercore_llamacpp.model
-    infercore_llamacpp.model.free_bytes = lambda: 2**62
+    infercore_llamacpp.model.free_bytes = lambda **_: 2**62
 model = ic.load_model(path, backend=backend)
 small = model.new_context(n_ctx=64, **FIELDS)
 small.decode([5, 6, 7])

@@ -127,15 +127,16 @@ class Rig:
     into a folder that it is given, and returns what turns weights into what they are there.
     ``engine`` is the package of the engine, as pip names it: the backend must take the releases of
     it that its own package requires, and no other, and refuse others (its descriptor's ``check``)
-    with a reason that names package and release. ``own_options`` are pairs of
+    with a reason that names package and release; where another package that the plugin requires is
+    missing, it must be unavailable, and name that. ``own_options`` are pairs of
     ``backend_options`` to load a model (or open a context) with, or fields of a model's config, or
     both, and of a function of that model (or context), which tells whether they show;
     ``wrong_options`` are such options (or, together with fields, those of a context) that must be
     refused by the name of the first. ``wrong_files`` each write into a folder that they are given
     what is nearly a model of the backend's format and cannot be one, and return its path: it must
-    be refused. ``others`` write so a model of the same vocabulary that is built otherwise (other
-    positions, states beside keys and values, other shapes): what it says it can do must be right
-    there too. ``ranker`` writes into such a folder an encoder with a head that scores texts (a
+    be refused. Each of ``others`` writes into such a folder a model with the same vocabulary and
+    another architecture (other positions, states beside keys and values, other shapes), and returns
+    its path: what it declares must hold there too, within ``tolerance``. ``ranker`` writes into such a folder an encoder with a head that scores texts (a
     file of its own, or all that the folder holds), and returns a function of ids and kinds (1 for
     those of the second text of a pair) to a score, computed apart from the backend. ``n_ctx`` is
     the window of the laws' contexts.
