@@ -413,6 +413,7 @@ class IsolatedSession:
 
     def _begin(self, opened: Opened) -> None:
         opened.seed = self._ask_for("open", opened.request(), opened.again)
+        opened.read_at = time.perf_counter()  # to begin may have taken long
         opened.epoch = self._epoch
 
     def _ask_of(self, opened: Opened, name: str) -> Any:

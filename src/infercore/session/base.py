@@ -233,7 +233,7 @@ class SessionBase:
         `CallTimeoutError` where ``timeout`` seconds are over.
         """
         with self.gate:
-            self.check_no_stream(operation)
+            self.leave_stream(operation)
             self.resident.cancelled = False
             try:
                 self.in_call = True
@@ -309,10 +309,10 @@ class SessionBase:
         stream = self._stream() if self._stream is not None else None
         return None if stream is None or stream.finished else stream
 
-    def check_no_stream(self, operation: str) -> None:
-        """Raise `SessionBusyError` while a decode is open; `SessionClosedError` if closed.
+    def leave_stream(self, operation: str) -> None:
+        """End a decode that was cancelled, which nobody has to read any more.
 
-        One that was cancelled ends here: nobody has to read it any more.
+        Raises `SessionBusyError` while another is open, `SessionClosedError` if closed.
         """
         if self.closed:
             raise SessionClosedError("this session's pool is closed; open a new one")

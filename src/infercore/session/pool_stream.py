@@ -52,7 +52,7 @@ class PoolStream:
         timeout = generation.config.timeout
         self._deadline = None if timeout is None else self._started + timeout
         self._reader_timeout = reader_timeout
-        self._read_at = self._started
+        self._read_at = time.perf_counter()
         self._admitted = admitted
         self._check_open = check_open
         self._job: Generating | None = None

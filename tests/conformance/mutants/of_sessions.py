@@ -215,7 +215,7 @@ def what_was_truncated_is_not_told(m: Any) -> None:
 
 @breaks("STREAM-16")
 def an_open_stream_holds_nothing(m: Any) -> None:
-    nothing(m, CoreSession, "check_no_stream")
+    nothing(m, CoreSession, "leave_stream")
 
 
 @breaks("CANCEL-8", "CANCEL-11")

@@ -58,7 +58,11 @@ class JsonTokenizer:
         self._set_special_ids(files)
         for token in (self.bos, self.eos):
             if token is not None and not 0 <= token < n_vocab:
-                raise ModelFormatError(f"{path} names token {token}, of {n_vocab}", path=path)
+                raise ModelFormatError(
+                    f"the files of {path} begin or end texts with token {token}, but the "
+                    f"vocabulary has the ids 0 to {n_vocab - 1}",
+                    path=path,
+                )
         self._prefix, self._suffix = self._frame(files.tokenizer)
         self.pair_middle = self._between()
         self.sep, self.pad = self._named("sep", files), self._named("pad", files)
