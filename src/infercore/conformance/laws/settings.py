@@ -16,7 +16,7 @@ import numpy as np
 
 import infercore
 from infercore.conformance import gguf_copy
-from infercore.conformance.expect import NotApplicable, equal, foreseen, raises, that
+from infercore.conformance.expect import NotApplicable, equal, foreseen, that
 from infercore.conformance.gguf_copy import FLOAT32, UINT32, number
 from infercore.conformance.law import law
 from infercore.conformance.laws.edges import OF_ROPE
@@ -172,12 +172,12 @@ def check_the_config_is_computed(rig: Rig) -> None:
     It is never passed over; and keys that say what is meant without them may be left out.
     """
     paths = [Path(path) for path in (rig.path, rig.encoder) if path is not None]
-    tried = [_check_config(rig, path) for path in paths if _decides(path)]
+    tried = [_check_config(rig, path) for path in paths if decides(path)]
     tried += [_check_header(rig, path) for path in paths if is_gguf(path)]
     for path in paths:
         has_config = (path / "config.json").is_file()
-        if has_config and (path / "1_Pooling").is_dir() and not _decides(path):
-            with _copied(path) as folder:
+        if has_config and (path / "1_Pooling").is_dir() and not decides(path):
+            with copied(path) as folder:
                 config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
                 _check_pooling(rig, folder, config)
                 tried.append(1)
@@ -187,7 +187,7 @@ def check_the_config_is_computed(rig: Rig) -> None:
 
 def _check_config(rig: Rig, path: Path) -> int:
     """Try the other computations of this kind of model; return how many there are."""
-    with _copied(path) as folder:
+    with copied(path) as folder:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         kind, plain = str(config.get("model_type")), _outputs(rig, folder)
         others = _OTHER.get(kind, ()) if plain is not None else ()
@@ -207,7 +207,7 @@ def _check_config(rig: Rig, path: Path) -> int:
                 that(found is not None, f"config.json without {name} is refused")
                 that(np.array_equal(found, plain), f"without {name}, something else is computed")
         if others and _is_default(config, "head_dim"):
-            _write(folder / "config.json", {**config, "head_dim": None})
+            write(folder / "config.json", {**config, "head_dim": None})
             found = _outputs(rig, folder)
             that(found is not None, "config.json with a head_dim of null is refused")
             that(np.array_equal(found, plain), "a head_dim of null is not one left out")
@@ -232,11 +232,11 @@ def _check_pooling(rig: Rig, folder: Path, config: dict[str, Any]) -> None:
     file = folder / "1_Pooling" / "config.json"
     if not file.is_file():
         return
-    _write(folder / "config.json", config)
+    write(folder / "config.json", config)
     announced = rig.backend in {backend.name for backend in infercore.backends()}
     opened = partial(loaded, rig) if announced else rig.open_at
     for said, kind in _pooling_descriptions():
-        _write(file, said)
+        write(file, said)
         try:
             with opened(str(folder)) as model, model.new_context() as context:
                 found = context.pooling_type
@@ -276,7 +276,7 @@ def _check_small_heads(rig: Rig, folder: Path, config: dict[str, Any]) -> None:
     by = max(1, head // 16)
     fewer = {"num_attention_heads": heads * by, "head_dim": head // by}
     fewer["num_key_value_heads"] = (config.get("num_key_value_heads") or heads) * by
-    _write(folder / "config.json", {**config, **fewer})
+    write(folder / "config.json", {**config, **fewer})
     exact = _outputs(rig, folder)
     _check_what_is_allowed(rig, folder)
     for fields in ({"type_k": "q8_0"}, {"type_v": "q8_0", "flash_attn": "on"}):
@@ -311,7 +311,7 @@ _NUMBERS = {".rope.freq_base": 500.0, "_epsilon": 0.5}
 
 
 def _check_header(rig: Rig, path: Path) -> int:
-    with _copied(path) as copy:
+    with copied(path) as copy:
         plain, n = _outputs(rig, copy), 0
         whole = copy.read_bytes()
         for key, value in gguf.read(str(copy)).metadata.items():
@@ -445,7 +445,8 @@ def _check_blocks(rig: Rig, path: Path, half: int) -> None:
             that(gap <= 0.1 * spread, f"heads of {half} with {fields}: {gap:.3g} off")
 
 
-def _decides(path: Path) -> bool:
+def decides(path: Path) -> bool:
+    """Whether config.json alone says what a folder of safetensors computes."""
     return (path / "config.json").is_file() and any(path.glob("*.safetensors"))
 
 
@@ -459,7 +460,7 @@ def _is_default(config: dict[str, Any], name: str) -> bool:
 
 
 @contextlib.contextmanager
-def _copied(path: Path) -> Iterator[Path]:
+def copied(path: Path) -> Iterator[Path]:
     """A copy of a file or folder, what is written in it included."""
     with tempfile.TemporaryDirectory() as scratch:
         copy = Path(scratch) / path.name
@@ -471,7 +472,7 @@ def _copied(path: Path) -> Iterator[Path]:
 
 def _with(rig: Rig, folder: Path, config: dict[str, Any]) -> Any:
     told = {name: value for name, value in config.items() if value is not None}
-    _write(folder / "config.json", told)
+    write(folder / "config.json", told)
     return _outputs(rig, folder)
 
 
@@ -498,170 +499,6 @@ def _computed(model: Any, fields: dict[str, Any]) -> Any:
         return np.array(context.logits())
 
 
-@law("TOK-20", since="1.2")
-def check_the_tokens_that_the_files_name(rig: Rig) -> None:
-    """The tokens that begin and end a text are those that config.json or the header names."""
-    path = None if rig.path is None else Path(rig.path)
-    if path is None or not ((path / "config.json").is_file() or is_gguf(path)):
-        rig.leave("the model is neither a folder of weights nor a GGUF file")
-    with _copied(path) as copy:
-        if path.is_dir():
-            if not (path / "tokenizer.json").is_file() or not _names_ends(path):
-                rig.leave("the folder's config.json and tokenizer.json name no end of a text")
-            (_check_ends_of_folder if _decides(path) else _check_ends_beside)(rig, copy)
-            _check_frames(rig, copy)
-            return
-        whole = copy.read_bytes()
-        for name, token in (("bos", 6), ("eos", 7)):
-            key = f"tokenizer.ggml.{name}_token_id"
-            if key in gguf.read(str(copy)).metadata:
-                copy.write_bytes(set_number(whole, key, struct.pack("<I", token)))
-                with rig.open_at(str(copy)) as model:
-                    equal(getattr(model.tokenizer, name), token, name)
-                    if name == "eos":
-                        that(model.tokenizer.is_eog(token), f"{token} does not end a text")
-
-
-def _names_ends(folder: Path) -> bool:
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    return isinstance(config, dict) and config.get("eos_token_id") is not None
-
-
-def _check_ends_of_folder(rig: Rig, folder: Path) -> None:
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    generation = folder / "generation_config.json"
-    ends_of: tuple[Any, ...] = (7, [8, 9])
-    for eos in ends_of:
-        _write(generation, {"eos_token_id": eos})
-        _write(folder / "config.json", {**config, "bos_token_id": 6})
-        with rig.open_at(str(folder)) as model:
-            ends = eos if isinstance(eos, list) else [eos]
-            equal((model.tokenizer.bos, model.tokenizer.eos), (6, ends[0]), "bos and eos")
-            that(all(model.tokenizer.is_eog(token) for token in ends), f"{ends} end no text")
-    generation.unlink()
-    _write(folder / "config.json", {**config, "eos_token_id": 11})
-    with rig.open_at(str(folder)) as model:
-        equal(model.tokenizer.eos, 11, "eos of config.json alone")
-    n = rig.tokenizer.n_vocab
-    _write(folder / "config.json", {**config, "eos_token_id": n - 1})
-    with rig.open_at(str(folder)) as model:
-        equal(model.tokenizer.eos, n - 1, "eos, the last id that there is")
-    _check_other_names(rig, folder)
-    for name, ids in (("bos_token_id", n), ("eos_token_id", n), ("eos_token_id", [7, -1])):
-        _write(folder / "config.json", {**config, name: ids})
-        what = f"{name} of {ids}, beyond the ids"
-        error = raises(InferCoreError, lambda: rig.open_at(str(folder)).close(), what)
-        that(not isinstance(error, PluginError), f"{what}: {error}")
-        that(str(folder) in str(getattr(error, "path", folder)), f"{what}: no path in {error!r}")
-    _write(folder / "config.json", config)
-
-
-def _check_ends_beside(rig: Rig, folder: Path) -> None:
-    """The same where tokenizer_config.json comes first: without its names, and by them."""
-    config, tokenizer, generation = (
-        folder / f"{name}.json" for name in ("config", "tokenizer_config", "generation_config")
-    )
-    own = json.loads(config.read_text(encoding="utf-8"))
-    without = {name: value for name, value in own.items() if name != "eos_token_id"}
-    _write(tokenizer, {})
-    for ends in ([7], [8, 9]):
-        _write(config, {**without, "bos_token_id": 6})
-        _write(generation, {"eos_token_id": ends if len(ends) > 1 else ends[0]})
-        with rig.open_at(str(folder)) as model:
-            found = model.tokenizer.bos, model.tokenizer.eos
-            equal(found, (6, ends[0]), "bos and eos of config.json and generation_config.json")
-            that(all(model.tokenizer.is_eog(token) for token in ends), f"{ends} end no text")
-    generation.unlink()
-    for last in (11, rig.tokenizer.n_vocab - 1):
-        _write(config, {**own, "eos_token_id": last})
-        with rig.open_at(str(folder)) as model:
-            equal(model.tokenizer.eos, last, "eos of config.json alone")
-            that(model.tokenizer.is_eog(last), f"{last} ends no text")
-    eot = rig.tokenizer.eot
-    name = "" if eot is None else rig.tokenizer.token_bytes(eot).decode(errors="replace")
-    for named in (name, {"content": name}) if eot is not None else ():
-        _write(tokenizer, {"eos_token": named})
-        with rig.open_at(str(folder)) as model:
-            equal(model.tokenizer.eos, rig.tokenizer.eot, f"eos that is called {named!r}")
-            that(model.tokenizer.is_eog(last), f"{last}, eos of config.json, ends no text")
-    for wrong in (rig.tokenizer.n_vocab, -1, [7, 10**9]):
-        _write(tokenizer, {})
-        _write(config, {**own, "eos_token_id": wrong, "bos_token_id": wrong})
-        try:
-            opened = loaded(rig, str(folder))
-        except ModelLoadError as error:
-            foreseen(error, f"ends of {wrong}, beyond the ids")
-            continue
-        with opened as model:
-            for token in (model.tokenizer.bos, model.tokenizer.eos):
-                fits = token is None or 0 <= token < model.tokenizer.n_vocab
-                that(fits, f"{token} of {model.tokenizer.n_vocab} tokens begins or ends a text")
-    _write(config, own)
-
-
-def _check_frames(rig: Rig, folder: Path) -> None:
-    """What tokenizer.json puts around a text is put there, but for an end that is not wanted."""
-    file, begin, end = folder / "tokenizer.json", rig.tokenizer.bos, rig.tokenizer.eos
-    other = rig.tokenizer.eot
-    if not file.is_file() or begin is None or end is None or other in (None, begin, end):
-        return
-    names = {token: rig.tokenizer.token_bytes(token).decode() for token in (begin, other, end)}
-    said = json.loads(file.read_text(encoding="utf-8"))
-    special = {name: {"id": name, "ids": [i], "tokens": [name]} for i, name in names.items()}
-    before, middle, after = ({"SpecialToken": {"id": n, "type_id": 0}} for n in names.values())
-    text = {"Sequence": {"id": "A", "type_id": 0}}
-    plain = rig.tokenizer.encode("a", add_special=False)
-    framed = [begin, *plain, other, end]
-    config = {"bos_token": names[begin], "eos_token": names[end]}
-    for single, asked, may in (
-        ([before, text, middle, after], {}, [framed]),
-        ([before, text, middle, after], {"add_eos_token": True}, [framed]),
-        ([before, text, middle, after], {"add_eos_token": False}, [framed, framed[:-1]]),
-        ([before, text, middle, after], {"add_bos_token": False}, [framed, framed[1:]]),
-        ([text, middle], {"add_bos_token": True}, [framed[1:-1], framed[:-1]]),
-        ([text], {"add_eos_token": True}, [plain, [*plain, end]]),
-    ):
-        said["post_processor"] = {
-            "type": "TemplateProcessing", "single": single, "special_tokens": special,
-            "pair": [text, {"Sequence": {"id": "B", "type_id": 1}}],
-        }  # fmt: skip
-        _write(file, said)
-        _write(folder / "tokenizer_config.json", {**config, **asked})
-        with rig.open_at(str(folder)) as model:
-            found = model.tokenizer.encode("a")
-            that(found in may, f"{found} is a text with {asked}, and {may[-1]} is expected")
-            bare = model.tokenizer.encode("a", add_special=False)
-            equal(bare, plain, "a text that nothing is put around")
-
-
-_ENDS_OF_TURN = (b"<|im_end|>", b"<|eot_id|>", b"<|end|>", b"<end_of_turn>")
-
-
-def _check_other_names(rig: Rig, folder: Path) -> None:
-    """A turn's end is found by any known name; what is not special is no control token."""
-    file, eot = folder / "tokenizer.json", rig.tokenizer.eot
-    if eot is None or not file.is_file():
-        return
-    whole, own = file.read_bytes(), rig.tokenizer.token_bytes(eot)
-    for name in _ENDS_OF_TURN if own in _ENDS_OF_TURN else ():
-        file.write_bytes(whole.replace(own, name))
-        with rig.open_at(str(folder)) as model:
-            equal(model.tokenizer.eot, eot, f"the end of a turn that is called {name!r}")
-    said = json.loads(whole)
-    for entry in said["added_tokens"]:
-        entry["special"] = entry["special"] and entry["id"] != eot
-    _write(file, said)
-    with rig.open_at(str(folder)) as model:
-        that(not model.tokenizer.is_control(eot), f"token {eot} is not special, and is control")
-    file.write_bytes(whole)
-    template = folder / "chat_template.jinja"
-    if template.is_file():
-        text = "{{ messages[0]['content'] }}"
-        template.unlink()
-        _write(folder / "tokenizer_config.json", {"chat_template": text})
-        with rig.open_at(str(folder)) as model:
-            equal(model.tokenizer.chat_template, text, "the template of tokenizer_config.json")
-
-
-def _write(file: Path, fields: dict[str, Any]) -> None:
+def write(file: Path, fields: dict[str, Any]) -> None:
+    """Write ``fields`` as JSON."""
     file.write_text(json.dumps(fields), encoding="utf-8")
