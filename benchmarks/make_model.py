@@ -1,6 +1,7 @@
 """Write a model of a real shape with random weights: GGUF, and an OpenVINO IR made from it.
 
-The hybrid shape (as LFM2: short convolutions between a few layers of attention) is GGUF alone.
+The IR is made from weights in q8_0 alone. The hybrid shape (as LFM2: short convolutions between a
+few layers of attention) is GGUF alone.
 """
 
 from __future__ import annotations
@@ -62,6 +63,11 @@ SHAPES = {
         attention=(2, 5, 8, 10, 12, 14),
     ),
 }
+KINDS = {
+    "q8_0": gguf.GGMLQuantizationType.Q8_0,
+    "q4_0": gguf.GGMLQuantizationType.Q4_0,
+    "f16": gguf.GGMLQuantizationType.F16,
+}
 N_CONV = 3
 GAIN_OF_LOGITS = 4.5
 SPECIAL = ("<|bos|>", "<|eos|>", "<|turn|>", "<|end|>")
@@ -107,8 +113,8 @@ def vocabulary(n_vocab: int) -> tuple[list[str], list[str]]:
     return tokens, merges
 
 
-def write_gguf(path: Path, shape: Shape, seed: int = 0) -> None:
-    """Write the model as GGUF with Q8_0 weights (norms in float32)."""
+def write_gguf(path: Path, shape: Shape, kind: str = "q8_0", seed: int = 0) -> None:
+    """Write the model as GGUF with weights of ``kind``, one of `KINDS` (norms in float32)."""
     writer = gguf.GGUFWriter(path, shape.architecture)
     add_metadata(writer, shape)
     rng = np.random.default_rng(seed)
@@ -120,8 +126,7 @@ def write_gguf(path: Path, shape: Shape, seed: int = 0) -> None:
         if "conv.weight" in name:
             writer.add_tensor(name, data)
             continue
-        kind = gguf.GGMLQuantizationType.Q8_0
-        writer.add_tensor(name, gguf.quants.quantize(data, kind), raw_dtype=kind)
+        writer.add_tensor(name, gguf.quants.quantize(data, KINDS[kind]), raw_dtype=KINDS[kind])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -265,14 +270,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--shape", choices=sorted(SHAPES), default="0.5b")
+    parser.add_argument("--kind", choices=KINDS, default="q8_0", help="the weights' type")
     parser.add_argument("--no-ir", action="store_true", help="write the GGUF file alone")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     shape = SHAPES[options.shape]
-    file = options.folder / f"{options.shape}-q8_0.gguf"
-    write_gguf(file, shape)
+    file = options.folder / f"{options.shape}-{options.kind}.gguf"
+    write_gguf(file, shape, options.kind)
     print(file)
-    if not options.no_ir and not shape.attention:
+    if not options.no_ir and not shape.attention and options.kind == "q8_0":
         target = options.folder / f"{options.shape}-ir"
         write_ir(file, target, shape)
         print(target)
