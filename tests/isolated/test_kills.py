@@ -94,6 +94,19 @@ def test_a_cancelled_stream_whose_worker_died_keeps_what_was_shown(
         assert found + [token for chunk in rest for token in chunk.tokens] == expected
 
 
+def test_tokens_that_nobody_read_are_not_counted_after_a_death(pool: Any) -> None:
+    with pool.open_session() as session:
+        session.ensure_prefix(TEXTS[0])
+        before = pool.stats().generated_tokens
+        stream = session.decode(max_tokens=24, temperature=0, ignore_eos=True)
+        found = [*next(stream).tokens]
+        wait_until(lambda: pool.stats().generated_tokens > before + 1)  # it is ahead of its reader
+        found += next(stream).tokens
+        kill(pool)
+        assert session.explain_context().generated_tokens == len(found) == 2
+        stream.close()
+
+
 def test_closing_a_stream_whose_worker_died(pool: Any, plain: Any) -> None:
     with pool.open_session() as session, plain.open_session() as other:
         for each in (session, other):

@@ -141,7 +141,7 @@ class IsolatedSession:
             return report
         parts, n_shown = value["parts"], 0
         if opened is not None and opened.kind in ("decode", "completion"):
-            n_shown = len(opened.tokens)
+            n_shown = opened.n_shown_tokens
         n = len(value["tokens"]) + n_shown
         n_prefix = min(parts["n_prefix"], n)
         n_generated = min(parts["n_generated"] + n_shown, n - n_prefix)
@@ -485,7 +485,7 @@ class IsolatedSession:
         if chunk is None:
             self._opened = None
             return None
-        opened.note(tokens, position)
+        opened.note(chunk, tokens, position)
         self._process.went_on(self._target)
         if chunk.finish_reason is not None:
             self._opened = None

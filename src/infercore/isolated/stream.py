@@ -58,6 +58,7 @@ class Opened:
         self.tokens: list[int] = []
         self.position: Any = None
         self.n_shown = 0
+        self.n_shown_tokens = 0  # of ``tokens``, which are ahead of them
         self.n_begun = 0
         self.counts = 0, 0
         self.stream: weakref.ref[IsolatedStream] | None = None
@@ -95,11 +96,12 @@ class Opened:
         fields = {name: less_time(value, spent, name) for name, value in fields.items()}
         return [self.kind, args, fields, replay], {}
 
-    def note(self, tokens: Sequence[int], position: Any) -> None:
-        """Note what came with a chunk."""
+    def note(self, chunk: StreamChunk, tokens: Sequence[int], position: Any) -> None:
+        """Note what came with a chunk: tokens that were chosen, and where the sampler stands."""
         self.tokens += tokens
         self.position = position
         self.n_shown += 1
+        self.n_shown_tokens += len(chunk.tokens)
         self.read_at = time.perf_counter()
         if self.first_at is None:
             self.first_at = self.read_at
