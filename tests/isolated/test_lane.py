@@ -62,13 +62,18 @@ def test_most_chunks_are_asked_for_on_the_page(
     monkeypatch.setattr(
         Child, "_post", lambda self, frame: (frames.append(frame), post(self, frame))
     )
+    counts = []
     with pool.open_session() as session:
-        stream = stream_of(session, n=40)
-        next(stream)
-        frames.clear()
-        tokens = [token for chunk in stream for token in chunk.tokens]
-    assert tokens == expected[-len(tokens) :]
-    assert len(frames) < len(tokens), "each one woke the worker's reader"
+        for _ in range(6):  # on a busy machine the worker may be late with each of a stream
+            stream = stream_of(session, n=40)
+            next(stream)
+            frames.clear()
+            tokens = [token for chunk in stream for token in chunk.tokens]
+            assert tokens == expected[-len(tokens) :]
+            counts.append(len(frames))
+            if counts[-1] < len(tokens) / 2:
+                return
+    pytest.fail(f"for {len(tokens)} chunks the worker's reader was woken {counts} times")
 
 
 def test_a_request_that_nobody_saw_is_sent_again(
