@@ -30,8 +30,6 @@ class Memory:
         is_split = self._n_seq_max > 1 and not chosen.get("kv_unified")
         self._has_streams = is_split and not traits.is_recurrent
         self.n_streams: int = self._n_seq_max if is_split else 1
-        # Saved state has of sliding layers only the window: where it began, by sequence.
-        self._restored_from: dict[int, int] = {}
         # What the engine has put off until it next decodes. Before that nothing may read or write
         # the cells: it would copy a stream over what was loaded meanwhile, also after a clear.
         self.pending = 0
@@ -66,14 +64,9 @@ class Memory:
         if not self._may_remove(seq_id, p0, p1):
             return False
         removed: bool = api.llama_memory_seq_rm(self.handle, seq_id, p0, p1)
-        self._forget_empty()
         if self.may_hold_nan and self.is_empty:
             self.clear()
         return removed
-
-    def _forget_empty(self) -> None:
-        restored = self._restored_from.items()
-        self._restored_from = {s: first for s, first in restored if self.pos_max(s) >= 0}
 
     def _may_remove(self, seq_id: int, p0: int, p1: int) -> bool:
         """Refuse what the engine says it did, but does wrongly.
@@ -91,17 +84,12 @@ class Memory:
 
         Also where each layer has room for all tokens (``swa_full``), the engine gives cells that a
         window has passed to others: to those of another sequence, or of this one after a shift. It
-        then lets all go that lies before them, and its first position says so.
+        then lets all go that lies before them, and its first position says so; also of saved state,
+        which has of sliding layers the window alone.
         """
         if self._window is None:
             return True
-        first = max(self.pos_min(seq_id), self._restored_from.get(seq_id, 0))
-        return first <= max(0, end + 1 - self._window)
-
-    def note_restored(self, seq_id: int | None = None) -> None:
-        """Take note that a sequence, or all, came from saved state."""
-        for found in range(self._n_seq_max) if seq_id is None else (seq_id,):
-            self._restored_from[found] = self.pos_min(found)
+        return self.pos_min(seq_id) <= max(0, end + 1 - self._window)
 
     def seq_for_scratch(self) -> int:
         """Return a sequence for a token that is removed again: an empty one, if there is one.
@@ -130,8 +118,6 @@ class Memory:
                 hint="the sliding window has passed what this part needs; copy the whole sequence",
             )
         api.llama_memory_seq_cp(self.handle, src, dst, p0, p1)
-        if src in self._restored_from:
-            self._restored_from[dst] = self._restored_from[src]
         if self._has_streams:
             if not self.pending & COPIES:
                 self._copied_from.clear()
@@ -151,8 +137,6 @@ class Memory:
     def shift(self, seq_id: int, p0: int, p1: int, delta: int) -> None:
         """Add ``delta`` to the positions in [p0, p1)."""
         api.llama_memory_seq_add(self.handle, seq_id, p0, p1, delta)
-        if seq_id in self._restored_from:
-            self._restored_from[seq_id] += max(0, delta)
         self.pending |= SHIFTS
 
     def divide(self, seq_id: int, p0: int, p1: int, d: int) -> None:
@@ -169,6 +153,5 @@ class Memory:
     def clear(self) -> None:
         """Remove everything."""
         api.llama_memory_clear(self.handle, self.may_hold_nan)
-        self._restored_from.clear()
         self.pending &= COPIES
         self.may_hold_nan = False

@@ -43,7 +43,6 @@ def load(context: int, memory: Memory, data: bytes | memoryview, traits: Traits)
     _check_numbers(memory, data, traits, of_sequence=False)
     with log.listening():
         _check_read(api.llama_state_set_data(context, _view(data), len(data)), data)
-    memory.note_restored()
 
 
 def load_sequence(
@@ -54,7 +53,6 @@ def load_sequence(
     data = payload.in_streams(data, memory.n_streams, traits)
     with log.listening():
         _check_read(api.llama_state_seq_set_data(context, _view(data), len(data), seq_id), data)
-    memory.note_restored(seq_id)
 
 
 def _check_numbers(
