@@ -90,6 +90,8 @@ class Killer:
                 self._left -= 1
 
     def _end(self, pid: int, way: str) -> None:
+        """End a process and wait until it is known whom that concerns."""
+        last = self._noted
         if way == "memory":
             import resource
 
@@ -101,7 +103,13 @@ class Killer:
             way = "SIGKILL"  # of a worker that lives with it, and refuses
         if self._process.pid == pid:
             os.kill(pid, getattr(signal, way))
-        self._waited(lambda: self._process.pid != pid, 10 * _PATIENCE_S)
+        self._waited(lambda: self._noted != last, 10 * _PATIENCE_S)
+
+    @property
+    def _noted(self) -> float | None:
+        """When the last death was judged, which is a moment after the process has gone."""
+        deaths = self._process._deaths
+        return deaths[-1] if deaths else None
 
     def _waited(self, holds: Any, seconds: float) -> bool:
         until = time.monotonic() + seconds
