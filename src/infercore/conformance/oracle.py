@@ -118,6 +118,7 @@ class Oracle:
         rope = config.get("rope_parameters") or config
         self.rope_base = float(rope.get("rope_theta", 10_000.0))
         self.config = config
+        self._windows = _windows(config, self._n_layer)
 
     @classmethod
     def of_folder(cls, path: str) -> Oracle | None:
@@ -172,7 +173,8 @@ class Oracle:
         positions = past.end + np.arange(n)
         x = w["model.embed_tokens.weight"][ids]
         everywhere = np.concatenate([past.positions, positions])
-        hidden = everywhere[None, :] > positions[:, None] if way.causal else np.zeros((n, 1), bool)
+        behind = positions[:, None] - everywhere[None, :]
+        hidden = behind < 0 if way.causal else np.zeros((n, 1), bool)
         keys, values = [], []
         for i in range(self._n_layer):
             at = f"model.layers.{i}."
@@ -187,7 +189,7 @@ class Oracle:
                 self._rotated(q, positions, way),
                 self._rotated(np.concatenate([past.keys[i], k]), everywhere, way),
                 np.concatenate([past.values[i], v]),
-                hidden,
+                hidden | (behind >= self._windows[i]),
             )
             x = x + read @ w[at + "self_attn.o_proj.weight"].T
             h = self._norm(x, w[at + "post_attention_layernorm.weight"])
@@ -244,6 +246,12 @@ def _is_plain(config: Mapping[str, Any]) -> bool:
         and not config.get("mlp_bias")
         and rope.get("rope_type", "default") == "default"
     )
+
+
+def _windows(config: Mapping[str, Any], n_layer: int) -> list[float]:
+    """Return for each layer how many tokens one sees, itself among them."""
+    kinds = config.get("layer_types") or ["full_attention"] * n_layer
+    return [config["sliding_window"] if k == "sliding_attention" else math.inf for k in kinds]
 
 
 def _tensors(file: Path) -> dict[str, Numbers]:

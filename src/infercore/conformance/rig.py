@@ -136,10 +136,12 @@ class Rig:
     what is nearly a model of the backend's format and cannot be one, and return its path: it must
     be refused. Each of ``others`` writes into such a folder a model with the same vocabulary and
     another architecture (other positions, states beside keys and values, other shapes), and returns
-    its path: what it declares must hold there too, within ``tolerance``. ``ranker`` writes into
-    such a folder an encoder with a head that scores texts (a file of its own, or all that the
-    folder holds), and returns a function of ids and kinds (1 for those of the second text of a
-    pair) to a score, computed apart from the backend. ``n_ctx`` is the window of the laws'
+    its path: what it declares must hold there too, within ``tolerance``. Where it leaves the same
+    weights in a folder ``oracle`` there, in Hugging Face's format (with ``layer_types`` and
+    ``sliding_window``, if it has such layers), logits are compared with the oracle's. ``ranker``
+    writes into such a folder an encoder with a head that scores texts (a file of its own, or all
+    that the folder holds), and returns a function of ids and kinds (1 for those of the second text
+    of a pair) to a score, computed apart from the backend. ``n_ctx`` is the window of the laws'
     contexts.
     ``encoder`` is the path of an encoder that ``open_path`` reads,
     ``encoder_name`` its name in the pack. ``is_encoder`` tells that ``open_model`` itself opens an

@@ -91,7 +91,12 @@ def rig() -> Rig:
     rig.wrong_files = _WRONG_FILES
     rig.ranker = a_ranker
     rig.narrow = in_codes
-    rig.others = (a_decoder_whose_last_layer_has_no_positions, a_decoder_that_sums_up_too)
+    rig.others = (
+        a_decoder_whose_last_layer_has_no_positions,
+        a_decoder_that_sums_up_too,
+        a_decoder_that_slides,
+        a_decoder_whose_mask_the_engine_does_not_know,
+    )
     return rig
 
 
@@ -105,6 +110,7 @@ def stateful_rig() -> Rig:
     )
     rig.require = (*_REQUIRED, "set_causal_attention")
     rig.narrow = in_half_precision
+    rig.others = (a_decoder_that_slides,)
     rig.known = {"MEM-8": "engine: OpenVINO leaves a thread behind for each model it compiles"}
     return rig
 
@@ -461,6 +467,53 @@ def a_decoder_that_sums_up_too(model: Any) -> None:
     head.input(0).replace_source_output(mixed.output(0))
     model.add_variables([variable])
     model.add_sinks([assign(last, variable)])
+
+
+def a_decoder_that_slides(folder: str) -> str:
+    """Let two of four layers see a window, as exporters write the mask of such layers."""
+    from openvino import opset13 as op  # noqa: PLC0415  (imports the engine)
+
+    def in_form(seen: Any, mask: Any) -> Any:
+        shape = mask.input_value(0).get_node().input_value(1)
+        whole = op.select(
+            op.broadcast(seen, shape, "bidirectional"), mask.input_value(1), mask.input_value(2)
+        )
+        return op.slice(whole, *(op.constant([n], dtype=np.int64) for n in (0, 2**62, 1, 3)))
+
+    return _sliding(folder, in_form)
+
+
+def a_decoder_whose_mask_the_engine_does_not_know(folder: str) -> str:
+    """Write the same layers with another mask: the engine's paged attention would see all."""
+    from openvino import opset13 as op  # noqa: PLC0415  (imports the engine)
+
+    return _sliding(
+        folder, lambda seen, mask: op.select(seen, mask.input_value(1), mask.input_value(2))
+    )
+
+
+def _sliding(folder: str, in_form: Callable[[Any, Any], Any]) -> str:
+    from openvino import opset13 as op  # noqa: PLC0415  (imports the engine)
+
+    model, width, layers = _graph(MODEL), 24, (0, 2)
+    mask = _named(model, "aten::where/Select")
+    causal = _named(model, "aten::le/LessEqual")
+    kept = mask.input_value(0).get_node().input_value(0).get_node().input_value(1)
+    places, own = causal.input_value(0), causal.input_value(1)
+    true, first = op.constant(np.array(True)), op.add(own, op.constant(np.int64(-width)))
+    seen = op.bitwise_and(op.bitwise_and(true, op.greater(places, first)), causal)
+    changed = in_form(op.bitwise_and(op.bitwise_and(true, seen), kept), mask)
+    for i in layers:
+        name = f"layers.{i}.self_attn/aten::scaled_dot_product_attention/ScaledDotProductAttention"
+        _named(model, name).input(3).replace_source_output(changed.output(0))
+    model.validate_nodes_and_infer_types()
+    _write(model, folder, in_half=False)
+    oracle = os.path.join(folder, "oracle")
+    shutil.copytree(pack_path(MODEL, "hf"), oracle)
+    for where in (folder, oracle):
+        kinds = ["sliding_attention" if i in layers else "full_attention" for i in range(4)]
+        _edit(where, "config.json", sliding_window=width, layer_types=kinds)
+    return folder
 
 
 # -- what the engine holds -------------------------------------------------------------------------

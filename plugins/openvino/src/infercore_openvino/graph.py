@@ -18,10 +18,10 @@ from openvino import opset13 as op
 from infercore import ModelFormatError, UnsupportedFeatureError
 from infercore_openvino import rope
 from infercore_openvino.engine import BACKEND, first_lines, logger, memory_errors
-from infercore_openvino.facts import sliding_window, whole
+from infercore_openvino.facts import n_sliding, sliding_window, whole
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from infercore_openvino.files import ModelFiles
     from infercore_openvino.rope import Floats, Rope
@@ -30,7 +30,8 @@ RECURRENT = "recurrent"
 _CAUSAL_INPUTS = {"input_ids", "attention_mask", "beam_idx"}
 _LOGITS_RANK = 3
 _ATTENTION, _MASK, _FAR = "ScaledDotProductAttention", 3, 1e9
-_PAGED_ATTENTION, _KEY = "PagedAttentionExtension", 1
+_PAGED_ATTENTION, _KEY, _WINDOW = "PagedAttentionExtension", 1, 10
+_STATEFUL = 'backend_options={"form": "stateful"}'
 _F16_RELATIVE_ERROR = 2e-3
 
 
@@ -83,7 +84,9 @@ def build(core: Any, files: ModelFiles, form: str, path: str) -> Graph:
         n_layer = whole(files.config, "num_hidden_layers") or n_layer
     inv_freq = _inv_freq(model, files)
     if form == "paged":
+        n_windows = _n_sliding(model, files.config)
         _to_paged(model)
+        _check_windows(model, n_windows)
     head = _head_of(model, path)
     _add_row_inputs(model, head, axis=0 if form == "paged" else 1)
     shape = Shape(
@@ -155,11 +158,50 @@ def _to_paged(model: Any) -> None:
         paged_attention_transformation(model)
     except (ImportError, RuntimeError) as error:
         raise UnsupportedFeatureError(
-            f"the paged form of this model cannot be made: {first_lines(error)}; "
-            'use backend_options={"form": "stateful"}',
+            f"the paged form of this model cannot be made: {first_lines(error)}; use {_STATEFUL}",
             feature="form",
             backend=BACKEND,
         ) from error
+
+
+def _n_sliding(model: Any, config: Mapping[str, Any]) -> int:
+    """Return how many layers look back over a window only: by the config, or else by their masks.
+
+    A config may state a window that the graph does not have.
+    """
+    stated, width = n_sliding(config), sliding_window(config)
+    if stated is not None or width is None:
+        return stated or 0
+    masks = [n.input_value(_MASK).get_node() for n in model.get_ordered_ops() if _takes_a_mask(n)]
+    return sum(_is_made_with(mask, {width - 1, width, width + 1}) for mask in masks)
+
+
+def _is_made_with(mask: Any, numbers: set[int]) -> bool:
+    """Whether one of ``numbers``, or its negative, takes part in a mask."""
+    return any(
+        node.get_type_name() == "Constant"
+        and node.get_element_type().is_integral_number()
+        and node.data.size == 1
+        and abs(int(node.data.reshape(-1)[0])) in numbers
+        for node in _before(mask, ends={"ShapeOf"})
+    )
+
+
+def _check_windows(model: Any, n_windows: int) -> None:
+    """Refuse a paged form that reads all tokens where a window was: the engine knows few masks.
+
+    Raises `UnsupportedFeatureError`.
+    """
+    layers = [n for n in model.get_ordered_ops() if n.get_type_name() == _PAGED_ATTENTION]
+    windows = [layer.input_value(_WINDOW).get_node() for layer in layers]
+    n_kept = sum(w.get_type_name() != "Constant" or bool(w.data.any()) for w in windows)
+    if n_kept < n_windows:
+        raise UnsupportedFeatureError(
+            f"the paged form of this model cannot be made: of {n_windows} layers with a sliding "
+            f"window the engine keeps {n_kept}; use {_STATEFUL}",
+            feature="form",
+            backend=BACKEND,
+        )
 
 
 # -- more inputs and outputs -------------------------------------------------------------------
@@ -284,16 +326,19 @@ def _takes_a_mask(node: Any) -> bool:
 
 def _is_turned(keys: Any) -> bool:
     """Whether a cosine stands between the product that makes ``keys`` and them."""
-    waiting, seen = [keys.get_node()], set[str]()
+    return any(n.get_type_name() == "Cos" for n in _before(keys.get_node(), ends={"MatMul", "Cos"}))
+
+
+def _before(node: Any, *, ends: set[str]) -> Iterator[Any]:
+    """Give a node and all that lead to it, as far as nodes of the types ``ends``."""
+    waiting, seen = [node], set[str]()
     while waiting:
-        node = waiting.pop()
-        if node.get_type_name() == "Cos":
-            return True
-        if node.get_type_name() == "MatMul" or node.get_friendly_name() in seen:
-            continue
-        seen.add(node.get_friendly_name())
-        waiting += [value.get_node() for value in node.input_values()]
-    return False
+        found = waiting.pop()
+        if found.get_friendly_name() not in seen:
+            seen.add(found.get_friendly_name())
+            yield found
+            if found.get_type_name() not in ends:
+                waiting += [value.get_node() for value in found.input_values()]
 
 
 def _frequency_constants(model: Any) -> dict[str, Any]:

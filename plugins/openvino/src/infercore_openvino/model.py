@@ -206,7 +206,7 @@ class OpenVinoModel:
             return recurrent_capabilities(default)
         if first.form == "paged":
             return paged_capabilities(default, first, shift=first.turns_keys)
-        return stateful_capabilities(default)
+        return stateful_capabilities(default, first)
 
     def new_context(self, config: ContextConfig) -> BaseContext:
         """Return a new context. Raises `UnsupportedFeatureError` and `OutOfMemoryError`."""

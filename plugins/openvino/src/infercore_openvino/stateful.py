@@ -2,7 +2,7 @@
 
 The fallback where the paged form cannot be made. Removing marks slots as holes that the attention
 mask leaves out, which costs nothing; when the holes outgrow the window, the state is rewritten
-without them.
+without them. A sliding window counts slots: where layers have one, that is done before each step.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from infercore_openvino.additions import Additions
     from infercore_openvino.base import Tokens
     from infercore_openvino.compiled import Compiled, CompiledGraphs
+    from infercore_openvino.graph import Graph
     from infercore_openvino.settings import Settings
 
 _SEQUENCE = 0
@@ -36,10 +37,10 @@ _SLOTS = 2  # the axis of a layer's state that has a place for each token
 _STORED_AS: dict[str, Any] = {"f16": np.float16}
 
 
-def capabilities(settings: Settings) -> Capabilities:
-    """Return what a stateful context can do."""
+def capabilities(settings: Settings, graph: Graph) -> Capabilities:
+    """Return what a stateful context can do; holes would widen a sliding window."""
     return Capabilities(
-        kv_remove="any",
+        kv_remove="suffix" if graph.slides else "any",
         state=True,
         sequence_state=True,
         logits_all=True,
@@ -86,7 +87,7 @@ class StatefulContext(BaseContext):
         added: Additions = NOTHING,
     ) -> None:
         super().__init__(compiled, graphs, settings, added)
-        self.capabilities = capabilities(settings)
+        self.capabilities = capabilities(settings, compiled.graph)
         self._is_cleared = True
         self._positions: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
         self._held: npt.NDArray[np.bool_] = np.empty(0, dtype=np.bool_)
@@ -158,9 +159,10 @@ class StatefulContext(BaseContext):
             self._is_cleared = True
 
     def _make_room(self) -> None:
-        """Rewrite the state without its holes, once they outnumber the window."""
+        """Rewrite the state without its holes, once there are too many."""
         self._finish_clear()
-        if np.count_nonzero(~self._held) > self._settings.n_ctx:
+        most = 0 if self._compiled.graph.slides else self._settings.n_ctx
+        if np.count_nonzero(~self._held) > most:
             kept = self._positions[self._held]
             arrays = {name: data[:, :, self._held] for name, data in self._data().items()}
             self._put(arrays, kept)
