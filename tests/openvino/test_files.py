@@ -109,13 +109,13 @@ def test_a_config_that_lacks_and_a_file_of_another_kind(copied) -> None:
     refused(copied / "config.json", XML)
 
 
-def test_a_sliding_window_narrows_what_is_offered(copied) -> None:
+def test_a_window_that_the_graph_does_not_have_takes_nothing_away(copied) -> None:
     config = json.loads((copied / "config.json").read_text())
     (copied / "config.json").write_text(json.dumps({**config, "sliding_window": 64}))
     model = load(copied)
     assert model.info.sliding_window == 64
     found = model.capabilities
-    assert (found.kv_remove, found.kv_copy, found.kv_shift) == ("suffix", "full", False)
+    assert (found.kv_remove, found.kv_copy, found.kv_shift) == ("any", "any", True)
 
 
 def test_the_graph_file_names_the_model_too(ov_path) -> None:

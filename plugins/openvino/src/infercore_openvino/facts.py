@@ -84,29 +84,14 @@ def asked_window(config: ContextConfig, files: ModelFiles) -> int:
     return config.n_ctx or trained
 
 
-_WIDTHS = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
-
-
 def sliding_window(config: Mapping[str, Any]) -> int | None:
-    """Return how far layers of a narrower sight look back at most, None where there are none."""
+    """Return the width of sliding-window layers, None where there are none."""
     if config.get("use_sliding_window") is False:
         return None
-    kinds = _layer_kinds(config)
-    narrow = ["sliding_attention"] if kinds is None else [k for k in kinds if k in _WIDTHS]
-    return max((whole(config, _WIDTHS[kind]) for kind in narrow), default=0) or None
-
-
-def n_sliding(config: Mapping[str, Any]) -> int | None:
-    """Return how many layers have a narrower sight, None where the config does not tell."""
-    if sliding_window(config) is None:
-        return 0
-    kinds = _layer_kinds(config)
-    return None if kinds is None else sum(kind in _WIDTHS for kind in kinds)
-
-
-def _layer_kinds(config: Mapping[str, Any]) -> list[str] | None:
     kinds = config.get("layer_types")
-    return list(map(str, kinds)) if isinstance(kinds, list) else None
+    if kinds is not None and "sliding_attention" not in kinds:
+        return None
+    return whole(config, "sliding_window") or None
 
 
 def model_info(files: ModelFiles, shape: Shape) -> ModelInfo:

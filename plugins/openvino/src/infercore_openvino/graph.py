@@ -16,12 +16,13 @@ import numpy as np
 from openvino import opset13 as op
 
 from infercore import ModelFormatError, UnsupportedFeatureError
-from infercore_openvino import rope
+from infercore_openvino import rope, sight
 from infercore_openvino.engine import BACKEND, first_lines, logger, memory_errors
-from infercore_openvino.facts import n_sliding, sliding_window, whole
+from infercore_openvino.facts import n_ctx_train, sliding_window, whole
+from infercore_openvino.sight import MASK, PAGED_ATTENTION, STATEFUL, before, takes_a_mask
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from infercore_openvino.files import ModelFiles
     from infercore_openvino.rope import Floats, Rope
@@ -29,9 +30,9 @@ if TYPE_CHECKING:
 RECURRENT = "recurrent"
 _CAUSAL_INPUTS = {"input_ids", "attention_mask", "beam_idx"}
 _LOGITS_RANK = 3
-_ATTENTION, _MASK, _FAR = "ScaledDotProductAttention", 3, 1e9
-_PAGED_ATTENTION, _KEY, _WINDOW = "PagedAttentionExtension", 1, 10
-_STATEFUL = 'backend_options={"form": "stateful"}'
+_FAR = 1e9
+_KEY = 1
+_LONG = 8192
 _F16_RELATIVE_ERROR = 2e-3
 
 
@@ -50,7 +51,8 @@ class Graph:
     """A graph in one form.
 
     ``inv_freq`` are its rotary frequencies, None if not found; ``config`` is the model's
-    ``config.json``.
+    ``config.json``. ``counts_slots``: attention looks over a window, or by distance, of which holes
+    would be a part.
     """
 
     model: Any
@@ -58,16 +60,12 @@ class Graph:
     shape: Shape
     inv_freq: Floats | None
     config: Mapping[str, Any]
-
-    @property
-    def slides(self) -> bool:
-        """Whether layers look back over a window only."""
-        return sliding_window(self.config) is not None
+    counts_slots: bool = False
 
     @property
     def turns_keys(self) -> bool:
         """Whether each layer of a paged graph turns its keys: some models leave layers out."""
-        layers = [n for n in self.model.get_ordered_ops() if n.get_type_name() == _PAGED_ATTENTION]
+        layers = [n for n in self.model.get_ordered_ops() if n.get_type_name() == PAGED_ATTENTION]
         return self.inv_freq is not None and all(_is_turned(n.input_value(_KEY)) for n in layers)
 
 
@@ -83,10 +81,10 @@ def build(core: Any, files: ModelFiles, form: str, path: str) -> Graph:
     if form == RECURRENT:
         n_layer = whole(files.config, "num_hidden_layers") or n_layer
     inv_freq = _inv_freq(model, files)
+    sights = sight.of_layers(core, model, _far(files.config))
     if form == "paged":
-        n_windows = _n_sliding(model, files.config)
         _to_paged(model)
-        _check_windows(model, n_windows)
+        sight.check_kept(model, sights or ())
     head = _head_of(model, path)
     _add_row_inputs(model, head, axis=0 if form == "paged" else 1)
     shape = Shape(
@@ -95,7 +93,23 @@ def build(core: Any, files: ModelFiles, form: str, path: str) -> Graph:
         n_layer=n_layer,
         n_params=n_params,
     )
-    return Graph(model=model, form=form, shape=shape, inv_freq=inv_freq, config=files.config)
+    return Graph(
+        model=model,
+        form=form,
+        shape=shape,
+        inv_freq=inv_freq,
+        config=files.config,
+        counts_slots=(
+            any(s.is_limited or s.is_biased for s in sights)
+            if sights
+            else sliding_window(files.config) is not None
+        ),
+    )
+
+
+def _far(config: Mapping[str, Any]) -> int:
+    """Return more tokens than any window of a model is wide."""
+    return max(n_ctx_train(config) or _LONG, 2 * (sliding_window(config) or 0))
 
 
 def read(core: Any, xml: str, path: str) -> Any:
@@ -158,50 +172,10 @@ def _to_paged(model: Any) -> None:
         paged_attention_transformation(model)
     except (ImportError, RuntimeError) as error:
         raise UnsupportedFeatureError(
-            f"the paged form of this model cannot be made: {first_lines(error)}; use {_STATEFUL}",
+            f"the paged form of this model cannot be made: {first_lines(error)}; use {STATEFUL}",
             feature="form",
             backend=BACKEND,
         ) from error
-
-
-def _n_sliding(model: Any, config: Mapping[str, Any]) -> int:
-    """Return how many layers look back over a window only: by the config, or else by their masks.
-
-    A config may state a window that the graph does not have.
-    """
-    stated, width = n_sliding(config), sliding_window(config)
-    if stated is not None or width is None:
-        return stated or 0
-    masks = [n.input_value(_MASK).get_node() for n in model.get_ordered_ops() if _takes_a_mask(n)]
-    return sum(_is_made_with(mask, {width - 1, width, width + 1}) for mask in masks)
-
-
-def _is_made_with(mask: Any, numbers: set[int]) -> bool:
-    """Whether one of ``numbers``, or its negative, takes part in a mask."""
-    return any(
-        node.get_type_name() == "Constant"
-        and node.get_element_type().is_integral_number()
-        and node.data.size == 1
-        and abs(int(node.data.reshape(-1)[0])) in numbers
-        for node in _before(mask, ends={"ShapeOf"})
-    )
-
-
-def _check_windows(model: Any, n_windows: int) -> None:
-    """Refuse a paged form that reads all tokens where a window was: the engine knows few masks.
-
-    Raises `UnsupportedFeatureError`.
-    """
-    layers = [n for n in model.get_ordered_ops() if n.get_type_name() == _PAGED_ATTENTION]
-    windows = [layer.input_value(_WINDOW).get_node() for layer in layers]
-    n_kept = sum(w.get_type_name() != "Constant" or bool(w.data.any()) for w in windows)
-    if n_kept < n_windows:
-        raise UnsupportedFeatureError(
-            f"the paged form of this model cannot be made: of {n_windows} layers with a sliding "
-            f"window the engine keeps {n_kept}; use {_STATEFUL}",
-            feature="form",
-            backend=BACKEND,
-        )
 
 
 # -- more inputs and outputs -------------------------------------------------------------------
@@ -304,7 +278,7 @@ def without_causality(graph: Graph) -> Graph:
     Raises `UnsupportedFeatureError` where attention is no operation with a mask.
     """
     model = graph.model.clone()
-    found = [n for n in model.get_ordered_ops() if _takes_a_mask(n)]
+    found = [n for n in model.get_ordered_ops() if takes_a_mask(n)]
     if len(found) != graph.shape.n_layer:
         hint = "attention in its graph takes no mask; leave it out"
         raise UnsupportedFeatureError(feature="attention_type", backend=BACKEND, hint=hint)
@@ -312,33 +286,13 @@ def without_causality(graph: Graph) -> Graph:
     left_out = op.multiply(op.subtract(held, np.float32(1)), np.float32(_FAR))  # 0, or far below
     mask = op.unsqueeze(left_out, op.constant([1, 2], dtype=np.int64)).output(0)
     for node in found:
-        node.input(_MASK).replace_source_output(mask)
+        node.input(MASK).replace_source_output(mask)
     return replace(graph, model=model)
-
-
-def _takes_a_mask(node: Any) -> bool:
-    return (
-        node.get_type_name() == _ATTENTION
-        and not node.get_attributes()["causal"]
-        and len(node.inputs()) > _MASK
-    )
 
 
 def _is_turned(keys: Any) -> bool:
     """Whether a cosine stands between the product that makes ``keys`` and them."""
-    return any(n.get_type_name() == "Cos" for n in _before(keys.get_node(), ends={"MatMul", "Cos"}))
-
-
-def _before(node: Any, *, ends: set[str]) -> Iterator[Any]:
-    """Give a node and all that lead to it, as far as nodes of the types ``ends``."""
-    waiting, seen = [node], set[str]()
-    while waiting:
-        found = waiting.pop()
-        if found.get_friendly_name() not in seen:
-            seen.add(found.get_friendly_name())
-            yield found
-            if found.get_type_name() not in ends:
-                waiting += [value.get_node() for value in found.input_values()]
+    return any(n.get_type_name() == "Cos" for n in before(keys.get_node(), ends={"MatMul", "Cos"}))
 
 
 def _frequency_constants(model: Any) -> dict[str, Any]:

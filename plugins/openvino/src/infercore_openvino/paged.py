@@ -35,13 +35,13 @@ _NO_MASK = "the engine's paged attention takes no mask; leave form out, or give 
 def capabilities(settings: Settings, graph: Graph, *, shift: bool) -> Capabilities:
     """Return what a paged context can do; ``shift`` says whether keys can be turned exactly.
 
-    A sliding window counts slots, not positions: holes would widen it, so they are not offered.
+    Windows and biases count slots, not positions: holes would change them, so none are offered.
     """
     return Capabilities(
-        kv_remove="suffix" if graph.slides else "any",
-        kv_copy="full" if graph.slides else "any",
-        kv_shift=shift and not graph.slides,
-        kv_divide=shift and not graph.slides,
+        kv_remove="suffix" if graph.counts_slots else "any",
+        kv_copy="full" if graph.counts_slots else "any",
+        kv_shift=shift and not graph.counts_slots,
+        kv_divide=shift and not graph.counts_slots,
         multi_sequence=True,
         state=True,
         sequence_state=True,

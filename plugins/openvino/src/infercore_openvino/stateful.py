@@ -2,7 +2,7 @@
 
 The fallback where the paged form cannot be made. Removing marks slots as holes that the attention
 mask leaves out, which costs nothing; when the holes outgrow the window, the state is rewritten
-without them. A sliding window counts slots: where layers have one, that is done before each step.
+without them. Windows and biases by distance count slots: with those, that is done before each step.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _STORED_AS: dict[str, Any] = {"f16": np.float16}
 
 
 def capabilities(settings: Settings, graph: Graph) -> Capabilities:
-    """Return what a stateful context can do; holes would widen a sliding window."""
+    """Return what a stateful context can do; holes would change windows and biases."""
     return Capabilities(
-        kv_remove="suffix" if graph.slides else "any",
+        kv_remove="suffix" if graph.counts_slots else "any",
         state=True,
         sequence_state=True,
         logits_all=True,
@@ -161,7 +161,7 @@ class StatefulContext(BaseContext):
     def _make_room(self) -> None:
         """Rewrite the state without its holes, once there are too many."""
         self._finish_clear()
-        most = 0 if self._compiled.graph.slides else self._settings.n_ctx
+        most = 0 if self._compiled.graph.counts_slots else self._settings.n_ctx
         if np.count_nonzero(~self._held) > most:
             kept = self._positions[self._held]
             arrays = {name: data[:, :, self._held] for name, data in self._data().items()}

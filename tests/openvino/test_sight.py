@@ -1,4 +1,4 @@
-"""Models in which some layers look back over a window only, in both forms of their graph."""
+"""Models whose layers look over a window only, or by distance, in both forms of their graph."""
 
 from __future__ import annotations
 
@@ -17,9 +17,27 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+
+@conformance._wrong(conformance.MODEL)
+def _a_decoder_that_weighs_distance(model: Any) -> None:
+    """Add to each head's mask its slope times the distance, as ALiBi does, counted in slots."""
+    from openvino import opset13 as op
+
+    mask, causal = (
+        conformance._named(model, name) for name in ("aten::where/Select", "aten::le/LessEqual")
+    )
+    users = mask.output(0).get_target_inputs()
+    distance = op.convert(op.subtract(causal.input_value(0), causal.input_value(1)), "f32")
+    slopes = op.constant(np.array([0.5, 0.25, 0.1, 0.02], dtype=np.float32).reshape(1, 4, 1, 1))
+    biased = op.add(mask, op.multiply(distance, slopes))
+    for user in users:
+        user.replace_source_output(biased.output(0))
+
+
 WRITERS = {
     "known": conformance.a_decoder_that_slides,
     "unknown": conformance.a_decoder_whose_mask_the_engine_does_not_know,
+    "biased": _a_decoder_that_weighs_distance,
 }
 
 
@@ -67,11 +85,19 @@ def test_rows_are_those_of_the_window(
         assert np.abs(context.logits_all() - oracle.rows(tokens)).max() < conformance.TOLERANCE
 
 
-def test_a_mask_that_paged_attention_does_not_know_keeps_its_window(
-    folders: dict[str, str], load: Callable[..., Any], caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("mask", "what"),
+    [("unknown", "2 layers with a limited sight"), ("biased", "4 layers with a bias by distance")],
+)
+def test_a_mask_that_paged_attention_does_not_know_is_kept(
+    folders: dict[str, str],
+    load: Callable[..., Any],
+    caplog: pytest.LogCaptureFixture,
+    mask: str,
+    what: str,
 ) -> None:
-    model = load(folders["unknown"])
-    assert "of 2 layers with a sliding window the engine keeps 0" in caplog.text
+    model = load(folders[mask])
+    assert f"of {what} the engine keeps 0" in caplog.text
     assert not model.capabilities.multi_sequence
     with pytest.raises(ic.UnsupportedFeatureError) as caught:
         model.new_context(backend_options={"form": "paged"})
@@ -79,33 +105,25 @@ def test_a_mask_that_paged_attention_does_not_know_keeps_its_window(
 
 
 @pytest.mark.parametrize(
-    ("mask", "fields", "expected"),
+    "fields",
     [
-        ("unknown", {"layer_types": None}, (24, False)),  # the masks tell
-        ("known", {"layer_types": None}, (24, True)),
-        ("known", {"layer_types": None, "sliding_window": 100}, (100, True)),  # no mask has that
-        ("known", {"use_sliding_window": False}, (None, True)),
-        (
-            "unknown",
-            {"layer_types": ["chunked_attention"] * 4, "attention_chunk_size": 16},
-            (16, False),
-        ),
-        ("known", {"layer_types": ["sliding_attention"] * 3}, (24, False)),
+        {"layer_types": None},
+        {"layer_types": None, "sliding_window": None},  # and some call it otherwise
+        {"layer_types": None, "sliding_window": 100},
+        {"use_sliding_window": False},
     ],
 )
-def test_what_the_config_states(
+@pytest.mark.parametrize("mask", ["known", "unknown"])
+def test_the_graph_says_what_its_layers_see(
     folders: dict[str, str],
     load: Callable[..., Any],
     tmp_path: Path,
     mask: str,
     fields: dict[str, Any],
-    expected: tuple[int | None, bool],
 ) -> None:
-    window, is_paged = expected
-    model = load(_edit(folders[mask], tmp_path, **fields))
-    assert model.info.sliding_window == window
-    assert model.capabilities.multi_sequence is is_paged
-    assert model.capabilities.kv_remove == ("any" if window is None else "suffix")
+    found = load(_edit(folders[mask], tmp_path, **fields)).capabilities
+    assert found.multi_sequence is (mask == "known")
+    assert found.kv_remove == "suffix"
 
 
 @pytest.mark.parametrize("mask", WRITERS)

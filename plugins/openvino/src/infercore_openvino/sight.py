@@ -1,0 +1,184 @@
+"""What the tokens of each layer look at: all before them, some of those, or with a bias.
+
+The paged form replaces masks by what the engine makes of them, and it knows few: windows and biases
+in other forms would be left out in silence. And in the stateful form masks count slots, holes among
+them. So a mask is computed here by itself, for the last two of many tokens.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from openvino import PartialShape
+from openvino import opset13 as op
+
+from infercore import UnsupportedFeatureError
+from infercore_openvino.engine import BACKEND
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+ATTENTION, MASK = "ScaledDotProductAttention", 3
+PAGED_ATTENTION, _WINDOW, _SLOPES = "PagedAttentionExtension", 10, 11
+STATEFUL = 'backend_options={"form": "stateful"}'
+_N_NEW = 2
+_MOST = 2**17
+_LENGTHS = (8192, 4096, 2048, 1024, 512, 128)
+_FAR = 1e4  # below the largest number of a row: what is not looked at
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What a layer's tokens look at; ``is_ordered`` where none looks at what comes behind it."""
+
+    is_limited: bool = False
+    is_biased: bool = False
+    is_ordered: bool = True
+
+
+def of_layers(core: Any, model: Any, far: int) -> list[Sight] | None:
+    """Return the sight of each layer with a mask, behind up to ``far`` tokens; None if unknown.
+
+    Behind fewer where a graph has tables that end before.
+    """
+    for length in sorted({min(far, _MOST), *(n for n in _LENGTHS if n < far)}, reverse=True):
+        with suppress(RuntimeError, ValueError):
+            return [_sight(row) for row in _rows(core, model, length - _N_NEW)]
+    return None
+
+
+def check_kept(model: Any, sights: Iterable[Sight]) -> None:
+    """Raise `UnsupportedFeatureError` where a paged graph leaves out what layers looked at."""
+    layers = [n for n in model.get_ordered_ops() if n.get_type_name() == PAGED_ATTENTION]
+    sights = list(sights)
+    n_kept = {
+        "a limited sight": sum(_is_set(layer.input_value(_WINDOW)) for layer in layers),
+        "a bias by distance": sum(_is_set(layer.input_value(_SLOPES)) for layer in layers),
+        "sight of later tokens": 0,
+    }
+    wanted = {
+        "a limited sight": sum(s.is_limited for s in sights),
+        "a bias by distance": sum(s.is_biased for s in sights),
+        "sight of later tokens": sum(not s.is_ordered for s in sights),
+    }
+    for what, n in wanted.items():
+        if n_kept[what] < n:
+            raise UnsupportedFeatureError(
+                f"the paged form of this model cannot be made: of {n} layers with {what} the "
+                f"engine keeps {n_kept[what]}; use {STATEFUL}",
+                feature="form",
+                backend=BACKEND,
+            )
+
+
+def before(node: Any, *, ends: set[str]) -> Iterator[Any]:
+    """Give a node and all that lead to it, as far as nodes of the types ``ends``."""
+    waiting, seen = [node], set[str]()
+    while waiting:
+        found = waiting.pop()
+        if found.get_friendly_name() not in seen:
+            seen.add(found.get_friendly_name())
+            yield found
+            if found.get_type_name() not in ends:
+                waiting += [value.get_node() for value in found.input_values()]
+
+
+def takes_a_mask(node: Any) -> bool:
+    """Whether a node is attention with a mask of its own."""
+    return (
+        node.get_type_name() == ATTENTION
+        and not node.get_attributes()["causal"]
+        and len(node.inputs()) > MASK
+    )
+
+
+def _is_set(value: Any) -> bool:
+    """Whether an argument of the engine's attention is not its zero, or nothing."""
+    node = value.get_node()
+    return node.get_type_name() != "Constant" or bool(node.data.any())
+
+
+def _sight(row: Any) -> Sight:
+    """Return what a mask [..., 2, n] says: 0 and far below, with a bias, or as truths."""
+    values = np.where(row, 0.0, -np.inf) if row.dtype == np.bool_ else row.astype(np.float64)
+    seen = values > values.max(axis=-1, keepdims=True) - _FAR
+    own = np.tri(_N_NEW, dtype=bool)
+    spread = max(float(np.ptp(v[s])) for v, s in zip(_lines(values), _lines(seen), strict=True))
+    return Sight(
+        is_limited=not bool(seen[..., :-_N_NEW].all()),
+        is_biased=spread > 0,
+        is_ordered=bool((seen[..., -_N_NEW:] <= own).all()),
+    )
+
+
+def _lines(array: Any) -> Any:
+    return array.reshape(-1, array.shape[-1])
+
+
+def _rows(core: Any, model: Any, n_past: int) -> list[Any]:
+    """Compute the masks of a graph by themselves, without the numbers that only give sizes."""
+    graph = model.clone()
+    given = _with_sizes(graph, n_past)
+    masks = [n.input_value(MASK) for n in graph.get_ordered_ops() if takes_a_mask(n)]
+    if not masks:
+        return []
+    results = [op.result(mask) for mask in masks]
+    part = type(graph)(results, list(given), "masks")
+    part.validate_nodes_and_infer_types()
+    _fix_sizes(part)
+    needed = {n.get_friendly_name() for result in results for n in before(result, ends=set())}
+    left = {p: v for p, v in given.items() if p.get_friendly_name() in needed}
+    engine = core.compile_model(
+        type(graph)(results, list(left), "masks"), "CPU", {"INFERENCE_PRECISION_HINT": "f32"}
+    )
+    numbers = [
+        np.full(port.get_shape(), value, dtype=port.get_element_type().to_dtype())
+        for port, value in zip(engine.inputs, left.values(), strict=True)
+    ]
+    found = engine(numbers)
+    return [np.array(found[i]) for i in range(len(results))]
+
+
+def _with_sizes(graph: Any, n_past: int) -> dict[Any, int]:
+    """Let a graph be one of two tokens behind others; return its inputs, and what goes in."""
+    sizes = {
+        "input_ids": ([1, _N_NEW], 0),
+        "attention_mask": ([1, n_past + _N_NEW], 1),
+        "position_ids": ([1, _N_NEW], n_past),
+        "beam_idx": ([1], 0),
+    }
+    given = {}
+    for port in graph.inputs:
+        shape, value = sizes.get(port.get_any_name(), (None, 0))
+        if shape is None:
+            raise ValueError(f"it has an input {port.get_any_name()!r}")
+        port.get_node().set_partial_shape(PartialShape(shape))
+        given[port.get_node()] = value
+    for node in graph.get_ordered_ops():
+        if node.get_type_name() == "ReadValue":
+            sizes_of = _state_shape(node.get_output_partial_shape(0), n_past)
+            state = op.parameter(sizes_of, node.get_output_element_type(0))
+            for user in node.output(0).get_target_inputs():
+                user.replace_source_output(state.output(0))
+            given[state] = 0
+    return given
+
+
+def _state_shape(shape: Sequence[Any], n_past: int) -> list[int]:
+    """Return the shape of a state: its first size is of texts, others that vary are of tokens."""
+    varying = [n_past if i else 1 for i in range(len(shape))]
+    return [d.get_length() if d.is_static else varying[i] for i, d in enumerate(shape)]
+
+
+def _fix_sizes(part: Any) -> None:
+    """Put numbers where sizes are asked for that are known by now."""
+    for node in part.get_ordered_ops():
+        if node.get_type_name() == "ShapeOf":
+            shape = node.get_input_partial_shape(0)
+            if shape.is_static:
+                known = op.constant(np.array(shape.to_shape()), node.get_output_element_type(0))
+                for user in node.output(0).get_target_inputs():
+                    user.replace_source_output(known.output(0))
