@@ -9,7 +9,7 @@ import infercore as ic
 from infercore_openvino import arithmetic, cpu, files, graph, settings
 from infercore_openvino.engine import shared_core
 
-FILES = files.ModelFiles("", "", "", has_cache=True, has_keys=True, is_recurrent=False, n_state=0)
+FILES = files.ModelFiles("", "", "", has_cache=True, keys=((2, 32),), is_recurrent=False, n_state=0)
 CHOICES = [
     ({}, "bf16", "bf16"),
     ({"type_k": "bf16"}, "bf16", "bf16"),

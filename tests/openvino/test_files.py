@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 
 import pytest
 
@@ -116,6 +117,51 @@ def test_a_window_that_the_graph_does_not_have_takes_nothing_away(copied) -> Non
     assert model.info.sliding_window == 64
     found = model.capabilities
     assert (found.kv_remove, found.kv_copy, found.kv_shift) == ("any", "any", True)
+
+
+def facts(model) -> tuple[object, ...]:
+    info, plan = model.info, model.plan_memory(ic.ContextConfig(n_ctx=512))
+    return info.n_ctx_train, info.n_layer, info.n_head, info.n_head_kv, dict(plan.kv_bytes_by_kind)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("n_positions", "n_head", None),  # GPT-2
+        ("max_seq_len", "n_heads", None),  # MPT
+        ("seq_length", "n_head", None),  # BLOOM
+        ("max_position_embeddings", "attention_heads", None),  # XGLM
+    ],
+)
+def test_facts_that_other_configs_name_otherwise(copied, names) -> None:
+    expected = facts(load(copied))
+    config = json.loads((copied / "config.json").read_text())
+    for old, new in zip(
+        ("max_position_embeddings", "num_attention_heads", "num_key_value_heads"),
+        names,
+        strict=True,
+    ):
+        value = config.pop(old)
+        if new is not None:
+            config[new] = value
+    config.pop("head_dim", None)
+    (copied / "config.json").write_text(json.dumps(config))
+    assert facts(load(copied)) == expected
+
+
+def test_keys_and_values_are_known_by_the_names_of_hybrid_exports(copied) -> None:
+    expected = facts(load(copied))
+    graph = (copied / XML).read_text()
+    named = re.sub(
+        r"past_key_values\.(\d)\.(key|value)present\.\d\.(key|value)",
+        r"cache_params.past.\2.\1cache_params.present.\2.\1",
+        graph,
+    )
+    assert named != graph
+    (copied / XML).write_text(named)
+    model = load(copied)
+    assert facts(model) == expected
+    assert not model.info.is_recurrent
 
 
 def test_the_graph_file_names_the_model_too(ov_path) -> None:

@@ -14,7 +14,7 @@ from infercore_openvino import cpu, files
 from infercore_openvino import settings as module
 
 NO_CONFIG = files.ModelFiles(
-    "", "", "", has_cache=True, has_keys=True, is_recurrent=False, n_state=0
+    "", "", "", has_cache=True, keys=((2, 32),), is_recurrent=False, n_state=0
 )
 REFUSED = {
     "rope_scaling_type": "longrope",

@@ -9,7 +9,7 @@ from infercore_llamacpp import threads
 from infercore_openvino import cpu, files, settings
 
 NO_CONFIG = files.ModelFiles(
-    "", "", "", has_cache=True, has_keys=True, is_recurrent=False, n_state=0
+    "", "", "", has_cache=True, keys=((2, 32),), is_recurrent=False, n_state=0
 )
 
 

@@ -353,13 +353,22 @@ def an_encoder_of_texts_of_one_length(model: Any) -> None:
     model.reshape({port: [-1, 8] for port in model.inputs})
 
 
-@_wrong("encoder")
-def an_encoder_of_more_than_tokens(model: Any) -> None:
+def _take_pixels(model: Any) -> None:
     from openvino import opset13 as op  # noqa: PLC0415  (imports the engine)
 
     more = op.parameter([-1, -1], np.int64, name="pixels")
     more.output(0).set_names({"pixels"})
     model.add_parameters([more])
+
+
+@_wrong("encoder")
+def an_encoder_of_more_than_tokens(model: Any) -> None:
+    _take_pixels(model)
+
+
+@_wrong(MODEL)
+def a_decoder_of_more_than_tokens(model: Any) -> None:
+    _take_pixels(model)
 
 
 @_wrong("encoder")
@@ -420,6 +429,7 @@ _WRONG_FILES = (
     an_encoder_of_texts_of_one_length, an_encoder_of_more_than_tokens,
     an_encoder_without_hidden_states, an_encoder_of_one_vector_a_text, an_encoder_without_a_table,
     a_decoder_without_beams, a_decoder_of_flat_logits, a_decoder_without_an_output_layer,
+    a_decoder_of_more_than_tokens,
     _beside_it("encoder", "1_Pooling/config.json", b"[]"),
     _beside_it("encoder", "1_Pooling/config.json", b"{"),
     _beside_it("encoder", "tokenizer_config.json", None),

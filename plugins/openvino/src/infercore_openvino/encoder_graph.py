@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from infercore import ModelFormatError
 from infercore_openvino import graph
-from infercore_openvino.facts import KvShape, whole
+from infercore_openvino.facts import n_layer, whole
 
 if TYPE_CHECKING:
     from infercore_openvino.files import ModelFiles
@@ -29,7 +29,7 @@ def build(core: Any, files: ModelFiles, path: str) -> graph.Graph:
         n_embd=whole(files.config, "hidden_size") or width
         if files.ranks
         else model.output(HIDDEN).partial_shape[2].get_length(),
-        n_layer=KvShape.of(files.config).n_layer,
+        n_layer=n_layer(files.config),
         n_params=graph.count_params(model),
     )
     return graph.Graph(model=model, form=FORM, shape=shape, inv_freq=None, config=files.config)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from infercore import InvalidInputError, ModelInfo
@@ -18,31 +17,19 @@ if TYPE_CHECKING:
 DEFAULT_N_CTX = 4096
 
 
-@dataclass(frozen=True)
-class KvShape:
-    """Layers, heads and head size of the KV cache."""
+# The names of one fact in the configs of different architectures.
+_N_LAYER = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+_N_HEAD = ("num_attention_heads", "n_head", "n_heads", "attention_heads", "num_heads")
+_N_CTX = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 
-    n_layer: int
-    n_head: int
-    n_head_kv: int
-    head_size: int
 
-    @classmethod
-    def of(cls, config: Mapping[str, Any]) -> KvShape:
-        """Read the shape; 0 where the config does not say."""
-        n_head = whole(config, "num_attention_heads")
-        width = whole(config, "hidden_size")
-        return cls(
-            n_layer=whole(config, "num_hidden_layers"),
-            n_head=n_head,
-            n_head_kv=whole(config, "num_key_value_heads") or n_head,
-            head_size=whole(config, "head_dim") or (width // n_head if n_head else 0),
-        )
+def n_layer(config: Mapping[str, Any]) -> int:
+    """Return the number of layers, 0 where the config does not say."""
+    return _first(config, _N_LAYER)
 
-    @property
-    def numbers_per_token(self) -> int:
-        """Numbers that one token takes in the cache, keys and values together."""
-        return 2 * self.n_layer * self.n_head_kv * self.head_size
+
+def _first(config: Mapping[str, Any], names: tuple[str, ...]) -> int:
+    return next((n for name in names if (n := whole(config, name))), 0)
 
 
 def whole(config: Mapping[str, Any], name: str) -> int:
@@ -53,7 +40,7 @@ def whole(config: Mapping[str, Any], name: str) -> int:
 
 def n_ctx_train(config: Mapping[str, Any]) -> int:
     """Return the trained window in tokens, 0 where the config does not say."""
-    return whole(config, "max_position_embeddings")
+    return _first(config, _N_CTX)
 
 
 def trained_window(files: ModelFiles) -> int:
@@ -97,7 +84,7 @@ def sliding_window(config: Mapping[str, Any]) -> int | None:
 def model_info(files: ModelFiles, shape: Shape) -> ModelInfo:
     """Return the facts of config.json and of the graph."""
     config = files.config
-    kv = KvShape.of(config)
+    n_head = _first(config, _N_HEAD)
     architecture = str(config.get("model_type") or "unknown")
     simple = (str, int, float, bool)
     generation = {f"generation_config.{name}": v for name, v in files.generation.items()}
@@ -108,8 +95,8 @@ def model_info(files: ModelFiles, shape: Shape) -> ModelInfo:
         n_ctx_train=trained_window(files),
         n_embd=shape.n_embd,
         n_layer=shape.n_layer,
-        n_head=kv.n_head,
-        n_head_kv=kv.n_head_kv,
+        n_head=n_head,
+        n_head_kv=files.keys[0][0] if files.has_keys else n_head,
         n_params=shape.n_params,
         size_bytes=files.weights_bytes,
         sliding_window=sliding_window(config),

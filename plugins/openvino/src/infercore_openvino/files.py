@@ -22,7 +22,7 @@ _POOLING_MODES = {
 }
 _VARIABLE = re.compile(rb'type="ReadValue"')
 _STATE = re.compile(rb'variable_id="([^"]*)"(?:[^>]*variable_shape="([^"]*)")?')
-_OF_ATTENTION = re.compile(rb"past_key_values\.\d+\.(key|value)")
+_OF_ATTENTION = re.compile(rb"past_key_values\.\d+\.(key|value)|cache_params\.past\.(key|value)\.")
 _RESULT = re.compile(rb'<layer\b[^>]*\btype="Result"[^>]*>')
 _OUTPUT_NAMES, _NAMES = (re.compile(rb'\b%snames="([^"]*)"' % kind) for kind in (b"output_", b""))
 MAX_GRAPH_BYTES, MAX_JSON_BYTES = 2**30, 2**28
@@ -37,7 +37,7 @@ class ModelFiles:
     bin: str
     folder: str
     has_cache: bool
-    has_keys: bool  # it keeps keys and values of each token
+    keys: tuple[tuple[int, ...], ...]  # heads and head size of each state of keys, or of values
     is_recurrent: bool  # it keeps states that sum up a text, beside keys and values or not
     n_state: int  # numbers in those states, for each sequence
     config: dict[str, Any] = field(default_factory=dict)
@@ -45,6 +45,16 @@ class ModelFiles:
     tokenizer: dict[str, Any] = field(default_factory=dict)
     pooling: str = "none"
     outputs: frozenset[str] = frozenset()
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether it keeps keys and values of each token."""
+        return bool(self.keys)
+
+    @property
+    def numbers_per_token(self) -> int:
+        """Numbers that one token takes in the cache, keys and values of all layers together."""
+        return sum(map(math.prod, self.keys))
 
     @property
     def ranks(self) -> bool:
@@ -102,7 +112,8 @@ def find(path: str) -> ModelFiles:
         )
     graph = _read_graph(xml, weights, path)
     states = _states(graph) if _VARIABLE.search(graph) else None  # its cache, if any
-    summing = {name: n for name, n in (states or {}).items() if not _OF_ATTENTION.match(name)}
+    keys = {name for name in states or () if _OF_ATTENTION.match(name)}
+    summing = {name: sizes for name, sizes in (states or {}).items() if name not in keys}
     folder = os.path.dirname(os.path.abspath(xml))
     return ModelFiles(
         xml=xml,
@@ -112,20 +123,20 @@ def find(path: str) -> ModelFiles:
         generation=_read_json(folder, "generation_config.json", path),
         tokenizer=_read_json(folder, "tokenizer_config.json", path),
         has_cache=states is not None,
-        has_keys=summing != (states or {}),
+        keys=tuple(sizes for name, sizes in (states or {}).items() if name in keys),
         is_recurrent=bool(summing),
-        n_state=sum(summing.values()),
+        n_state=sum(math.prod(sizes) for sizes in summing.values() if sizes),
         pooling=_pooling(_read_json(folder, POOLING_JSON, path)),
         outputs=_outputs(graph),
     )
 
 
-def _states(graph: bytes) -> dict[bytes, int]:
-    """Return the states by name, with the numbers that each has for a token or a sequence."""
-    found = dict.fromkeys((name for name, _ in _STATE.findall(graph)), 0)
+def _states(graph: bytes) -> dict[bytes, tuple[int, ...]]:
+    """Return the states by name, with those sizes of each that do not vary."""
+    found: dict[bytes, tuple[int, ...]] = {name: () for name, _ in _STATE.findall(graph)}
     for name, shape in _STATE.findall(graph):
         if shape:
-            found[name] = math.prod(int(n) for n in shape.split(b",") if n.isdigit())
+            found[name] = tuple(int(n) for n in shape.split(b",") if n.isdigit())
     return found
 
 

@@ -18,7 +18,8 @@ from openvino import opset13 as op
 from infercore import ModelFormatError, UnsupportedFeatureError
 from infercore_openvino import rope, sight
 from infercore_openvino.engine import BACKEND, first_lines, logger, memory_errors
-from infercore_openvino.facts import n_ctx_train, sliding_window, whole
+from infercore_openvino.facts import n_ctx_train, sliding_window
+from infercore_openvino.facts import n_layer as stated_n_layer
 from infercore_openvino.sight import MASK, PAGED_ATTENTION, STATEFUL, before, takes_a_mask
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 RECURRENT = "recurrent"
 _CAUSAL_INPUTS = {"input_ids", "attention_mask", "beam_idx"}
+_POSITIONS = "position_ids"
 _LOGITS_RANK = 3
 _FAR = 1e9
 _KEY = 1
@@ -79,7 +81,7 @@ def build(core: Any, files: ModelFiles, form: str, path: str) -> Graph:
     _check_causal(model, path)
     n_params, n_layer = count_params(model), len(model.get_sinks()) // 2
     if form == RECURRENT:
-        n_layer = whole(files.config, "num_hidden_layers") or n_layer
+        n_layer = stated_n_layer(files.config) or n_layer
     inv_freq = _inv_freq(model, files)
     sights = sight.of_layers(core, model, _far(files.config))
     if form == "paged":
@@ -132,9 +134,13 @@ def names(ports: Any) -> set[str]:
 def _check_causal(model: Any, path: str) -> None:
     inputs, outputs = names(model.inputs), names(model.outputs)
     causal = inputs >= _CAUSAL_INPUTS and "logits" in outputs and model.get_sinks()
-    if causal and model.output("logits").partial_shape.rank.get_length() == _LOGITS_RANK:
-        return
-    raise unknown_kind(model, path)
+    if not causal or model.output("logits").partial_shape.rank.get_length() != _LOGITS_RANK:
+        raise unknown_kind(model, path)
+    unknown = sorted(inputs - _CAUSAL_INPUTS - {_POSITIONS})
+    if unknown:
+        raise ModelFormatError(
+            f"{path} wants more than tokens, a mask and positions: {', '.join(unknown)}", path=path
+        )
 
 
 def unknown_kind(model: Any, path: str) -> ModelFormatError:

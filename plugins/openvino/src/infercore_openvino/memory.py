@@ -8,6 +8,7 @@ where it computes in float32. The file's pages stay only where the layout is mad
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from infercore import MemoryPlan, ModelNotFoundError, OutOfMemoryError, free_bytes, read_regular
 from infercore.weight_files import lora
-from infercore_openvino.facts import KvShape, whole
+from infercore_openvino.facts import whole
 from infercore_openvino.files import MAX_GRAPH_BYTES
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def plan(files: ModelFiles, settings: Settings) -> MemoryPlan:
     n_streams = settings.properties.get("NUM_STREAMS", 1)
     held = _weights_held(files, settings.inference, n_streams)
     step = _step_bytes(files.config, settings.n_ubatch)
-    of_layer = _per_token(files) // max(1, KvShape.of(files.config).n_layer) * _FLOAT_BYTES
+    of_layer = 2 * files.numbers_per_token // max(1, len(files.keys)) * _FLOAT_BYTES
     compute = (
         max(0, held - files.weights_bytes) + step + _n_cells(settings) * of_layer * _LIVE_CACHES
     )
@@ -96,15 +97,10 @@ def _n_cells(settings: Settings) -> int:
     return (-(-settings.n_ctx // _BLOCK_SIZE) + settings.n_seq_max + 1) * _BLOCK_SIZE
 
 
-def _per_token(files: ModelFiles) -> int:
-    return KvShape.of(files.config).numbers_per_token if files.has_keys else 0
-
-
 def _cache_bytes(files: ModelFiles, settings: Settings) -> int:
-    numbers = _per_token(files)
-    n_bytes = numbers * _TYPE_BYTES.get(settings.kv_type, _DEFAULT_TYPE_BYTES)
+    n_bytes = files.numbers_per_token * _TYPE_BYTES.get(settings.kv_type, _DEFAULT_TYPE_BYTES)
     if settings.kv_type == "u8":
-        n_bytes += numbers // max(1, KvShape.of(files.config).head_size) * _ROUNDED_HEAD_BYTES
+        n_bytes += sum(math.prod(sizes[:-1]) for sizes in files.keys) * _ROUNDED_HEAD_BYTES
     return _n_cells(settings) * n_bytes
 
 
