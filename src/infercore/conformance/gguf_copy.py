@@ -115,8 +115,8 @@ def texts(values: Sequence[bytes]) -> bytes:
 
 
 def numbers(layout: str, values: Sequence[Any]) -> bytes:
-    """Return an entry that is an array of int32 ("i"), uint32 ("I") or float32 ("f")."""
-    inner = {"i": INT32, "I": UINT32, "f": FLOAT32}[layout][0]
+    """Return an entry that is an array of int32 "i", uint32 "I", float32 "f" or bool "?"."""
+    inner = {"i": INT32, "I": UINT32, "f": FLOAT32, "?": BOOL}[layout][0]
     head = struct.pack("<IIQ", _ARRAY, inner, len(values))
     return head + struct.pack(f"<{len(values)}{layout}", *values)
 

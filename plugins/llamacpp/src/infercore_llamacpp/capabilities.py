@@ -6,10 +6,13 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from infercore import Capabilities
+from infercore_llamacpp import rope
 from infercore_llamacpp.library import api
 from infercore_llamacpp.traits import SHIFTED_KV_TYPES
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from infercore_llamacpp.traits import Traits
 
 _SHALLOW = 4  # layers of the models that the bounds below are for
@@ -29,6 +32,7 @@ def of_context(traits: Traits, effective: dict[str, Any], memory: int | None) ->
         traits.moves_positions
         and effective["type_k"] in SHIFTED_KV_TYPES
         and api.llama_memory_can_shift(memory)
+        and _turns_alone(traits, effective)
     )
     return _common(
         traits,
@@ -44,13 +48,16 @@ def of_context(traits: Traits, effective: dict[str, Any], memory: int | None) ->
 def of_model(traits: Traits) -> Capabilities:
     """Return what a context with the default settings can do."""
     removal = _removal(traits, swa_full=True)
+    moves = traits.moves_positions and _turns_alone(
+        traits, rope.in_force(dict.fromkeys(rope.FIELDS), traits)
+    )
     return _common(
         traits,
         kv_remove=removal,
         max_rollback=0,
         kv_copy=_copying(traits, removal, is_split=False),
-        kv_shift=traits.moves_positions,
-        kv_divide=traits.moves_positions,
+        kv_shift=moves,
+        kv_divide=moves,
     )
 
 
@@ -75,6 +82,17 @@ def _common(traits: Traits, **given: Any) -> Capabilities:
         native_sampler=holds,
         **given,
     )
+
+
+def _turns_alone(traits: Traits, rope_in_force: Mapping[str, Any]) -> bool:
+    """Whether rope turns keys and no more: a factor would be applied again at each move.
+
+    Source: ``llama_context::llama_context`` and ``build_rope_shift`` in llama.cpp.
+    """
+    return not rope_in_force["yarn_ext_factor"] and {
+        rope_in_force["yarn_attn_factor"] or 1.0,
+        traits.own_number("rope.scaling.attn_factor", 1.0),
+    } == {1.0}
 
 
 def _removal(traits: Traits, *, swa_full: bool) -> str:

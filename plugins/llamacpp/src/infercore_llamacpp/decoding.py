@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 NO_ROOM, _ABORTED = 1, 2
 _FIRST_ROW = (0,)
 _NEEDS_IDS = ("graniteswitch",)  # without ids the engine ends the process
+_EITHER = ("lfm2", "lfm2moe")  # of these it computes no logits where it makes embeddings
 
 # What runs once a token takes `pointer(handle)`. Addresses come as numbers: a view over one costs
 # half of what ctypes pointers take.
@@ -46,6 +47,11 @@ _logits_row = bind("llama_get_logits_ith", ctypes.c_void_p)
 _quick_row = bind_quick("llama_get_logits_ith", ctypes.c_void_p)
 _token_row = bind("llama_get_embeddings_ith", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)
 _pooled_row = bind("llama_get_embeddings_seq", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)
+
+
+def _no_row(*_: object) -> int:
+    what = "llama.cpp computes one or the other of this model; call set_embeddings(False) first"
+    raise refuse("logits beside embeddings", what)
 
 
 class Decoding:
@@ -88,7 +94,6 @@ class Decoding:
         self._kept: Sequence[int] | None = None  # the rows, if they were copied out of the engine
         self._switch = AbortSwitch(handle)
         self._decode = _decode
-        self._row_at = _logits_row if traits.has_gpu else _quick_row
 
     def _make_embeddings(self, on: bool) -> None:  # noqa: FBT001
         """Make vectors from now on, or no longer; they are those of one engine call.
@@ -98,6 +103,10 @@ class Decoding:
         one's window has passed, though the first still reads it.
         """
         self._embeddings = on
+        if on and self.model.traits.info.architecture in _EITHER:
+            self._row_at = _no_row
+        else:
+            self._row_at = _logits_row if self.model.traits.has_gpu else _quick_row
         slides = self.model.traits.info.sliding_window is not None
         self._n_most = self.n_ubatch if slides and not on else self.n_batch
 
@@ -348,6 +357,8 @@ class Decoding:
         """Return the place in the last batch of output row ``row``."""
         if self._rows is self._kept:
             raise self._unavailable(f"logits({row})")
+        if self._row_at is _no_row:
+            _no_row()
         return self._rows[row]
 
     def logits(self, i: int) -> Floats:
@@ -387,7 +398,7 @@ class Decoding:
 
     def _keep_rows(self) -> None:
         """Copy the rows, as the engine is about to compute something of its own."""
-        if not self._rows or self._rows is self._kept:
+        if not self._rows or self._rows is self._kept or self._row_at is _no_row:
             return
         self._look_at(np.array([self.logits(i) for i in range(len(self._rows))]), 0)
         self._rows = self._kept = list(self._rows)

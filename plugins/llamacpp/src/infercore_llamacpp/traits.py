@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import struct
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -33,6 +34,7 @@ HEAD_BYTES = 8  # of a saved sequence: a mark, and the number it had
 KV_BLOCK = 32  # elements of a block of every quantised type above
 POOLING = ("none", "mean", "cls", "last", "rank")  # by their number in llama.h
 ROPE_SCALING = ("none", "linear", "yarn", "longrope")  # likewise
+_NO_LAYERS = re.compile(r"llama_kv_cache: size = .*, +0 layers,")
 _GUESSED = 1024  # LLAMA_FTYPE_GUESSED: the file does not say; its tensors do
 _ACTIVATIONS = {
     api.LLAMA_FTYPE_ALL_F32: "f32",
@@ -233,12 +235,15 @@ def _probe(model: int) -> tuple[bool, bool, bool, int]:
     """Ask a context of the smallest size for what only a context knows."""
     params = api.llama_context_default_params()
     params.n_ctx = params.n_batch = params.n_ubatch = 1
-    context = api.llama_init_from_model(model, params)
-    if not context:
-        raise log.explain(OutOfMemoryError("llama.cpp could not allocate a context of one token"))
+    with log.listening() as lines:
+        context = api.llama_init_from_model(model, params)
+        if not context:
+            what = "llama.cpp could not allocate a context of one token"
+            raise log.explain(OutOfMemoryError(what))
     try:
         memory = api.llama_get_memory(context)
-        can_shift = api.llama_memory_can_shift(memory)
+        # To move what a cache of no layers holds is an assertion: of windows in all layers, or none
+        can_shift = api.llama_memory_can_shift(memory) and not any(map(_NO_LAYERS.match, lines))
         return bool(memory), can_shift, api.llama_get_causal_attn(context), _n_caches(context)
     finally:
         api.llama_free(context)

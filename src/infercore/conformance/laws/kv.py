@@ -11,6 +11,7 @@ from infercore.conformance.expect import equal, raises, that
 from infercore.conformance.law import law
 from infercore.conformance.requirements import TAIL, copying_parts
 from infercore.errors import (
+    InvalidInputError,
     InvalidPositionError,
     OutputNotAvailableError,
     UnsupportedFeatureError,
@@ -227,18 +228,35 @@ def check_hole_closed_by_a_shift(rig: Rig) -> None:
     equal(context.tokens(), tokens[:2] + tokens[5:] + more, "the tokens held")
 
 
+_SCALINGS: tuple[dict[str, Any], ...] = (
+    {},
+    {"rope_scaling_type": "linear", "rope_freq_scale": 0.5},
+    {"rope_scaling_type": "yarn", "rope_freq_scale": 0.25},
+)
+
+
 @law("KV-14", needs="kv_shift")
 def check_shift_there_and_back(rig: Rig) -> None:
-    """Moving positions up and back again leaves the results as they were."""
-    tokens, more = rig.tokens(9), rig.tokens(2)
-    context = rig.context()
-    context.decode(tokens)
-    context.seq_shift(0, 0, -1, 4)
-    equal((context.seq_pos_min(), context.n_past()), (4, 13), "positions moved up")
-    context.seq_shift(0, 0, -1, -4)
-    equal((context.seq_pos_min(), context.n_past()), (0, 9), "positions moved back")
-    context.decode(more)
-    rig.near(context.logits(), rig.cold(tokens + more), "logits after moving there and back")
+    """Moving positions up and back again leaves the results as they were.
+
+    So with each scaling of rope with which a context moves them.
+    """
+    for fields in _SCALINGS:
+        tokens, more = rig.tokens(9), rig.tokens(2)
+        try:
+            context = rig.context(**fields)
+        except (InvalidInputError, UnsupportedFeatureError):
+            continue
+        if fields and not context.capabilities.kv_shift:
+            continue
+        context.decode(tokens)
+        context.seq_shift(0, 0, -1, 4)
+        equal((context.seq_pos_min(), context.n_past()), (4, 13), "positions moved up")
+        context.seq_shift(0, 0, -1, -4)
+        equal((context.seq_pos_min(), context.n_past()), (0, 9), "positions moved back")
+        context.decode(more)
+        expected = rig.cold(tokens + more, **fields)
+        rig.near(context.logits(), expected, f"logits after moving there and back, {fields}")
 
 
 @law("KV-15", needs="kv_shift")

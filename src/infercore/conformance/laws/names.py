@@ -65,6 +65,9 @@ _N, _MOVED = 40, 31
 _OF_PARTS = ("qwen2vl",)
 _MIXED = "lfm2"
 """Whose layers attend, or keep a state that cannot be cut."""
+_SLIDING = "gemma2"
+"""Of which some layers look back over a window only, or all."""
+_WINDOW = 16
 
 
 @law("CAP-46", since="1.2")
@@ -72,7 +75,8 @@ def check_other_names(rig: Rig) -> None:
     """The same weights under the name of another architecture keep the promises, or are refused.
 
     Token by token as in one call, cut, stopped, saved, moved and copied, as rows in place of
-    tokens, and with what is told of rope. One has layers of two kinds. Each may compute otherwise.
+    tokens, beside embeddings, and with what is told of rope, scaled too. One has layers of two
+    kinds, and one has windows. Each may compute otherwise.
     """
     path = Path(rig.path) if rig.path is not None else rig.leave("the rig names no path")
     if bytes_of(path) > _MAX_BYTES:
@@ -118,11 +122,15 @@ def _named(rig: Rig, path: Path, scratch: Path) -> Iterator[tuple[str, list[Path
     if b"llama" not in own.entries["general.architecture"]:
         rig.leave("the weights are not those of a plain llama")
     other = rig.random.choice(sorted(_SOME))
-    for name, added in {**_ALWAYS, other: _SOME[other], _MIXED: _NORMS}.items():
+    for name, added in {**_ALWAYS, other: _SOME[other], _MIXED: _NORMS, _SLIDING: ()}.items():
         plain = _renamed(own, rig, name, added)
         if name == _MIXED:
             plain = _mixed(plain, rig)
-        scaled = plain.other(**{f"{name}.rope.{key}": value for key, value in _YARN.items()})
+        each_second = plain
+        if name == _SLIDING:
+            each_second = _sliding(plain, rig, lambda i: i % 2)
+            plain = rig.random.choice((each_second, _sliding(plain, rig, lambda _: 1)))
+        scaled = each_second.other(**{f"{name}.rope.{key}": value for key, value in _YARN.items()})
         files = [scratch / f"{name}{i}.gguf" for i in range(2)]
         for file, changed in zip(files, (plain, scaled), strict=True):
             file.write_bytes(changed.to_bytes())
@@ -177,6 +185,25 @@ def _mixed(own: gguf_copy.Gguf, rig: Rig) -> gguf_copy.Gguf:
     return attrs.evolve(own, entries=entries, tensors=kept)
 
 
+def _sliding(own: gguf_copy.Gguf, rig: Rig, has_window: Callable[[int], int]) -> gguf_copy.Gguf:
+    """Return it with norms behind attention and products, and with windows in some layers."""
+    info = rig.model.info
+    kept = [(tensor, data) for tensor, data in own.tensors if tensor.name != "output.weight"]
+    ones = np.ones(info.n_embd, np.float32).tobytes()
+    kept += [
+        (Tensor(f"blk.{i}.{what}.weight", (info.n_embd,), _F32, 0), ones)
+        for i in range(info.n_layer)
+        for what in ("post_attention_norm", "post_ffw_norm")
+    ]
+    kinds = [has_window(i) for i in range(info.n_layer)]
+    entries = {
+        **own.entries,
+        f"{_SLIDING}.attention.sliding_window": number(UINT32, _WINDOW),
+        f"{_SLIDING}.attention.sliding_window_pattern": gguf_copy.numbers("?", kinds),
+    }
+    return attrs.evolve(own, entries=entries, tensors=kept)
+
+
 def _cold(rig: Rig, model: Any, tokens: Sequence[int], **fields: Any) -> Any:
     with model.new_context(**rig.fields(**fields)) as context:
         context.decode(tokens)
@@ -200,6 +227,12 @@ def _check_model(rig: Rig, model: Any, name: str) -> None:
             row = _cold(rig, model, [*tokens, more[0]])
             rig.near(context.logits(), row, f"{name}: a text that was moved")
         _check_undone(rig, context, name, tokens, expected)
+    with (
+        contextlib.suppress(UnsupportedFeatureError),
+        model.new_context(**rig.fields(embeddings=True)) as context,
+    ):
+        context.decode(tokens)
+        rig.near(context.logits(), expected, f"{name}: logits beside embeddings")
     is_plain = name in _ALWAYS and name not in _OF_PARTS
     if not is_plain and kinds.sequence_state and kinds.multi_sequence:
         _check_saved(rig, model, name, (tokens, other, more))
@@ -334,9 +367,15 @@ def _check_rows(rig: Rig, model: Any, name: str, tokens: list[int], expected: An
 def _check_rope(rig: Rig, model: Any, name: str) -> None:
     """What is told of rope computes the same where it is asked for; another base counts."""
     tokens = rig.tokens(_N)
+    own, more = _cold(rig, model, tokens), rig.tokens(1)
     with model.new_context(**rig.fields()) as context:
         told = {key: context.effective.get(key) for key in OF_ROPE}
-    own = _cold(rig, model, tokens)
+        if context.capabilities.kv_shift:
+            context.decode(tokens)
+            context.seq_shift(0, 0, -1, _MOVED)
+            context.decode(more)
+            row = _cold(rig, model, tokens + more)
+            rig.near(context.logits(), row, f"{name}: a text that was moved, with {told}")
     asked = {key: value for key, value in told.items() if value is not None}
     try:
         again = _cold(rig, model, tokens, **asked)
