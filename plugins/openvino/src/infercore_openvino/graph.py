@@ -33,7 +33,7 @@ _CAUSAL_INPUTS = {"input_ids", "attention_mask", "beam_idx"}
 _POSITIONS = "position_ids"
 _LOGITS_RANK = 3
 _FAR = 1e9
-_KEY = 1
+_KEY, _STEP = 1, 3
 _LONG = 8192
 _F16_RELATIVE_ERROR = 2e-3
 
@@ -297,8 +297,21 @@ def without_causality(graph: Graph) -> Graph:
 
 
 def _is_turned(keys: Any) -> bool:
-    """Whether a cosine stands between the product that makes ``keys`` and them."""
-    return any(n.get_type_name() == "Cos" for n in before(keys.get_node(), ends={"MatMul", "Cos"}))
+    """Whether a cosine stands between the product that makes ``keys`` and them.
+
+    Not where it turns neighbours in place of halves, as `rope.rotate` does.
+    """
+    found = list(before(keys.get_node(), ends={"MatMul", "Cos"}))
+    return any(n.get_type_name() == "Cos" for n in found) and not any(
+        map(_takes_each_second, found)
+    )
+
+
+def _takes_each_second(node: Any) -> bool:
+    if node.get_type_name() != "Slice":
+        return False
+    step = node.input_value(_STEP).get_node()
+    return step.get_type_name() == "Constant" and bool((step.data > 1).any())
 
 
 def _frequency_constants(model: Any) -> dict[str, Any]:
