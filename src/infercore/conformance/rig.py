@@ -142,7 +142,7 @@ class Rig:
     writes into such a folder an encoder with a head that scores texts (a file of its own, or all
     that the folder holds), and returns a function of ids and kinds (1 for those of the second text
     of a pair) to a score, computed apart from the backend. ``n_ctx`` is the window of the laws'
-    contexts.
+    contexts, at least 128.
     ``encoder`` is the path of an encoder that ``open_path`` reads,
     ``encoder_name`` its name in the pack. ``is_encoder`` tells that ``open_model`` itself opens an
     encoder: laws about models that generate are then left.
@@ -174,7 +174,7 @@ class Rig:
     known: Mapping[str, str] = attrs.field(factory=dict, validator=_known)
     story: str = STORY
     texts: tuple[str, ...] = attrs.field(default=(), converter=_texts)
-    n_ctx: int = 256
+    n_ctx: int = attrs.field(default=256, validator=checks.integer(128, optional=False))
     require: tuple[str, ...] = attrs.field(default=(), converter=_names)
     variant: str = ""
     in_pool: bool = False

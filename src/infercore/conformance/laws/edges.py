@@ -41,6 +41,8 @@ def check_state_of_every_length(rig: Rig) -> None:
     """A sequence saved at any length, just before, at and after a whole block, continues as it."""
     tokens, source, target = rig.tokens(140), rig.context(), rig.context()
     for n in LENGTHS:
+        if n + 2 > rig.n_ctx:
+            break
         source.clear()
         source.decode(tokens[:n])
         target.load_sequence(0, source.save_sequence(0))

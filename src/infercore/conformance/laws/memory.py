@@ -134,7 +134,7 @@ def check_use_leaves_nothing(rig: Rig) -> None:
     texts = (f"{i} {rig.story}" * 12 for i in itertools.count())
     _check_uses(use, N_USES, "calls")
     if kinds.embeddings:
-        rows, many = rig.context(embeddings=True, pooling_type="none"), rig.tokens(200)
+        rows, many = rig.context(embeddings=True, pooling_type="none"), rig.tokens(120)
         _check_uses(lambda: (rows.eval(many, 0), rows.embeddings()), N_USES, "rows")
     if kinds.multi_sequence and kinds.kv_copy != "none":
         _check_copies(rig.two(), tokens, kinds)
