@@ -40,6 +40,7 @@ EXEMPT: Mapping[str, int] = {
     "docs/how-to/conformance-in-ci.md": 1,  # a workflow of a code host
     "docs/how-to/get-a-model.md": 3,  # the network, and conversions of gigabytes
     "docs/how-to/serve.md": 2,  # a server, and a client of it: tests/serve
+    "docs/reference/architectures.md": 1,  # models that take other packages to make
     "docs/reference/bite.md": 5,  # a run of many minutes, and what it printed of three backends
 }
 FORMATS = {**pack.FORMATS, REFERENCE: "hf"}

@@ -351,9 +351,10 @@ def _check_states_in_plans(rig: Rig, planned: int) -> None:
 
 def _check_windows_in_plans(rig: Rig) -> None:
     """Layers with a window take less where they keep no more than that, and the others the same."""
-    if not rig.model.info.sliding_window:
+    window, n_ctx = rig.model.info.sliding_window, rig.model.info.n_ctx_train
+    if not window or window >= n_ctx:
         return
-    fields = {"n_ctx": rig.model.info.n_ctx_train, "n_batch": 64, "n_ubatch": 32}
+    fields = {"n_ctx": n_ctx, "n_batch": 64, "n_ubatch": 32}
     with contextlib.suppress(UnsupportedFeatureError):
         whole, narrow = (
             rig.model.plan_memory(**rig.fields(**fields, swa_full=whole)).kv_bytes_by_kind

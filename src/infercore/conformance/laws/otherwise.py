@@ -17,7 +17,7 @@ from infercore.conformance.report import FAIL
 if TYPE_CHECKING:
     from infercore.conformance.rig import Rig
 
-_HELD = (
+HELD = (
     "CAP-1", "CAP-2", "DEC-1", "DEC-4", "DEC-11", "DEC-22", "DEC-24", "EMB-7", "KV-1", "KV-7",
     "KV-14", "KV-24", "KV-27", "KV-33", "KV-34", "MEM-2", "STATE-1", "STATE-4", "STATE-7",
 )  # fmt: skip
@@ -33,16 +33,11 @@ def check_models_built_otherwise(rig: Rig) -> None:
     """
     if not rig.others:
         rig.leave("the rig brings no other models")
-    chosen = [each for each in registry.laws() if each.id in _HELD and each.id not in rig.known]
+    chosen = [each for each in registry.laws() if each.id in HELD and each.id not in rig.known]
     for write in rig.others:
         with tempfile.TemporaryDirectory() as folder:
             path = write(folder)
-            other = attrs.evolve(
-                rig, open_model=partial(rig.open_at, path), path=path, model_name=None,
-                oracle=_oracle(folder, path), golden=(), adapter=None, adapter_name=None,
-                encoder=None, encoder_name=None, observe=None, narrow=None, known={}, others=(),
-                child=None, n_ctx=128,
-            )  # fmt: skip
+            other = on(rig, path, oracle=_oracle(folder, path))
             try:
                 for each in chosen:
                     seed = rig.random.randrange(1000)
@@ -51,6 +46,15 @@ def check_models_built_otherwise(rig: Rig) -> None:
                     that(found.outcome != FAIL, what)
             finally:
                 other.close()
+
+
+def on(rig: Rig, path: str, oracle: str | None = None) -> Rig:
+    """Return the rig with another model, and nothing that belongs to its own."""
+    return attrs.evolve(
+        rig, open_model=partial(rig.open_at, path), path=path, model_name=None, oracle=oracle,
+        golden=(), adapter=None, adapter_name=None, encoder=None, encoder_name=None, observe=None,
+        narrow=None, known={}, others=(), child=None, n_ctx=128,
+    )  # fmt: skip
 
 
 def _oracle(folder: str, path: str) -> str:
