@@ -26,7 +26,8 @@ import numpy as np
 import infercore as ic
 import infercore_models
 from infercore.conformance import registry, runner
-from infercore.conformance.laws.otherwise import HELD, on
+from infercore.conformance.laws.otherwise import HELD, with_model
+from infercore.conformance.report import FAIL
 
 N_TOKENS, WINDOW = 200, 32
 SIZES = {
@@ -157,9 +158,11 @@ def write_gguf(llama_cpp: Path, plain: Path, target: Path) -> None:
 
 def check(folder: Path, name: str) -> bool:
     """Print what both plugins make of one model; whether no law failed."""
-    found = True
-    for backend, form in (("openvino", "openvino"), ("llamacpp", "model.gguf")):
-        path = folder / name / form
+    forms = {"openvino": folder / name / "openvino", "llamacpp": folder / name / "model.gguf"}
+    found = any(path.exists() for path in forms.values())
+    if not found:
+        print(f"{name}: no model in {folder}")
+    for backend, path in forms.items():
         if not path.exists():
             continue
         try:
@@ -195,11 +198,11 @@ def gap(model: Any, folder: Path) -> str:
 
 def held(path: str, backend: str) -> bool:
     """Run the laws of models that are built otherwise; print those that fail."""
-    rig = on(import_module(f"infercore_{backend}.conformance").rig(), path)
+    rig = with_model(import_module(f"infercore_{backend}.conformance").rig(), path)
     laws = [law for law in registry.laws() if law.id in HELD]
     outcomes = [(law, runner.run_law(law, rig, seed=5)) for law in laws]
     rig.close()
-    failed = [f"    {law.id}: {found.reason}" for law, found in outcomes if found.outcome == "FAIL"]
+    failed = [f"    {law.id}: {found.reason}" for law, found in outcomes if found.outcome == FAIL]
     print("\n".join(failed), end="\n" if failed else "", flush=True)
     return not failed
 
@@ -218,7 +221,7 @@ def main() -> None:
     else:
         failed = [name for name in names if not check(options.folder, name)]
         if failed:
-            raise SystemExit(f"laws failed: {', '.join(failed)}")
+            raise SystemExit(f"not all is well with: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

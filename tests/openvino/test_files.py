@@ -164,6 +164,23 @@ def test_keys_and_values_are_known_by_the_names_of_hybrid_exports(copied) -> Non
     assert not model.info.is_recurrent
 
 
+def test_an_input_may_have_two_names(copied) -> None:
+    graph = (copied / XML).read_text()
+    named = graph.replace('names="attention_mask"', 'names="attention_mask,mask"')
+    assert named != graph
+    (copied / XML).write_text(named)
+    assert load(copied).capabilities.multi_sequence
+
+
+def test_states_whose_sizes_are_not_stated(copied) -> None:
+    graph = (copied / XML).read_text()
+    (copied / XML).write_text(re.sub(r'variable_shape="[^"]*"', 'variable_shape="?,?,?,?"', graph))
+    assert (
+        load(copied).info.n_head_kv
+        == json.loads((copied / "config.json").read_text())["num_key_value_heads"]
+    )
+
+
 def test_the_graph_file_names_the_model_too(ov_path) -> None:
     assert find(str(ov_path / XML)) == find(str(ov_path))
 

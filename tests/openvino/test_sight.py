@@ -11,15 +11,15 @@ import pytest
 import infercore as ic
 import pack
 from infercore.conformance.oracle import Oracle
-from infercore_openvino import conformance
+from infercore_openvino import conformance, sight
+from infercore_openvino.sight import Sight
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
 
-@conformance._wrong(conformance.MODEL)
-def _a_decoder_that_weighs_distance(model: Any) -> None:
+def _weigh_distance(model: Any) -> None:
     """Add to each head's mask its slope times the distance, as ALiBi does, counted in slots."""
     from openvino import opset13 as op
 
@@ -34,10 +34,31 @@ def _a_decoder_that_weighs_distance(model: Any) -> None:
         user.replace_source_output(biased.output(0))
 
 
+@conformance._changed(conformance.MODEL)
+def _a_decoder_that_weighs_distance(model: Any) -> None:
+    _weigh_distance(model)
+
+
+@conformance._changed(conformance.MODEL)
+def _a_decoder_whose_attention_is_spelt_out(model: Any) -> None:
+    """Compute attention by products and a softmax, with a bias in its mask."""
+    from openvino import opset13 as op
+
+    _weigh_distance(model)
+    layers = [n for n in model.get_ordered_ops() if n.get_type_name() == sight.ATTENTION]
+    for layer in layers:
+        queries, keys, values, mask, scale = layer.input_values()[:5]
+        scores = op.add(op.matmul(op.multiply(queries, scale), keys, False, True), mask)
+        read = op.matmul(op.softmax(scores, 3), values, False, False).output(0)
+        for user in layer.output(0).get_target_inputs():
+            user.replace_source_output(read)
+
+
 WRITERS = {
     "known": conformance.a_decoder_that_slides,
     "unknown": conformance.a_decoder_whose_mask_the_engine_does_not_know,
     "biased": _a_decoder_that_weighs_distance,
+    "spelt out": _a_decoder_whose_attention_is_spelt_out,
 }
 
 
@@ -71,6 +92,43 @@ def _edit(folder: str, tmp_path: Path, **fields: Any) -> str:
     return str(path)
 
 
+def _mask(*rows: list[float], dtype: Any = np.float32) -> Any:
+    return np.array(rows, dtype=dtype)[None, None]
+
+
+_NONE = -3.4e38
+_PLAIN = _mask([0.0] * 7 + [_NONE], [0.0] * 8)
+
+
+@pytest.mark.parametrize(
+    ("mask", "expected"),
+    [
+        (_PLAIN, Sight()),
+        (np.where(_PLAIN < 0, -np.inf, _PLAIN), Sight()),
+        (np.where(_PLAIN < 0, -9984.0, _PLAIN), Sight()),  # -10,000 in bfloat16
+        (_PLAIN == 0, Sight()),
+        (_PLAIN + 1e-8 * np.arange(8), Sight()),  # noise
+        (_mask([_NONE] * 4 + [0.0] * 3 + [_NONE], [_NONE] * 5 + [0.0] * 3), Sight(is_limited=True)),
+        (_PLAIN + np.arange(8), Sight(is_biased=True)),
+        (_PLAIN + 4000.0 * np.arange(8), Sight(is_biased=True)),  # far behind, by small steps
+        (np.zeros((1, 1, 2, 8), np.float32), Sight(is_ordered=False)),
+        (np.zeros((), np.float32), Sight(is_ordered=False)),
+    ],
+)
+def test_what_a_mask_says(mask: Any, expected: Sight) -> None:
+    assert sight._sight(mask) == expected
+
+
+def test_attention_that_is_spelt_out_is_not_known(ov_path: Path, folders: dict[str, str]) -> None:
+    from openvino import Core
+
+    found = [
+        sight.of_layers(Core(), Core().read_model(f"{folder}/openvino_model.xml"), 100)
+        for folder in (ov_path, folders["spelt out"])
+    ]
+    assert found == [[Sight()] * 4, None]
+
+
 @pytest.mark.parametrize(
     ("mask", "form"), [("known", "paged"), ("known", "stateful"), ("unknown", "stateful")]
 )
@@ -99,9 +157,13 @@ def test_a_mask_that_paged_attention_does_not_know_is_kept(
     model = load(folders[mask])
     assert f"of {what} the engine keeps 0" in caplog.text
     assert not model.capabilities.multi_sequence
-    with pytest.raises(ic.UnsupportedFeatureError) as caught:
-        model.new_context(backend_options={"form": "paged"})
-    assert caught.value.feature == "form"
+    for fields, feature in (
+        ({"backend_options": {"form": "paged"}}, "form"),
+        ({"attention_type": "non-causal"}, "attention_type"),
+    ):
+        with pytest.raises(ic.UnsupportedFeatureError) as caught:
+            model.new_context(**fields)
+        assert caught.value.feature == feature
 
 
 @pytest.mark.parametrize(

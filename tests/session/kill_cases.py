@@ -108,8 +108,7 @@ class Killer:
     @property
     def _noted(self) -> float | None:
         """When the last death was judged, which is a moment after the process has gone."""
-        deaths = self._process._deaths
-        return deaths[-1] if deaths else None
+        return max(list(self._process._deaths), default=None)
 
     def _waited(self, holds: Any, seconds: float) -> bool:
         until = time.monotonic() + seconds

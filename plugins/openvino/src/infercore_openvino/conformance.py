@@ -317,7 +317,7 @@ def _first(rows: Any) -> Any:
 # -- files that are no models ----------------------------------------------------------------------
 
 
-def _wrong(name: str) -> Callable[[Callable[[Any], None]], Callable[[str], str]]:
+def _changed(name: str) -> Callable[[Callable[[Any], None]], Callable[[str], str]]:
     """Make what changes the graph of that name a writer of it, changed."""
 
     def of(change: Callable[[Any], None]) -> Callable[[str], str]:
@@ -348,7 +348,7 @@ def _beside_it(name: str, file: str, content: bytes | None) -> Callable[[str], s
     return write
 
 
-@_wrong("encoder")
+@_changed("encoder")
 def an_encoder_of_texts_of_one_length(model: Any) -> None:
     model.reshape({port: [-1, 8] for port in model.inputs})
 
@@ -361,29 +361,29 @@ def _take_pixels(model: Any) -> None:
     model.add_parameters([more])
 
 
-@_wrong("encoder")
+@_changed("encoder")
 def an_encoder_of_more_than_tokens(model: Any) -> None:
     _take_pixels(model)
 
 
-@_wrong(MODEL)
+@_changed(MODEL)
 def a_decoder_of_more_than_tokens(model: Any) -> None:
     _take_pixels(model)
 
 
-@_wrong("encoder")
+@_changed("encoder")
 def an_encoder_without_hidden_states(model: Any) -> None:
     model.output(0).get_tensor().set_names({"something"})
 
 
-@_wrong("encoder")
+@_changed("encoder")
 def an_encoder_of_one_vector_a_text(model: Any) -> None:
     from openvino import opset13 as op  # noqa: PLC0415  (imports the engine)
 
     _put_out(model, lambda rows: op.reduce_mean(rows, np.array([1], np.int64), False))
 
 
-@_wrong("encoder")
+@_changed("encoder")
 def an_encoder_without_a_table(model: Any) -> None:
     from openvino import opset13 as op  # noqa: PLC0415  (imports the engine)
 
@@ -394,19 +394,19 @@ def an_encoder_without_a_table(model: Any) -> None:
         user.replace_source_output(moved)
 
 
-@_wrong(MODEL)
+@_changed(MODEL)
 def a_decoder_without_beams(model: Any) -> None:
     model.input("beam_idx").get_tensor().set_names({"beams"})
 
 
-@_wrong(MODEL)
+@_changed(MODEL)
 def a_decoder_of_flat_logits(model: Any) -> None:
     from openvino import opset13 as op  # noqa: PLC0415  (imports the engine)
 
     _put_out(model, lambda rows: op.reshape(rows, np.array([-1, 1024], np.int64), False))
 
 
-@_wrong(MODEL)
+@_changed(MODEL)
 def a_decoder_without_an_output_layer(model: Any) -> None:
     from openvino import opset13 as op  # noqa: PLC0415  (imports the engine)
 
@@ -442,7 +442,7 @@ _WRONG_FILES = (
 # -- models that are built otherwise ---------------------------------------------------------------
 
 
-@_wrong(MODEL)
+@_changed(MODEL)
 def a_decoder_whose_last_layer_has_no_positions(model: Any) -> None:
     rotated = "layers.3.self_attn/aten::add/Add"
     for name in (rotated, f"{rotated}_1"):
@@ -452,7 +452,7 @@ def a_decoder_whose_last_layer_has_no_positions(model: Any) -> None:
             user.replace_source_output(plain)
 
 
-@_wrong(MODEL)
+@_changed(MODEL)
 def a_decoder_that_sums_up_too(model: Any) -> None:
     """Add to what goes into the output layer a share of the sum of those before, in a state."""
     import openvino as ov  # noqa: PLC0415  (imports the engine)

@@ -20,6 +20,8 @@ DEFAULT_N_CTX = 4096
 # The names of one fact in the configs of different architectures.
 _N_LAYER = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _N_HEAD = ("num_attention_heads", "n_head", "n_heads", "attention_heads", "num_heads")
+_WINDOW = ("sliding_window", "window_size", "attention_chunk_size")
+_NARROW = {"sliding_attention", "chunked_attention"}  # kinds of layers
 _N_CTX = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 
 
@@ -76,9 +78,15 @@ def sliding_window(config: Mapping[str, Any]) -> int | None:
     if config.get("use_sliding_window") is False:
         return None
     kinds = config.get("layer_types")
-    if kinds is not None and "sliding_attention" not in kinds:
+    if isinstance(kinds, list) and not _NARROW & set(map(str, kinds)):
         return None
-    return whole(config, "sliding_window") or None
+    return _first(config, _WINDOW) or None
+
+
+def _n_head_kv(files: ModelFiles) -> int:
+    """Return the heads of a state of keys, which has them and their size; else what is stated."""
+    sizes = files.keys[0] if files.has_keys else ()
+    return sizes[0] if len(sizes) > 1 else whole(files.config, "num_key_value_heads")
 
 
 def model_info(files: ModelFiles, shape: Shape) -> ModelInfo:
@@ -96,7 +104,7 @@ def model_info(files: ModelFiles, shape: Shape) -> ModelInfo:
         n_embd=shape.n_embd,
         n_layer=shape.n_layer,
         n_head=n_head,
-        n_head_kv=files.keys[0][0] if files.has_keys else n_head,
+        n_head_kv=_n_head_kv(files) or n_head,
         n_params=shape.n_params,
         size_bytes=files.weights_bytes,
         sliding_window=sliding_window(config),

@@ -54,7 +54,7 @@ class ModelFiles:
     @property
     def numbers_per_token(self) -> int:
         """Numbers that one token takes in the cache, keys and values of all layers together."""
-        return sum(map(math.prod, self.keys))
+        return sum(math.prod(sizes) for sizes in self.keys if sizes)
 
     @property
     def ranks(self) -> bool:

@@ -54,7 +54,7 @@ class Graph:
 
     ``inv_freq`` are its rotary frequencies, None if not found; ``config`` is the model's
     ``config.json``. ``counts_slots``: attention looks over a window, or by distance, of which holes
-    would be a part.
+    would be a part, or may do so.
     """
 
     model: Any
@@ -83,7 +83,7 @@ def build(core: Any, files: ModelFiles, form: str, path: str) -> Graph:
     if form == RECURRENT:
         n_layer = stated_n_layer(files.config) or n_layer
     inv_freq = _inv_freq(model, files)
-    sights = sight.of_layers(core, model, _far(files.config))
+    sights = None if form == RECURRENT else sight.of_layers(core, model, _far(files.config))
     if form == "paged":
         _to_paged(model)
         sight.check_kept(model, sights or ())
@@ -102,9 +102,9 @@ def build(core: Any, files: ModelFiles, form: str, path: str) -> Graph:
         inv_freq=inv_freq,
         config=files.config,
         counts_slots=(
-            any(s.is_limited or s.is_biased for s in sights)
-            if sights
-            else sliding_window(files.config) is not None
+            sights is None
+            or len(sights) < len(files.keys) // 2
+            or any(s.is_limited or s.is_biased for s in sights)
         ),
     )
 
@@ -133,10 +133,11 @@ def names(ports: Any) -> set[str]:
 
 def _check_causal(model: Any, path: str) -> None:
     inputs, outputs = names(model.inputs), names(model.outputs)
+    known = {*_CAUSAL_INPUTS, _POSITIONS}
     causal = inputs >= _CAUSAL_INPUTS and "logits" in outputs and model.get_sinks()
     if not causal or model.output("logits").partial_shape.rank.get_length() != _LOGITS_RANK:
         raise unknown_kind(model, path)
-    unknown = sorted(inputs - _CAUSAL_INPUTS - {_POSITIONS})
+    unknown = [port.get_any_name() for port in model.inputs if not port.get_names() & known]
     if unknown:
         raise ModelFormatError(
             f"{path} wants more than tokens, a mask and positions: {', '.join(unknown)}", path=path
@@ -281,8 +282,12 @@ def with_frequencies(graph: Graph, wanted: Rope) -> Graph:
 def without_causality(graph: Graph) -> Graph:
     """Return a copy of a stateful ``graph`` in which each token reads all that is held.
 
-    Raises `UnsupportedFeatureError` where attention is no operation with a mask.
+    Raises `UnsupportedFeatureError` where attention is no operation with a mask, or where its mask
+    says more than what is held.
     """
+    if graph.counts_slots:
+        hint = "its mask has windows or a bias too, or may have; leave it out"
+        raise UnsupportedFeatureError(feature="attention_type", backend=BACKEND, hint=hint)
     model = graph.model.clone()
     found = [n for n in model.get_ordered_ops() if takes_a_mask(n)]
     if len(found) != graph.shape.n_layer:

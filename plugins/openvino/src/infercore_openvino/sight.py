@@ -7,7 +7,6 @@ them. So a mask is computed here by itself, for the last two of many tokens.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +14,12 @@ import numpy as np
 from openvino import PartialShape
 from openvino import opset13 as op
 
-from infercore import UnsupportedFeatureError
-from infercore_openvino.engine import BACKEND
+from infercore import InferCoreError, UnsupportedFeatureError
+from infercore_openvino.engine import BACKEND, logger
+from infercore_openvino.limits import compiling, computing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
 ATTENTION, MASK = "ScaledDotProductAttention", 3
 PAGED_ATTENTION, _WINDOW, _SLOPES = "PagedAttentionExtension", 10, 11
@@ -27,7 +27,8 @@ STATEFUL = 'backend_options={"form": "stateful"}'
 _N_NEW = 2
 _MOST = 2**17
 _LENGTHS = (8192, 4096, 2048, 1024, 512, 128)
-_FAR = 1e4  # below the largest number of a row: what is not looked at
+_FAR = 1e4  # below what is looked at, or a little less: what is not
+_NOISE = 1e-3
 
 
 @dataclass(frozen=True)
@@ -40,35 +41,45 @@ class Sight:
 
 
 def of_layers(core: Any, model: Any, far: int) -> list[Sight] | None:
-    """Return the sight of each layer with a mask, behind up to ``far`` tokens; None if unknown.
+    """Return the sight of each layer behind up to ``far`` tokens; None if it is not known.
 
-    Behind fewer where a graph has tables that end before.
+    Behind fewer where a graph has tables that end before. Raises `OutOfMemoryError`.
     """
+    layers = [node for node in model.get_ordered_ops() if node.get_type_name() == ATTENTION]
+    if not layers:
+        return None
     for length in sorted({min(far, _MOST), *(n for n in _LENGTHS if n < far)}, reverse=True):
-        with suppress(RuntimeError, ValueError):
-            return [_sight(row) for row in _rows(core, model, length - _N_NEW)]
+        rows = _rows_or_none(core, model, length - _N_NEW)
+        if rows is not None:
+            return [_sight(row) for row in rows] + [Sight()] * (len(layers) - len(rows))
+    logger.warning("the masks of this graph cannot be looked at: a window may be lost")
     return None
 
 
-def check_kept(model: Any, sights: Iterable[Sight]) -> None:
+def _rows_or_none(core: Any, model: Any, n_past: int) -> list[Any] | None:
+    try:
+        return _rows(core, model, n_past)
+    except InferCoreError:
+        raise
+    except (RuntimeError, ValueError, TypeError):  # the engine's, for a graph of another kind
+        return None
+
+
+def check_kept(model: Any, sights: Sequence[Sight]) -> None:
     """Raise `UnsupportedFeatureError` where a paged graph leaves out what layers looked at."""
     layers = [n for n in model.get_ordered_ops() if n.get_type_name() == PAGED_ATTENTION]
-    sights = list(sights)
-    n_kept = {
-        "a limited sight": sum(_is_set(layer.input_value(_WINDOW)) for layer in layers),
-        "a bias by distance": sum(_is_set(layer.input_value(_SLOPES)) for layer in layers),
-        "sight of later tokens": 0,
-    }
-    wanted = {
-        "a limited sight": sum(s.is_limited for s in sights),
-        "a bias by distance": sum(s.is_biased for s in sights),
-        "sight of later tokens": sum(not s.is_ordered for s in sights),
-    }
-    for what, n in wanted.items():
-        if n_kept[what] < n:
+    windows, slopes = (
+        sum(_is_set(layer.input_value(place)) for layer in layers) for place in (_WINDOW, _SLOPES)
+    )
+    for what, n, n_kept in (
+        ("a limited sight", sum(s.is_limited for s in sights), windows),
+        ("a bias by distance", sum(s.is_biased for s in sights), slopes),
+        ("sight of later tokens", sum(not s.is_ordered for s in sights), 0),
+    ):
+        if n_kept < n:
             raise UnsupportedFeatureError(
                 f"the paged form of this model cannot be made: of {n} layers with {what} the "
-                f"engine keeps {n_kept[what]}; use {STATEFUL}",
+                f"engine keeps {n_kept}; use {STATEFUL}",
                 feature="form",
                 backend=BACKEND,
             )
@@ -79,8 +90,8 @@ def before(node: Any, *, ends: set[str]) -> Iterator[Any]:
     waiting, seen = [node], set[str]()
     while waiting:
         found = waiting.pop()
-        if found.get_friendly_name() not in seen:
-            seen.add(found.get_friendly_name())
+        if found.get_name() not in seen:
+            seen.add(found.get_name())
             yield found
             if found.get_type_name() not in ends:
                 waiting += [value.get_node() for value in found.input_values()]
@@ -101,21 +112,25 @@ def _is_set(value: Any) -> bool:
     return node.get_type_name() != "Constant" or bool(node.data.any())
 
 
-def _sight(row: Any) -> Sight:
-    """Return what a mask [..., 2, n] says: 0 and far below, with a bias, or as truths."""
-    values = np.where(row, 0.0, -np.inf) if row.dtype == np.bool_ else row.astype(np.float64)
-    seen = values > values.max(axis=-1, keepdims=True) - _FAR
-    own = np.tri(_N_NEW, dtype=bool)
-    spread = max(float(np.ptp(v[s])) for v, s in zip(_lines(values), _lines(seen), strict=True))
-    return Sight(
-        is_limited=not bool(seen[..., :-_N_NEW].all()),
-        is_biased=spread > 0,
-        is_ordered=bool((seen[..., -_N_NEW:] <= own).all()),
-    )
+def _sight(mask: Any) -> Sight:
+    """Return what a mask [..., 2, n] says: 0 and far below, with a bias, or as truths.
 
-
-def _lines(array: Any) -> Any:
-    return array.reshape(-1, array.shape[-1])
+    From its own place back a token sees all up to the first jump; a bias has none.
+    """
+    if mask.ndim < _N_NEW or mask.shape[-2] != _N_NEW:  # one number for all tokens: no mask
+        return Sight(is_ordered=False)
+    values = np.where(mask, 0.0, -np.inf) if mask.dtype == np.bool_ else mask.astype(np.float64)
+    values = np.nan_to_num(values, neginf=-_FAR * _FAR)
+    is_limited, is_biased, is_ordered = False, False, True
+    for i in range(_N_NEW):
+        end = values.shape[-1] - _N_NEW + i + 1
+        for line in values[..., i, :].reshape(-1, values.shape[-1]):
+            own = line[:end][::-1]
+            jumps = np.flatnonzero(np.abs(np.diff(own)) > _FAR / 2)
+            is_limited |= bool(jumps.size)
+            is_biased |= float(np.ptp(own[: jumps[0] + 1 if jumps.size else None])) > _NOISE
+            is_ordered &= not bool((line[end:] > own[0] - _FAR / 2).any())
+    return Sight(is_limited=is_limited, is_biased=is_biased, is_ordered=is_ordered)
 
 
 def _rows(core: Any, model: Any, n_past: int) -> list[Any]:
@@ -125,21 +140,24 @@ def _rows(core: Any, model: Any, n_past: int) -> list[Any]:
     masks = [n.input_value(MASK) for n in graph.get_ordered_ops() if takes_a_mask(n)]
     if not masks:
         return []
-    results = [op.result(mask) for mask in masks]
+    names = [(mask.get_node().get_name(), mask.get_index()) for mask in masks]
+    results = [op.result(mask) for mask in dict(zip(names, masks, strict=True)).values()]
     part = type(graph)(results, list(given), "masks")
     part.validate_nodes_and_infer_types()
     _fix_sizes(part)
-    needed = {n.get_friendly_name() for result in results for n in before(result, ends=set())}
-    left = {p: v for p, v in given.items() if p.get_friendly_name() in needed}
-    engine = core.compile_model(
-        type(graph)(results, list(left), "masks"), "CPU", {"INFERENCE_PRECISION_HINT": "f32"}
-    )
+    needed = {n.get_name() for result in results for n in before(result, ends=set())}
+    left = {p: v for p, v in given.items() if p.get_name() in needed}
+    part = type(graph)(results, list(left), "masks")
+    with compiling("a look at the masks"):
+        engine = core.compile_model(part, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     numbers = [
         np.full(port.get_shape(), value, dtype=port.get_element_type().to_dtype())
         for port, value in zip(engine.inputs, left.values(), strict=True)
     ]
-    found = engine(numbers)
-    return [np.array(found[i]) for i in range(len(results))]
+    with computing("a look at the masks"):
+        found = engine(numbers)
+    rows = dict(zip(dict.fromkeys(names), map(np.array, found.values()), strict=True))
+    return [rows[name] for name in names]
 
 
 def _with_sizes(graph: Any, n_past: int) -> dict[Any, int]:
@@ -152,9 +170,7 @@ def _with_sizes(graph: Any, n_past: int) -> dict[Any, int]:
     }
     given = {}
     for port in graph.inputs:
-        shape, value = sizes.get(port.get_any_name(), (None, 0))
-        if shape is None:
-            raise ValueError(f"it has an input {port.get_any_name()!r}")
+        shape, value = next(sizes[name] for name in sizes if name in port.get_names())
         port.get_node().set_partial_shape(PartialShape(shape))
         given[port.get_node()] = value
     for node in graph.get_ordered_ops():

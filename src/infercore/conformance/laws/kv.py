@@ -246,6 +246,8 @@ def check_shift_there_and_back(rig: Rig) -> None:
         try:
             context = rig.context(**fields)
         except (InvalidInputError, UnsupportedFeatureError):
+            if not fields:
+                raise
             continue
         if fields and not context.capabilities.kv_shift:
             continue

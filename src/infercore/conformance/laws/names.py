@@ -126,11 +126,11 @@ def _named(rig: Rig, path: Path, scratch: Path) -> Iterator[tuple[str, list[Path
         plain = _renamed(own, rig, name, added)
         if name == _MIXED:
             plain = _mixed(plain, rig)
-        each_second = plain
+        to_scale = plain
         if name == _SLIDING:
-            each_second = _sliding(plain, rig, lambda i: i % 2)
-            plain = rig.random.choice((each_second, _sliding(plain, rig, lambda _: 1)))
-        scaled = each_second.other(**{f"{name}.rope.{key}": value for key, value in _YARN.items()})
+            to_scale = _sliding(plain, rig, lambda i: i % 2)
+            plain = rig.random.choice((to_scale, _sliding(plain, rig, lambda _: 1)))
+        scaled = to_scale.other(**{f"{name}.rope.{key}": value for key, value in _YARN.items()})
         files = [scratch / f"{name}{i}.gguf" for i in range(2)]
         for file, changed in zip(files, (plain, scaled), strict=True):
             file.write_bytes(changed.to_bytes())

@@ -37,7 +37,7 @@ def check_models_built_otherwise(rig: Rig) -> None:
     for write in rig.others:
         with tempfile.TemporaryDirectory() as folder:
             path = write(folder)
-            other = on(rig, path, oracle=_oracle(folder, path))
+            other = with_model(rig, path, oracle=_oracle(folder, path))
             try:
                 for each in chosen:
                     seed = rig.random.randrange(1000)
@@ -48,7 +48,7 @@ def check_models_built_otherwise(rig: Rig) -> None:
                 other.close()
 
 
-def on(rig: Rig, path: str, oracle: str | None = None) -> Rig:
+def with_model(rig: Rig, path: str, oracle: str | None = None) -> Rig:
     """Return the rig with another model, and nothing that belongs to its own."""
     return attrs.evolve(
         rig, open_model=partial(rig.open_at, path), path=path, model_name=None, oracle=oracle,
@@ -58,6 +58,9 @@ def on(rig: Rig, path: str, oracle: str | None = None) -> Rig:
 
 
 def _oracle(folder: str, path: str) -> str:
-    """Return where the weights lie in the oracle's format, if they do anywhere."""
+    """Return where the oracle's weights lie: beside the model, or they are the model's own.
+
+    Of a model in another format it makes nothing.
+    """
     beside = Path(folder) / "oracle"
     return str(beside) if beside.is_dir() else path
