@@ -194,6 +194,18 @@ def test_without_a_description_it_does_not_pool(copied) -> None:
 
 
 @pytest.mark.parametrize(
+    ("kind", "padding", "n_lost"), [("roberta", 1, 2), ("xlm-roberta", 0, 1), ("bert", 1, 0)]
+)
+def test_positions_may_begin_behind_the_padding(copied, kind, padding, n_lost) -> None:
+    rewrite(copied / "tokenizer_config.json", model_max_length=10**9)
+    with ic.load_model(copied, backend="openvino") as model:
+        n = model.info.n_ctx_train
+    rewrite(copied / "config.json", model_type=kind, pad_token_id=padding)
+    with ic.load_model(copied, backend="openvino") as model:
+        assert model.info.n_ctx_train == n - n_lost
+
+
+@pytest.mark.parametrize(
     ("old", "new", "told"),
     [
         ("last_hidden_state", "pooler_output", "feature-extraction"),

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 DEFAULT_N_CTX = 4096
 
 
+# Of these, positions begin behind the id of the padding.
+_PADDED = ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "data2vec-text", "mpnet")
 # The names of one fact in the configs of different architectures.
 _N_LAYER = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _N_HEAD = ("num_attention_heads", "n_head", "n_heads", "attention_heads", "num_heads")
@@ -51,8 +53,13 @@ def trained_window(files: ModelFiles) -> int:
     Some encoders have positions that no text can use, as padding starts to count at its own id.
     """
     trained = n_ctx_train(files.config)
+    if files.has_cache:
+        return trained
+    if files.config.get("model_type") in _PADDED:
+        padding = files.config.get("pad_token_id")
+        trained = max(0, trained - 1 - (padding if type(padding) is int else 1))
     usable = whole(files.tokenizer, "model_max_length")
-    return min(trained, usable) if usable and not files.has_cache else trained
+    return min(trained, usable) if usable else trained
 
 
 def asked_window(config: ContextConfig, files: ModelFiles) -> int:
