@@ -50,8 +50,8 @@ _pooled_row = bind("llama_get_embeddings_seq", ctypes.c_void_p, ctypes.c_void_p,
 
 
 def _no_row(*_: object) -> int:
-    what = "llama.cpp computes one or the other of this model; call set_embeddings(False) first"
-    raise refuse("logits beside embeddings", what)
+    hint = "llama.cpp computes either of this model; call set_embeddings(False) and decode again"
+    raise refuse("logits beside embeddings", hint)
 
 
 class Decoding:

@@ -100,7 +100,7 @@ def _n_cells(settings: Settings) -> int:
 def _cache_bytes(files: ModelFiles, settings: Settings) -> int:
     n_bytes = files.numbers_per_token * _TYPE_BYTES.get(settings.kv_type, _DEFAULT_TYPE_BYTES)
     if settings.kv_type == "u8":
-        n_bytes += sum(math.prod(sizes[:-1]) for sizes in files.keys) * _ROUNDED_HEAD_BYTES
+        n_bytes += sum(math.prod(sizes[:-1]) for sizes in files.keys if sizes) * _ROUNDED_HEAD_BYTES
     return _n_cells(settings) * n_bytes
 
 
