@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import json
+import re
 import signal
 import subprocess
 import sys
 
+import llama_cpp
 import pytest
 
 import infercore as ic
 import infercore_models
+from infercore.weight_files.gguf import Tensor
+
+F32, Q4_0 = 0, 2
 
 DECODES = """
 import sys
@@ -70,6 +77,74 @@ def test_a_build_that_dies_goes_without(plugin_model, amx, monkeypatch, story_pa
     assert "AMX" in caplog.text
     with pytest.raises(ic.UnsupportedFeatureError, match="AMX"):
         load(plugin_model, story_path, use_extra_bufts=True)
+
+
+@pytest.fixture
+def quantised(tmp_path, story_path):
+    """Return the path of a story in Q4_0, which AVX multiplies faster with interleaved rows."""
+    params = llama_cpp.llama_model_quantize_default_params()
+    params.ftype = llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0
+    path, asked = tmp_path / "q4_0.gguf", ctypes.byref(params)
+    assert llama_cpp.llama_model_quantize(str(story_path).encode(), str(path).encode(), asked) == 0
+    return path
+
+
+def test_without_amx_rows_are_interleaved_for_avx_all_the_same(
+    plugin_model, amx, monkeypatch, quantised
+):
+    monkeypatch.setattr(amx, "_try", lambda: False)
+    logits = []
+    for options, is_laid_out in (({}, True), ({"use_extra_bufts": False}, False)):
+        config = ic.ModelConfig(backend_options=options)
+        laid_out = plugin_model.loading.load(str(quantised), config, allocate=False)
+        llama_cpp.llama_model_free(ctypes.c_void_p(laid_out.handle))
+        assert laid_out.repacks is is_laid_out
+        with (
+            ic.load_model(quantised, backend_options=options) as model,
+            model.new_context(n_ctx=64) as context,
+        ):
+            context.decode(list(range(5, 45)))
+            logits.append(context.logits())
+            tolerance = context.tolerance
+    assert abs(logits[0] - logits[1]).max() <= tolerance
+
+
+@pytest.mark.parametrize(
+    ("name", "dims", "kind", "is_laid_out"),
+    [
+        ("blk.0.ffn_up.weight", (64, 32), Q4_0, True),
+        ("blk.0.ffn_up.weight", (64, 31), Q4_0, False),  # rows go by eights
+        ("blk.0.ffn_up.weight", (64, 32), F32, False),
+        ("blk.0.ffn_up_exps.weight", (64, 32, 2), Q4_0, True),
+        ("blk.0.ffn_up_exps.weight", (64, 32), Q4_0, False),  # the only expert
+        ("blk.0.attn_k_b.weight", (64, 32, 2), Q4_0, False),
+        ("blk.0.ffn_up.bias", (64, 32), Q4_0, False),
+        ("token_embd.weight", (64, 32), Q4_0, False),
+        ("output.weight", (64, 32), Q4_0, True),
+    ],
+)
+def test_what_is_only_multiplied_with_is_laid_out(plugin_model, name, dims, kind, is_laid_out):
+    assert bool(patterns_of(plugin_model, Tensor(name, dims, kind, 0))) is is_laid_out
+
+
+def test_few_patterns_tell_the_layers_apart(plugin_model):
+    mixed = [Tensor(f"blk.{i}.ffn_down.weight", (64, 32), (Q4_0, F32)[i % 2], 0) for i in range(13)]
+    whole = [
+        Tensor(f"blk.{i}.{name}.weight", (64, 32), Q4_0, 0)
+        for i in range(13)
+        for name in ("attn_q", "shortconv.in_proj")
+    ]
+    patterns = patterns_of(plugin_model, *mixed, *whole)
+    found = {t.name for t in [*mixed, *whole] if any(re.search(p, t.name) for p in patterns)}
+    assert found == {t.name for t in [*mixed[::2], *whole]}
+    assert len(patterns) == 2
+
+
+def patterns_of(plugin_model, *tensors):
+    layout = plugin_model.loading.layout
+    device = layout._cpu(0)
+    fits = functools.partial(layout._is_multiplied, device, layout._interleaving(device))
+    return layout._patterns(tensors, fits)
 
 
 def test_the_trial_tells_what_a_real_model_would_meet(amx):

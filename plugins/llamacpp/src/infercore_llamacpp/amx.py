@@ -3,8 +3,8 @@
 Some compilers (GCC 12.2 is one) take the stores to the unit's configuration for dead and leave
 them out. What they build dies at the first product with quantised weights, on a CPU that has the
 unit. So the first load on such a CPU tries a tiny model in a child process, and the verdict on
-the library is kept. Where the child dies, weights stay in the plain layout, which needs no AMX;
-so they do where nothing could be tried, but that is no verdict.
+the library is kept. Where the child dies, weights get no layout that needs AMX (`layout`); nor do
+they where nothing could be tried, but that is no verdict.
 """
 
 from __future__ import annotations

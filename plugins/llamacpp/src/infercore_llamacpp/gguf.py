@@ -9,9 +9,14 @@ import os
 import re
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from infercore import ModelFormatError, ModelNotFoundError, open_regular
+from infercore.weight_files import gguf as headers
 from infercore_llamacpp import soundness
+
+if TYPE_CHECKING:
+    from infercore.weight_files.gguf import Tensor
 
 MAGIC = b"GGUF"
 SURE, BY_NAME, NO = 100, 10, 0
@@ -93,6 +98,11 @@ def parts(path: str) -> tuple[str, ...]:
     folder, count = os.path.dirname(path), int(found["count"])
     names = (f"{found['stem']}-{i:05d}-of-{count:05d}.gguf" for i in range(1, count + 1))
     return tuple(os.path.join(folder, name) for name in names)
+
+
+def tensors(path: str) -> list[Tensor]:
+    """Return what the headers of the model at ``path`` say of its tensors, of all its parts."""
+    return [each for part in parts(path) for each in headers.read(part).tensors.values()]
 
 
 def _of_start(start: bytes) -> str | None:

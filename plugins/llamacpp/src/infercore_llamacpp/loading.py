@@ -21,8 +21,7 @@ from infercore import (
     OutOfMemoryError,
     free_bytes,
 )
-from infercore.weight_files import gguf as headers
-from infercore_llamacpp import amx, gguf, log
+from infercore_llamacpp import amx, gguf, layout, log
 from infercore_llamacpp.devices import list_devices
 from infercore_llamacpp.library import api, bind
 from infercore_llamacpp.overrides import to_overrides
@@ -68,8 +67,11 @@ def load(
         gguf.check_file(path)
     _check_room(path, config, allocate=allocate)
     devices = list_devices()
+    has_gpu = any(device.is_gpu for device in devices) and not _is_cpu(config.device)
     params = api.llama_model_default_params()
     keep_alive = [_place(params, config, devices), _options(params, config)]
+    if not params.use_extra_bufts and config.backend_options.get("use_extra_bufts") is None:
+        keep_alive.append(None if has_gpu else layout.interleave(params, path))
     params.load_mode = _load_mode(config) if allocate else api.LLAMA_LOAD_MODE_NONE
     params.no_alloc = not allocate
     params.check_tensors = allocate and config.check_tensors is True
@@ -85,7 +87,6 @@ def load(
         if not handle:
             raise log.explain(_failure(path, lines, cancelled=progress.cancelled))
         _check_honoured(handle, config, lines)
-    has_gpu = any(device.is_gpu for device in devices) and not _is_cpu(config.device)
     n_gpu_layers = params.n_gpu_layers if has_gpu else 0
     device = config.device or ("GPU" if has_gpu else "CPU")
     repacks = any(_REPACKED.search(line) for line in lines)
@@ -110,7 +111,7 @@ def _check_room(path: str, config: ModelConfig, *, allocate: bool) -> None:
 
 def matrix_bytes(path: str) -> int:
     """Return the bytes of weights that are multiplied with, and so may be copied."""
-    tensors = [each for part in gguf.parts(path) for each in headers.read(part).tensors.values()]
+    tensors = gguf.tensors(path)
     is_tied = all(each.name != "output.weight" for each in tensors)  # the table makes logits too
     return sum(
         math.prod(each.dims[1:]) * int(row_bytes(each.kind, each.dims[0]))
