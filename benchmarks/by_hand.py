@@ -30,8 +30,10 @@ class RawLoop:
         llama.llama_log_set(self._keep, None)
         llama.llama_backend_init()
         loading = llama.llama_model_default_params()
-        loading.n_gpu_layers, loading.use_extra_bufts = n_gpu_layers, rivals.extra_buffers()
+        loading.n_gpu_layers = n_gpu_layers
+        kept = rivals.lay_out(loading, path)
         model = llama.llama_model_load_from_file(path.encode(), loading)
+        del kept
         params = llama.llama_context_default_params()
         params.n_ctx, params.n_threads, params.n_threads_batch = n_ctx, n_threads, n_threads
         params.n_batch = self.n_batch = min(rivals.N_BATCH, n_ctx)

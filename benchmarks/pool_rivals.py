@@ -5,8 +5,9 @@
 Parts: ``server`` and ``batched-bench`` (llama.cpp's own programs, built from the sources that
 llama-cpp-python carries, in the folder ``--bin``; same cache form, flash attention, threads, batch
 sizes and lengths), ``agents`` (agents that share their instructions and take many turns, over one
-`Llama` or one `LLMPipeline` that serves them in turn). Where the plugin leaves the weights in the
-plain layout, as this build's kernels for the other one crash, the programs get ``--no-repack``.
+`Llama` or one `LLMPipeline` that serves them in turn). The programs lay weights out for every unit
+of the processor or for none: where llama-cpp-python's AMX kernels crash they get ``--no-repack``,
+but for ``--bin-is-sound``, which says that they were built without such kernels.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def flags(path: str, context: Any, options: argparse.Namespace) -> list[str]:
     told += ["-b", str(effective["n_batch"]), "-ub", str(effective["n_ubatch"])]
     told += ["-t", str(options.threads), "-tb", str(options.threads)]
     told += ["-ctk", str(effective["type_k"]), "-ctv", str(effective["type_v"])]
-    return told if rivals.extra_buffers() else [*told, "--no-repack"]
+    return told if rivals.may_lay_out(options) else [*told, "--no-repack"]
 
 
 def program(options: argparse.Namespace, name: str) -> tuple[list[str], dict[str, str]]:
@@ -280,7 +281,7 @@ def main() -> None:
     parser = pairs.parser(__doc__, rounds=3)
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("models", nargs="+", help="GGUF files; for agents OpenVINO folders too")
-    parser.add_argument("--bin", default="", help="the folder of llama.cpp's programs")
+    rivals.add_programs(parser)
     parser.add_argument("--best", action="store_true", help="batched-bench with its best settings")
     parser.add_argument("--sessions", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=32)

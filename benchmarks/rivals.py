@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Sequence
 
     import infercore as ic
@@ -22,14 +23,37 @@ N_UBATCH = 512
 STEADY_WORDS = (" the", " a", " to", " t")
 
 
-def extra_buffers() -> bool:
-    """Return whether llama.cpp may lay weights out anew for this processor, as infercore decides.
-
-    Where a build's kernels for that layout crash, nobody can use it: so all go without.
-    """
+def has_sound_kernels() -> bool:
+    """Return whether no kernel of this build of llama.cpp crashes on this processor."""
     from infercore_llamacpp import amx  # noqa: PLC0415  (needs the plugin)
 
     return amx.is_sound()
+
+
+def lay_out(params: Any, path: str) -> object:
+    """Have ``path`` loaded with the layout of weights that infercore gives it here.
+
+    Returns what must live until it is loaded.
+    """
+    from infercore_llamacpp import layout  # noqa: PLC0415  (needs the plugin)
+
+    params.use_extra_bufts = has_sound_kernels()
+    return None if params.use_extra_bufts else layout.interleave(params, path)
+
+
+def add_programs(parser: argparse.ArgumentParser) -> None:
+    """Add the options that tell of llama.cpp's own programs."""
+    parser.add_argument("--bin", default="", help="the folder of llama.cpp's programs")
+    parser.add_argument(
+        "--bin-is-sound",
+        action="store_true",
+        help="they may lay weights out: none of their kernels crashes here",
+    )
+
+
+def may_lay_out(options: argparse.Namespace) -> bool:
+    """Return whether llama.cpp's programs can lay weights out: they take all kernels or none."""
+    return options.bin_is_sound or has_sound_kernels()
 
 
 def llama(path: str, *, n_ctx: int, n_threads: int, n_gpu_layers: int = 0, **more: Any) -> Any:
@@ -37,12 +61,11 @@ def llama(path: str, *, n_ctx: int, n_threads: int, n_gpu_layers: int = 0, **mor
     import llama_cpp.llama_cpp as api  # noqa: PLC0415  (only where it is compared)
     from llama_cpp import Llama  # noqa: PLC0415
 
-    use = extra_buffers()
-    own = api.llama_model_default_params
+    own, kept = api.llama_model_default_params, []
 
     def params() -> Any:
         found = own()
-        found.use_extra_bufts = use
+        kept.append(lay_out(found, path))
         return found
 
     api.llama_model_default_params = params
@@ -99,16 +122,15 @@ def llama_completion_s(model: Any, ids: Sequence[int], n: int) -> float:
     return seconds
 
 
-def llama_bench_s(programs: str, path: str, n: int, *, depth: int, n_threads: int) -> float:
+def llama_bench_s(options: argparse.Namespace, path: str, n: int, *, depth: int) -> float:
     """Return the seconds that ``llama-bench`` tells of ``n`` tokens behind ``depth`` others.
 
-    Without flash attention, as the other contenders; where the kernels for weights that are laid
-    out anew crash, without these.
+    Without flash attention, as the other contenders.
     """
-    told = [os.path.join(programs, "llama-bench"), "-m", path, "-p", "0", "-n", str(n)]
-    told += ["-d", str(depth), "-t", str(n_threads), "-fa", "0", "-r", "1", "-o", "json"]
-    told += ["--repack", str(int(extra_buffers()))]
-    env = {**os.environ, "LD_LIBRARY_PATH": programs}
+    told = [os.path.join(options.bin, "llama-bench"), "-m", path, "-p", "0", "-n", str(n)]
+    told += ["-d", str(depth), "-t", str(options.threads), "-fa", "0", "-r", "1", "-o", "json"]
+    told += ["--repack", str(int(may_lay_out(options)))]
+    env = {**os.environ, "LD_LIBRARY_PATH": options.bin}
     done = subprocess.run(told, env=env, check=True, capture_output=True, text=True)  # noqa: S603
     return n / float(json.loads(done.stdout)[0]["avg_ts"])
 

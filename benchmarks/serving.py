@@ -153,13 +153,13 @@ def llama_server(path: str, options: argparse.Namespace) -> Server:
     command, environment = pool_rivals.program(options, "llama-server")
     command += ["-m", path, "-a", NAME, "-c", str(options.clients * N_CTX)]
     command += ["-np", str(options.clients), "-t", str(options.threads)]
-    if not rivals.extra_buffers():
+    if not rivals.may_lay_out(options):
         command.append("--no-repack")
     return Server(command, environment=environment)
 
 
 def llama_cpp_server(path: str, options: argparse.Namespace) -> Server:
-    run = ["-m", "llama_cpp.server"] if rivals.extra_buffers() else ["-c", PLAIN_LAYOUT]
+    run = ["-m", "llama_cpp.server"] if rivals.has_sound_kernels() else ["-c", PLAIN_LAYOUT]
     command = [options.python, *run, "--model", path, "--model_alias", NAME]
     command += ["--n_ctx", str(N_CTX), "--n_threads", str(options.threads)]
     return Server([*command, "--interrupt_requests", "False"])
@@ -354,7 +354,7 @@ def main() -> None:
     parser = pairs.parser(__doc__, rounds=3)
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("models", nargs="+", help="GGUF files; for added OpenVINO folders too")
-    parser.add_argument("--bin", default="", help="the folder of llama.cpp's programs")
+    rivals.add_programs(parser)
     parser.add_argument("--python", default=sys.executable, help="who runs llama_cpp.server")
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=48)

@@ -94,7 +94,7 @@ def gguf(path: str, options: argparse.Namespace) -> list[pairs.Row]:
         if options.bin:
             decode["llama-bench"] = lambda _: (
                 [],
-                rivals.llama_bench_s(options.bin, path, n, depth=N_BEFORE, n_threads=threads),
+                rivals.llama_bench_s(options, path, n, depth=N_BEFORE),
             )
             decode["infercore bench"] = lambda _: (
                 [],
@@ -223,7 +223,7 @@ def main() -> None:
     parser.add_argument(
         "--no-completion", action="store_true", help="leave Llama.create_completion out"
     )
-    parser.add_argument("--bin", default="", help="llama.cpp's programs: its llama-bench too")
+    rivals.add_programs(parser)
     options = parser.parse_args()
     rows = []
     for path in options.models:
