@@ -23,22 +23,15 @@ N_UBATCH = 512
 STEADY_WORDS = (" the", " a", " to", " t")
 
 
-def has_sound_kernels() -> bool:
-    """Return whether no kernel of this build of llama.cpp crashes on this processor."""
-    from infercore_llamacpp import amx  # noqa: PLC0415  (needs the plugin)
-
-    return amx.is_sound()
-
-
 def lay_out(params: Any, path: str) -> object:
     """Have ``path`` loaded with the layout of weights that infercore gives it here.
 
     Returns what must live until it is loaded.
     """
-    from infercore_llamacpp import layout  # noqa: PLC0415  (needs the plugin)
+    from infercore_llamacpp import devices, layout  # noqa: PLC0415  (needs the plugin)
 
-    params.use_extra_bufts = has_sound_kernels()
-    return None if params.use_extra_bufts else layout.interleave(params, path)
+    has_gpu = any(device.is_gpu for device in devices.list_devices())
+    return layout.choose(params, path, has_gpu=has_gpu)
 
 
 def add_programs(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +46,9 @@ def add_programs(parser: argparse.ArgumentParser) -> None:
 
 def may_lay_out(options: argparse.Namespace) -> bool:
     """Return whether llama.cpp's programs can lay weights out: they take all kernels or none."""
-    return options.bin_is_sound or has_sound_kernels()
+    from infercore_llamacpp import amx  # noqa: PLC0415  (needs the plugin)
+
+    return options.bin_is_sound or amx.is_sound()
 
 
 def llama(path: str, *, n_ctx: int, n_threads: int, n_gpu_layers: int = 0, **more: Any) -> Any:

@@ -52,21 +52,23 @@ N_FIRST = 3
 """Turns of which none counts: the first is cold, and clients connect."""
 N_WARM = 3
 """Conversations a round: they are short, and a machine's speed changes from one to the next."""
-PLAIN_LAYOUT = """
+ALIKE = """
 import runpy
+import sys
 import llama_cpp.llama_cpp as api
+from infercore_llamacpp import layout
 
-own = api.llama_model_default_params
+own, kept = api.llama_model_default_params, []
 
 def params():
     found = own()
-    found.use_extra_bufts = False
+    kept.append(layout.choose(found, sys.argv[sys.argv.index("--model") + 1], has_gpu=False))
     return found
 
 api.llama_model_default_params = params
 runpy.run_module("llama_cpp.server", run_name="__main__")
 """
-"""`llama_cpp.server`, where this build's kernels for the other layout of weights crash."""
+"""`llama_cpp.server` with the layout of weights that infercore gives them here."""
 
 
 class Server:
@@ -159,8 +161,7 @@ def llama_server(path: str, options: argparse.Namespace) -> Server:
 
 
 def llama_cpp_server(path: str, options: argparse.Namespace) -> Server:
-    run = ["-m", "llama_cpp.server"] if rivals.has_sound_kernels() else ["-c", PLAIN_LAYOUT]
-    command = [options.python, *run, "--model", path, "--model_alias", NAME]
+    command = [options.python, "-c", ALIKE, "--model", path, "--model_alias", NAME]
     command += ["--n_ctx", str(N_CTX), "--n_threads", str(options.threads)]
     return Server([*command, "--interrupt_requests", "False"])
 
@@ -355,7 +356,9 @@ def main() -> None:
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("models", nargs="+", help="GGUF files; for added OpenVINO folders too")
     rivals.add_programs(parser)
-    parser.add_argument("--python", default=sys.executable, help="who runs llama_cpp.server")
+    parser.add_argument(
+        "--python", default=sys.executable, help="runs llama_cpp.server, with the plugin"
+    )
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--answers", type=int, default=2, help="that each client asks for, a turn")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import json
 import re
 import signal
@@ -89,24 +88,41 @@ def quantised(tmp_path, story_path):
     return path
 
 
+@pytest.fixture
+def layout(plugin_model):
+    """Return the module, where this build interleaves rows at all."""
+    module = plugin_model.loading.layout
+    if module._interleaving(module._device(0)) is None:
+        pytest.skip("this build of llama.cpp has no layout of interleaved rows")
+    return module
+
+
 def test_without_amx_rows_are_interleaved_for_avx_all_the_same(
-    plugin_model, amx, monkeypatch, quantised
+    plugin_model, layout, amx, monkeypatch, quantised
 ):
     monkeypatch.setattr(amx, "_try", lambda: False)
-    logits = []
+    adapter = infercore_models.path("storyteller-lora", "gguf-f32")
+    rows = []
     for options, is_laid_out in (({}, True), ({"use_extra_bufts": False}, False)):
-        config = ic.ModelConfig(backend_options=options)
-        laid_out = plugin_model.loading.load(str(quantised), config, allocate=False)
-        llama_cpp.llama_model_free(ctypes.c_void_p(laid_out.handle))
-        assert laid_out.repacks is is_laid_out
+        config = ic.ModelConfig(device="CPU", backend_options=options)
+        loaded = plugin_model.loading.load(str(quantised), config, allocate=False)
+        llama_cpp.llama_model_free(ctypes.c_void_p(loaded.handle))
+        assert (loaded.n_copied > 0) is is_laid_out
+        fields = {"device": "CPU", "backend_options": options}
         with (
-            ic.load_model(quantised, backend_options=options) as model,
+            ic.load_model(quantised, **fields) as model,
             model.new_context(n_ctx=64) as context,
         ):
-            context.decode(list(range(5, 45)))
-            logits.append(context.logits())
+            for adapters in ((), (ic.AdapterSpec(path=adapter),)):
+                context.set_adapters(adapters)
+                context.decode(list(range(5, 45)))
+                rows.append(context.logits().copy())
+                context.clear()
             tolerance = context.tolerance
-    assert abs(logits[0] - logits[1]).max() <= tolerance
+    plain, adapted, *others = rows
+    assert abs(plain - adapted).max() > 0.1
+    assert abs(plain - others[0]).max() <= tolerance
+    assert abs(adapted - others[1]).max() <= tolerance
 
 
 @pytest.mark.parametrize(
@@ -116,35 +132,51 @@ def test_without_amx_rows_are_interleaved_for_avx_all_the_same(
         ("blk.0.ffn_up.weight", (64, 31), Q4_0, False),  # rows go by eights
         ("blk.0.ffn_up.weight", (64, 32), F32, False),
         ("blk.0.ffn_up_exps.weight", (64, 32, 2), Q4_0, True),
-        ("blk.0.ffn_up_exps.weight", (64, 32), Q4_0, False),  # the only expert
+        ("blk.0.ffn_up_exps.weight", (64, 32, 1), Q4_0, False),  # the only expert
+        ("blk.0.ffn_up_exps.weight", (64, 32), Q4_0, False),
         ("blk.0.attn_k_b.weight", (64, 32, 2), Q4_0, False),
         ("blk.0.ffn_up.bias", (64, 32), Q4_0, False),
         ("token_embd.weight", (64, 32), Q4_0, False),
         ("output.weight", (64, 32), Q4_0, True),
+        # What no model has, and what would end the process where the engine were asked.
+        ("blk.0.ffn_up.weight", (16, 32), Q4_0, False),
+        ("blk.0.ffn_up.weight", (0, 32), Q4_0, False),
+        ("blk.0.ffn_up.weight", (64, 0), Q4_0, False),
+        ("blk.0.ffn_up.weight", (64,), Q4_0, False),
+        ("blk.0.ffn_up.weight", (64, 32, 2, 2), Q4_0, False),
+        ("blk.0.ffn_up.weight", (2**40, 2**40), 99, False),
+        ("blk.0.ffn_up.weight", (64, 32), 31, False),  # a type that was given up
+        ("blk.0.ffn_up.weight", (64, 32), 2**31, False),
+        ("blk.700.ffn_up.weight", (64, 32), Q4_0, False),
     ],
 )
-def test_what_is_only_multiplied_with_is_laid_out(plugin_model, name, dims, kind, is_laid_out):
-    assert bool(patterns_of(plugin_model, Tensor(name, dims, kind, 0))) is is_laid_out
+def test_what_is_only_multiplied_with_is_laid_out(layout, name, dims, kind, is_laid_out):
+    given = [Tensor("token_embd.weight", (64, 32), F32, 0), Tensor(name, dims, kind, 0)]
+    assert bool(patterns_of(layout, given)) is is_laid_out
 
 
-def test_few_patterns_tell_the_layers_apart(plugin_model):
+def test_an_output_that_is_the_table_of_tokens_too_stays(layout):
+    assert not patterns_of(layout, [Tensor("output.weight", (64, 32), Q4_0, 0)])
+
+
+def test_few_patterns_tell_the_layers_apart(layout):
     mixed = [Tensor(f"blk.{i}.ffn_down.weight", (64, 32), (Q4_0, F32)[i % 2], 0) for i in range(13)]
     whole = [
         Tensor(f"blk.{i}.{name}.weight", (64, 32), Q4_0, 0)
         for i in range(13)
         for name in ("attn_q", "shortconv.in_proj")
     ]
-    patterns = patterns_of(plugin_model, *mixed, *whole)
+    patterns = patterns_of(layout, [*mixed, *whole])
     found = {t.name for t in [*mixed, *whole] if any(re.search(p, t.name) for p in patterns)}
     assert found == {t.name for t in [*mixed[::2], *whole]}
     assert len(patterns) == 2
 
 
-def patterns_of(plugin_model, *tensors):
-    layout = plugin_model.loading.layout
-    device = layout._cpu(0)
-    fits = functools.partial(layout._is_multiplied, device, layout._interleaving(device))
-    return layout._patterns(tensors, fits)
+def patterns_of(layout, tensors):
+    device = layout._device(0)
+    buffer_type = layout._interleaving(device)
+    chosen = layout._multiplied(tensors, lambda kind: layout._rows_by(device, buffer_type, *kind))
+    return layout._patterns(chosen, tensors)
 
 
 def test_the_trial_tells_what_a_real_model_would_meet(amx):

@@ -317,6 +317,7 @@ def test_weights_that_are_laid_out_anew_need_room_for_the_copies(
     asked = []
     loading = plugin_model.loading
     monkeypatch.setattr(loading, "check_addresses", lambda *room: asked.append(room))
+    monkeypatch.setattr(loading.layout, "choose", lambda *_, **__: None)  # the engine does
     monkeypatch.setattr(loading, "_REPACKED", re.compile("model buffer size"))
     load(plugin_model, story_path)
     files, matrices = (str(story_path),), loading.matrix_bytes(str(story_path))

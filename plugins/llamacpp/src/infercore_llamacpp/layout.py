@@ -1,40 +1,51 @@
-"""Weights laid out anew for this CPU's vectors, where its matrix unit cannot be used (`amx`).
+"""In which layout weights lie: the engine's choice for this CPU, where that can be trusted.
 
-The engine tries every layout there is or none. Without AMX, the one that interleaves the rows of
-quantised matrices for AVX would go as well, and with it a quarter of the speed (Q4_0 and Q4_K). So
-that one is asked for by name, for matrices that are multiplied with and nothing else; of each kind
-and shape the engine is asked whether it can.
+The engine tries every layout that there is, or none. Where its kernels for the matrix unit crash
+(`amx`), none is left, and without the one that interleaves the rows of quantised matrices for AVX
+prompts and many sequences at once take a third longer. So that one is asked for by name, for
+matrices that are multiplied with and nothing else. The engine is asked whether it can, with
+matrices of the same type made up here: what a file says never reaches its assertions.
 
-Source of the names: ``LLM_TENSOR_INFOS`` in ``src/llama-arch.cpp`` of llama.cpp.
+Source of the names: ``LLM_TENSOR_INFOS`` in ``src/llama-arch.cpp`` of llama.cpp; of the types that
+have such a layout: ``ggml/src/ggml-cpu/repack.cpp``.
 """
 
 from __future__ import annotations
 
 import ctypes
+import math
 import re
 from collections import defaultdict
-from functools import partial
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from infercore.weight_files import gguf as headers
-from infercore_llamacpp import gguf
+from infercore_llamacpp import amx, gguf
 from infercore_llamacpp.library import bind
+from infercore_llamacpp.soundness import MAX_LAYERS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Sequence
 
     from infercore.weight_files.gguf import Tensor
 
 _BUFFER = b"CPU_REPACK"
 _CPU = 0  # among the types of devices
 _F32, _I32 = 0, 26
+_BLOCKS = {2: 32, 8: 32, 20: 32, 39: 32, 10: 256, 12: 256, 13: 256, 14: 256}
+"""Numbers of a row that are kept together, by type: Q4_0, Q8_0, IQ4_NL, MXFP4, Q2_K to Q6_K."""
+_ROWS = 64  # rows go by some power of two below
 _OVERHEAD = 2**14  # bytes that the descriptions of some tensors take
 _EXPERTS, _MATRIX = 3, 2  # dimensions
+_OUTPUT, _TABLE = "output.weight", "token_embd.weight"
 _MULTIPLIED = re.compile(
-    r"output\.weight|blk\.(?P<layer>\d+)\.(?P<name>"
+    r"blk\.(?P<layer>[0-9]{1,3})\.(?P<name>"
     r"attn_(?:q|k|v|qkv|gate|output)|ffn_(?:gate|up|down)(?:_exps|_shexp)?|ffn_gate_up_exps|"
     r"ssm_(?:in|out)|shortconv\.(?:in|out)_proj)\.weight"
 )
+_OF_EXPERTS = "_exps.weight"
+
+row_bytes = bind("ggml_row_size", ctypes.c_size_t, ctypes.c_int, ctypes.c_int64)
 
 
 class _Override(ctypes.Structure):
@@ -50,7 +61,7 @@ class _Room(ctypes.Structure):
 
 
 _ADDRESS, _SIZE, _KIND = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
-_cpu = bind("ggml_backend_dev_by_type", _ADDRESS, _KIND)
+_device = bind("ggml_backend_dev_by_type", _ADDRESS, _KIND)
 _registry = bind("ggml_backend_dev_backend_reg", _ADDRESS, _ADDRESS)
 _function = bind("ggml_backend_reg_get_proc_address", _ADDRESS, _ADDRESS, ctypes.c_char_p)
 _name = bind("ggml_backend_buft_name", ctypes.c_char_p, _ADDRESS)
@@ -65,13 +76,23 @@ _product = bind("ggml_mul_mat", _ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS)
 _products = bind("ggml_mul_mat_id", _ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS)
 
 
-def interleave(params: Any, path: str) -> object:
-    """Ask in ``params`` for interleaved rows where the CPU multiplies with the file's matrices.
+@dataclass(frozen=True)
+class Interleaved:
+    """What was asked for: ``patterns`` must live until the model is loaded."""
 
-    Returns what must live until the model is loaded. Nothing is asked for where this build has no
-    such layout.
+    patterns: Any
+    n_bytes: int
+
+
+def choose(params: Any, path: str, *, has_gpu: bool) -> Interleaved | None:
+    """Let ``params`` have the layouts that suit this CPU, without those that crash here.
+
+    Where a GPU is used it is left alone: named layouts would take matrices from it.
     """
-    device = _cpu(_CPU)
+    params.use_extra_bufts = amx.is_sound()
+    if params.use_extra_bufts or has_gpu:
+        return None
+    device = _device(_CPU)
     buffer_type = _interleaving(device)
     if buffer_type is None:
         return None
@@ -79,12 +100,18 @@ def interleave(params: Any, path: str) -> object:
         tensors = gguf.tensors(path)
     except headers.MalformedError:
         return None  # what is wrong with the file the engine says
-    patterns = _patterns(tensors, partial(_is_multiplied, device, buffer_type))
+    chosen = _multiplied(tensors, lambda kind: _rows_by(device, buffer_type, *kind))
+    patterns = _patterns(chosen, tensors)
     asked = (_Override * (len(patterns) + 1))()  # ends with NULL
     for entry, pattern in zip(asked, patterns, strict=False):
         entry.pattern, entry.buffer_type = pattern.encode(), buffer_type
     params.tensor_buft_overrides = ctypes.addressof(asked)
-    return asked
+    return Interleaved(asked, sum(map(n_bytes, chosen)))
+
+
+def n_bytes(tensor: Tensor) -> int:
+    """Return the bytes of a tensor's numbers."""
+    return math.prod(tensor.dims[1:]) * int(row_bytes(tensor.kind, tensor.dims[0]))
 
 
 def _interleaving(device: int) -> int | None:
@@ -101,52 +128,86 @@ def _interleaving(device: int) -> int | None:
     return None
 
 
-def _patterns(tensors: Iterable[Tensor], fits: Callable[[Tensor], bool]) -> list[str]:
-    """Return few regular expressions for the tensors that are multiplied with, and fit.
+def _multiplied(
+    tensors: Sequence[Tensor], rows_by: Callable[[tuple[int, int]], int]
+) -> list[Tensor]:
+    """Return the matrices that are multiplied with alone, and whose rows go into the layout.
 
-    The engine compiles each one for each tensor.
+    ``rows_by`` returns of how many rows of a type, in so many dimensions, it takes multiples; 0
+    where it takes none. Where a file has no table of tokens, the output's is read as one.
     """
-    known: dict[tuple[object, ...], bool] = {}
-    layers: defaultdict[str, dict[str, bool]] = defaultdict(dict)
-    patterns = []
+    has_table = any(each.name == _TABLE for each in tensors)
+    known: dict[tuple[int, int], int] = {}
+    chosen = []
     for each in tensors:
         found = _MULTIPLIED.fullmatch(each.name)
-        if found is None:
+        if found is None and not (each.name == _OUTPUT and has_table):
             continue
-        alike = (each.kind, each.dims, each.name.endswith("_exps.weight"))
-        if alike not in known:
-            known[alike] = fits(each)
-        if found["name"] is not None:
-            layers[re.escape(found["name"])][found["layer"]] = known[alike]
-        elif known[alike]:
-            patterns.append(r"^output\.weight$")
-    whole = [name for name, of_layer in layers.items() if all(of_layer.values())]
-    if whole:
-        patterns.append(rf"^blk\.[0-9]+\.({'|'.join(whole)})\.weight$")
-    for name, of_layer in layers.items():
-        some = [layer for layer, is_fit in of_layer.items() if is_fit]
-        if some and name not in whole:
-            patterns.append(rf"^blk\.({'|'.join(some)})\.{name}\.weight$")
+        if found is not None and int(found["layer"]) >= MAX_LAYERS:
+            continue
+        n_dims = _EXPERTS if each.name.endswith(_OF_EXPERTS) else _MATRIX
+        block = _BLOCKS.get(each.kind)
+        if block is None or len(each.dims) != n_dims or min(each.dims) < 1 or each.dims[0] % block:
+            continue
+        if each.dims[2:] == (1,):  # the only expert's matrix is flat for the engine
+            continue
+        kind = (each.kind, n_dims)
+        if kind not in known:
+            known[kind] = rows_by(kind)
+        if known[kind] and not each.dims[1] % known[kind]:
+            chosen.append(each)
+    return chosen
+
+
+def _patterns(chosen: Sequence[Tensor], tensors: Sequence[Tensor]) -> list[str]:
+    """Return few regular expressions that find those chosen of ``tensors``, and no others.
+
+    The engine compiles each of them for each tensor.
+    """
+    layers, every = _layers(chosen), _layers(tensors)
+    alike: defaultdict[str, list[str]] = defaultdict(list)
+    for name, of_name in layers.items():
+        is_whole = len(of_name) == len(every[name])
+        alike["[0-9]+" if is_whole else "|".join(of_name)].append(re.escape(name))
+    patterns = [rf"^blk\.({which})\.({'|'.join(names)})\.weight$" for which, names in alike.items()]
+    if any(each.name == _OUTPUT for each in chosen):
+        patterns.append(r"^output\.weight$")
     return patterns
 
 
-def _is_multiplied(device: int, buffer_type: int, tensor: Tensor) -> bool:
-    """Return whether the CPU can multiply with such a matrix in the layout, as the engine says."""
-    takes_ids = tensor.name.endswith("_exps.weight")  # one expert's matrix lies flat in a file
-    if len(tensor.dims) != (_EXPERTS if takes_ids else _MATRIX):
-        return False
+def _layers(tensors: Sequence[Tensor]) -> dict[str, list[str]]:
+    """Return the layers of matrices of each name."""
+    layers: defaultdict[str, list[str]] = defaultdict(list)
+    for each in tensors:
+        found = _MULTIPLIED.fullmatch(each.name)
+        if found is not None:
+            layers[found["name"]].append(found["layer"])
+    return layers
+
+
+def _rows_by(device: int, buffer_type: int, kind: int, n_dims: int) -> int:
+    """Return the least number of rows of such matrices that the layout takes, 0 for none."""
+    n = 1
+    while n <= _ROWS:
+        if _is_multiplied(device, buffer_type, kind, n, n_dims):
+            return n
+        n *= 2
+    return 0
+
+
+def _is_multiplied(device: int, buffer_type: int, kind: int, n_rows: int, n_dims: int) -> bool:
+    """Return whether the CPU multiplies with a matrix of so many rows in the layout."""
     weights, rest = (_begin(_Room(_OVERHEAD, None, True)) for _ in range(2))
-    buffer = None
+    buffer, n = None, _BLOCKS[kind]
     try:
-        n = tensor.dims[0]
-        if takes_ids:
-            matrices = _matrices(weights, tensor.kind, *tensor.dims)
+        if n_dims == _EXPERTS:
+            matrices = _matrices(weights, kind, n, n_rows, 2)
             row, expert = _matrices(rest, _F32, n, 1, 1), _matrix(rest, _I32, 1, 1)
             product = _products(rest, matrices, row, expert)
         else:
-            matrix = _matrix(weights, tensor.kind, *tensor.dims)
+            matrix = _matrix(weights, kind, n, n_rows)
             product = _product(rest, matrix, _matrix(rest, _F32, n, 1))
-        buffer = _allocate(weights, buffer_type)  # of which nothing is written
+        buffer = _allocate(weights, buffer_type)
         return bool(buffer and _supports(device, product))
     finally:
         _free_buffer(buffer)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import math
 import mmap
 import os
 import re
@@ -23,7 +22,7 @@ from infercore import (
 )
 from infercore_llamacpp import amx, gguf, layout, log
 from infercore_llamacpp.devices import list_devices
-from infercore_llamacpp.library import api, bind
+from infercore_llamacpp.library import api
 from infercore_llamacpp.overrides import to_overrides
 from infercore_llamacpp.settings import refuse
 
@@ -37,21 +36,20 @@ _SPLIT_MODES = ("none", "layer", "row")  # by their number in llama.h
 _REPACKED = re.compile(r"(?:AMX|REPACK) model buffer size")
 _OUT_OF_MEMORY = ("bad_alloc", "unable to allocate", "failed to allocate", "out of memory")
 _BESIDE = 48 * 2**20  # bytes that loading takes beside the weights
-row_bytes = bind("ggml_row_size", ctypes.c_size_t, ctypes.c_int, ctypes.c_int64)
 
 
 @dataclass
 class Loaded:
     """Weights in memory: the engine's handle, and where they are.
 
-    ``repacks`` says whether matrices are copied into a layout that suits this CPU.
+    ``n_copied`` bytes of matrices are copied into a layout that suits this CPU.
     """
 
     handle: int
     device: str
     n_gpu_layers: int
     has_gpu: bool
-    repacks: bool
+    n_copied: int
 
 
 def load(
@@ -69,9 +67,10 @@ def load(
     devices = list_devices()
     has_gpu = any(device.is_gpu for device in devices) and not _is_cpu(config.device)
     params = api.llama_model_default_params()
+    laid_out = None
+    if config.backend_options.get("use_extra_bufts") is None:
+        laid_out = layout.choose(params, path, has_gpu=has_gpu)
     keep_alive = [_place(params, config, devices), _options(params, config)]
-    if not params.use_extra_bufts and config.backend_options.get("use_extra_bufts") is None:
-        keep_alive.append(None if has_gpu else layout.interleave(params, path))
     params.load_mode = _load_mode(config) if allocate else api.LLAMA_LOAD_MODE_NONE
     params.no_alloc = not allocate
     params.check_tensors = allocate and config.check_tensors is True
@@ -89,8 +88,12 @@ def load(
         _check_honoured(handle, config, lines)
     n_gpu_layers = params.n_gpu_layers if has_gpu else 0
     device = config.device or ("GPU" if has_gpu else "CPU")
-    repacks = any(_REPACKED.search(line) for line in lines)
-    return Loaded(handle, device, n_gpu_layers, has_gpu, repacks)
+    n_copied = 0
+    if laid_out is not None:
+        n_copied = laid_out.n_bytes
+    elif any(_REPACKED.search(line) for line in lines):
+        n_copied = matrix_bytes(path)
+    return Loaded(handle, device, n_gpu_layers, has_gpu, n_copied)
 
 
 def _check_room(path: str, config: ModelConfig, *, allocate: bool) -> None:
@@ -105,8 +108,8 @@ def _check_room(path: str, config: ModelConfig, *, allocate: bool) -> None:
         return
     shape = load(path, attrs.evolve(config, progress=None), allocate=False, is_checked=True)
     api.llama_model_free(shape.handle)
-    if shape.repacks:
-        check_addresses(mapped, matrix_bytes(path))
+    if shape.n_copied:
+        check_addresses(mapped, shape.n_copied)
 
 
 def matrix_bytes(path: str) -> int:
@@ -114,7 +117,7 @@ def matrix_bytes(path: str) -> int:
     tensors = gguf.tensors(path)
     is_tied = all(each.name != "output.weight" for each in tensors)  # the table makes logits too
     return sum(
-        math.prod(each.dims[1:]) * int(row_bytes(each.kind, each.dims[0]))
+        layout.n_bytes(each)
         for each in tensors
         if len(each.dims) > 1 and (is_tied or not each.name.startswith("token_embd"))
     )
@@ -274,8 +277,6 @@ def _options(params: Any, config: ModelConfig) -> object:
             if not isinstance(value, bool):
                 raise _not_there(name, value, "True or False")
             setattr(params, name, value)
-    if params.use_extra_bufts and not amx.is_sound():
-        if options.get("use_extra_bufts"):
-            raise refuse("use_extra_bufts=True", "this build dies in its AMX kernels")
-        params.use_extra_bufts = False
+    if options.get("use_extra_bufts") and not amx.is_sound():
+        raise refuse("use_extra_bufts=True", "this build dies in its AMX kernels")
     return to_overrides(params, options.get("kv_overrides"))

@@ -18,7 +18,7 @@ from infercore import (
     ModelNotFoundError,
     OutOfMemoryError,
 )
-from infercore_llamacpp import loading, log, settings
+from infercore_llamacpp import layout, loading, log, settings
 from infercore_llamacpp.library import api
 from infercore_llamacpp.traits import KV_TYPES, read_traits
 
@@ -50,9 +50,8 @@ def plan_memory(
         overrides = {} if model_config is None else model_config.backend_options.get("kv_overrides")
         traits = read_traits(loaded.handle, has_gpu=loaded.has_gpu, overrides=overrides or {})
         chosen = settings.resolve(config or ContextConfig(), traits)
-        n_weight_bytes = traits.info.size_bytes
-        if loaded.repacks:  # the file's pages stay beside the copies
-            n_weight_bytes += loading.matrix_bytes(str(path))
+        # The file's pages stay beside the copies.
+        n_weight_bytes = traits.info.size_bytes + loaded.n_copied
         return _plan(loaded.handle, chosen, traits, n_weight_bytes)
     finally:
         api.llama_model_free(loaded.handle)
@@ -151,8 +150,8 @@ def _cache_bytes(lines: Sequence[str]) -> dict[str, int]:
 
 def most_kv_bytes(chosen: dict[str, Any], traits: Traits) -> int:
     """Return the size of the cache if every layer kept the whole window; costs nothing to know."""
-    k = loading.row_bytes(KV_TYPES[chosen["type_k"]], traits.head_k)
-    v = loading.row_bytes(KV_TYPES[chosen["type_v"]], traits.head_v)
+    k = layout.row_bytes(KV_TYPES[chosen["type_k"]], traits.head_k)
+    v = layout.row_bytes(KV_TYPES[chosen["type_v"]], traits.head_v)
     n_streams = 1 if chosen["kv_unified"] else chosen["n_seq_max"]
     n_cells = max(chosen["n_ctx"], _CELLS_OF_STREAM * n_streams)
     n_rows = int(n_cells) * traits.info.n_layer * max(1, traits.info.n_head_kv)

@@ -86,7 +86,7 @@ def build(core: Any, files: ModelFiles, form: str, path: str) -> Graph:
     sights = None if form == RECURRENT else sight.of_layers(core, model, _far(files.config))
     if form == "paged":
         _to_paged(model)
-        sight.check_kept(model, sights or ())
+        sight.check_kept(model, sights, has_window=bool(sliding_window(files.config)))
     head = _head_of(model, path)
     _add_row_inputs(model, head, axis=0 if form == "paged" else 1)
     shape = Shape(

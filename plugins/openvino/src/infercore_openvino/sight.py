@@ -43,7 +43,8 @@ class Sight:
 def of_layers(core: Any, model: Any, far: int) -> list[Sight] | None:
     """Return the sight of each layer behind up to ``far`` tokens; None if it is not known.
 
-    Behind fewer where a graph has tables that end before. Raises `OutOfMemoryError`.
+    Behind fewer where a graph has tables that end before. Raises `OutOfMemoryError` and
+    `SessionFatalError`.
     """
     layers = [node for node in model.get_ordered_ops() if node.get_type_name() == ATTENTION]
     if not layers:
@@ -51,8 +52,11 @@ def of_layers(core: Any, model: Any, far: int) -> list[Sight] | None:
     for length in sorted({min(far, _MOST), *(n for n in _LENGTHS if n < far)}, reverse=True):
         rows = _rows_or_none(core, model, length - _N_NEW)
         if rows is not None:
-            return [_sight(row) for row in rows] + [Sight()] * (len(layers) - len(rows))
-    logger.warning("the masks of this graph cannot be looked at: a window may be lost")
+            return [_sight(row) for row in rows] + [
+                Sight(is_ordered=layer.get_attributes()["causal"])
+                for layer in layers
+                if not takes_a_mask(layer)
+            ]
     return None
 
 
@@ -65,8 +69,15 @@ def _rows_or_none(core: Any, model: Any, n_past: int) -> list[Any] | None:
         return None
 
 
-def check_kept(model: Any, sights: Sequence[Sight]) -> None:
-    """Raise `UnsupportedFeatureError` where a paged graph leaves out what layers looked at."""
+def check_kept(model: Any, sights: Sequence[Sight] | None, *, has_window: bool) -> None:
+    """Raise `UnsupportedFeatureError` where a paged graph leaves out what layers looked at.
+
+    ``has_window``: the config states a window; where ``sights`` are not known, one layer at least
+    has to have kept it.
+    """
+    if sights is None:
+        logger.warning("the masks of this graph cannot be looked at: a bias may be lost")
+        sights = [Sight(is_limited=has_window)]
     layers = [n for n in model.get_ordered_ops() if n.get_type_name() == PAGED_ATTENTION]
     windows, slopes = (
         sum(_is_set(layer.input_value(place)) for layer in layers) for place in (_WINDOW, _SLOPES)
@@ -160,12 +171,12 @@ def _rows(core: Any, model: Any, n_past: int) -> list[Any]:
     return [rows[name] for name in names]
 
 
-def _with_sizes(graph: Any, n_past: int) -> dict[Any, int]:
+def _with_sizes(graph: Any, n_past: int) -> dict[Any, Any]:
     """Let a graph be one of two tokens behind others; return its inputs, and what goes in."""
     sizes = {
         "input_ids": ([1, _N_NEW], 0),
         "attention_mask": ([1, n_past + _N_NEW], 1),
-        "position_ids": ([1, _N_NEW], n_past),
+        "position_ids": ([1, _N_NEW], np.arange(n_past, n_past + _N_NEW)),
         "beam_idx": ([1], 0),
     }
     given = {}
