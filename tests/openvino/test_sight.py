@@ -166,6 +166,20 @@ def test_a_mask_that_paged_attention_does_not_know_is_kept(
         assert caught.value.feature == feature
 
 
+@pytest.mark.parametrize(("mask", "form"), [("known", "paged"), ("unknown", "stateful")])
+def test_where_no_mask_can_be_looked_at_a_stated_window_has_to_be_kept(
+    folders: dict[str, str],
+    load: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    mask: str,
+    form: str,
+) -> None:
+    monkeypatch.setattr(sight, "_rows_or_none", lambda *_: None)
+    assert load(folders[mask]).capabilities.multi_sequence is (form == "paged")
+    assert "cannot be looked at" in caplog.text
+
+
 @pytest.mark.parametrize(
     "fields",
     [
