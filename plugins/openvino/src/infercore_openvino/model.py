@@ -132,7 +132,9 @@ def _recurrent_form(asked: Settings) -> str:
 def plan(path: str, config: ModelConfig, context: ContextConfig) -> MemoryPlan:
     """Return the bytes that the model at ``path`` and a context on it will take.
 
-    Raises what loading and opening raise for a field that cannot be honoured.
+    Raises what loading and opening raise for a field that cannot be honoured. Of what is no
+    encoder and sums up no text it is the plan of the paged form: only loading the graph tells
+    whether the engine can make that.
     """
     check(config)
     device = DEFAULT_DEVICE if config.device is None else _device(shared_core(), config.device)
