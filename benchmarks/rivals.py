@@ -56,12 +56,12 @@ def llama(path: str, *, n_ctx: int, n_threads: int, n_gpu_layers: int = 0, **mor
     import llama_cpp.llama_cpp as api  # noqa: PLC0415  (only where it is compared)
     from llama_cpp import Llama  # noqa: PLC0415
 
-    own, kept = api.llama_model_default_params, []
+    own = api.llama_model_default_params
+    laid_out = own()
+    kept = lay_out(laid_out, path)
 
     def params() -> Any:
-        found = own()
-        kept.append(lay_out(found, path))
-        return found
+        return laid_out
 
     api.llama_model_default_params = params
     try:
@@ -78,6 +78,7 @@ def llama(path: str, *, n_ctx: int, n_threads: int, n_gpu_layers: int = 0, **mor
         )
     finally:
         api.llama_model_default_params = own
+        del kept
 
 
 def llama_prefill_s(model: Any, ids: Sequence[int]) -> float:
