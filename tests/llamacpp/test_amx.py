@@ -6,6 +6,7 @@ import ctypes
 import json
 import re
 import signal
+import struct
 import subprocess
 import sys
 
@@ -25,6 +26,19 @@ with ic.load_model(sys.argv[1]) as model, model.new_context(n_ctx=128, n_threads
     context.decode(list(range(5, 69)))
     context.decode_one(7)
     print(context.n_past())
+"""
+
+
+LOADS = """
+import sys
+from infercore_llamacpp import amx
+amx.is_sound = lambda: False
+import infercore as ic
+for path in sys.argv[1:]:
+    try:
+        ic.load_model(path, backend="llamacpp", check_in_child=False)
+    except ic.ModelFormatError:
+        print("refused")
 """
 
 
@@ -157,6 +171,23 @@ def test_what_is_only_multiplied_with_is_laid_out(layout, name, dims, kind, is_l
 
 def test_an_output_that_is_the_table_of_tokens_too_stays(layout):
     assert not patterns_of(layout, [Tensor("output.weight", (64, 32), Q4_0, 0)])
+
+
+def test_headers_that_no_engine_takes_are_refused_by_it(quantised, tmp_path):
+    data, name = quantised.read_bytes(), b"blk.0.ffn_up.weight"
+    place = data.index(struct.pack("<Q", len(name)) + name) + 8 + len(name) + 4
+    paths = []
+    for offset, layout, value in (
+        (16, "<I", 31), (16, "<I", 99), (16, "<I", 2**31),
+        (0, "<Q", 0), (0, "<Q", 16), (0, "<Q", 2**40), (0, "<Q", 2**63), (8, "<Q", 2**63),
+    ):  # fmt: skip
+        changed = bytearray(data)
+        struct.pack_into(layout, changed, place + offset, value)
+        paths.append(tmp_path / f"{len(paths)}.gguf")
+        paths[-1].write_bytes(changed)
+    command = [sys.executable, "-c", LOADS, *map(str, paths)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stdout) == (0, "refused\n" * len(paths)), done.stderr
 
 
 def test_few_patterns_tell_the_layers_apart(layout):
