@@ -78,7 +78,10 @@ _products = bind("ggml_mul_mat_id", _ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS, _ADD
 
 @dataclass(frozen=True)
 class Interleaved:
-    """What was asked for: ``patterns`` must live until the model is loaded."""
+    """What was asked for by name: ``n_bytes`` of matrices will be copied.
+
+    ``patterns`` are the engine's to read: they must live until the model is loaded.
+    """
 
     patterns: Any
     n_bytes: int
@@ -87,7 +90,8 @@ class Interleaved:
 def choose(params: Any, path: str, *, has_gpu: bool) -> Interleaved | None:
     """Let ``params`` have the layouts that suit this CPU, without those that crash here.
 
-    Where a GPU is used it is left alone: named layouts would take matrices from it.
+    Returns what was asked for by name, None where nothing was. Where a GPU is used, nothing is:
+    named layouts would take matrices from it.
     """
     params.use_extra_bufts = amx.is_sound()
     if params.use_extra_bufts or has_gpu:
@@ -98,8 +102,8 @@ def choose(params: Any, path: str, *, has_gpu: bool) -> Interleaved | None:
         return None
     try:
         tensors = gguf.tensors(path)
-    except headers.MalformedError:
-        return None  # what is wrong with the file the engine says
+    except (headers.MalformedError, OSError):
+        return None  # what is wrong with the file, or that it is gone, the engine says
     chosen = _multiplied(tensors, lambda kind: _rows_by(device, buffer_type, *kind))
     patterns = _patterns(chosen, tensors)
     asked = (_Override * (len(patterns) + 1))()  # ends with NULL
