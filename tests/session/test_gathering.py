@@ -15,8 +15,10 @@ from infercore.session import roster, scheduler
 from infercore.session.cost_model import CostModel
 from infercore.session.jobs import Job
 from infercore.session.places import Places
+from infercore.session.placing import Placing
 from infercore.session.sequence import Sequence
 from infercore.session.session import CoreSession
+from session.pool_waits import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -245,6 +247,44 @@ def test_an_answer_has_the_engine_call_behind_its_prompt_s(
     behind = steps.sequences[steps.sequences.index(2) + 1 :]
     assert not delays
     assert behind.index(2) < 5  # not at once where the other's reader is late
+
+
+@pytest.mark.parametrize(
+    ("n_here", "n_coming", "part"), [(1, 2, 1 / 3), (1, 1, 1 / 4), (8, 1, 1 / 8)]
+)
+def test_the_more_of_a_step_is_on_its_way_the_longer_it_is_waited_for(
+    pool: Any, monkeypatch: pytest.MonkeyPatch, n_here: int, n_coming: int, part: float
+) -> None:
+    step_s = LONG_S / scheduler._GATHERING_STEPS
+    monkeypatch.setattr(scheduler, "_FOLLOWING_S", LONG_S)
+    own = pool.owner.scheduler  # which no thread works for before the first call
+    own.roster.running += [Job(Sequence("")) for _ in range(n_here)]
+    for _ in range(n_coming):
+        job = Job(Sequence(""))
+        job.leads_on = True
+        own.roster.expect(job)
+    started = time.perf_counter()
+    assert own.gathers_until() - started == pytest.approx(part * step_s, abs=0.1)
+    own.roster.running.clear()
+
+
+def test_who_comes_while_others_are_placed_begins_with_them(
+    pool: Any, steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, inbox, n_placed = Placing.place, pool.owner.scheduler.inbox, 0
+
+    def slow(self: Placing, job: Job) -> bool | None:
+        nonlocal n_placed
+        n_placed += 1
+        if n_placed == 1:
+            threads.submit(answer, pool, "The old man")
+            wait_for(lambda: inbox.qsize() > 1)  # a session, and its call
+        return place(self, job)
+
+    monkeypatch.setattr(Placing, "place", slow)
+    with ThreadPoolExecutor(2) as threads:
+        answer(pool, "Mira went")
+    assert steps.prompts == [2]
 
 
 def test_a_stream_that_rested_goes_on_at_once(pool: Any) -> None:

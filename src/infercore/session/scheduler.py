@@ -50,8 +50,10 @@ _GATHERING_S, _GATHERING_MOST_S = 0.02, 0.1
 _GATHERING_S_EACH = 0.004
 _GATHERING_STEPS = 1 / 3
 """at most so long for each that is expected, and so much of a step of all of them."""
-_FOLLOWING_S, _FOLLOWING_STEPS = 0.01, 1 / 8
+_FOLLOWING_S, _FOLLOWING_STEPS = 0.02, 1 / 8
 """How long to wait for the answer of a prompt that was just evaluated, and how much of a step."""
+_FOLLOWING_SHARE = 1 / 2
+"""How much of a step to wait for it, times the share that it and its like have in the next one."""
 _FIRST_S, _LOOK_S = 0.004, 0.0005
 """A first token has so long to be read; how often that is looked at."""
 
@@ -340,8 +342,10 @@ class Scheduler:
         n, ended = roster.following()
         if not n or self._was_woken or self.takes_turns:
             return None
+        n_here = len(roster.running) + len(roster.waiting)
         step_s = (self._costs.step_ms(len(roster.running) + n) or 0.0) / 1e3
-        until = ended + min(_FOLLOWING_S, _FOLLOWING_STEPS * step_s)
+        steps = max(_FOLLOWING_STEPS, _FOLLOWING_SHARE * n / (n_here + n))
+        until = ended + min(_FOLLOWING_S, steps * step_s)
         return until if until > time.perf_counter() else None
 
     def step(self) -> bool:
@@ -360,8 +364,8 @@ class Scheduler:
         waiting = self.roster.waiting
         try:
             self._look_after()
-            if waiting:
-                self._admit()
+            if waiting and self._admit() and self._comes_along():
+                return True
             self.outbox.send()  # who begins with its row there has a token now, before the call
             self._let_first_be_read()
             self.places.close_gap()
@@ -431,14 +435,24 @@ class Scheduler:
         self.roster.rest(job, now)
         self.admission.count(job, counts=False)
 
-    def _admit(self) -> None:
-        """Give places to those that wait, in their order; who follows another lets it go ahead."""
+    def _comes_along(self) -> bool:
+        """Whether a call came while others were placed, and may be placed for the same step."""
+        has_place = len(self.roster.running) < self.n_places
+        return has_place and not self.takes_turns and not self.inbox.empty()
+
+    def _admit(self) -> bool:
+        """Give places to those that wait, in their order; who follows another lets it go ahead.
+
+        Returns whether more run than before.
+        """
         passed: list[Job] = []
+        n_before = len(self.roster.running)
         try:
             self._place_waiting(passed)
         finally:
             for job in reversed(passed):
                 self.roster.waiting.put_back(job)
+        return len(self.roster.running) > n_before
 
     def _place_waiting(self, passed: list[Job]) -> None:
         waiting = self.roster.waiting
