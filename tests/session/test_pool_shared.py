@@ -107,3 +107,51 @@ def test_cells_that_several_sessions_hold_are_counted_once(pool: Any, reference:
         assert pool.stats().n_cells_shared == shared
         assert pool.stats().n_cells_used == 2 * n - shared
     assert (pool.stats().n_cells_used, pool.stats().n_cells_shared) == (0, 0)
+
+
+@pytest.fixture
+def crowded(reference: Any, request: pytest.FixtureRequest) -> Iterator[tuple[Any, list[Any]]]:
+    """A pool all of whose sequences are held by idle sessions, the least recently used first."""
+    with reference.new_pool(n_parallel=2, n_ctx=512, cache_bytes=request.param) as pool:
+        n = pool.owner.scheduler.context.n_seq_max
+        sessions = [pool.open_session() for _ in range(n)]
+        for i, session in enumerate(sessions):
+            session.ensure_prefix("the little dog and the baker" if not i else f"{i} cats sat")
+        assert all(session.context.held_tokens for session in sessions)
+        yield pool, sessions
+
+
+@pytest.mark.parametrize("crowded", [0, 2**26], indirect=True)
+def test_who_has_to_go_leaves_a_common_beginning_behind(crowded: tuple[Any, list[Any]]) -> None:
+    pool, (oldest, *others) = crowded
+    status = pool.open_session().ensure_prefix("the little dog sat")
+    assert status.shared_tokens > 2
+    assert status.restored_tokens == 0
+    assert oldest.context.held_tokens == 0
+    assert all(session.context.held_tokens for session in others)
+    again = oldest.ensure_prefix("the little dog and the baker")  # what it held was moved out
+    assert again.restored_tokens == (again.prefix_tokens - 1 if pool.config.cache_bytes else 0)
+
+
+@pytest.mark.parametrize("crowded", [0], indirect=True)
+def test_who_has_to_go_later_keeps_its_cells(crowded: tuple[Any, list[Any]]) -> None:
+    pool, (oldest, second, *_) = crowded
+    second.ensure_prefix("the old man")
+    pool.open_session().ensure_prefix("the old man and the little dog")
+    assert (oldest.context.held_tokens, second.context.held_tokens > 0) == (0, True)
+
+
+def test_cells_that_were_taken_over_give_the_same_tokens(reference: Any) -> None:
+    texts = ("the little dog and the baker", "the little cat", "the old man", "A cat sat")
+    fields = {"max_tokens": 12, "temperature": 0}
+    with reference.new_pool(n_parallel=1, n_ctx=256, cache_bytes=0) as pool:
+        expected = []
+        for text in texts:
+            pool.flush_cache()
+            with pool.open_session(namespace=text) as session:
+                expected.append(session.generate(text, **fields))
+    with reference.new_pool(n_parallel=2, n_ctx=256, cache_bytes=0) as pool:
+        sessions = [pool.open_session() for _ in range(pool.owner.scheduler.context.n_seq_max + 3)]
+        for i, session in enumerate(sessions * 3):
+            text, wanted = texts[i % 4], expected[i % 4]
+            assert session.generate(text, **fields) == wanted

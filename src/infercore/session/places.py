@@ -61,6 +61,10 @@ class Places:
         """Return whether it has a sequence of the engine, or there is a free one for it."""
         return sequence.seq_id is not None or bool(self.free_ids)
 
+    def next_to_go(self, sequence: Sequence) -> Sequence | None:
+        """Return who loses its sequence of the engine to ``sequence``; None where nobody does."""
+        return None if self.has_id(sequence) else next(iter(self.idle()), None)
+
     def take_id(self, sequence: Sequence, source: Sequence | None = None) -> bool:
         """Let ``sequence`` have a sequence of the engine, but not that of ``source``.
 
@@ -87,20 +91,26 @@ class Places:
             self._sequences.discard(sequence)
             self.let_go(sequence, keep=True)
 
-    def take_over(self, sequence: Sequence, left: Sequence, n: int) -> bool:
-        """Let ``sequence``, which has no cells, have those of ``left`` with the first ``n`` tokens.
+    def take_over(self, sequence: Sequence, source: Sequence, n: int) -> bool:
+        """Let ``sequence``, which has no cells, have the first ``n`` tokens of ``source`` with its.
 
-        False where ``left`` is not left, or has more that is worth keeping.
+        False unless ``source`` is left and has nothing else that is worth keeping, or is the next
+        that has to go: what it holds is moved out first then.
         """
-        is_new = sequence.seq_id is None and sequence.saved is None
-        if not is_new or left not in self.left or left.n_held - n >= WORTH_KEEPING:
+        if sequence.seq_id is not None or sequence.saved is not None:
             return False
-        sequence.seq_id, sequence.n_held, sequence.n_cells = left.seq_id, n, left.n_cells
+        if source not in self.left or source.n_held - n >= WORTH_KEEPING:
+            if self.next_to_go(sequence) is not source:
+                return False
+            self._keeping.move_out(source)
+            if source.n_held < n:  # the engine could not go back, and holds nothing of it now
+                return False
+        sequence.seq_id, sequence.n_held, sequence.n_cells = source.seq_id, n, source.n_cells
         sequence.n_high = max(sequence.n_high, n)
-        sequence.ends = [end for end in left.ends if end <= n] + [
+        sequence.ends = [end for end in source.ends if end <= n] + [
             end for end in sequence.ends if end > n
         ]
-        self._drop(left)
+        self._drop(source)
         return True
 
     def _drop(self, sequence: Sequence) -> None:

@@ -64,8 +64,7 @@ class Placing:
         running = self._roster.running
         if job.n_looked is None and self._prefixes.is_coming(sequence, n_found, running):
             return None
-        if source is not None and places.take_over(sequence, source, n_shared):
-            self._count_restored(job, n_shared)
+        if source is not None and self._take_over(job, source, n_shared):
             source = None
         if n_shared < sequence.n_held + WORTH_KEEPING and not places.has_id(sequence):
             source, n_shared = None, 0  # the order of use matters more than a short copy
@@ -84,6 +83,24 @@ class Placing:
         if not places.make_free(sequence, n_needed, spare=source) and running:
             return False
         self._fill(job, source, n_shared, stored)
+        return True
+
+    def _take_over(self, job: Job, source: Sequence, n: int) -> bool:
+        """Let ``job`` have the cells of ``source``, or of another that has its ``n`` tokens too.
+
+        False where nobody gives them away.
+        """
+        sequence, places = job.sequence, self._places
+        next_to_go = places.next_to_go(sequence)
+        if next_to_go is not None and self._prefixes.has(next_to_go, sequence, n):
+            source = next_to_go
+        was_left = source in places.left
+        if not places.take_over(sequence, source, n):
+            return False
+        if was_left:
+            self._count_restored(job, n)
+        elif not job.placed_once:
+            job.n_shared = n
         return True
 
     def _fill(self, job: Job, source: Sequence | None, n_shared: int, stored: Found | None) -> None:

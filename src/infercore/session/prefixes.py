@@ -98,6 +98,13 @@ class Prefixes:
                 best, n_best = other, n
         return best, n_best
 
+    def has(self, other: Sequence, sequence: Sequence, n: int) -> bool:
+        """Whether ``other`` gives ``sequence`` its first ``n`` tokens as well as any does."""
+        if not (n and self._cuts and self._multiple is None and _gives(other)):
+            return False
+        same = other.family == sequence.family and other.n_held >= n
+        return same and other.tokens[:n] == sequence.tokens[:n]
+
     def is_coming(self, sequence: Sequence, n_found: int, running: Iterable[Job]) -> bool:
         """Whether one of ``running`` is about to hold more than ``n_found`` of what is wanted."""
         if self._copies == "none" or sequence.is_cold or not self._cuts:
