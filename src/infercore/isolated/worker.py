@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import sys
@@ -398,6 +399,8 @@ class Worker:
         own = attrs.evolve(config, isolate=False, **times)
         facts = self.hold(self._model.new_pool(own))
         adapters = [file for each in config.context.adapters for file in digest.files_at(each.path)]
+        gc.collect()
+        gc.freeze()  # what stays: to look through it all would hold up all sessions
         return {**facts, "files": digest.stamps((*self._model.files, *adapters))}
 
     def hold(self, pool: SessionPool) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import signal
 import socket
 from concurrent.futures import ThreadPoolExecutor
@@ -148,8 +149,11 @@ async def _serve(app: App, *, host: str, port: int, lazy: bool, say: Callable[[s
                     pass
                 if server.should_exit:  # stopped while it loaded
                     return
+            gc.collect()
+            gc.freeze()  # what stays: to look through it all would hold up all answers
             await server.serve(sockets=[bound])
     finally:
+        gc.unfreeze()
         bound.close()
         for served in app.models.by_name.values():
             await served.close()
