@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import infercore as ic
+from infercore.session.places import Places
 from session.pool_texts import TEXTS
 from session.pool_waits import in_threads
 
@@ -141,17 +142,43 @@ def test_who_has_to_go_later_keeps_its_cells(crowded: tuple[Any, list[Any]]) -> 
     assert (oldest.context.held_tokens, second.context.held_tokens > 0) == (0, True)
 
 
-def test_cells_that_were_taken_over_give_the_same_tokens(reference: Any) -> None:
-    texts = ("the little dog and the baker", "the little cat", "the old man", "A cat sat")
+@pytest.mark.parametrize("crowded", [2**26], indirect=True)
+def test_what_is_stored_whole_is_restored_and_not_taken_in_parts(
+    crowded: tuple[Any, list[Any]],
+) -> None:
+    pool, (oldest, *others) = crowded
+    late = pool.open_session()
+    late.ensure_prefix("the little cat")  # for which the oldest has to go
+    assert oldest.context.held_tokens == 0
+    for session in others:
+        session.ensure_prefix("One day")
+    assert late.context.held_tokens  # it has to go next, and has a part of what is asked for
+    again = oldest.ensure_prefix("the little dog and the baker")
+    assert (again.shared_tokens, again.restored_tokens) == (0, again.prefix_tokens - 1)
+
+
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_cells_that_were_taken_over_give_the_same_tokens(
+    reference: Any, monkeypatch: pytest.MonkeyPatch, batch_invariant: bool
+) -> None:
+    texts = ["the little dog and the baker " * n for n in (2, 3, 5)] + ["the little cat"]
     fields = {"max_tokens": 12, "temperature": 0}
     with reference.new_pool(n_parallel=1, n_ctx=256, cache_bytes=0) as pool:
         expected = []
         for text in texts:
-            pool.flush_cache()
             with pool.open_session(namespace=text) as session:
                 expected.append(session.generate(text, **fields))
-    with reference.new_pool(n_parallel=2, n_ctx=256, cache_bytes=0) as pool:
+    taken, take_over = [], Places.take_over
+
+    def noted(*args: Any) -> bool:
+        taken.append(take_over(*args))
+        return taken[-1]
+
+    monkeypatch.setattr(Places, "take_over", noted)
+    own = {"cache_bytes": 0, "batch_invariant": batch_invariant, "n_step_tokens": 4}
+    with reference.new_pool(n_parallel=2, n_ctx=256, **own) as pool:
         sessions = [pool.open_session() for _ in range(pool.owner.scheduler.context.n_seq_max + 3)]
         for i, session in enumerate(sessions * 3):
             text, wanted = texts[i % 4], expected[i % 4]
             assert session.generate(text, **fields) == wanted
+    assert any(taken)

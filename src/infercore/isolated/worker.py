@@ -400,7 +400,7 @@ class Worker:
         facts = self.hold(self._model.new_pool(own))
         adapters = [file for each in config.context.adapters for file in digest.files_at(each.path)]
         gc.collect()
-        gc.freeze()  # what stays: to look through it all would hold up all sessions
+        gc.freeze()  # what stays: full collections that scan it would stall all sessions
         return {**facts, "files": digest.stamps((*self._model.files, *adapters))}
 
     def hold(self, pool: SessionPool) -> dict[str, Any]:

@@ -149,14 +149,19 @@ async def _serve(app: App, *, host: str, port: int, lazy: bool, say: Callable[[s
                     pass
                 if server.should_exit:  # stopped while it loaded
                     return
-            gc.collect()
-            gc.freeze()  # what stays: to look through it all would hold up all answers
+            _leave_alone_what_stays()
             await server.serve(sockets=[bound])
     finally:
-        gc.unfreeze()
         bound.close()
         for served in app.models.by_name.values():
             await served.close()
+
+
+def _leave_alone_what_stays() -> None:
+    """Let full garbage collections scan no models and modules: that would stall all answers."""
+    gc.collect()
+    if hasattr(gc, "freeze"):  # not on PyPy
+        gc.freeze()
 
 
 def _end(server: Server, app: App) -> None:

@@ -92,10 +92,12 @@ class Places:
             self.let_go(sequence, keep=True)
 
     def take_over(self, sequence: Sequence, source: Sequence, n: int) -> bool:
-        """Let ``sequence``, which has no cells, have the first ``n`` tokens of ``source`` with its.
+        """Give ``sequence`` the engine's sequence of ``source``, with its first ``n`` tokens.
 
-        False unless ``source`` is left and has nothing else that is worth keeping, or is the next
-        that has to go: what it holds is moved out first then.
+        ``source`` is left and holds nothing else that is worth keeping, or it is the next that has
+        to go, and what it holds is moved out first. False where it is neither, where ``sequence``
+        has cells or saved state of its own, and where the engine could not go back, so that
+        ``source`` holds nothing any more.
         """
         if sequence.seq_id is not None or sequence.saved is not None:
             return False
@@ -103,8 +105,10 @@ class Places:
             if self.next_to_go(sequence) is not source:
                 return False
             self._keeping.move_out(source)
-            if source.n_held < n:  # the engine could not go back, and holds nothing of it now
-                return False
+        source.n_held = min(source.n_held, n)
+        self._engine.trim(source)
+        if source.n_held < n:
+            return False
         sequence.seq_id, sequence.n_held, sequence.n_cells = source.seq_id, n, source.n_cells
         sequence.n_high = max(sequence.n_high, n)
         sequence.ends = [end for end in source.ends if end <= n] + [

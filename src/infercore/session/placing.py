@@ -64,7 +64,7 @@ class Placing:
         running = self._roster.running
         if job.n_looked is None and self._prefixes.is_coming(sequence, n_found, running):
             return None
-        if source is not None and self._take_over(job, source, n_shared):
+        if source is not None and self._have_cells_of(job, source, n_shared, n_most):
             source = None
         if n_shared < sequence.n_held + WORTH_KEEPING and not places.has_id(sequence):
             source, n_shared = None, 0  # the order of use matters more than a short copy
@@ -85,18 +85,27 @@ class Placing:
         self._fill(job, source, n_shared, stored)
         return True
 
-    def _take_over(self, job: Job, source: Sequence, n: int) -> bool:
-        """Let ``job`` have the cells of ``source``, or of another that has its ``n`` tokens too.
+    def _have_cells_of(self, job: Job, source: Sequence, n: int, n_most: int) -> bool:
+        """Let ``job`` have the cells of ``source``, or of who has to go and holds the ``n`` too.
 
-        False where nobody gives them away.
+        False where neither gives them away, and where more than ``n`` tokens are stored.
         """
         sequence, places = job.sequence, self._places
-        next_to_go = places.next_to_go(sequence)
-        if next_to_go is not None and self._prefixes.has(next_to_go, sequence, n):
-            source = next_to_go
+        if sequence.seq_id is not None:
+            return False
+        if not job.placed_once:  # what was taken over in a try that failed is lost
+            job.n_shared = 0
+        stored = self._stored(job, n_most)
+        if stored is not None and stored.n_tokens > n:
+            return False
         was_left = source in places.left
         if not places.take_over(sequence, source, n):
-            return False
+            other = places.next_to_go(sequence)
+            if other is None or other is source or not self._prefixes.has(other, sequence, n):
+                return False
+            was_left = other in places.left
+            if not places.take_over(sequence, other, n):
+                return False
         if was_left:
             self._count_restored(job, n)
         elif not job.placed_once:

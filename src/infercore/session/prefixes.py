@@ -99,7 +99,10 @@ class Prefixes:
         return best, n_best
 
     def has(self, other: Sequence, sequence: Sequence, n: int) -> bool:
-        """Whether ``other`` gives ``sequence`` its first ``n`` tokens as well as any does."""
+        """Whether ``other`` can give ``sequence`` its first ``n`` tokens, by cutting off the rest.
+
+        False where each session has bits of its own: more than the tokens has to agree then.
+        """
         if not (n and self._cuts and self._multiple is None and _gives(other)):
             return False
         same = other.family == sequence.family and other.n_held >= n

@@ -50,10 +50,10 @@ _GATHERING_S, _GATHERING_MOST_S = 0.02, 0.1
 _GATHERING_S_EACH = 0.004
 _GATHERING_STEPS = 1 / 3
 """at most so long for each that is expected, and so much of a step of all of them."""
-_FOLLOWING_S, _FOLLOWING_STEPS = 0.02, 1 / 8
-"""How long to wait for the answer of a prompt that was just evaluated, and how much of a step."""
-_FOLLOWING_SHARE = 1 / 2
-"""How much of a step to wait for it, times the share that it and its like have in the next one."""
+_FOLLOWING_S = 0.02
+"""How long to wait for answers whose prompts were just evaluated, at most;"""
+_FOLLOWING_STEPS, _FOLLOWING_SHARE = 1 / 8, 1 / 2
+"""at least so much of a step, and more where so much of their share of the next step is more."""
 _FIRST_S, _LOOK_S = 0.004, 0.0005
 """A first token has so long to be read; how often that is looked at."""
 
@@ -436,7 +436,7 @@ class Scheduler:
         self.admission.count(job, counts=False)
 
     def _comes_along(self) -> bool:
-        """Whether a call came while others were placed, and may be placed for the same step."""
+        """Whether something was posted while calls were placed: one more may begin in this step."""
         has_place = len(self.roster.running) < self.n_places
         return has_place and not self.takes_turns and not self.inbox.empty()
 
