@@ -51,9 +51,9 @@ _GATHERING_S_EACH = 0.004
 _GATHERING_STEPS = 1 / 3
 """at most so long for each that is expected, and so much of a step of all of them."""
 _FOLLOWING_S = 0.02
-"""How long to wait for answers whose prompts were just evaluated, at most;"""
+"""How long to wait, at most, for answers whose prompts were just evaluated."""
 _FOLLOWING_STEPS, _FOLLOWING_SHARE = 1 / 8, 1 / 2
-"""at least so much of a step, and more where so much of their share of the next step is more."""
+"""How much of a step that is: the larger of the first, and the second times their share in it."""
 _FIRST_S, _LOOK_S = 0.004, 0.0005
 """A first token has so long to be read; how often that is looked at."""
 
@@ -349,7 +349,10 @@ class Scheduler:
         return until if until > time.perf_counter() else None
 
     def step(self) -> bool:
-        """Take one step; False where there was nothing to do. Never raises for a job's fault."""
+        """Take one step; False where there was nothing to do. Never raises for a job's fault.
+
+        Where more calls came while others were given places, it makes no engine call yet.
+        """
         self._was_woken = False
         if self.on_work is not None:
             self.on_work(begins=True)
