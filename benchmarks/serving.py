@@ -24,7 +24,8 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from itertools import count
+from functools import partial
+from itertools import count, islice
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -321,8 +322,10 @@ def beside(
                 pass
             for by, value in each_alone(servers, clients.rate):
                 rates[by].append(value)
-            for _ in range(N_WARM if warm else 0):
-                for by, value in each_alone(servers, lambda s: warm_turn(s, 16, next(numbers))):
+            for number in islice(numbers, N_WARM if warm else 0):
+                for by, value in each_alone(
+                    servers, partial(warm_turn, n_tokens=16, number=number)
+                ):
                     firsts[by].append(value)
         told = ", ".join(f"{by} {rates[by][-1]:.1f} tokens/s" for by in starts)
         print(f"round {turn + 1} of {options.rounds}: {told}", file=sys.stderr, flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from threading import Barrier
@@ -85,9 +86,35 @@ def n_tokens_held(session: Any) -> int:
 def test_who_shares_only_the_beginning_takes_a_copy(pool: Any) -> None:
     asked(pool, OTHER)
     status = asked(pool, TURN)
-    assert status.shared_tokens >= n_tokens(pool, SHARED) - 1
     assert (status.restored_tokens, pool.stats().n_moved_out) == (0, 0)
+    assert status.shared_tokens >= n_tokens(pool, SHARED) - 1
     assert asked(pool, OTHER).restored_tokens == n_tokens(pool, OTHER) - 1
+
+
+def test_a_pause_is_used_to_store_what_next_ones_would_wait_for(pool: Any) -> None:
+    """Only where all places are taken: what stays in place is not stored for nothing."""
+    texts = [f"{i} {OTHER}" for i in range(PLACES)]
+    for i, text in enumerate(texts):
+        assert pool.stats().n_moved_out == 0
+        asked(pool, text, str(i))
+    until = time.monotonic() + 10
+    while pool.stats().n_moved_out < PLACES and time.monotonic() < until:
+        time.sleep(0.01)
+    assert pool.stats().n_moved_out == PLACES
+    moved: list[Any] = []
+    context = pool.owner.scheduler.context
+    pool.owner.ask(lambda: setattr(context, "hand_over", lambda *a, **k: moved.append(a)))
+    with pool.open_session(namespace="next") as session:  # has the place of the first
+        session.ensure_prefix(TURN)
+        assert not moved
+    pool.owner.ask(lambda: delattr(context, "hand_over"))
+    for i, text in enumerate(texts):
+        n = asked(pool, text, str(i)).restored_tokens
+        assert n == n_tokens_stored(pool, text)
+
+
+def n_tokens_stored(pool: Any, text: str) -> int:
+    return len(pool.tokenizer.encode(text, add_special=True)) - 1
 
 
 def test_what_is_left_is_its_namespaces(pool: Any) -> None:

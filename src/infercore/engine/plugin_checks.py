@@ -129,6 +129,9 @@ def check_context(context: Any, backend: str) -> None:
 
 def check_ids(ids: Any, n_vocab: int, backend: str) -> list[int]:
     """Return what ``encode`` gave as a list of ids, refused if it is none."""
+    is_plain = type(ids) is list and set(map(type, ids)) == {int}
+    if is_plain and min(ids) >= 0 and max(ids) < n_vocab:
+        return list(ids)
     call = "tokenizer.encode(text)"
     if not isinstance(ids, (list, tuple)):
         raise wrong(backend, call, f"returned {shown(ids)}, not a list of token ids")

@@ -318,6 +318,7 @@ class _Chat:
         self._closes = closes
         self._add_bos = add_bos
         self._parse_special = parse_special
+        self._parsed: dict[str, bool] = {}
 
     def _render(self, rows: Any, tools: Any) -> str:
         text: str = self._tokenizer.apply_chat_template(rows, tools=tools, **self._variables)
@@ -337,7 +338,7 @@ class _Chat:
 
     def _ids(self, rows: list[dict[str, Any]], text: str) -> list[int]:
         if not self._parse_special:
-            control = ControlText(self._tokenizer, [rows, self._tools])
+            control = ControlText(self._tokenizer, [rows, self._tools], self._parsed)
             if control.found:
                 marked = self._render(control.marked(rows), control.marked(self._tools))
                 return control.tokens(text, marked)

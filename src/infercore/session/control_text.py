@@ -50,10 +50,14 @@ def _mapped(value: Any, change: Callable[[str], str]) -> Any:
 
 
 class ControlText:
-    """Finds control tokens' text in messages and tools, and marks it through a render."""
+    """Finds control tokens' text in messages and tools, and marks it through a render.
 
-    def __init__(self, tokenizer: Any, given: Any) -> None:
+    ``parsed`` is what was found of texts before, for several of one chat.
+    """
+
+    def __init__(self, tokenizer: Any, given: Any, parsed: dict[str, bool]) -> None:
         self._tokenizer = tokenizer
+        self._parsed = parsed
         self._pattern = _control_pattern(tokenizer)
         texts = list(leaves(given))
         for parts in _neighbours(given):
@@ -75,9 +79,12 @@ class ControlText:
         """Whether ``text`` would turn into other tokens if control tokens were parsed."""
         if not text:
             return False
-        encode = self._tokenizer.encode
-        plain = encode(text, add_special=False, parse_special=False)
-        return bool(plain != encode(text, add_special=False, parse_special=True))
+        if text not in self._parsed:
+            encode = self._tokenizer.encode
+            plain = encode(text, add_special=False, parse_special=False)
+            parsed = encode(text, add_special=False, parse_special=True)
+            self._parsed[text] = bool(plain != parsed)
+        return self._parsed[text]
 
     def marked(self, given: Any) -> Any:
         """Return messages or tools with marks around the text of control tokens."""

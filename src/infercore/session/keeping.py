@@ -60,7 +60,7 @@ class Keeping:
         if not engine.context.capabilities.sequence_state or (self._store is None and not own):
             return
         engine.trim(sequence)
-        if not sequence.n_held:
+        if not sequence.n_held or (not own and self._is_stored(sequence)):
             return
         try:
             row = not engine.can_truncate  # else the last token is evaluated anew
@@ -78,6 +78,13 @@ class Keeping:
             held = sequence.tokens[: sequence.n_held]
             self._store.put(sequence.namespace, sequence.identity, held, data)
         self._tally.n_moved_out += 1
+
+    def _is_stored(self, sequence: Sequence) -> bool:
+        """Whether memory has all that ``sequence`` holds, which counts as used then."""
+        held = sequence.tokens[: sequence.n_held]
+        return self._store is not None and self._store.use(
+            sequence.namespace, sequence.identity, held
+        )
 
     def before_cut(self, sequence: Sequence, n_keep: int) -> None:
         """Move ``sequence`` out if most of what it holds is given up: it may be asked for again."""

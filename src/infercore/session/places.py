@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from infercore.session.shared_engine import SharedEngine
     from infercore.session.tally import Tally
 
+_MOST_AHEAD = 512
+"""More tokens than these are not moved out ahead: a call that comes meanwhile would wait."""
+
 
 class Places:
     """Gives sequences of the engine to sequences of sessions, and takes them back.
@@ -43,12 +46,14 @@ class Places:
         self._move: tuple[Sequence, int] | None = None
         self._n_changes = self._n_waited = 0
         self.left: set[Sequence] = set()
+        self._ahead: dict[Sequence, None] = {}  # those left that were not moved out yet, in order
         self.free_all()
 
     def free_all(self) -> None:
         """Take all that the engine has for free: it was opened anew."""
         self._sequences -= self.left
         self.left.clear()
+        self._ahead.clear()
         self.free_ids = list(range(self._engine.context.n_seq_max - 1, -1, -1))
 
     def adopt(self, sequence: Sequence, seq_id: int) -> None:
@@ -87,9 +92,22 @@ class Places:
             self._engine.trim(sequence)
             sequence.set_row(None)
             self.left.add(sequence)
+            if sequence.n_held <= _MOST_AHEAD:
+                self._ahead[sequence] = None
         else:
             self._sequences.discard(sequence)
             self.let_go(sequence, keep=True)
+
+    @property
+    def has_ahead(self) -> bool:
+        """Whether all places are taken, some by closed sessions of which nothing is stored yet."""
+        return not self.free_ids and bool(self._ahead)
+
+    def move_out_ahead(self) -> None:
+        """Store what one of those left holds: who then wants its place need not wait for that."""
+        sequence = next(iter(self._ahead))
+        del self._ahead[sequence]
+        self._keeping.move_out(sequence)
 
     def take_over(self, sequence: Sequence, source: Sequence, n: int) -> bool:
         """Give ``sequence`` the engine's sequence of ``source``, with its first ``n`` tokens.
@@ -119,6 +137,7 @@ class Places:
 
     def _drop(self, sequence: Sequence) -> None:
         sequence.lose()
+        self._ahead.pop(sequence, None)
         if sequence in self.left:
             self.left.remove(sequence)
             self._sequences.discard(sequence)

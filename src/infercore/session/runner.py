@@ -202,11 +202,18 @@ def _work(scheduler: Scheduler) -> None:
 def _gather(scheduler: Scheduler) -> None:
     """Do what is posted while calls are waited for that may begin together."""
     while (until := scheduler.gathers_until()) is not None:
+        _move_out_ahead(scheduler)
         try:
             work = scheduler.inbox.get(timeout=max(0.0, until - time.perf_counter()))
         except Empty:
             return
         scheduler.do(work)
+
+
+def _move_out_ahead(scheduler: Scheduler) -> None:
+    """Use a pause for what who comes next would have to wait for."""
+    while scheduler.inbox.empty() and scheduler.places.has_ahead:
+        scheduler.do(scheduler.places.move_out_ahead)
 
 
 def _do_all(scheduler: Scheduler) -> None:
@@ -221,6 +228,7 @@ def _do_all(scheduler: Scheduler) -> None:
 
 def _wait(scheduler: Scheduler) -> None:
     """Wait until somebody wants something, or a time is over."""
+    _move_out_ahead(scheduler)
     deadline = scheduler.roster.next_deadline()
     timeout = None if deadline is None else max(0.0, deadline - time.perf_counter()) + 1e-4
     try:

@@ -102,14 +102,26 @@ class Store:
         with self._lock:
             return self._put(entry)
 
+    def use(self, namespace: str, identity: str, tokens: Sequence[int]) -> bool:
+        """Note that ``tokens`` were used; False where memory does not hold them all.
+
+        Nor where an entry serves no beginnings of itself: it is another one with each row.
+        """
+        with self._lock:
+            return self._use(Key.of(namespace, identity), list(tokens))
+
+    def _use(self, key: Key, tokens: list[int]) -> bool:
+        longer = self._index.find(key, tokens) if self._can_cut else None
+        if longer is None or longer.n_tokens < len(tokens):
+            return False
+        self._entries.move_to_end(longer.holder)
+        return True
+
     def _put(self, entry: _Entry) -> bool:
         name = file_name(entry.key, entry.tokens)
         tokens = list(entry.tokens)
-        if self._can_cut:
-            longer = self._index.find(entry.key, tokens)
-            if longer is not None and longer.n_tokens == len(tokens):
-                self._entries.move_to_end(longer.holder)
-                return True
+        if self._use(entry.key, tokens):
+            return True
         if entry.size > self._most_bytes:
             return self._to_folder(entry)
         if self._can_cut:
