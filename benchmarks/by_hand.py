@@ -32,7 +32,7 @@ class RawLoop:
         loading = llama.llama_model_default_params()
         loading.n_gpu_layers = n_gpu_layers
         kept = rivals.lay_out(loading, path)
-        model = llama.llama_model_load_from_file(path.encode(), loading)
+        self._model = model = llama.llama_model_load_from_file(path.encode(), loading)
         del kept
         params = llama.llama_context_default_params()
         params.n_ctx, params.n_threads, params.n_threads_batch = n_ctx, n_threads, n_threads
@@ -44,6 +44,12 @@ class RawLoop:
         self._memory = llama.llama_get_memory(self._context)
         self._n_vocab = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))
         self._batch = llama.llama_batch_init(self.n_batch, 0, 1)
+
+    def close(self) -> None:
+        """Free the context, the model and the batch."""
+        llama.llama_batch_free(self._batch)
+        llama.llama_free(self._context)
+        llama.llama_model_free(self._model)
 
     def run(self, prompt: Sequence[int], n_tokens: int) -> tuple[list[int], float]:
         """Return the greedy tokens after ``prompt``, and the seconds they took."""

@@ -17,7 +17,7 @@ from infercore.measuring import machine
 from infercore.measuring.stats import Spread, in_turns, number, ratios, spread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 COLUMNS = ("model", "figure", "by", "median", "range", "unit", "note")
 
@@ -67,6 +67,25 @@ def compare(
     in_turns(runs, 1)
     found = in_turns(runs, rounds)
     return rows_of(found, model=model, figure=figure, unit=unit, notes=notes, own=own)
+
+
+def take_turn(
+    found: dict[str, list[float]], runs: Mapping[str, Callable[[], float]], turn: int
+) -> None:
+    """Add a value of each of ``runs``, which were opened for this turn; another one begins in each.
+
+    Each runs once for nothing before.
+    """
+    in_turns(runs, 1)
+    for name in rotated(runs, turn):
+        found.setdefault(name, []).append(runs[name]())
+
+
+def rotated(names: Iterable[str], turn: int) -> list[str]:
+    """Return ``names``, from another one on in each turn."""
+    order = list(names)
+    first = turn % len(order)
+    return order[first:] + order[:first]
 
 
 def rows_of(

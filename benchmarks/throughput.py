@@ -12,18 +12,20 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable
+from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
-import attrs
 import pairs
 import rivals
 from by_hand import RawLoop
 
 import infercore as ic
 from infercore.measuring import parts
+from infercore.measuring.stats import in_turns
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Iterator, Mapping, Sequence
 
 Decode = Callable[[int], tuple[list[int], float]]
 """Takes the number of the turn; gives the tokens, if they can be compared, and the seconds."""
@@ -60,36 +62,54 @@ def streamed(session: ic.Session, text: str, n: int) -> tuple[list[int], float]:
     return parts.stream_s(session, n)
 
 
-def gguf(path: str, options: argparse.Namespace) -> list[pairs.Row]:
+@contextmanager
+def opened(
+    path: str, options: argparse.Namespace, turn: int
+) -> Iterator[tuple[dict[str, Callable[[], float]], dict[str, Decode]]]:
+    """All that run a GGUF file, loaded anew: another one first in each turn.
+
+    Weights in another layout are copies, and those of the first model that a process loads are up
+    to a tenth faster.
+    """
     n, n_prefill, threads = options.tokens, options.prefill, options.threads
     n_ctx = max(n_prefill, N_BEFORE + n) + 64
     fields = {"n_ctx": n_ctx, "n_threads": threads}
-    raw = RawLoop(path, n_ctx, threads, n_gpu_layers=options.n_gpu_layers)
-    rival = rivals.llama(path, n_ctx=n_ctx, n_threads=threads, n_gpu_layers=options.n_gpu_layers)
-    with (
-        ic.load_model(path, backend="llamacpp", n_gpu_layers=options.n_gpu_layers) as model,
-        model.new_context(**fields) as context,
-        model.new_session(**fields) as session,
-    ):
+    on_gpu = {"n_gpu_layers": options.n_gpu_layers}
+    with ExitStack() as stack:
+
+        def own() -> tuple[ic.Model, ic.Context, ic.Session]:
+            model = stack.enter_context(ic.load_model(path, backend="llamacpp", **on_gpu))
+            context = stack.enter_context(model.new_context(**fields))
+            return model, context, stack.enter_context(model.new_session(**fields))
+
+        def rival() -> Any:
+            return stack.enter_context(closing(rivals.llama(path, **fields, **on_gpu)))
+
+        def by_hand() -> RawLoop:
+            return stack.enter_context(closing(RawLoop(path, n_ctx, threads, **on_gpu)))
+
+        openers: dict[str, Callable[[], Any]] = {"own": own, "rival": rival, "raw": by_hand}
+        of = {name: openers[name]() for name in pairs.rotated(openers, turn)}
+        (model, context, session), llama, raw = of["own"], of["rival"], of["raw"]
         prompt = parts.ids_of(model.tokenizer, n_prefill)
         text = parts.text_of(model.tokenizer, N_BEFORE)
         ids = model.tokenizer.encode(text)
-        sampler, check = model.new_sampler(temperature=0), Check()
+        sampler = model.new_sampler(temperature=0)
         prefill = {
             "infercore": lambda: n_prefill / parts.prefill_s(context, prompt),
             "ctypes loop": lambda: n_prefill / raw.prefill_s(prompt),
-            "Llama.eval": lambda: n_prefill / rivals.llama_prefill_s(rival, prompt),
+            "Llama.eval": lambda: n_prefill / rivals.llama_prefill_s(llama, prompt),
         }
         decode: dict[str, Decode] = {
             "infercore": lambda _: parts.decode_s(context, sampler, ids, n),
             "infercore session": lambda _: streamed(session, text, n),
             "ctypes loop": lambda _: raw.run(ids, n),
-            "Llama.generate": lambda _: rivals.llama_generate_s(rival, ids, n),
+            "Llama.generate": lambda _: rivals.llama_generate_s(llama, ids, n),
         }
         if not options.no_completion:
             decode["Llama.create_completion"] = lambda _: (
                 [],
-                rivals.llama_completion_s(rival, ids, n),
+                rivals.llama_completion_s(llama, ids, n),
             )
         if options.bin:
             decode["llama-bench"] = lambda _: (
@@ -100,9 +120,19 @@ def gguf(path: str, options: argparse.Namespace) -> list[pairs.Row]:
                 [],
                 rivals.infercore_bench_s(path, n, n_threads=threads),
             )
-        found = measured(path, prefill, decode, check, options)
-    rival.close()
-    return found
+        yield prefill, decode
+
+
+def gguf(path: str, options: argparse.Namespace) -> list[pairs.Row]:
+    check = Check()
+    prefilled: dict[str, list[float]] = {}
+    decoded: dict[str, list[float]] = {}
+    for turn in range(options.rounds):
+        with opened(path, options, turn) as (prefill, decode):
+            if turn < options.prefill_rounds:
+                pairs.take_turn(prefilled, prefill, turn)
+            pairs.take_turn(decoded, in_their_turns(decode, check, options.tokens), turn)
+    return told(path, prefilled, decoded, check, options)
 
 
 def folder(path: str, options: argparse.Namespace) -> list[pairs.Row]:
@@ -177,34 +207,52 @@ def in_its_turn(name: str, run: Decode, check: Check, n: int) -> Callable[[], fl
     return work
 
 
+def in_their_turns(
+    decode: Mapping[str, Decode], check: Check, n: int
+) -> dict[str, Callable[[], float]]:
+    """What gives the tokens a second of each."""
+    return {name: in_its_turn(name, run, check, n) for name, run in decode.items()}
+
+
 def measured(
     path: str,
-    prefill: dict[str, Callable[[], float]],
-    decode: dict[str, Decode],
+    prefill: Mapping[str, Callable[[], float]],
+    decode: Mapping[str, Decode],
     check: Check,
     options: argparse.Namespace,
 ) -> list[pairs.Row]:
-    name, rounds, n = pairs.name_of(path), options.rounds, options.tokens
-    rows = pairs.compare(
-        prefill,
-        model=name,
-        figure=f"prefill of {options.prefill}",
-        unit="tokens/s",
-        rounds=min(rounds, options.prefill_rounds),
-        own=[each for each in prefill if each.startswith("infercore")],
-    )
-    runs = {each: in_its_turn(each, run, check, n) for each, run in decode.items()}
-    figure = f"decode of {n} after {N_BEFORE}"
-    decoded = pairs.compare(
-        runs,
-        model=name,
-        figure=figure,
-        unit="tokens/s",
-        rounds=rounds,
-        own=[each for each in decode if each.startswith("infercore")],
-    )
-    notes = check.notes()
-    rows += [attrs.evolve(row, note=notes.get(row.by, row.note)) for row in decoded]
+    runs = in_their_turns(decode, check, options.tokens)
+    found = []
+    for each, rounds in (
+        (prefill, min(options.rounds, options.prefill_rounds)),
+        (runs, options.rounds),
+    ):
+        in_turns(each, 1)
+        found.append(in_turns(each, rounds))
+    return told(path, *found, check, options)
+
+
+def told(
+    path: str,
+    prefilled: Mapping[str, Sequence[float]],
+    decoded: Mapping[str, Sequence[float]],
+    check: Check,
+    options: argparse.Namespace,
+) -> list[pairs.Row]:
+    rows = []
+    for figure, values, notes in (
+        (f"prefill of {options.prefill}", prefilled, None),
+        (f"decode of {options.tokens} after {N_BEFORE}", decoded, check.notes()),
+    ):
+        own = [each for each in values if each.startswith("infercore")]
+        rows += pairs.rows_of(
+            values,
+            model=pairs.name_of(path),
+            figure=figure,
+            unit="tokens/s",
+            notes=notes,
+            own=own,
+        )
     return [row for row in rows if is_fair(row.by)]
 
 

@@ -47,13 +47,13 @@ def draw(rig: Rig, kinds: Kinds, n_steps: int) -> Program:
     if kinds.n_seq_max > 1:
         fields["n_seq_max"] = kinds.n_seq_max
         fields["kv_unified"] = draw.random() < 1 / 2
-    fields = _accepted(rig, fields)
+    fields = accepted(rig, fields)
     with rig.model.new_context(**rig.fields(**fields)) as context:
         author = Author(rig, context, kinds)
         return Program(fields=fields, steps=tuple(author.written(n_steps)))
 
 
-def _accepted(rig: Rig, fields: dict[str, Any]) -> dict[str, Any]:
+def accepted(rig: Rig, fields: dict[str, Any]) -> dict[str, Any]:
     """Return the fields without a layout of the cache that the engine does not have."""
     try:
         rig.model.new_context(**rig.fields(**fields)).close()

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import numpy as np
 
+from infercore.errors import SnapshotError
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -71,6 +73,10 @@ class Cells:
         return attrs.evolve(self, positions=positions)
 
 
+_END, _END_BYTES = b"PK\x05\x06", 22
+"""The record that ends a ZIP archive (APPNOTE.TXT of PKWARE, 4.3.16)."""
+
+
 def dump(sequences: dict[int, Cells]) -> bytes:
     """Return sequences as bytes (NumPy's npz, without pickles)."""
     arrays = {
@@ -84,7 +90,12 @@ def dump(sequences: dict[int, Cells]) -> bytes:
 
 
 def load(data: bytes) -> dict[int, Cells]:
-    """Return what `dump` wrote: the core has compared its checksum, and what it is of."""
+    """Return what `dump` wrote: the core has compared its checksum, and what it is of.
+
+    Raises `SnapshotError` where something stands behind the end of the archive.
+    """
+    if data[-_END_BYTES:][: len(_END)] != _END:
+        raise SnapshotError("it does not end where its archive does", reason="engine")
     with np.load(io.BytesIO(data)) as arrays:
         seq_ids = {int(name.split(".")[0]) for name in arrays.files}
         return {s: Cells(*(arrays[f"{s}.{field}"] for field in _FIELDS)) for s in seq_ids}

@@ -64,8 +64,10 @@ class ReferenceTokenizer:
     @staticmethod
     def _template(folder: str) -> str | None:
         text = _read(folder, "chat_template.jinja", "")
-        settings = json_object(folder, "tokenizer_config.json")
-        return text or settings.get("chat_template")
+        found = json_object(folder, "tokenizer_config.json").get("chat_template")
+        if isinstance(found, list):  # several, by name
+            found = {each.get("name"): each.get("template") for each in found}.get("default")
+        return text or found
 
     def encode(self, text: str, *, add_special: bool, parse_special: bool) -> Sequence[int]:
         """Return the ids of ``text``."""
@@ -128,11 +130,14 @@ def _load(text: str, folder: str) -> Any:
             reason="tokenizers is not installed",
         ) from error
     try:
-        return Tokenizer.from_str(text)
+        found = Tokenizer.from_str(text)
     except Exception as error:
         raise ModelFormatError(
             f"{folder}: tokenizer.json cannot be read: {error}", path=folder
         ) from error
+    found.no_truncation()
+    found.no_padding()
+    return found
 
 
 def _word_piece(piece: str) -> bytes:

@@ -91,6 +91,7 @@ def load_all() -> dict[str, Mutant]:
         of_decoding,
         of_encoders,
         of_files,
+        of_forks,
         of_further,
         of_lives,
         of_made_rows,

@@ -38,6 +38,11 @@ def there_is_one_seed(m: Any) -> None:
     configured(m, seed=lambda _: 1)
 
 
+@breaks("SAMP-30")
+def a_seed_of_zero_is_none(m: Any) -> None:
+    configured(m, seed=lambda config: config.seed or None)
+
+
 @breaks("SAMP-4", "SAMP-18")
 def top_k_is_ignored(m: Any) -> None:
     configured(m, top_k=lambda _: 0)

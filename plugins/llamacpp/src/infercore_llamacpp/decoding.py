@@ -88,7 +88,8 @@ class Decoding:
         self._all_wanted: npt.NDArray[np.bool_] | None = None
         self._every: Sequence[int] = ()
         self._n_tokens = 0
-        self._n_vocab = traits.info.n_vocab
+        # Vectors copied out of the engine: of sequences, or of tokens where none is pooled.
+        self._vectors: dict[int, Floats] | None = None
         self._is_read = False  # whether `_view` is over the rows of the last call
         self._look_at(np.empty((1, 0), np.float32), 0)
         self._kept: Sequence[int] | None = None  # the rows, if they were copied out of the engine
@@ -170,7 +171,7 @@ class Decoding:
         if code:
             self._rows, self._n_tokens = (), 0
             self._check(code, 1)
-        self._rows, self._n_tokens, self._is_read = _FIRST_ROW, 1, False
+        self._rows, self._n_tokens, self._is_read, self._vectors = _FIRST_ROW, 1, False, None
         if pending:
             self.memory.pending = 0
         if log.was_raised:
@@ -276,7 +277,7 @@ class Decoding:
         self._rows, self._n_tokens = (), 0
         encode = api.llama_decode if self.memory.handle is None else api.llama_encode
         self._check(encode(self.handle, batch), len(tokens))
-        self._n_tokens = len(tokens)
+        self._n_tokens, self._vectors = len(tokens), None
         self._needs_encoder_output = False
 
     def _run(self, batch: Any, n_tokens: int) -> None:
@@ -288,7 +289,7 @@ class Decoding:
         code = self._decode(self._pointer, batch)
         if code:
             self._check(code, n_tokens)
-        self._n_tokens, self._is_read = n_tokens, False
+        self._n_tokens, self._is_read, self._vectors = n_tokens, False, None
         self.memory.pending = 0
         if log.was_raised:
             log.raise_kept()
@@ -390,18 +391,29 @@ class Decoding:
             raise self._unavailable("logits")
         n = len(rows)
         if address != self._view_at or n > len(self._view):
-            memory: Any = (ctypes.c_float * (self._n_vocab * n)).from_address(address)
+            n_vocab = self.model.traits.info.n_vocab
+            memory: Any = (ctypes.c_float * (n_vocab * n)).from_address(address)
             if self._owned is not None:
                 memory.use = self._owned.use()  # who keeps a row keeps what it lies in
-            self._look_at(np.frombuffer(memory, np.float32).reshape(n, self._n_vocab), address)
+            self._look_at(np.frombuffer(memory, np.float32).reshape(n, n_vocab), address)
         self._is_read = True
 
     def _keep_rows(self) -> None:
-        """Copy the rows, as the engine is about to compute something of its own."""
+        """Copy rows and vectors, as the engine is about to compute something of its own."""
+        self._keep_vectors()
         if not self._rows or self._rows is self._kept or self._row_at is _no_row:
             return
         self._look_at(np.array([self.logits(i) for i in range(len(self._rows))]), 0)
         self._rows = self._kept = list(self._rows)
+
+    def _keep_vectors(self) -> None:
+        if not self._embeddings or self._vectors is not None:
+            return
+        pooled = self._effective["pooling_type"] != "none"
+        n = self._effective["n_seq_max"] if pooled else self._n_tokens
+        row, read = (_pooled_row, self.embedding) if pooled else (_token_row, self._token_vector)
+        made = [i for i in range(n) if self._n_tokens and row(self.handle, i)]
+        self._vectors = {i: read(i) for i in made}
 
     def _look_at(self, rows: Floats, address: int) -> None:
         self._view, self._view_at = rows, address
@@ -414,17 +426,29 @@ class Decoding:
     def embedding(self, seq_id: int) -> Floats:
         """Return the pooled embedding of a sequence, or its score a class with rank pooling."""
         traits = self.model.traits
+        if self._vectors is not None:
+            return self._kept_vector(seq_id)
         ranks = self._effective["pooling_type"] == "rank"
         address = _pooled_row(self.handle, seq_id) if self._embeddings else None
         return self._copy(address, traits.n_cls_out if ranks else traits.n_embd_out)
 
     def embeddings(self) -> Floats:
         """Return the embedding of each token of the last call, [n_tokens, n_embd]."""
-        n_embd = self.model.traits.n_embd_out
-        found = np.empty((self._n_tokens, n_embd), dtype=np.float32)
+        found = np.empty((self._n_tokens, self.model.traits.n_embd_out), dtype=np.float32)
         for i in range(self._n_tokens):
-            found[i] = self._copy(_token_row(self.handle, i) if self._embeddings else None, n_embd)
+            found[i] = self._token_vector(i)
         return found
+
+    def _token_vector(self, i: int) -> Floats:
+        if self._vectors is not None:
+            return self._kept_vector(i)
+        address = _token_row(self.handle, i) if self._embeddings else None
+        return self._copy(address, self.model.traits.n_embd_out)
+
+    def _kept_vector(self, at: int) -> Floats:
+        if self._vectors is None or not self._embeddings or at not in self._vectors:
+            raise self._unavailable("embedding")
+        return self._vectors[at].copy()
 
     def _copy(self, address: int | None, length: int) -> Floats:
         if not address:

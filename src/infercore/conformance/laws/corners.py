@@ -173,6 +173,12 @@ def check_threads_given_at_opening(rig: Rig) -> None:
 
 
 def _check_default_threads(rig: Rig) -> None:
+    with (
+        contextlib.suppress(UnsupportedFeatureError, InvalidInputError),
+        rig.model.new_context(n_ctx=32, n_threads=1) as context,
+    ):
+        told = context.effective.get("n_threads_batch")
+        equal(told, 1, "threads of batches where those of single tokens alone are given")
     affinity = getattr(os, "sched_getaffinity", None)
     n = (os.cpu_count() or 1) if affinity is None else len(affinity(0))
     with rig.model.new_context(n_ctx=32) as context:
@@ -224,7 +230,12 @@ def check_two_adapters_of_one_name(rig: Rig) -> None:
         that(gap > 0, "of two files of the same name the second gives the bits of the first")
         # And one that is written anew where it lies, as after another training.
         changed = Path(folder) / "one" / Path(rig.adapter).name
+        context.set_adapters([AdapterSpec(path=str(changed))])
         _weaken(changed)
+        context.set_adapters([AdapterSpec(path=str(changed))])
+        context.clear()
+        context.decode(tokens)
+        rig.near(context.logits(), rows[1], "an adapter that was written anew and set again")
         again = rig.context(adapters=[AdapterSpec(path=str(changed))])
         again.decode(tokens)
         rig.near(again.logits(), rows[1], "an adapter whose file was written anew")

@@ -285,6 +285,7 @@ _ASKED: tuple[dict[str, Any], ...] = (
     {"kv_unified": True, "n_seq_max": 2},
     {"kv_unified": False, "n_seq_max": 2},
     {"n_seq_max": 5, "n_ctx": 320},
+    {"n_seq_max": 3, "n_ctx": 768, "kv_unified": False},
     {"embeddings": True},
     {"embeddings": False},
     {"swa_full": True},
@@ -363,7 +364,9 @@ def check_what_is_asked_is_told(rig: Rig) -> None:
             continue
         for name, value in fields.items():
             told = context.effective.get(name)
-            if name != "n_ctx" and told is not None:
+            if name == "n_ctx" and told is not None:
+                that(told >= value, f"effective['n_ctx'] is {told} with {fields}")
+            elif told is not None:
                 equal(told, value, f"effective[{name!r}] with {fields}")
         context.decode(tokens)
         equal(context.n_past(), len(tokens), f"n_past with {fields}")
@@ -409,12 +412,18 @@ def check_adapters_beside_a_control_vector(rig: Rig) -> None:
         rig.near(context.logits(), one, f"the vector alone, the {first} first")
 
 
+_TURNED: dict[str, dict[str, Any]] = {
+    "another rope": {"rope_freq_base": 500.0},
+    "another attention": {"attention_type": "non-causal"},
+}
+
+
 @law("CAP-44", since="1.2")
 def check_what_was_added_is_gone(rig: Rig) -> None:
     """What a context adds to a model, or changes of it, is in no context that is opened later.
 
-    Adapters, a control vector, rows of numbers in place of tokens, another rope: though the later
-    context is the model's first without them, or has them too and other settings.
+    Adapters, a control vector, rows of numbers in place of tokens, another rope, another attention:
+    though the later context is the model's first without them, or has them and other settings.
     """
     tokens, n_embd, last = rig.tokens(8), rig.model.info.n_embd, rig.model.info.n_layer - 1
     expected = rig.cold(tokens)
@@ -423,12 +432,12 @@ def check_what_was_added_is_gone(rig: Rig) -> None:
         "adapters": lambda context: context.set_adapters(rig.adapters_at(1.0)),
         "a control vector": lambda context: context.set_control_vector({last: rows[0]}),
         "rows of numbers": lambda context: context.decode_spans([(0, rows, "last")]),
-        "another rope": lambda _: None,
+        **dict.fromkeys(_TURNED, lambda _: None),
     }
     if rig.adapter is None:
         del added["adapters"]
     for what, add in added.items():
-        turned = {"rope_freq_base": 500.0} if what == "another rope" else {}
+        turned = _TURNED.get(what, {})
         model, found = rig.another_model(), []
         for fields in ({}, {"embeddings": True}, {"n_threads": 2}):
             with (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 import infercore
 from infercore.conformance.expect import equal, raises, that
 from infercore.conformance.law import law
-from infercore.errors import InvalidInputError, OutputNotAvailableError
+from infercore.errors import InvalidInputError, OutputNotAvailableError, UnsupportedFeatureError
 
 if TYPE_CHECKING:
     from infercore.conformance.oracle import Oracle
@@ -103,6 +104,11 @@ def check_no_embeddings_unasked(rig: Rig) -> None:
         equal(pooled.effective.get("embeddings"), True, f"effective embeddings, pooling {kind}")
         pooled.decode(tokens)
         _close(np.array(pooled.embedding()), _pooled(rig, tokens, kind), f"pooling {kind} unasked")
+        with contextlib.suppress(UnsupportedFeatureError, InvalidInputError):
+            bare = rig.context(pooling_type=kind, embeddings=False)
+            equal(bare.effective.get("embeddings"), False, f"pooling {kind}, and no embeddings")
+            bare.decode(tokens)
+            raises(OutputNotAvailableError, bare.embedding, f"pooling {kind}, and no embeddings")
     context = rig.context()
     equal(context.effective.get("embeddings"), False, "effective embeddings without pooling")
     context.decode(rig.tokens(4))
@@ -160,6 +166,10 @@ def check_embeddings_switched_on(rig: Rig) -> None:
         context.set_embeddings(False)
         context.load_sequence(0, data)
         equal(context.n_past(), len(tokens) + 3, "n_past, moved and restored")
+    many, live = rig.tokens(40), rig.context(pooling_type="none", n_batch=64, n_ubatch=8)
+    live.set_embeddings(True)
+    live.decode(many)
+    _close(np.array(live.embeddings()), _rows(rig, many), "rows of several steps, switched on")
 
 
 @law("EMB-9", needs="embeddings")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from infercore.conformance.expect import equal, that
+from infercore.conformance.expect import equal, raises, that
 from infercore.conformance.law import law
 from infercore.conformance.laws.formats import accepted_types
 from infercore.engine import blob
@@ -172,6 +172,7 @@ def check_what_forged_state_leaves(rig: Rig) -> None:
     """
     _check_room(rig)
     _check_long(rig)
+    _check_more(rig)
     if not rig.context().capabilities.multi_sequence:
         return
     _check_empty(rig)
@@ -196,6 +197,15 @@ def _check_room(rig: Rig) -> None:
         context.decode(text)
         rig.near(context.logits(), expected, f"a whole window, after {what}")
         context.clear()
+
+
+def _check_more(rig: Rig) -> None:
+    """State with something behind it is no state."""
+    context = rig.context()
+    context.decode(rig.tokens(12))
+    header, payload, row = blob.unpack(context.save_sequence(0))
+    data = blob.pack(dict(header), bytes(payload) + bytes(16), bytes(row))
+    raises(SnapshotError, lambda: context.load_sequence(0, data), "state with 16 bytes behind it")
 
 
 def _check_long(rig: Rig) -> None:

@@ -85,6 +85,21 @@ def check_types_are_as_near_as_their_bits(rig: Rig) -> None:
         most = max(rig.tolerance, share * spread)
         said = context.tolerance
         that(said <= most, f"{fields}: a tolerance of {said:.3g} where logits span {spread:.3g}")
+        _check_moved(rig, context, tokens, 2 * allowed, f"{fields}, moved")
+
+
+def _check_moved(rig: Rig, context: Any, tokens: list[int], allowed: float, what: str) -> None:
+    """Positions that such a context says it moves are moved, and keys rounded once more."""
+    exact = rig.context()
+    if not (context.capabilities.kv_shift and exact.capabilities.kv_shift):
+        return
+    for each in (context, exact):
+        each.clear()
+        each.decode(tokens[:30])
+        each.seq_shift(0, 15, -1, 3)
+        each.decode_one(tokens[30])
+    gap = float(np.abs(context.logits() - exact.logits()).max())
+    that(gap <= allowed, f"{what}: logits {gap:.3g} from those in full, beyond {allowed:.3g}")
 
 
 @law("STATE-25", needs="sequence_state", since="1.2")

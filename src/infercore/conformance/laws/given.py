@@ -30,6 +30,12 @@ _CHANGES_OF_THREE = (
     "decode 1 20 5 last; copy 1 2 4 15; remove 1 6 9; decode 0 3 8 none",
     "decode 0 20 5 last; copy 0 1 0 -1; copy 0 2 0 -1; remove 1 9 -1; remove 2 15 -1",
 )
+_PUT_OFF = (  # where each has cells of its own, engines put copies and moves off
+    "decode 1 20 5 last; save 0 1; decode 0 30 60 last; copy 0 1 0 -1; clear; load 0 1; one 1 40",
+    "decode 0 20 5 last; copy 0 1 0 -1; save_all 0; clear; load_all 0; one 1 40; one 0 40",
+    "decode 1 20 5 last; decode 0 9 70 last; save_all 0; remove 1 0 -1; copy 0 1 0 -1; load_all 0",
+    "decode 0 20 5 last; copy 0 1 0 -1; shift 0 5 -1 7; save 0 0; remove 0 0 -1; load 0 0",
+)
 _NEEDS: dict[str, Callable[[Capabilities], object]] = {
     "shift": lambda can: can.kv_shift,
     "divide": lambda can: can.kv_divide,
@@ -37,6 +43,7 @@ _NEEDS: dict[str, Callable[[Capabilities], object]] = {
     "threads": lambda can: can.live_threads,
     "embed": lambda can: can.embeddings,
     "adapters": lambda can: can.lora,
+    "save_all": lambda can: can.state,
 }
 _ENDS = "one {0} 40; decode {0} 5 300 all"
 
@@ -76,7 +83,10 @@ def check_state_saved_right_after_a_change(rig: Rig) -> None:
         both = "; ".join(_ENDS.format(seq_id) for seq_id in range(2))
         copied = "decode 0 20 5 last; save 0 0; decode 1 9 60 last; one 1 8; copy 1 0 0 -1"
         texts = [f"{copied}; load 0 {seq_id}; {both}" for seq_id in range(2)]
+        texts += [f"{steps}; {both}; one 1 41" for steps in _PUT_OFF]
         _run(rig, texts, n_ctx=rig.n_ctx, n_seq_max=2, kv_unified=False)
+        texts = [f"{change}; save 0 1; load 0 0; load 0 2; {every}" for change in _CHANGES_OF_THREE]
+        _run(rig, texts, n_ctx=rig.n_ctx, n_seq_max=3, kv_unified=False)
 
 
 @law("KV-28", since="1.2")

@@ -206,6 +206,9 @@ def check_odd_values_of_own_options(rig: Rig) -> None:
         if set(options) <= of_contexts:
             with rig.model.new_context(n_ctx=32, backend_options=options) as context:
                 that(shows(context), f"{options} does not show in the context")
+                with contextlib.suppress(UnsupportedFeatureError, InvalidInputError):
+                    context.set_threads(context.n_threads, context.n_threads_batch)
+                that(shows(context), f"{options} does not show after threads were set again")
             continue
         own = {name: value for name, value in options.items() if name in of_models}
         fields = {name: value for name, value in options.items() if name not in own}

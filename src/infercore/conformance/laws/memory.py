@@ -16,8 +16,15 @@ from typing import TYPE_CHECKING, Any
 from infercore.conformance.expect import LawError, equal, that
 from infercore.conformance.law import law
 from infercore.engine import blob
-from infercore.errors import InvalidInputError, OutOfMemoryError, UnsupportedFeatureError
+from infercore.errors import (
+    InvalidInputError,
+    ModelNotFoundError,
+    OutOfMemoryError,
+    SnapshotError,
+    UnsupportedFeatureError,
+)
 from infercore.testing import engine_of
+from infercore.values.config import AdapterSpec
 from infercore.values.memory import free_bytes
 
 if TYPE_CHECKING:
@@ -108,6 +115,47 @@ def check_closed_contexts_give_memory_back(rig: Rig) -> None:
 
 
 N_USES, USED_MIB = 100, 3
+_N_FORGED = 400
+_N_OPENED = 25
+
+
+def _check_contexts_with_adapters(rig: Rig, kinds: Any) -> None:
+    """Contexts with adapters leave nothing, whether they were opened or refused."""
+    missing = (AdapterSpec(path="/no/such/adapter"),)
+
+    def refuse() -> None:
+        with contextlib.suppress(ModelNotFoundError, UnsupportedFeatureError):
+            rig.model.new_context(**rig.fields(n_ctx=2048, adapters=missing)).close()
+
+    _check_uses(refuse, _N_OPENED, "contexts that were refused")
+    if kinds.lora and rig.adapter is not None:
+        fields = rig.fields(adapters=rig.adapters_at(1.0))
+        opened = lambda: rig.model.new_context(**fields).close()  # noqa: E731
+        _check_uses(opened, 3 * _N_OPENED, "contexts with adapters")
+
+
+def _check_refusals(rig: Rig) -> None:
+    """Saved state that is refused takes no memory, wherever its number is wrong."""
+    context = rig.context()
+    context.decode(rig.tokens(100))
+    header, payload, row = blob.unpack(context.save_sequence(0))
+    refused: list[bytes] = []
+
+    for at in range(min(_N_FORGED, len(payload))):
+        forged = b"".join((payload[:at], b"9", payload[at + 1 :]))
+        refused.append(blob.pack(dict(header), forged, bytes(row)))
+        with contextlib.suppress(SnapshotError):
+            context.load_sequence(0, refused[-1])
+            refused.pop()
+        context.clear()
+    kinds = refused[:: max(1, len(refused) // 10)]
+
+    def refuse() -> None:
+        for data in kinds:
+            with contextlib.suppress(SnapshotError):
+                context.load_sequence(0, data)
+
+    _check_uses(refuse, N_USES, "refusals of saved state")
 
 
 @law("MEM-10", tier="process", since="1.2")
@@ -141,6 +189,9 @@ def check_use_leaves_nothing(rig: Rig) -> None:
     _check_uses(lambda: rig.tokenizer.encode(next(texts)), 60, "texts of thousands of tokens")
     if kinds.lora and rig.adapter is not None:
         _check_uses(change, N_USES, "changes of adapters")
+    if kinds.sequence_state:
+        _check_refusals(rig)
+    _check_contexts_with_adapters(rig, kinds)
 
 
 @law("MEM-11", tier="process", model="any", since="1.2")

@@ -7,6 +7,7 @@ import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from infercore.conformance import gguf_copy
 from infercore.conformance.expect import equal, foreseen, raises, that
 from infercore.conformance.law import law
 from infercore.conformance.laws.headers import is_gguf, loaded, set_number
@@ -30,6 +31,8 @@ def check_the_tokens_that_the_files_name(rig: Rig) -> None:
                 rig.leave("the folder's config.json and tokenizer.json name no end of a text")
             (_check_ends_of_folder if decides(path) else _check_ends_beside)(rig, copy)
             _check_frames(rig, copy)
+            _check_lengths(rig, copy)
+            _check_template(rig, copy)
             return
         whole = copy.read_bytes()
         for name, token in (("bos", 6), ("eos", 7)):
@@ -40,6 +43,11 @@ def check_the_tokens_that_the_files_name(rig: Rig) -> None:
                     equal(getattr(model.tokenizer, name), token, name)
                     if name == "eos":
                         that(model.tokenizer.is_eog(token), f"{token} does not end a text")
+        copy.write_bytes(whole)
+        named = {"tokenizer__ggml__eom_token_id": gguf_copy.number(gguf_copy.UINT32, 9)}
+        copy.write_bytes(gguf_copy.read(copy).other(**named).to_bytes())
+        with rig.open_at(str(copy)) as model:
+            that(model.tokenizer.is_eog(9), "the end of a message ends no text")
 
 
 def _names_ends(folder: Path) -> bool:
@@ -154,6 +162,26 @@ def _check_frames(rig: Rig, folder: Path) -> None:
             equal(bare, plain, "a text that nothing is put around")
 
 
+def _check_lengths(rig: Rig, folder: Path) -> None:
+    """A text is neither cut nor filled up, though tokenizer.json asks for that (of encoders)."""
+    file = folder / "tokenizer.json"
+    whole = file.read_bytes()
+    said = json.loads(whole)
+    cut = {"direction": "Right", "max_length": 6, "strategy": "LongestFirst", "stride": 0}
+    filled = {
+        "strategy": {"Fixed": 64}, "direction": "Right", "pad_to_multiple_of": None,
+        "pad_id": 0, "pad_type_id": 0, "pad_token": said["added_tokens"][0]["content"],
+    }  # fmt: skip
+    text = rig.passage(3)
+    with rig.open_at(str(folder)) as model:
+        expected = model.tokenizer.encode(text)
+    for changes in ({"truncation": cut}, {"padding": filled}):
+        write(file, {**said, **changes})
+        with rig.open_at(str(folder)) as model:
+            equal(model.tokenizer.encode(text), expected, f"a text with {[*changes]}")
+    file.write_bytes(whole)
+
+
 _ENDS_OF_TURN = (b"<|im_end|>", b"<|eot_id|>", b"<|end|>", b"<end_of_turn>")
 
 
@@ -174,10 +202,17 @@ def _check_other_names(rig: Rig, folder: Path) -> None:
     with rig.open_at(str(folder)) as model:
         that(not model.tokenizer.is_control(eot), f"token {eot} is not special, and is control")
     file.write_bytes(whole)
+
+
+def _check_template(rig: Rig, folder: Path) -> None:
+    """Of several templates in tokenizer_config.json the one called default is the model's."""
     template = folder / "chat_template.jinja"
     if template.is_file():
         text = "{{ messages[0]['content'] }}"
         template.unlink()
-        write(folder / "tokenizer_config.json", {"chat_template": text})
-        with rig.open_at(str(folder)) as model:
-            equal(model.tokenizer.chat_template, text, "the template of tokenizer_config.json")
+        for_tools = {"name": "tool_use", "template": f"{text} with tools"}
+        usual = {"name": "default", "template": text}
+        for said in (text, [usual, for_tools], [for_tools, usual]):
+            write(folder / "tokenizer_config.json", {"chat_template": said})
+            with rig.open_at(str(folder)) as model:
+                equal(model.tokenizer.chat_template, text, f"the template of {said!r}")

@@ -49,6 +49,7 @@ def check_what_was_set_stays_set(rig: Rig) -> None:
     oracle = rig.need_oracle()
     tokens = rig.tokens(14)
     _check_embeddings(rig)
+    _check_refused_vector(rig, tokens)
     for name, (give, way, scale) in _given(rig).items():
         context = rig.context()
         try:
@@ -74,6 +75,20 @@ def _check_embeddings(rig: Rig) -> None:
             context = rig.context(embeddings=not on)
             context.set_embeddings(on)
             equal(context.effective.get("embeddings", on), on, "effective['embeddings']")
+
+
+def _check_refused_vector(rig: Rig, tokens: list[int]) -> None:
+    """A control vector that is refused changes nothing."""
+    n_layer, n_embd, context = rig.model.info.n_layer, rig.model.info.n_embd, rig.context()
+    vector = np.asarray([rig.random.gauss(0, 0.5) for _ in range(n_embd)], np.float32)
+    context.decode(tokens)
+    row = np.array(context.logits())
+    try:
+        context.set_control_vector(dict.fromkeys(range(n_layer), vector))
+    except UnsupportedFeatureError:
+        context.clear()
+        context.decode(tokens)
+        rig.same_bits(context.logits(), row, "logits after a control vector was refused")
 
 
 def _given(rig: Rig) -> dict[str, tuple[Callable[[Any], object], Way | None, float]]:

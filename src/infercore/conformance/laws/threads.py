@@ -13,7 +13,7 @@ from infercore.conformance.expect import equal, raises, that
 from infercore.conformance.holding import Held, while_held
 from infercore.conformance.law import law
 from infercore.conformance.rig import greedy
-from infercore.errors import SessionBusyError, UnsupportedFeatureError
+from infercore.errors import InvalidInputError, SessionBusyError, UnsupportedFeatureError
 
 if TYPE_CHECKING:
     from infercore.conformance.rig import Rig
@@ -80,7 +80,8 @@ def check_a_busy_session_can_be_explained(rig: Rig) -> None:
 def check_set_threads(rig: Rig) -> None:
     """The number of threads can be changed; the logits stay within the tolerance.
 
-    What the last call made stays. Numbers that do not go together are refused by their name.
+    What the last call made stays. Numbers that do not go together, or are more than there are
+    processors, are refused by their name or set; what is told of those refused stays as it was.
     """
     tokens = rig.tokens(8)
     context = rig.context()
@@ -96,13 +97,17 @@ def check_set_threads(rig: Rig) -> None:
     context.decode(tokens[4:])
     held = [*tokens[:1], *tokens[:3], *tokens]
     rig.near(context.logits(), rig.cold(held), "logits after the change")
-    for n, n_batch in ((1, 2), (2, 1)):
+    many = (os.cpu_count() or 1) + 40
+    for n, n_batch in ((1, 2), (2, 1), (many, many)):
         expected, before = (n, n_batch), (context.n_threads, context.n_threads_batch)
+        told = dict(context.effective)
         try:
             context.set_threads(n, n_batch)
-        except UnsupportedFeatureError as error:
-            that("n_threads" in error.feature, f"{n} and {n_batch} refused as {error.feature!r}")
-            equal(error.backend, rig.backend, "the backend that refuses them")
+        except (UnsupportedFeatureError, InvalidInputError) as error:
+            that("n_threads" in str(error), f"{n} and {n_batch} refused as {error}")
+            own = getattr(error, "backend", rig.backend)
+            equal(own, rig.backend, "the backend that refuses them")
+            equal(dict(context.effective), told, f"effective, {n} and {n_batch} refused")
             expected = before
         found = context.n_threads, context.n_threads_batch
         equal(found, expected, f"threads, {n} and {n_batch} asked for")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import tempfile
@@ -400,7 +401,19 @@ def check_the_plan_is_of_the_shape(rig: Rig) -> None:
     steps = rig.model.plan_memory(**rig.fields(n_ctx=2048, n_batch=512, n_ubatch=512))
     most = 4 * 512 * (4 * info.n_vocab + 64 * info.n_embd + 8 * info.n_head * 2048) + 2**28
     that(steps.compute_bytes <= most, f"{steps.compute_bytes} bytes planned for 512 tokens")
+    _check_planned_steps(rig)
     _check_planned_weights(rig)
+
+
+def _check_planned_steps(rig: Rig) -> None:
+    """Larger steps are planned with more memory, also those beyond the usual ones."""
+    sizes = []
+    for n in (16, 512, 2048, 8192):
+        fields = rig.fields(n_ctx=8192, n_batch=n, n_ubatch=n)
+        with contextlib.suppress(*REFUSED):
+            sizes.append(rig.model.plan_memory(**fields).compute_bytes)
+    rises = all(less < more for less, more in itertools.pairwise(sizes))
+    that(rises, f"{sizes} bytes are planned for steps of 16, 512, 2048 and 8192 tokens")
 
 
 def _check_planned_weights(rig: Rig) -> None:
