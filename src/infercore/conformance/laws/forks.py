@@ -92,7 +92,7 @@ def _run(rig: Rig, fields: dict[str, object], steps: Sequence[str]) -> None:
 
 @law("KV-37", needs="kv_shift", since="1.2")
 def check_many_forks_after_a_change(rig: Rig) -> None:
-    """Many forks that part are right, also where threads or adapters were changed before.
+    """Many forks that part are right, also where threads were changed before.
 
     They then have more cells among them than the first had room for, or that is refused.
     """

@@ -363,7 +363,7 @@ def check_the_plan_is_of_the_shape(rig: Rig) -> None:
     """The planned cache is 2 x window x layers x K/V heads x head size x bytes of its type.
 
     Up to half as much again, as engines round up, however many sequences share it; without types it
-    is of those in force. The weights are a good part of the files.
+    is of those in force. The weights are a good part of the files, and larger steps take more.
     """
     config = rig.need_oracle().config
     head = int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
