@@ -169,7 +169,7 @@ class Decoding:
             self._carry_out_shifts()
         code = self._decode(self._pointer, one.struct)
         if code:
-            self._rows, self._n_tokens = (), 0
+            self._rows, self._n_tokens, self._vectors = (), 0, None
             self._check(code, 1)
         self._rows, self._n_tokens, self._is_read, self._vectors = _FIRST_ROW, 1, False, None
         if pending:
@@ -287,9 +287,10 @@ class Decoding:
         if self.memory.pending:
             self._carry_out_shifts()
         code = self._decode(self._pointer, batch)
+        self._vectors = None
         if code:
             self._check(code, n_tokens)
-        self._n_tokens, self._is_read, self._vectors = n_tokens, False, None
+        self._n_tokens, self._is_read = n_tokens, False
         self.memory.pending = 0
         if log.was_raised:
             log.raise_kept()
