@@ -158,8 +158,8 @@ def _check_rows(rig: Rig, context: Any, what: str) -> int:
     for i in range(context.n_outputs):
         sampler = rig.sampler(implementation="native", temperature=0)
         with contextlib.suppress(OutputNotAvailableError):
-            found = sampler.sample(context, i)
-            equal(found, int(context.logits(i).argmax()), f"{what}: the token of row {i}")
+            expected = int(context.logits(i).argmax())
+            equal(sampler.sample(context, i), expected, f"{what}: the token of row {i}")
             n_rows += 1
     return n_rows
 
