@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 
+_SILENT = llama.llama_log_callback(lambda *_: None)
+"""Kept here, as the engine calls it after a loop was closed, too."""
+
+
 class RawLoop:
     """One token a call, argmax over the row in place."""
 
@@ -26,8 +30,7 @@ class RawLoop:
         n_gpu_layers: int = 0,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._keep = llama.llama_log_callback(lambda *_: None)
-        llama.llama_log_set(self._keep, None)
+        llama.llama_log_set(_SILENT, None)
         llama.llama_backend_init()
         loading = llama.llama_model_default_params()
         loading.n_gpu_layers = n_gpu_layers

@@ -177,4 +177,5 @@ def test_the_toy_that_mutants_are_made_from_keeps_every_law(tmp_path: Path) -> N
         "STATE-23",
         "THREAD-6",
         "THREAD-7",
+        "THREAD-14",
     }

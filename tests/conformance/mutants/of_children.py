@@ -47,6 +47,16 @@ def opened(self, config):
     return new_context(self, config)
 ReferenceModel.new_context = opened
 """
+COUNTS_ALL_PROCESSORS = """
+from infercore.testing.reference_model import ReferenceModel
+new_context = ReferenceModel.new_context
+def opened(self, config):
+    context = new_context(self, config)
+    if config.n_threads is None:
+        context.set_threads(64, 64)
+    return context
+ReferenceModel.new_context = opened
+"""
 
 
 def before_all(m: Any, source: str) -> None:
@@ -81,3 +91,8 @@ def an_exit_does_not_wait_for_threads(m: Any) -> None:
 @breaks("MEM-15", base="child")
 def a_process_ends_where_memory_does(m: Any) -> None:
     before_all(m, ENDS_WHERE_MEMORY_ENDS)
+
+
+@breaks("THREAD-14", base="child")
+def threads_are_of_all_processors(m: Any) -> None:
+    before_all(m, COUNTS_ALL_PROCESSORS)

@@ -110,3 +110,26 @@ def all_contexts_save_into_one_buffer(m: Any) -> None:
         return bytes(buffer)
 
     around(m, Sequences, "save_sequence", save)
+
+
+@breaks("THREAD-13", **real)
+def what_closes_takes_the_workers_of_those_who_changed_theirs(m: Any) -> None:
+    changed: list[Any] = []
+
+    def threads(old: Any, self: Any, *numbers: int) -> None:
+        if hasattr(self, "workers"):
+            changed.append(self)
+        old(self, *numbers)
+
+    def close(old: Any, self: Any) -> None:
+        old(self)
+        for other in changed:
+            other.has_lost = True
+
+    def logits(old: Any, self: Any, i: int) -> Any:
+        row = old(self, i)
+        return np.zeros_like(row) if getattr(self, "has_lost", False) else row
+
+    around(m, Base, "set_threads", threads)
+    around(m, Base, "close", close)
+    around(m, ReferenceContext, "logits", logits)

@@ -20,7 +20,7 @@ from infercore.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from infercore.conformance.rig import Rig
 
@@ -61,11 +61,11 @@ def _check_vectors(rig: Rig, fields: dict[str, Any]) -> None:
         "copied": lambda context: context.seq_copy(0, last),
         "moved": lambda context: context.seq_shift(1, 0, -1, 2),
     }
-    for what, change in changes.items():
+    for (what, change), bare in itertools.product(changes.items(), (False, True)):
         context = rig.context(**fields)
         context.decode(ids[:4], seq_id=1)
         has_all = what == "moved" and context.capabilities.logits_all
-        context.decode(ids, logits="all" if has_all else "last")
+        context.decode(ids, logits="none" if bare else "all" if has_all else "last")
         before = dict(_made(context, fields["pooling_type"]))
         that(any("vector" in name for name in before), f"no vectors are made, with {fields}")
         try:
@@ -187,7 +187,7 @@ def check_seeds_at_the_edges(rig: Rig) -> None:
 
 @law("DEC-33", needs="multi_sequence", since="1.2")
 def check_shared_tokens_in_several_steps(rig: Rig) -> None:
-    """A row wanted of a token that two sequences share is right where the call takes many steps."""
+    """Rows of a call of many steps are right: of shared tokens, and of those that others follow."""
     ids = rig.tokens(6)
     entries: list[Any] = [(ids[0], (0, 1), True)]
     entries += [(token, (1,), False) for token in ids[1:-1]]
@@ -198,6 +198,26 @@ def check_shared_tokens_in_several_steps(rig: Rig) -> None:
         rig.leave("no token belongs to two sequences here")
     rig.near(context.logits(0), rig.cold(ids[:1]), "the row of the token that two share")
     rig.near(context.logits(1), rig.cold(ids), "the row of the last token")
+    texts = [rig.tokens(7), rig.tokens(7)]
+    for order in ((0, 1), (0, 1, 0, 0, 0, 0, 0), (1, 0, 1, 1, 1, 1, 1), (0, 1, 0, 0, 0, 0, 1, 0)):
+        _check_rows_on_the_way(rig, texts, order)
+
+
+def _check_rows_on_the_way(rig: Rig, texts: Sequence[list[int]], order: tuple[int, ...]) -> None:
+    """Rows that are wanted before a sequence's last token are right, too, in several steps."""
+    said: list[list[int]] = [[], []]
+    entries: list[Any] = []
+    for i, seq_id in enumerate(order):
+        token = texts[seq_id][len(said[seq_id])]
+        said[seq_id].append(token)
+        entries.append((token, (seq_id,), i < len(said)))
+    context, after = rig.two(n_batch=16, n_ubatch=4), texts[0][-1]
+    context.decode_batch(entries)
+    for row, seq_id in enumerate(order[: len(said)]):
+        rig.near(context.logits(row), rig.cold(said[seq_id][:1]), f"row {row} of {order}")
+    for seq_id, tokens in enumerate(said):
+        context.decode_one(after, seq_id=seq_id)
+        rig.near(context.logits(), rig.cold([*tokens, after]), f"sequence {seq_id} of {order}")
 
 
 # -- contexts in threads ---------------------------------------------------------------------------
@@ -237,3 +257,30 @@ def check_contexts_in_threads(rig: Rig) -> None:
     with ThreadPoolExecutor(2) as pool:
         for work in works:
             list(pool.map(work, range(2)))
+
+
+@law("THREAD-13", since="1.2")
+def check_threads_beside_other_contexts(rig: Rig) -> None:
+    """A context whose threads were changed goes on while others open, change theirs and close."""
+    tokens = rig.tokens(12)
+    begun, rest = tokens[:6], tokens[6:]
+    expected, context = rig.cold(tokens), rig.context()
+    for n in (1, 2, 1):
+        context.clear()
+        context.decode(begun)
+        try:
+            context.set_threads(n, n)
+        except UnsupportedFeatureError:
+            rig.leave("threads cannot be changed")
+        with rig.model.new_context(**rig.fields(n_threads=3 - n, n_threads_batch=3 - n)) as other:
+            other.decode(begun)
+            other.set_threads(n, n)
+            context.decode(rest)
+            rig.near(context.logits(), expected, f"with {n} threads now, beside another context")
+            other.decode(rest)
+            rig.near(other.logits(), expected, f"another context, with {n} threads now, too")
+        with contextlib.suppress(UnsupportedFeatureError):
+            context.warmup()
+        context.clear()
+        context.decode(tokens)
+        rig.near(context.logits(), expected, "after another context was closed")

@@ -372,6 +372,16 @@ def check_what_is_asked_is_told(rig: Rig) -> None:
         equal(context.n_past(), len(tokens), f"n_past with {fields}")
     _check_told_again(rig)
     _check_left_to_the_model(rig)
+    _check_types_alone(rig)
+
+
+def _check_types_alone(rig: Rig) -> None:
+    """A type of K or of V alone is in force, or refused."""
+    for name in ("type_k", "type_v"):
+        for kind in rig.context().capabilities.kv_types:
+            with contextlib.suppress(*REFUSED):
+                told = rig.opened(rig.model.new_context(n_ctx=64, **{name: kind})).effective
+                equal(told.get(name, kind), kind, f"effective[{name!r}] with {kind} for it alone")
 
 
 @law("CAP-41", since="1.2")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -104,11 +103,13 @@ def check_no_embeddings_unasked(rig: Rig) -> None:
         equal(pooled.effective.get("embeddings"), True, f"effective embeddings, pooling {kind}")
         pooled.decode(tokens)
         _close(np.array(pooled.embedding()), _pooled(rig, tokens, kind), f"pooling {kind} unasked")
-        with contextlib.suppress(UnsupportedFeatureError, InvalidInputError):
+        try:
             bare = rig.context(pooling_type=kind, embeddings=False)
-            equal(bare.effective.get("embeddings"), False, f"pooling {kind}, and no embeddings")
-            bare.decode(tokens)
-            raises(OutputNotAvailableError, bare.embedding, f"pooling {kind}, and no embeddings")
+        except (UnsupportedFeatureError, InvalidInputError):
+            continue
+        equal(bare.effective.get("embeddings"), False, f"pooling {kind}, and no embeddings")
+        bare.decode(tokens)
+        raises(OutputNotAvailableError, bare.embedding, f"pooling {kind}, and no embeddings")
     context = rig.context()
     equal(context.effective.get("embeddings"), False, "effective embeddings without pooling")
     context.decode(rig.tokens(4))
@@ -138,6 +139,24 @@ def check_rows_over_chunks(rig: Rig) -> None:
         rows = _rows(rig, tokens, n_batch=n_batch, n_ubatch=n_ubatch)
         equal(rows.shape[0], 11, "the number of rows")
         _close(rows, whole, f"rows over calls of {n_batch} and steps of {n_ubatch}")
+    if "mean" in rig.context().capabilities.pooling:
+        _check_long_text(rig)
+
+
+def _check_long_text(rig: Rig) -> None:
+    """The vector of a text longer than a usual step is of all its rows, if it is not refused."""
+    tokens = rig.story_at(0, min(_LONG_TEXT, rig.model.info.n_ctx_train or _LONG_TEXT))
+    fields = {"n_ctx": len(tokens), "embeddings": True}
+    pooled = rig.context(pooling_type="mean", **fields)
+    try:
+        pooled.decode(tokens)
+    except InvalidInputError:  # the usual step is shorter
+        return
+    rows = _rows(rig, tokens, n_ctx=len(tokens))
+    _close(np.array(pooled.embedding()), rows.mean(axis=0), "the mean of a long text")
+
+
+_LONG_TEXT = 700
 
 
 @law("EMB-8", needs="embeddings")

@@ -132,6 +132,19 @@ def _check_other_configs(rig: Rig, path: Path, own: ModelInfo) -> None:
                     _check_windows(rig, str(folder), model, fields)
                     if "head_dim" in fields:
                         _check_heads(rig, str(folder), config)
+        file.write_text(json.dumps(config), encoding="utf-8")
+        _check_recommended(rig, folder)
+
+
+def _check_recommended(rig: Rig, folder: Path) -> None:
+    """Of what the files recommend for sampling all is told, or nothing."""
+    said = {"temperature": 0.7, "top_k": 41, "top_p": 0.85}
+    file = folder / "generation_config.json"
+    file.unlink(missing_ok=True)
+    file.write_text(json.dumps(said), encoding="utf-8")
+    with loaded(rig, str(folder)) as model:
+        told = dict(model.info.sampling)
+        equal(told, said if told else {}, "what the files recommend for sampling")
 
 
 def _check_heads(rig: Rig, path: str, config: dict[str, Any]) -> None:

@@ -70,7 +70,10 @@ def _path(rig: Rig) -> str:
 
 @law("CAP-30", model="any", since="1.2")
 def check_progress(rig: Rig) -> None:
-    """Progress gets rising fractions from 0 to 1; False ends the load; its errors come through."""
+    """Progress gets rising fractions from 0 to 1; False ends the load; its errors come through.
+
+    A Ctrl-C that comes there does, too.
+    """
     path, heard = _path(rig), list[float]()
     _load(rig, path, progress=heard.append).close()
     equal((heard[:1], heard[-1:]), ([0.0], [1.0]), "the first and the last fraction")
@@ -88,6 +91,12 @@ def check_progress(rig: Rig) -> None:
 
     for wrong in (fail, fail_later):
         raises(ZeroDivisionError, partial(_load, rig, path, progress=wrong), "an error of progress")
+
+    def end(fraction: float) -> None:
+        if fraction:
+            raise KeyboardInterrupt(fraction)
+
+    raises(KeyboardInterrupt, partial(_load, rig, path, progress=end), "a Ctrl-C in progress")
     _load(rig, path).close()
 
 

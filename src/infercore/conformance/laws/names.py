@@ -68,6 +68,8 @@ _MIXED = "lfm2"
 _SLIDING = "gemma2"
 """Of which some layers look back over a window only, or all."""
 _WINDOW = 16
+_LEARNED = "gpt2"
+"""Whose positions are learned, so that keys cannot be turned to others."""
 
 
 @law("CAP-46", since="1.2")
@@ -76,7 +78,7 @@ def check_other_names(rig: Rig) -> None:
 
     Token by token as in one call, cut, stopped, saved, moved and copied, as rows in place of
     tokens, beside embeddings, and with what is told of rope, scaled too. One has layers of two
-    kinds, and one has windows. Each may compute otherwise.
+    kinds, one has windows, and one has learned positions. Each may compute otherwise.
     """
     path = Path(rig.path) if rig.path is not None else rig.leave("the rig names no path")
     if bytes_of(path) > _MAX_BYTES:
@@ -122,10 +124,10 @@ def _named(rig: Rig, path: Path, scratch: Path) -> Iterator[tuple[str, list[Path
     if b"llama" not in own.entries["general.architecture"]:
         rig.leave("the weights are not those of a plain llama")
     other = rig.random.choice(sorted(_SOME))
-    for name, added in {**_ALWAYS, other: _SOME[other], _MIXED: _NORMS, _SLIDING: ()}.items():
+    for name, added in {**_ALWAYS, other: _SOME[other], **_BUILT}.items():
         plain = _renamed(own, rig, name, added)
-        if name == _MIXED:
-            plain = _mixed(plain, rig)
+        if name in _CHANGED:
+            plain = _CHANGED[name](plain, rig)
         to_scale = plain
         if name == _SLIDING:
             to_scale = _sliding(plain, rig, lambda i: i % 2)
@@ -183,6 +185,32 @@ def _mixed(own: gguf_copy.Gguf, rig: Rig) -> gguf_copy.Gguf:
         f"{_MIXED}.attention.head_count_kv": gguf_copy.numbers("i", heads),
     }
     return attrs.evolve(own, entries=entries, tensors=kept)
+
+
+def _learned(own: gguf_copy.Gguf, rig: Rig) -> gguf_copy.Gguf:
+    """Return it with learned positions, one product for Q, K and V, and biases of 0."""
+    info = rig.model.info
+    weights = {tensor.name: (tensor, data) for tensor, data in own.tensors}
+    for i in range(info.n_layer):
+        parts = [weights.pop(f"blk.{i}.attn_{what}.weight") for what in "qkv"]
+        dims = (info.n_embd, sum(tensor.dims[1] for tensor, _ in parts))
+        name, data = f"blk.{i}.attn_qkv.weight", b"".join(data for _, data in parts)
+        weights[name] = Tensor(name, dims, parts[0][0].kind, 0), data
+        del weights[f"blk.{i}.ffn_gate.weight"]
+    kept = list(weights.values())
+    for tensor, _ in list(kept):
+        if tensor.name.startswith(("blk.", "output_norm.")):
+            n, name = tensor.dims[-1], tensor.name.replace("weight", "bias")
+            kept.append((Tensor(name, (n,), _F32, 0), bytes(4 * n)))
+    dims = (info.n_embd, info.n_ctx_train)
+    positions = np.random.default_rng(5).standard_normal(dims).astype(np.float32) / 10
+    kept.append((Tensor("position_embd.weight", dims, _F32, 0), positions.tobytes()))
+    entries = {**own.entries, f"{_LEARNED}.attention.layer_norm_epsilon": number(FLOAT32, 1e-5)}
+    return attrs.evolve(own, entries=entries, tensors=kept)
+
+
+_BUILT = {_MIXED: _NORMS, _SLIDING: (), _LEARNED: ()}
+_CHANGED = {_MIXED: _mixed, _LEARNED: _learned}
 
 
 def _sliding(own: gguf_copy.Gguf, rig: Rig, has_window: Callable[[int], int]) -> gguf_copy.Gguf:

@@ -172,6 +172,7 @@ def _check_long_breaker(rig: Rig, context: Any, row: Any) -> None:
 
 LONGEST = 40
 """Bytes of a breaker that count."""
+_LONGEST_SAID = 2**14
 _BEFORE_CUTS: tuple[dict[str, Any], ...] = (
     {"repeat_penalty": 10.0},
     {"presence_penalty": 30.0, "frequency_penalty": 2.0},
@@ -189,6 +190,10 @@ def _check_long_ago(rig: Rig, context: Any, row: Any) -> None:
     ]
     to_one: dict[str, Any] = {"temperature": 1.0, "top_k": 1}
     asked += [({**to_one, **fields}, [*best, best[0], *best]) for fields in _BEFORE_CUTS]
+    n_train = rig.model.info.n_ctx_train
+    if n_train <= _LONGEST_SAID:  # the whole context reaches beyond the window of training
+        long = [*best, *others * (n_train // len(others) + 2)]
+        asked.append(({"temperature": 0, "repeat_penalty": 10.0, "penalty_last_n": -1}, long))
     # The likeliest token would prolong a run that stands at the beginning and at the end.
     run = others[:5]
     repeated = [*run, best[0], *others[5:40], *run]
@@ -358,7 +363,7 @@ def _check_impossible(rig: Rig) -> None:
         return
     never = {token: -np.inf for token in range(len(row)) if token != best[0]}
     unlikely = dict.fromkeys(never, -5000.0)
-    everything = dict.fromkeys(range(len(row)), -np.inf)
+    beyond = dict.fromkeys(never, -1e39)  # as logits are kept it is -inf
     for fields in _FILTERS:
         asked = {**sampling.PLAIN, "temperature": 2.0, "logit_bias": bias, **fields}
         try:
@@ -367,19 +372,24 @@ def _check_impossible(rig: Rig) -> None:
             continue
         found = {int(native.sample(context)) for _ in range(20)}
         that(found <= set(best), f"{fields}: {found}, though all but three are impossible")
-        for alone in (never, unlikely):
+        for alone in (never, unlikely, beyond):
             one = rig.sampler(**{**asked, "logit_bias": alone}, implementation="native", seed=5)
             equal(int(one.sample(context)), best[0], f"{fields}: the only token allowed")
+    for amount in (-np.inf, -1e39):
+        _check_none_allowed(rig, context, dict.fromkeys(range(len(row)), amount))
+
+
+def _check_none_allowed(rig: Rig, context: Any, bias: dict[int, float]) -> None:
     try:
-        none = rig.sampler(temperature=1.0, logit_bias=everything, implementation="native")
+        none = rig.sampler(temperature=1.0, logit_bias=bias, implementation="native")
         none.sample(context)
     except InvalidInputError as error:
-        is_given = error.value in (-np.inf, everything)
+        is_given = error.value in (-np.inf, bias)
         that(error.field == "logit_bias" and is_given, f"{error.field} of {error.value!r}")
     except InvalidStateError as error:
         equal((error.operation, bool(error.state)), ("sample", True), "operation and state")
     else:
-        that(condition=False, text="a token was sampled where none is allowed")
+        that(condition=False, text=f"a token was sampled where each has a bias of {bias[0]}")
 
 
 _FILTERS: tuple[dict[str, Any], ...] = (

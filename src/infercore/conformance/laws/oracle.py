@@ -11,7 +11,8 @@ from infercore.conformance import programs
 from infercore.conformance.authors import Kinds, draw
 from infercore.conformance.expect import that
 from infercore.conformance.law import law
-from infercore.errors import UnsupportedFeatureError
+from infercore.conformance.laws.cancel import AfterCalls
+from infercore.errors import DecodeAbortedError, UnsupportedFeatureError
 
 if TYPE_CHECKING:
     from infercore.conformance.oracle import Oracle
@@ -182,6 +183,7 @@ def check_rows_in_place_of_tokens(rig: Rig) -> None:
         context.decode_one(tokens[29])
         rig.near(context.logits(), expected[29], "a token behind rows without logits")
         _check_rows_and_changes(rig, oracle)
+        _check_rows_and_an_abort(rig, oracle)
         if context.capabilities.multi_sequence:
             _check_rows_of_two(rig, oracle)
 
@@ -197,6 +199,22 @@ def _check_rows_and_changes(rig: Rig, oracle: Oracle) -> None:
     rig.near(context.logits(), expected[7], "tokens behind rows and other threads")
     context.decode_spans([(0, oracle.looked_up(tokens[8:]), "last")])
     rig.near(context.logits(), expected[11], "rows behind other threads")
+
+
+def _check_rows_and_an_abort(rig: Rig, oracle: Oracle) -> None:
+    """Tokens are right behind rows of which not all were evaluated."""
+    tokens, context = rig.tokens(24), rig.context(n_batch=32, n_ubatch=8)
+    if not context.capabilities.abort:
+        return
+    for n_asked in (0, 1, 2):
+        context.set_abort_callback(AfterCalls(n_asked))
+        with contextlib.suppress(DecodeAbortedError):
+            context.decode_spans([(0, oracle.looked_up(tokens), "last")])
+        context.set_abort_callback(None)
+        context.clear()
+        for n in (5, 12):
+            context.eval(tokens[:n], 0)
+            rig.near(context.logits(), oracle.rows(tokens[:n])[-1], f"{n} tokens behind an abort")
 
 
 def _check_rows_of_two(rig: Rig, oracle: Oracle) -> None:
@@ -243,7 +261,7 @@ def check_only_distances_count(rig: Rig) -> None:
     rig.need_all_logits()
     a, b = rig.tokens(2)
     expected = rig.cold([a, b])
-    for delta in (1, 20, 131):
+    for delta in (1, 20, 131, 2051, 3001):  # and odd ones that half precision does not hold
         context = rig.context()
         context.decode([a])
         context.seq_shift(0, 0, -1, delta)

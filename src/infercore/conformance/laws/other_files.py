@@ -438,8 +438,14 @@ def _check_spelling(
     texts: tuple[str, ...],
     what: str,
 ) -> None:
-    """Each piece of such a vocabulary has its bytes, and texts come back; or it is refused."""
-    said = {"version": "1.0", "added_tokens": [], **description}
+    """Each piece of such a vocabulary has its bytes, and texts come back; or it is refused.
+
+    So do texts on both sides of an end, with and without it.
+    """
+    vocab = description["model"]["vocab"]
+    added = {"id": len(vocab), "content": _END, **_OF_AN_END}
+    said = {"version": "1.0", "added_tokens": [added], **description}
+    said["model"] = {**description["model"], "vocab": {**vocab, _END: len(vocab)}}
     (folder / "tokenizer.json").write_text(json.dumps(said), encoding="utf-8")
     try:
         opened = loaded(rig, str(folder))
@@ -447,7 +453,7 @@ def _check_spelling(
         foreseen(error, what)
         return
     with opened as model:
-        tokenizer, vocab = model.tokenizer, description["model"]["vocab"]
+        tokenizer = model.tokenizer
         for piece, data in pieces.items():
             equal(tokenizer.token_bytes(vocab[piece]), data, f"{what}: the bytes of {piece!r}")
             kind = tokenizer.token_kind(vocab[piece])
@@ -456,7 +462,16 @@ def _check_spelling(
         for text in texts:
             ids = tokenizer.encode(text, add_special=False)
             equal(tokenizer.decode(ids), text, f"{what}: a text, encoded and decoded")
+            two = f"{text}{_END}{text}"
+            ids = tokenizer.encode(two, add_special=False, parse_special=True)
+            shown = {skip: tokenizer.decode(ids, skip_special=skip) for skip in (False, True)}
+            equal(shown, {False: two, True: text * 2}, f"{what}: texts with an end between them")
 
+
+_END = "</s>"
+_OF_AN_END = {
+    "special": True, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False
+}  # fmt: skip
 
 _SOUND, _SPACED = "pieces with each byte", "pieces that begin with a space"
 _NO_BYTE = "a last token that is marked as a byte and is none"

@@ -176,6 +176,22 @@ def check_a_forked_child_is_refused(rig: Rig) -> None:
     equal(children.run(rig, _FORKED).split(), ["refused", "alive", "True"], "what was printed")
 
 
+_LIMITED = """
+import os
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+told = rig.model.new_context(n_ctx=32).effective
+print(told.get("n_threads", 1), told.get("n_threads_batch", 1))
+"""
+
+
+@law("THREAD-14", tier="process", since="1.2")
+def check_threads_of_a_limited_process(rig: Rig) -> None:
+    """In a process that may use one processor there is one thread by default."""
+    if not hasattr(os, "sched_setaffinity"):
+        rig.leave("this platform does not bind processes to processors")
+    equal(children.run(rig, _LIMITED).split(), ["1", "1"], "threads by default")
+
+
 _UNCLOSED = """
 import threading
 from infercore import DecodeAbortedError, SessionClosedError, UnsupportedFeatureError

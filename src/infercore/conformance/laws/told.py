@@ -412,6 +412,7 @@ def _check_planned_steps(rig: Rig) -> None:
         fields = rig.fields(n_ctx=8192, n_batch=n, n_ubatch=n)
         with contextlib.suppress(*REFUSED):
             sizes.append(rig.model.plan_memory(**fields).compute_bytes)
+    that(sizes, "no plan of a long window is made")
     rises = all(less < more for less, more in itertools.pairwise(sizes))
     that(rises, f"{sizes} bytes are planned for steps of 16, 512, 2048 and 8192 tokens")
 
