@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 from typing import Any
 
@@ -138,6 +139,10 @@ def test_the_arguments_of_a_call_cannot_be_changed() -> None:
     with pytest.raises(TypeError):
         arguments["city"] = "Oslo"
     assert pickle.loads(pickle.dumps(call)) == call  # noqa: S301
+
+
+def test_a_bias_below_all_that_float32_holds_forbids() -> None:
+    assert ic.SamplingConfig(logit_bias={3: -1e39, 4: -3e38}).logit_bias == {3: -math.inf, 4: -3e38}
 
 
 def test_equal_configs_have_one_hash_and_a_mapping_refuses_changes() -> None:

@@ -20,8 +20,10 @@ rig = find_rig(name, model=model or None)
 """
 
 
-def run(rig: Rig, source: str, *arguments: str) -> str:
+def run(rig: Rig, source: str, *arguments: str, before: str = "") -> str:
     """Return what ``source`` prints in another process, where ``rig`` and ``arguments`` are set.
+
+    It runs ``before`` first of all.
 
     Raises `NotApplicable` where the rig cannot be found by name, `LawError` where the process
     fails, hangs, or writes to standard error.
@@ -29,7 +31,7 @@ def run(rig: Rig, source: str, *arguments: str) -> str:
     if rig.child is None:
         rig.leave("the rig is not announced, so no other process can find it")
     name, model = rig.child
-    command = [sys.executable, "-W", "ignore", "-c", _SETUP + source, name, model or ""]
+    command = [sys.executable, "-W", "ignore", "-c", before + _SETUP + source, name, model or ""]
     try:
         done = subprocess.run(  # noqa: S603  (this Python, and a program of the suite's own)
             [*command, *arguments], capture_output=True, text=True, timeout=TIMEOUT_S, check=False

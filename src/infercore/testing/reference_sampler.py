@@ -30,10 +30,6 @@ if TYPE_CHECKING:
     Candidates = list[tuple[int, float]]
 
 
-_LEAST = -3.4028234663852886e38
-"""What float32 holds, as logits are; a bias below it forbids."""
-
-
 class ReferenceSampler:
     """Chooses tokens from a context's rows, and remembers them for its penalties."""
 
@@ -61,7 +57,7 @@ class ReferenceSampler:
         config = self.config
         row = [*logits]
         for token, bias in config.logit_bias.items():
-            row[token] += bias if bias >= _LEAST else -math.inf
+            row[token] += bias
         if config.ignore_eos:
             is_end = self._tokenizer.is_eog
             row = [-math.inf if is_end(token) else logit for token, logit in enumerate(row)]

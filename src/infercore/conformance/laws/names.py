@@ -124,7 +124,10 @@ def _named(rig: Rig, path: Path, scratch: Path) -> Iterator[tuple[str, list[Path
     if b"llama" not in own.entries["general.architecture"]:
         rig.leave("the weights are not those of a plain llama")
     other = rig.random.choice(sorted(_SOME))
-    for name, added in {**_ALWAYS, other: _SOME[other], **_BUILT}.items():
+    built = dict(_BUILT)
+    if len({tensor.kind for tensor, _ in own.tensors if re.search("attn_[qkv]", tensor.name)}) > 1:
+        del built[_LEARNED]  # it has one product for them, of one type
+    for name, added in {**_ALWAYS, other: _SOME[other], **built}.items():
         plain = _renamed(own, rig, name, added)
         if name in _CHANGED:
             plain = _CHANGED[name](plain, rig)

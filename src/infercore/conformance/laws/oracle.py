@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from infercore.conformance import programs
 from infercore.conformance.authors import Kinds, draw
-from infercore.conformance.expect import that
+from infercore.conformance.expect import raises, that
 from infercore.conformance.law import law
 from infercore.conformance.laws.cancel import AfterCalls
-from infercore.errors import DecodeAbortedError, UnsupportedFeatureError
+from infercore.errors import DecodeAbortedError, InvalidInputError, UnsupportedFeatureError
 
 if TYPE_CHECKING:
     from infercore.conformance.oracle import Oracle
@@ -208,8 +209,9 @@ def _check_rows_and_an_abort(rig: Rig, oracle: Oracle) -> None:
         return
     for n_asked in (0, 1, 2):
         context.set_abort_callback(AfterCalls(n_asked))
-        with contextlib.suppress(DecodeAbortedError):
-            context.decode_spans([(0, oracle.looked_up(tokens), "last")])
+        spans = [(0, oracle.looked_up(tokens), "last")]
+        what = f"rows, told to stop at question {n_asked}"
+        raises(DecodeAbortedError, partial(context.decode_spans, spans), what)
         context.set_abort_callback(None)
         context.clear()
         for n in (5, 12):
@@ -256,6 +258,8 @@ def check_programs_of_long_texts(rig: Rig) -> None:
 def check_only_distances_count(rig: Rig) -> None:
     """Where positions can be moved, logits follow the distance between tokens and nothing else.
 
+    However far they are moved, unless that is refused.
+
     This needs no oracle: one token's keys depend on no other.
     """
     rig.need_all_logits()
@@ -264,8 +268,12 @@ def check_only_distances_count(rig: Rig) -> None:
     for delta in (1, 20, 131, 2051, 3001):  # and odd ones that half precision does not hold
         context = rig.context()
         context.decode([a])
-        context.seq_shift(0, 0, -1, delta)
-        context.decode([b])
+        try:
+            context.seq_shift(0, 0, -1, delta)
+            context.decode([b])
+        except (InvalidInputError, UnsupportedFeatureError):
+            that(delta > rig.model.info.n_ctx_train, f"to move a token by {delta} is refused")
+            break
         rig.near(context.logits(), expected, f"one token moved by {delta}, and the next")
     tokens = rig.tokens(40)
     rows = []

@@ -440,7 +440,7 @@ def _check_spelling(
 ) -> None:
     """Each piece of such a vocabulary has its bytes, and texts come back; or it is refused.
 
-    So do texts on both sides of an end, with and without it.
+    Two texts with an end token between them come back too, with the end shown or left out.
     """
     vocab = description["model"]["vocab"]
     added = {"id": len(vocab), "content": _END, **_OF_AN_END}
@@ -465,7 +465,10 @@ def _check_spelling(
             two = f"{text}{_END}{text}"
             ids = tokenizer.encode(two, add_special=False, parse_special=True)
             shown = {skip: tokenizer.decode(ids, skip_special=skip) for skip in (False, True)}
-            equal(shown, {False: two, True: text * 2}, f"{what}: texts with an end between them")
+            with_end = shown[False].replace(f"{_END} ", _END)  # some keep the space that was added
+            equal(with_end, two, f"{what}: texts with an end between them")
+            without = shown[False].replace(_END, "")
+            equal(shown[True], without, f"{what}: texts whose end between them is left out")
 
 
 _END = "</s>"

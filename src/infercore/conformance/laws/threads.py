@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -152,6 +153,30 @@ def check_contexts_opened_in_threads(rig: Rig) -> None:
             rig.near(row, expected, "logits of a context opened in a thread")
 
 
+@law("THREAD-13", needs="live_threads", since="1.2")
+def check_threads_beside_other_contexts(rig: Rig) -> None:
+    """A context whose threads were changed goes on while others open, change theirs and close."""
+    tokens = rig.tokens(12)
+    begun, rest = tokens[:6], tokens[6:]
+    expected, context = rig.cold(tokens), rig.context()
+    for n in (1, 2, 1):
+        context.clear()
+        context.decode(begun)
+        context.set_threads(n, n)
+        with rig.model.new_context(**rig.fields(n_threads=3 - n, n_threads_batch=3 - n)) as other:
+            other.decode(begun)
+            other.set_threads(n, n)
+            context.decode(rest)
+            rig.near(context.logits(), expected, f"with {n} threads now, beside another context")
+            other.decode(rest)
+            rig.near(other.logits(), expected, f"another context, with {n} threads now, too")
+        with contextlib.suppress(UnsupportedFeatureError):
+            context.warmup()
+        context.clear()
+        context.decode(tokens)
+        rig.near(context.logits(), expected, "after another context was closed")
+
+
 _FORKED = """
 import os
 from infercore import InvalidStateError
@@ -176,11 +201,10 @@ def check_a_forked_child_is_refused(rig: Rig) -> None:
     equal(children.run(rig, _FORKED).split(), ["refused", "alive", "True"], "what was printed")
 
 
+_LIMIT = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})"
 _LIMITED = """
-import os
-os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-told = rig.model.new_context(n_ctx=32).effective
-print(told.get("n_threads", 1), told.get("n_threads_batch", 1))
+context = rig.model.new_context(n_ctx=32)
+print(context.n_threads, context.n_threads_batch)
 """
 
 
@@ -189,7 +213,8 @@ def check_threads_of_a_limited_process(rig: Rig) -> None:
     """In a process that may use one processor there is one thread by default."""
     if not hasattr(os, "sched_setaffinity"):
         rig.leave("this platform does not bind processes to processors")
-    equal(children.run(rig, _LIMITED).split(), ["1", "1"], "threads by default")
+    found = children.run(rig, _LIMITED, before=_LIMIT).split()
+    equal(found, ["1", "1"], "threads by default, single and in batches")
 
 
 _UNCLOSED = """

@@ -407,14 +407,12 @@ def check_the_plan_is_of_the_shape(rig: Rig) -> None:
 
 def _check_planned_steps(rig: Rig) -> None:
     """Larger steps are planned with more memory, also those beyond the usual ones."""
-    sizes = []
-    for n in (16, 512, 2048, 8192):
-        fields = rig.fields(n_ctx=8192, n_batch=n, n_ubatch=n)
-        with contextlib.suppress(*REFUSED):
-            sizes.append(rig.model.plan_memory(**fields).compute_bytes)
-    that(sizes, "no plan of a long window is made")
+    steps = [rig.fields(n_ctx=2048, n_batch=n, n_ubatch=n) for n in (16, 512, 2048)]
+    sizes = [rig.model.plan_memory(**fields).compute_bytes for fields in steps[:2]]
+    with contextlib.suppress(*REFUSED):
+        sizes.append(rig.model.plan_memory(**steps[-1]).compute_bytes)
     rises = all(less < more for less, more in itertools.pairwise(sizes))
-    that(rises, f"{sizes} bytes are planned for steps of 16, 512, 2048 and 8192 tokens")
+    that(rises, f"{sizes} bytes are planned for steps of 16, 512 and 2048 tokens")
 
 
 def _check_planned_weights(rig: Rig) -> None:
