@@ -50,6 +50,7 @@ class ReferenceTokenizer:
         self.eos: int | None = eog[0]
         self.eot = self._end_of_turn()
         self.add_bos = self.bos in self._parsing.encode("").ids
+        self.pair_middle = self._between()
         self.chat_template = self._template(folder)
         self._eog = {*eog, self.eot}
 
@@ -68,6 +69,13 @@ class ReferenceTokenizer:
         if isinstance(found, list):  # several, by name
             found = {each.get("name"): each.get("template") for each in found}.get("default")
         return text or found
+
+    def _between(self) -> list[int]:
+        """Return what stands between the texts of a pair."""
+        pair = self._parsing.encode("a", "a")
+        texts = pair.sequence_ids
+        inside = slice(texts.index(0), texts.index(1))
+        return [i for i, text in zip(pair.ids[inside], texts[inside], strict=True) if text is None]
 
     def encode(self, text: str, *, add_special: bool, parse_special: bool) -> Sequence[int]:
         """Return the ids of ``text``."""

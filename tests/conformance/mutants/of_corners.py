@@ -367,6 +367,18 @@ def what_was_removed_is_saved_too(m: Any) -> None:
     around(m, Sequences, "save_sequence", save)
 
 
+@breaks("STATE-33", **real)
+def a_text_as_long_as_the_last_is_not_saved_anew(m: Any) -> None:
+    def save(old: Any, self: Any, seq_id: int) -> bytes:
+        n, saved = getattr(self, "last_saved", (-1, b""))
+        if n != self.n_past(seq_id):
+            self.last_saved = self.n_past(seq_id), old(self, seq_id)
+            return bytes(self.last_saved[1])
+        return bytes(saved)
+
+    around(m, Sequences, "save_sequence", save)
+
+
 @breaks("KV-33", **real)
 def going_back_takes_a_value_of_a_longer_neighbour(m: Any) -> None:
     def remove(old: Any, self: Any, seq_id: int, p0: int, p1: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import attrs
@@ -31,6 +32,15 @@ def the_engine_is_deaf_to_its_own_abort(m: Any) -> None:
             old(self, n_resident)
 
     around(m, Base, "_check_abort", check)
+
+
+@breaks("CANCEL-14", **real)
+def what_clears_an_abort_clears_the_callback(m: Any) -> None:
+    def clear(old: Any, self: Any) -> None:
+        old(self)
+        self._ask = None
+
+    around(m, Base, "clear_abort", clear)
 
 
 @breaks("CANCEL-15", **real)
@@ -139,6 +149,18 @@ def a_generation_config_is_not_read(m: Any) -> None:
 
 
 # -- encoders --------------------------------------------------------------------------------------
+
+
+@breaks("ENC-4", **real)
+def an_encoder_s_texts_stand_one_behind_the_other(m: Any) -> None:
+    def batch(_: Any, self: Any, tokens: Any, positions: Any, seq_ids: Any, wanted: Any) -> None:
+        del positions, wanted
+        sizes = Counter(s for ids in seq_ids for s in ids).values()
+        parts = np.split(tokens, np.cumsum([*sizes])[:-1])
+        self._hidden = np.concatenate([self._text(part) for part in parts])
+        self._hidden_ids = seq_ids
+
+    around(m, EncoderContext, "decode_batch", batch)
 
 
 @breaks("ENC-12", **real)

@@ -78,6 +78,25 @@ def attention_is_always_causal(m: Any) -> None:
     around(m, ReferenceContext, "_attend", attend)
 
 
+@breaks("CAP-24", **real)
+def all_contexts_have_the_attention_of_the_last(m: Any) -> None:
+    last = {}
+
+    def opened(old: Any, self: Any, *args: Any, **fields: Any) -> None:
+        old(self, *args, **fields)
+        last["attention_type"] = self._effective["attention_type"]
+
+    def attend(old: Any, self: Any, *args: Any) -> Any:
+        kept, self._effective = self._effective, {**self._effective, **last}
+        try:
+            return old(self, *args)
+        finally:
+            self._effective = kept
+
+    around(m, ReferenceContext, "__init__", opened)
+    around(m, ReferenceContext, "_attend", attend)
+
+
 @breaks("CAP-25", **real)
 def values_are_kept_as_keys_are(m: Any) -> None:
     def kinds(old: Any, self: Any, llama: Any, effective: Any) -> None:

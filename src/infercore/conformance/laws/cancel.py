@@ -231,9 +231,25 @@ def check_the_engine_hears_an_abort(rig: Rig) -> None:
         raises(DecodeAbortedError, call, f"{what}, where the engine was told to abort")
         engine.clear_abort()
         equal((context.n_past(), context.tokens()), (12, tokens[:12]), f"held after {what}")
-    context.set_abort_callback(None)
+    asked: list[Any] = []
+
+    def note() -> bool:
+        asked.append(context)
+        return False
+
+    context.set_abort_callback(note)
+    engine.abort()
+    raises(DecodeAbortedError, calls["a prompt"], "a prompt, where the engine was told to abort")
+    engine.clear_abort()
+    asked.clear()
     context.decode(tokens[12:])
     rig.near(context.logits(), rig.cold(tokens), "after going on")
+    n, other = len(asked), rig.context()
+    other.decode(tokens[:12])
+    other.set_abort_callback(note)
+    asked.clear()
+    other.decode(tokens[12:])
+    that(2 * n >= len(asked), f"asked {n} times after the engine's abort, {len(asked)} without")
 
 
 @law("CANCEL-15", since="1.2")

@@ -160,6 +160,18 @@ def _check_frames(rig: Rig, folder: Path) -> None:
             that(found in may, f"{found} is a text with {asked}, and {may[-1]} is expected")
             bare = model.tokenizer.encode("a", add_special=False)
             equal(bare, plain, "a text that nothing is put around")
+    second = {"Sequence": {"id": "B", "type_id": 1}}
+    for between, ids in (([middle], [other]), ([middle, middle], [other, other])):
+        said["post_processor"] |= {
+            "single": [before, text, middle, after],
+            "pair": [before, text, *between, second, middle, after],
+        }
+        write(file, said)
+        write(folder / "tokenizer_config.json", config)
+        with rig.open_at(str(folder)) as model:
+            (found,) = model.tokenizer.encode_many([("a", "a")])
+            pair = [begin, *plain, *ids, *plain, other, end]
+            equal(found, pair, f"a pair of texts with {len(ids)} tokens between them")
 
 
 def _check_lengths(rig: Rig, folder: Path) -> None:

@@ -236,15 +236,23 @@ def check_a_payload_that_is_not_the_engine_s(rig: Rig) -> None:
 
 @law("STATE-33", needs="sequence_state", since="1.2")
 def check_saved_state_is_of_its_text_alone(rig: Rig) -> None:
-    """What is saved of a text has the same bytes whatever the context held before it."""
+    """What is saved of a text has the same bytes whatever the context held, or saved, before it."""
     tokens, before = rig.tokens(9), rig.tokens(90)
+    as_long = [token for token in before if token not in tokens[:1]][:9]
     saved = []
-    for held in ([], before):
+    for held in ([], before, as_long, [*tokens[:5], *as_long[5:]], [*as_long[:5], *tokens[5:]]):
         context = rig.context()
+        ways = [lambda context=context: context.save_sequence(0)]
+        if context.capabilities.state:
+            ways.append(context.save_state)
         context.decode(held)
+        for save in ways:
+            save()
         context.seq_remove(0)
         context.decode(tokens)
-        saved.append(context.save_sequence(0))
-    equal(len(saved[1]), len(saved[0]), "bytes saved where another text stood before")
-    n = sum(one != other for one, other in zip(*saved, strict=True))
-    equal(n, 0, "bytes that differ where another text stood before")
+        saved.append([save() for save in ways])
+        what = f"where another text of {len(held)} stood before"
+        for one, other in zip(saved[0], saved[-1], strict=True):
+            equal(len(other), len(one), f"bytes saved {what}")
+            n = sum(a != b for a, b in zip(one, other, strict=True))
+            equal(n, 0, f"bytes that differ {what}")

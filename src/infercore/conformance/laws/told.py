@@ -149,10 +149,13 @@ def _check_no_scaling(rig: Rig, tokens: list[int], plain: Any) -> None:
 def check_attention_type_is_used(rig: Rig) -> None:
     """Without causal attention each token sees the whole call, as in the oracle; or is refused.
 
-    So does each of a later call, which sees what went before it too.
+    So does each of a later call, which sees what went before it too. Contexts with causal
+    attention that stay open beside it go on.
     """
     oracle = rig.need_oracle()
     tokens = rig.tokens(20)
+    causal = rig.context()
+    causal.decode(tokens[:12])
     try:
         context = rig.context(attention_type="non-causal")
     except REFUSED:
@@ -164,6 +167,9 @@ def check_attention_type_is_used(rig: Rig) -> None:
         past, hidden = oracle.append(past, part, way)
         expected = oracle.logits(hidden[-1:])[0]
         rig.near(context.logits(), expected, f"logits without causal attention, {len(past.tokens)}")
+    causal.decode(tokens[12:])
+    expected = rig.cold(tokens)
+    rig.near(causal.logits(), expected, "logits with causal attention beside one without")
 
 
 @law("CAP-25", since="1.2")
