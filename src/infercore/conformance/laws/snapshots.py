@@ -24,6 +24,7 @@ from infercore.errors import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from infercore.conformance.rig import Rig
@@ -242,7 +243,7 @@ def check_saved_state_is_of_its_text_alone(rig: Rig) -> None:
     saved = []
     for held in ([], before, as_long, [*tokens[:5], *as_long[5:]], [*as_long[:5], *tokens[5:]]):
         context = rig.context()
-        ways = [lambda context=context: context.save_sequence(0)]
+        ways: list[Callable[[], bytes]] = [partial(context.save_sequence, 0)]
         if context.capabilities.state:
             ways.append(context.save_state)
         context.decode(held)
