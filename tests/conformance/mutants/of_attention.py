@@ -11,6 +11,7 @@ import numpy as np
 
 from conformance.mutants import around, breaks
 from infercore.testing import attention, reference_context, reference_settings
+from infercore.testing.attention import Rope
 from infercore.testing.cells import Cells
 from infercore.testing.reference_base import Base
 from infercore.testing.reference_context import ReferenceContext
@@ -259,6 +260,20 @@ def a_shift_turns_the_wrong_way(m: Any) -> None:
         own = self.sequences[seq_id]
         moved = own.inside(p0 + delta, -1 if p1 == -1 else p1 + delta)
         _turn(self, seq_id, np.where(moved, -2 * delta, 0))
+
+    around(m, Sequences, "seq_shift", shift)
+
+
+@breaks("KV-14", **real)
+def a_shift_turns_by_the_model_s_own_base(m: Any) -> None:
+    def shift(old: Any, self: Any, seq_id: int, p0: int, p1: int, delta: int) -> None:
+        by = np.full(len(self.sequences[seq_id].tokens), delta)
+        kept = self._rope
+        for rope, turned in ((kept, -by), (Rope(10000.0, 1.0), by)):
+            self._rope = rope
+            _turn(self, seq_id, turned)
+        self._rope = kept
+        old(self, seq_id, p0, p1, delta)
 
     around(m, Sequences, "seq_shift", shift)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import numpy as np
 
 from conformance.full_toy import DECLARED, FullContext, FullModel
 from conformance.mutants import around, breaks, instead, nothing, told
@@ -24,6 +25,8 @@ from infercore.errors import (
 )
 from infercore.sampling.portable import PortableSampler
 from infercore.session.session import CoreSession
+from infercore.testing.reference_base import Base
+from infercore.testing.reference_context import ReferenceContext
 from infercore.values.info import MemoryPlan
 
 
@@ -485,3 +488,26 @@ def a_damaged_model_is_loaded(m: Any) -> None:
             old(self, path)
 
     around(m, FullModel, "__init__", init)
+
+
+@breaks("LIFE-18", base="reference")
+def a_close_takes_what_a_twin_has(m: Any) -> None:
+    opened: list[Any] = []
+
+    def init(old: Any, self: Any, *args: Any) -> None:
+        old(self, *args)
+        opened.append(self)
+
+    def close(old: Any, self: Any) -> None:
+        old(self)
+        opened.remove(self)
+        for twin in opened:
+            twin.is_empty = len(opened) == 1 and twin._effective == self._effective
+
+    def logits(old: Any, self: Any, i: int) -> Any:
+        row = old(self, i)
+        return np.zeros_like(row) if getattr(self, "is_empty", False) else row
+
+    around(m, ReferenceContext, "__init__", init)
+    around(m, Base, "close", close)
+    around(m, ReferenceContext, "logits", logits)

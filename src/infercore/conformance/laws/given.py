@@ -29,6 +29,7 @@ _CHANGES_OF_THREE = (
     "decode 2 30 5 last; copy 2 1 0 -1; decode 1 3 60 last; shift 2 12 -1 9",
     "decode 1 20 5 last; copy 1 2 4 15; remove 1 6 9; decode 0 3 8 none",
     "decode 0 20 5 last; copy 0 1 0 -1; copy 0 2 0 -1; remove 1 9 -1; remove 2 15 -1",
+    "decode 0 28 5 last; copy 0 1 0 -1; copy 0 2 0 -1; remove 0 19 -1; remove 1 21 -1",
 )
 _PUT_OFF = (  # where each has cells of its own, engines put copies and moves off
     "decode 1 20 5 last; save 0 1; decode 0 30 60 last; copy 0 1 0 -1; clear; load 0 1; one 1 40",

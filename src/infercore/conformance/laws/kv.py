@@ -230,6 +230,7 @@ def check_hole_closed_by_a_shift(rig: Rig) -> None:
 
 _SCALINGS: tuple[dict[str, Any], ...] = (
     {},
+    {"rope_freq_base": 5000.0},
     {"rope_scaling_type": "linear", "rope_freq_scale": 0.5},
     {"rope_scaling_type": "yarn", "rope_freq_scale": 0.25},
 )
@@ -237,9 +238,9 @@ _SCALINGS: tuple[dict[str, Any], ...] = (
 
 @law("KV-14", needs="kv_shift")
 def check_shift_there_and_back(rig: Rig) -> None:
-    """Moving positions up and back again leaves the results as they were.
+    """Moving positions up, or up and back again, leaves the results as they were.
 
-    So with each scaling of rope with which a context moves them.
+    So with each base and scaling of rope with which a context moves them.
     """
     for fields in _SCALINGS:
         tokens, more = rig.tokens(9), rig.tokens(2)
@@ -259,6 +260,11 @@ def check_shift_there_and_back(rig: Rig) -> None:
         context.decode(more)
         expected = rig.cold(tokens + more, **fields)
         rig.near(context.logits(), expected, f"logits after moving there and back, {fields}")
+        context.clear()
+        context.decode(tokens)
+        context.seq_shift(0, 0, -1, 4)
+        context.decode(more)
+        rig.near(context.logits(), expected, f"logits behind a text that was moved, {fields}")
 
 
 @law("KV-15", needs="kv_shift")

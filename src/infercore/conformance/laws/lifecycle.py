@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,12 +12,15 @@ import numpy as np
 from infercore.conformance.expect import equal, raises, that
 from infercore.conformance.law import law
 from infercore.conformance.rig import greedy
-from infercore.errors import InvalidStateError, SessionClosedError
+from infercore.errors import InvalidStateError, SessionClosedError, UnsupportedFeatureError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from infercore.conformance.rig import Rig
+
+_ALIKE = 1e-2
+"""By how much rows may differ that other threads made."""
 
 
 @law("LIFE-1", model="any")
@@ -248,3 +253,38 @@ def check_a_row_outlives_its_context(rig: Rig) -> None:
     for mode, row, copy in kept:
         rig.same_bits(row, copy, f"rows of logits={mode!r}, once their context was closed")
     del in_their_place
+
+
+@law("LIFE-18", model="any", since="1.2")
+def check_a_twin_outlives_its_twin(rig: Rig) -> None:
+    """Of two contexts of the same settings one closes, others open: the other context goes on."""
+    if rig.is_encoder or rig.encoder is not None:
+        text = rig.encoder_model.tokenizer.encode(rig.passage(2))
+        _check_twins(partial(rig.encoder_context, pooling_type="mean"), partial(_vector, text))
+    if not rig.is_encoder:
+        _check_twins(rig.context, partial(_row, rig.tokens(12)))
+
+
+def _vector(tokens: list[int], context: Any) -> Any:
+    context.encode(tokens)
+    return np.array(context.embedding())
+
+
+def _row(tokens: list[int], context: Any) -> Any:
+    context.clear()
+    context.decode(tokens)
+    return np.array(context.logits())
+
+
+def _check_twins(opened: Callable[..., Any], found: Callable[[Any], Any]) -> None:
+    for n in (1, 2):
+        first, twin = (opened(n_threads=n, n_threads_batch=n) for _ in range(2))
+        expected = found(first)
+        first.close()
+        other = opened(n_threads=3 - n, n_threads_batch=3 - n)
+        beside = found(other)
+        with contextlib.suppress(UnsupportedFeatureError):
+            twin.warmup()
+        for what, row in (("beside", beside), ("after", found(twin))):
+            far = float(np.abs(row - expected).max() / np.abs(expected).max())
+            that(far <= _ALIKE, f"rows {what} a context that was closed are {far:.3g} of it off")

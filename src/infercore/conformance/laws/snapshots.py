@@ -24,7 +24,6 @@ from infercore.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
 
     from infercore.conformance.rig import Rig
@@ -237,23 +236,26 @@ def check_a_payload_that_is_not_the_engine_s(rig: Rig) -> None:
 
 @law("STATE-33", needs="sequence_state", since="1.2")
 def check_saved_state_is_of_its_text_alone(rig: Rig) -> None:
-    """What is saved of a text has the same bytes whatever the context held, or saved, before it."""
+    """What is saved of a text has the same bytes whatever the context held, or saved, before it.
+
+    The state of the whole context goes on as the text does, too.
+    """
     tokens, before = rig.tokens(9), rig.tokens(90)
     as_long = [token for token in before if token not in tokens[:1]][:9]
-    saved = []
+    other, saved = rig.context(), []
     for held in ([], before, as_long, [*tokens[:5], *as_long[5:]], [*as_long[:5], *tokens[5:]]):
-        context = rig.context()
-        ways: list[Callable[[], bytes]] = [partial(context.save_sequence, 0)]
-        if context.capabilities.state:
-            ways.append(context.save_state)
+        context, what = rig.context(), f"where another text of {len(held)} stood before"
         context.decode(held)
-        for save in ways:
-            save()
+        context.save_sequence(0)
+        if context.capabilities.state:
+            context.save_state()
         context.seq_remove(0)
         context.decode(tokens)
-        saved.append([save() for save in ways])
-        what = f"where another text of {len(held)} stood before"
-        for one, other in zip(saved[0], saved[-1], strict=True):
-            equal(len(other), len(one), f"bytes saved {what}")
-            n = sum(a != b for a, b in zip(one, other, strict=True))
-            equal(n, 0, f"bytes that differ {what}")
+        saved.append(context.save_sequence(0))
+        equal(len(saved[-1]), len(saved[0]), f"bytes saved {what}")
+        n = sum(a != b for a, b in zip(saved[0], saved[-1], strict=True))
+        equal(n, 0, f"bytes that differ {what}")
+        if context.capabilities.state:
+            other.load_state(context.save_state())
+            other.decode_one(before[0])
+            rig.near(other.logits(), rig.cold([*tokens, before[0]]), f"whole state, {what}")
