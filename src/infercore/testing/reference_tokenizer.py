@@ -40,7 +40,8 @@ class ReferenceTokenizer:
         self._control = self._control_tokens()
         self._alphabet = byte_alphabet()
         self.generation: Mapping[str, Any] = json_object(folder, "generation_config.json")
-        eos = self.generation.get("eos_token_id", config.get("eos_token_id"))
+        named = (said.get("eos_token_id") for said in (self.generation, config))
+        eos = next((token for token in named if token is not None), None)
         eog = eos if isinstance(eos, list) else [eos]
         self.n_vocab = n_vocab
         self.bos: int | None = config.get("bos_token_id")

@@ -207,7 +207,10 @@ def check_cancel_within_a_step(rig: Rig) -> None:
 
 @law("CANCEL-14", since="1.2")
 def check_the_engine_hears_an_abort(rig: Rig) -> None:
-    """The engine's own abort, given past the API, ends each kind of call until it is cleared."""
+    """The engine's own abort, given past the API, ends each kind of call until it is cleared.
+
+    Calls of another context go on.
+    """
     tokens = rig.tokens(24)
     context = rig.context()
     if not context.capabilities.abort:
@@ -215,6 +218,9 @@ def check_the_engine_hears_an_abort(rig: Rig) -> None:
     engine = engine_of(context)
     engine.abort()  # no callback was set before
     raises(DecodeAbortedError, lambda: context.decode(tokens), "the first call of a context")
+    beside = rig.context()
+    beside.decode(tokens)
+    rig.near(beside.logits(), rig.cold(tokens), "beside a context that was told to abort")
     engine.clear_abort()
     context.decode(tokens[:12])
     calls = {

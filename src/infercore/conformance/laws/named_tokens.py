@@ -66,10 +66,12 @@ def _check_ends_of_folder(rig: Rig, folder: Path) -> None:
             ends = eos if isinstance(eos, list) else [eos]
             equal((model.tokenizer.bos, model.tokenizer.eos), (6, ends[0]), "bos and eos")
             that(all(model.tokenizer.is_eog(token) for token in ends), f"{ends} end no text")
-    generation.unlink()
     write(folder / "config.json", {**config, "eos_token_id": 11})
-    with rig.open_at(str(folder)) as model:
-        equal(model.tokenizer.eos, 11, "eos of config.json alone")
+    for said in ({"eos_token_id": None}, {}, None):
+        write(generation, said) if said is not None else generation.unlink()
+        with rig.open_at(str(folder)) as model:
+            equal(model.tokenizer.eos, 11, f"eos of config.json alone, beside {said}")
+            that(model.tokenizer.is_eog(11), f"11, eos of config.json, ends no text, beside {said}")
     n = rig.tokenizer.n_vocab
     write(folder / "config.json", {**config, "eos_token_id": n - 1})
     with rig.open_at(str(folder)) as model:
@@ -99,12 +101,13 @@ def _check_ends_beside(rig: Rig, folder: Path) -> None:
             found = model.tokenizer.bos, model.tokenizer.eos
             equal(found, (6, ends[0]), "bos and eos of config.json and generation_config.json")
             that(all(model.tokenizer.is_eog(token) for token in ends), f"{ends} end no text")
-    generation.unlink()
+    write(generation, {"eos_token_id": None})
     for last in (11, rig.tokenizer.n_vocab - 1):
         write(config, {**own, "eos_token_id": last})
         with rig.open_at(str(folder)) as model:
             equal(model.tokenizer.eos, last, "eos of config.json alone")
             that(model.tokenizer.is_eog(last), f"{last} ends no text")
+        generation.unlink(missing_ok=True)
     eot = rig.tokenizer.eot
     name = "" if eot is None else rig.tokenizer.token_bytes(eot).decode(errors="replace")
     for named in (name, {"content": name}) if eot is not None else ():
