@@ -125,14 +125,3 @@ def one_control_token_at_most_ends_a_text(m: Any) -> None:
 @breaks("TOK-20", base="reference")
 def one_token_at_most_parts_a_pair(m: Any) -> None:
     around(m, ReferenceTokenizer, "_between", lambda old, self: old(self)[:1])
-
-
-@breaks("THREAD-15", base="reference")
-def all_texts_are_read_into_one_buffer(m: Any) -> None:
-    def encode(old: Any, self: Any, text: str, **options: Any) -> list[int]:
-        self.buffer = []
-        for token in old(self, text, **options):
-            self.buffer.append(token)
-        return list(self.buffer)
-
-    around(m, ReferenceTokenizer, "encode", encode)

@@ -300,6 +300,7 @@ _ASKED: tuple[dict[str, Any], ...] = (
     {"n_ubatch": 2560, "n_ctx": 2600},
     {"n_ubatch": 50, "n_batch": 50, "n_seq_max": 3, "pooling_type": "mean", "embeddings": True},
     {"yarn_orig_ctx": 100, "rope_scaling_type": "yarn", "rope_freq_scale": 0.5},
+    {"yarn_ext_factor": 0.0, "rope_scaling_type": "yarn", "rope_freq_scale": 0.5},
 )
 
 

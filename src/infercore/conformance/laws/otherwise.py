@@ -12,6 +12,7 @@ import attrs
 from infercore.conformance import registry, runner
 from infercore.conformance.expect import that
 from infercore.conformance.law import law
+from infercore.conformance.laws.headers import as_folder
 from infercore.conformance.report import FAIL
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ def check_models_built_otherwise(rig: Rig) -> None:
     """Models that are built otherwise than the rig's own (`Rig.others`) keep the basic laws, too.
 
     In pieces and in batches, copied, moved, cut, saved and restored as far as they say they can;
-    with the logits that an oracle computes, where one is written with them.
+    with the logits that an oracle computes, where one is written with them. They tell what their
+    config says.
     """
     if not rig.others:
         rig.leave("the rig brings no other models")
@@ -39,6 +41,8 @@ def check_models_built_otherwise(rig: Rig) -> None:
             path = write(folder)
             other = with_model(rig, path, oracle=_oracle(folder, path))
             try:
+                if (Path(path) / "config.json").is_file():
+                    as_folder(other.model, Path(path))
                 for each in chosen:
                     seed = rig.random.randrange(1000)
                     found = runner.run_law(each, other, seed=seed)

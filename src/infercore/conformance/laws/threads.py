@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +18,6 @@ from infercore.errors import InvalidInputError, SessionBusyError, UnsupportedFea
 
 if TYPE_CHECKING:
     from infercore.conformance.rig import Rig
-
-
-_TIMES = 300
-"""How often each thread asks a tokenizer."""
 
 
 def _told(session: Any, text: str) -> list[int]:
@@ -180,35 +175,6 @@ def check_threads_beside_other_contexts(rig: Rig) -> None:
         context.clear()
         context.decode(tokens)
         rig.near(context.logits(), expected, "after another context was closed")
-
-
-@law("THREAD-15", tier="process", since="1.2")
-def check_one_tokenizer_in_threads(rig: Rig) -> None:
-    """Threads that ask one tokenizer for different things each get what they asked for."""
-    tokenizer, text = rig.tokenizer, rig.passage(1)
-    controls = (token for token in range(tokenizer.n_vocab) if tokenizer.is_control(token))
-    names = [tokenizer.token_bytes(token).decode(errors="replace") for token in controls]
-    text = text + "".join(names[:3]) + text
-    asked = [
-        {"parse_special": parsed, "add_special": added}
-        for parsed in (True, False)
-        for added in (True, False)
-    ]
-    expected = [tokenizer.encode(text, **options) for options in asked]
-
-    def work(i: int) -> None:
-        for n in range(i, i + _TIMES):
-            which = n % len(asked)
-            found = tokenizer.encode(text, **asked[which])
-            equal(found, expected[which], f"tokens with {asked[which]}, beside other threads")
-
-    usual = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        with ThreadPoolExecutor(len(asked)) as pool:
-            list(pool.map(work, range(len(asked))))
-    finally:
-        sys.setswitchinterval(usual)
 
 
 _FORKED = """

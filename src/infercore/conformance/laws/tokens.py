@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from infercore.conformance.expect import equal, raises, that
 from infercore.conformance.law import law
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
 
 BAD_TOKENS = (-1, 2**31, 2**70, 1.5, "a", None, True)
 BAD_TEXTS = ("\ud800", 5, None, b"bytes", ["list"])
+_TIMES = 300
+"""How often each thread asks a tokenizer."""
 
 
 def _plain(rig: Rig, text: str) -> list[int]:
@@ -116,7 +120,11 @@ def check_skip_special_drops_control_tokens(rig: Rig) -> None:
     )
     if control is None:
         rig.leave("the vocabulary has no control token")
-    ids = rig.tokens(6)
+    check_skipped(tokenizer, control, rig.tokens(6))
+
+
+def check_skipped(tokenizer: Any, control: int, ids: list[int]) -> None:
+    """Check that a text is that of ``ids`` where each ``control`` amid them is left out."""
     mixed = [control, *ids[:3], control, *ids[3:]]
     found, shown = (tokenizer.decode(mixed, skip_special=skip) for skip in (True, False))
     name = tokenizer.decode([control], skip_special=False)
@@ -135,12 +143,29 @@ def check_nothing_is_nothing(rig: Rig) -> None:
 
 @law("TOK-11")
 def check_many_threads_encode(rig: Rig) -> None:
-    """Many threads may use a tokenizer at once."""
-    texts = [rig.passage(30) for _ in range(8)]
-    alone = [rig.tokenizer.encode(text) for text in texts]
-    with ThreadPoolExecutor(4) as pool:
-        for _ in range(5):
-            equal(list(pool.map(rig.tokenizer.encode, texts)), alone, "ids made in threads")
+    """Many threads may use a tokenizer at once, and ask it for different things."""
+    tokenizer, text = rig.tokenizer, rig.passage(4)
+    controls = (token for token in range(tokenizer.n_vocab) if tokenizer.is_control(token))
+    names = b"".join(map(tokenizer.token_bytes, itertools.islice(controls, 3)))
+    text += names.decode(errors="replace")
+    asked = [
+        {"parse_special": parsed, "add_special": added}
+        for parsed, added in itertools.product((True, False), repeat=2)
+    ]
+    alone = [tokenizer.encode(text, **options) for options in asked]
+
+    def work(first: int) -> None:
+        for n in range(first, first + _TIMES):
+            options, expected = asked[n % len(asked)], alone[n % len(asked)]
+            equal(tokenizer.encode(text, **options), expected, f"ids with {options}, in threads")
+
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(len(asked)) as pool:
+            list(pool.map(work, range(len(asked))))
+    finally:
+        sys.setswitchinterval(usual)
 
 
 @law("TOK-12", needs="chat_template")
