@@ -75,6 +75,8 @@ class ReferenceTokenizer:
         """Return what stands between the texts of a pair."""
         pair = self._parsing.encode("a", "a")
         texts = pair.sequence_ids
+        if not {0, 1} <= {*texts}:
+            return []
         inside = slice(texts.index(0), texts.index(1))
         return [i for i, text in zip(pair.ids[inside], texts[inside], strict=True) if text is None]
 

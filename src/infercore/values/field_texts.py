@@ -101,7 +101,7 @@ SAMPLING = {
     "dry_allowed_length": "DRY: repetitions up to this length are not penalized",
     "dry_penalty_last_n": "DRY: how many tokens to look back; -1 = the whole context",
     "dry_sequence_breakers": "DRY: texts that end a repetition",
-    "logit_bias": "values added to the logits of these token ids; -inf, or below float32, forbids one",
+    "logit_bias": "values added to the logits of these token ids; -inf, or less than float32 holds, forbids one",
     "seed": "makes random choices repeatable; by default, a seed is drawn and reported",
     "min_keep": "minimum number of tokens that typical, top_p, min_p and xtc keep",
     "ignore_eos": "never choose an end-of-generation token",

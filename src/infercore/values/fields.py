@@ -263,7 +263,7 @@ class SamplingFields(TypedDict, total=False):
     dry_sequence_breakers: Sequence[str]
     """DRY: texts that end a repetition."""
     logit_bias: Mapping[int, float] | None
-    """Values added to the logits of these token ids; -inf, or below float32, forbids one."""
+    """Values added to the logits of these token ids; -inf, or less than float32 holds, forbids one."""
     seed: int | None
     """Makes random choices repeatable; by default, a seed is drawn and reported."""
     min_keep: int

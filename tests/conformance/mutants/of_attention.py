@@ -267,7 +267,7 @@ def a_shift_turns_the_wrong_way(m: Any) -> None:
 @breaks("KV-14", **real)
 def a_shift_turns_by_the_model_s_own_base(m: Any) -> None:
     def shift(old: Any, self: Any, seq_id: int, p0: int, p1: int, delta: int) -> None:
-        by = np.full(len(self.sequences[seq_id].tokens), delta)
+        by = np.where(self.sequences[seq_id].inside(p0, p1), delta, 0)
         kept = self._rope
         for rope, turned in ((kept, -by), (Rope(10000.0, 1.0), by)):
             self._rope = rope

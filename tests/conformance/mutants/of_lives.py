@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-import numpy as np
 
 from conformance.full_toy import DECLARED, FullContext, FullModel
 from conformance.mutants import around, breaks, instead, nothing, told
@@ -26,7 +25,6 @@ from infercore.errors import (
 from infercore.sampling.portable import PortableSampler
 from infercore.session.session import CoreSession
 from infercore.testing.reference_base import Base
-from infercore.testing.reference_context import ReferenceContext
 from infercore.values.info import MemoryPlan
 
 
@@ -491,23 +489,12 @@ def a_damaged_model_is_loaded(m: Any) -> None:
 
 
 @breaks("LIFE-18", base="reference")
-def a_close_takes_what_a_twin_has(m: Any) -> None:
-    opened: list[Any] = []
+def contexts_of_as_many_threads_share_them(m: Any) -> None:
+    """Whoever closes ends the threads that others compute with."""
+    shared: dict[tuple[int, ...], Any] = {}
 
-    def init(old: Any, self: Any, *args: Any) -> None:
-        old(self, *args)
-        opened.append(self)
+    def threads(old: Any, self: Any, *numbers: int) -> None:
+        old(self, *numbers)
+        self.workers = shared.setdefault(numbers, self.workers)
 
-    def close(old: Any, self: Any) -> None:
-        old(self)
-        opened.remove(self)
-        for twin in opened:
-            twin.is_empty = len(opened) == 1 and twin._effective == self._effective
-
-    def logits(old: Any, self: Any, i: int) -> Any:
-        row = old(self, i)
-        return np.zeros_like(row) if getattr(self, "is_empty", False) else row
-
-    around(m, ReferenceContext, "__init__", init)
-    around(m, Base, "close", close)
-    around(m, ReferenceContext, "logits", logits)
+    around(m, Base, "set_threads", threads)

@@ -126,7 +126,7 @@ def _named(rig: Rig, path: Path, scratch: Path) -> Iterator[tuple[str, list[Path
     other = rig.random.choice(sorted(_SOME))
     built = dict(_BUILT)
     if len({tensor.kind for tensor, _ in own.tensors if re.search("attn_[qkv]", tensor.name)}) > 1:
-        del built[_LEARNED]  # it has one product for them, of one type
+        del built[_LEARNED]  # it keeps them in one tensor, of one type
     for name, added in {**_ALWAYS, other: _SOME[other], **built}.items():
         plain = _renamed(own, rig, name, added)
         if name in _CHANGED:

@@ -30,8 +30,8 @@ def check_models_built_otherwise(rig: Rig) -> None:
     """Models that are built otherwise than the rig's own (`Rig.others`) keep the basic laws, too.
 
     In pieces and in batches, copied, moved, cut, saved and restored as far as they say they can;
-    with the logits that an oracle computes, where one is written with them. They tell what their
-    config says.
+    with the logits that an oracle computes, where one is written with them. Those in
+    folders tell what their config says.
     """
     if not rig.others:
         rig.leave("the rig brings no other models")
@@ -41,7 +41,7 @@ def check_models_built_otherwise(rig: Rig) -> None:
             path = write(folder)
             other = with_model(rig, path, oracle=_oracle(folder, path))
             try:
-                if (Path(path) / "config.json").is_file():
+                if "CAP-35" not in rig.known and (Path(path) / "config.json").is_file():
                     as_folder(other.model, Path(path))
                 for each in chosen:
                     seed = rig.random.randrange(1000)

@@ -238,13 +238,13 @@ def check_a_payload_that_is_not_the_engine_s(rig: Rig) -> None:
 def check_saved_state_is_of_its_text_alone(rig: Rig) -> None:
     """What is saved of a text has the same bytes whatever the context held, or saved, before it.
 
-    The state of the whole context goes on as the text does, too.
+    A context restored from `save_state` continues the text, too.
     """
     tokens, before = rig.tokens(9), rig.tokens(90)
     as_long = [token for token in before if token not in tokens[:1]][:9]
     other, saved = rig.context(), []
     for held in ([], before, as_long, [*tokens[:5], *as_long[5:]], [*as_long[:5], *tokens[5:]]):
-        context, what = rig.context(), f"where another text of {len(held)} stood before"
+        context, what = rig.context(), f"where {len(held)} other tokens stood before"
         context.decode(held)
         context.save_sequence(0)
         if context.capabilities.state:
