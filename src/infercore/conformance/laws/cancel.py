@@ -242,7 +242,7 @@ def check_the_engine_hears_an_abort(rig: Rig) -> None:
     rig.near(context.logits(), rig.cold(tokens), "after going on")
     with_abort, without = _times_asked(rig, tokens, is_aborted=True), _times_asked(rig, tokens)
     what = f"asked {with_abort} times after the engine's own abort, {without} times without"
-    that(2 * with_abort >= without, what)
+    that(4 * with_abort >= 3 * without, what)  # some ask by time, and not as often each time
 
 
 def _times_asked(rig: Rig, tokens: list[int], *, is_aborted: bool = False) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from infercore.conformance.expect import equal, raises, that
 from infercore.conformance.law import law
@@ -120,19 +120,11 @@ def check_skip_special_drops_control_tokens(rig: Rig) -> None:
     )
     if control is None:
         rig.leave("the vocabulary has no control token")
-    check_skipped(tokenizer, control, rig.tokens(6))
-
-
-def check_skipped(tokenizer: Any, control: int, ids: list[int]) -> None:
-    """Check that a text is that of ``ids`` where each ``control`` amid them is left out.
-
-    The space that begins a text behind a control token is shown, or is left out as it is where
-    the control token is shown.
-    """
+    ids = rig.tokens(6)
     mixed = [control, *ids[:3], control, *ids[3:]]
     found, shown = (tokenizer.decode(mixed, skip_special=skip) for skip in (True, False))
     without = shown.replace(tokenizer.decode([control], skip_special=False), "")
-    may = (tokenizer.decode(ids), without)
+    may = (tokenizer.decode(ids), without)  # with the space that begins a text, or without
     that(found in may, f"{found!r} is the text without control tokens, not {may[0]!r}")
 
 
