@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     FloatArray = npt.NDArray[np.float32]
 
-_THREADS = ("n_threads", "n_threads_batch")
+THREADS = ("n_threads", "n_threads_batch")
 N_NOTED = 8
 """Draws of a law that its failure shows."""
 OF_SESSION = ("profile_id", "prompt_format", "add_bos", "overflow")
@@ -279,7 +279,7 @@ class Rig:
     def encoder_context(self, **fields: Any) -> Any:
         """Return a context of the encoder, with as many threads as the exact settings have."""
         self.asked.update(fields)
-        threads = {name: self.exact[name] for name in _THREADS if name in self.exact}
+        threads = {name: self.exact[name] for name in THREADS if name in self.exact}
         return self.opened(self.encoder_model.new_context(**{**threads, **fields}))
 
     def two(self, **fields: Any) -> Any:

@@ -37,7 +37,10 @@ class ReferenceTokenizer:
             raise ModelFormatError(
                 f"{folder}: pieces that are not byte-level are not known here", path=folder
             )
-        self._control = self._control_tokens()
+        added = self._vocabulary.get("added_tokens", ())
+        self._added: dict[int, str] = {entry["id"]: entry["content"] for entry in added}
+        special = {entry["id"] for entry in added if entry["special"]}
+        self._control = {i: text for i, text in self._added.items() if i in special}
         self._alphabet = byte_alphabet()
         self.generation: Mapping[str, Any] = json_object(folder, "generation_config.json")
         named = (said.get("eos_token_id") for said in (self.generation, config))
@@ -54,10 +57,6 @@ class ReferenceTokenizer:
         self.pair_middle = self._between()
         self.chat_template = self._template(folder)
         self._eog = {*eog, self.eot}
-
-    def _control_tokens(self) -> dict[int, str]:
-        added = self._vocabulary.get("added_tokens", ())
-        return {entry["id"]: entry["content"] for entry in added if entry["special"]}
 
     def _end_of_turn(self) -> int | None:
         by_text = {text: token for token, text in self._control.items()}
@@ -87,9 +86,9 @@ class ReferenceTokenizer:
         return ids
 
     def token_bytes(self, token: int) -> bytes:
-        """Return the exact bytes of one token; for a control token, those of its text."""
-        if token in self._control:
-            return self._control[token].encode()
+        """Return the exact bytes of one token; for an added token, those of its text."""
+        if token in self._added:
+            return self._added[token].encode()
         piece = self._parsing.id_to_token(token)
         if piece is None:  # a place in the matrix that the vocabulary leaves free
             return b""

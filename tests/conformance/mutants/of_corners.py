@@ -445,3 +445,51 @@ def a_refusal_of_attention_says_not_what(m: Any) -> None:
         old(self, on)
 
     around(m, ReferenceContext, "set_causal_attention", attention)
+
+
+@breaks("THREAD-4", **real)
+def threads_that_are_refused_stay_for_later_calls(m: Any) -> None:
+    def threads(old: Any, self: Any, n: int, n_batch: int) -> None:
+        self.asked = n
+        if n > 40:
+            hint = "there are fewer"
+            raise UnsupportedFeatureError(feature=f"n_threads={n}", backend="reference", hint=hint)
+        old(self, n, n_batch)
+
+    def adapters(old: Any, self: Any, *args: Any) -> None:
+        if getattr(self, "asked", 0) > 40:
+            raise UnsupportedFeatureError(feature="set_adapters", backend="reference")
+        old(self, *args)
+
+    around(m, Base, "set_threads", threads)
+    around(m, Base, "set_adapters", adapters)
+
+
+@breaks("KV-38", **real)
+def single_tokens_find_their_cells_where_they_last_were(m: Any) -> None:
+    """Where a sequence was cut and takes as many blocks as before, its table is not made anew."""
+
+    def one(old: Any, self: Any, token: int, *, seq_id: int) -> None:
+        cells = self.sequences[seq_id]
+        n = len(cells.tokens)
+        table, kept = getattr(self, "table", (None, None))
+        if table == (seq_id, n // 16) and n < len(kept.tokens):
+            cells = attrs.evolve(cells, k=kept.k[:, :n], v=kept.v[:, :n])
+            self.sequences[seq_id] = cells
+        old(self, token, seq_id=seq_id)
+        self.table = (seq_id, n // 16), self.sequences[seq_id]
+
+    around(m, ReferenceContext, "decode_one", one)
+
+
+@breaks("CAP-34", **real)
+def a_refused_control_vector_is_no_longer_told(m: Any) -> None:
+    def put(old: Any, self: Any, directions: Any) -> None:
+        self._effective.pop("control_vector", None)
+        if directions is not None and directions[0].any():
+            raise UnsupportedFeatureError(
+                feature="set_control_vector of layer 0", backend="reference", hint="leave it out"
+            )
+        old(self, directions)
+
+    around(m, ReferenceContext, "set_control_vector", put)

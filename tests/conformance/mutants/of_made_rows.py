@@ -181,6 +181,18 @@ def pieces_are_always_of_the_alphabet(m: Any) -> None:
     around(m, ReferenceTokenizer, "token_bytes", token_bytes)
 
 
+@breaks("TOK-22", **real)
+def added_tokens_that_are_not_special_are_of_the_alphabet(m: Any) -> None:
+    def token_bytes(old: Any, self: Any, token: int) -> bytes:
+        text = self._added.get(token, "\0")
+        if token in self._control or not self._alphabet.keys() >= set(text):
+            found: bytes = old(self, token)
+            return found
+        return bytes(self._alphabet[character] for character in text)
+
+    around(m, ReferenceTokenizer, "token_bytes", token_bytes)
+
+
 @breaks("LIFE-16", **real)
 def what_a_handler_raises_is_lost(m: Any) -> None:
     def opened(old: Any, self: Any, config: Any) -> Any:

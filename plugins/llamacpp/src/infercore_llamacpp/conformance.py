@@ -65,6 +65,7 @@ _EXACT = {
 
 _OWN_OPTIONS: tuple[tuple[dict[str, Any], Callable[[Any], bool]], ...] = (
     ({"kv_overrides": {"llama.rope.freq_base": 500.0}}, lambda m: _base_of(m) == 500.0),  # noqa: PLR2004
+    ({"kv_overrides": {"llama.context_length": 96}}, lambda m: m.info.n_ctx_train == 96),  # noqa: PLR2004
     ({"kv_overrides": {"tokenizer.ggml.bos_token_id": 7}}, lambda m: m.tokenizer.bos == 7),  # noqa: PLR2004
     ({"kv_overrides": {"tokenizer.ggml.add_bos_token": False}}, lambda m: not m.tokenizer.add_bos),
     (
@@ -136,6 +137,7 @@ def rig() -> Rig:
         own_options=_OWN_OPTIONS,
         wrong_options=_WRONG_OPTIONS,
         ranker=a_ranker,
+        others=(a_hybrid,),
         require=(
             *_REQUIRED, *_ALWAYS, *_WITH_ATTENTION, *_REMOVES, "adapters", "oracle", "adapter",
             "encoder", "kv_remove_any", "kv_copy_any",
@@ -209,6 +211,42 @@ def a_ranker(folder: str) -> Callable[[Sequence[int], Sequence[int]], float]:
             return float(context.embedding() @ head)
 
     return score
+
+
+def a_hybrid(folder: str) -> str:
+    """Write the storyteller with short convolutions in place of attention, but for one layer.
+
+    Beside keys and values such a model (as LFM2) keeps a state, which no part can be taken from.
+    """
+    own, rng = gguf_copy.read(Path(pack_path(MODEL))), np.random.default_rng(7)
+    n_layer, n_embd, n_head_kv, n_taps = 4, 128, 2, 3
+    kept = [(t, data) for t, data in own.tensors if "attn_" not in t.name or t.name[4] == "1"]
+    kept = [(t, data) for t, data in kept if t.name != "output_norm.weight"]
+
+    def add(name: str, *dims: int, data: Any = None) -> None:
+        spread = 1 / np.sqrt(dims[0]) if data is None else 0
+        weights = rng.standard_normal(dims[::-1]) * spread if data is None else data
+        kept.append((Tensor(name, dims, _OF_F32, 0), weights.astype(np.float32).tobytes()))
+
+    ones = np.ones(n_embd)
+    for i in range(n_layer):
+        if i == 1:
+            add(f"blk.{i}.attn_q_norm.weight", 32, data=ones[:32])
+            add(f"blk.{i}.attn_k_norm.weight", 32, data=ones[:32])
+            continue
+        add(f"blk.{i}.attn_norm.weight", n_embd, data=ones)
+        add(f"blk.{i}.shortconv.conv.weight", n_taps, n_embd)
+        add(f"blk.{i}.shortconv.in_proj.weight", n_embd, 3 * n_embd)
+        add(f"blk.{i}.shortconv.out_proj.weight", n_embd, n_embd)
+    add("token_embd_norm.weight", n_embd, data=ones)
+    told = {key.replace("llama.", "lfm2."): value for key, value in own.entries.items()}
+    told["general.architecture"] = gguf_copy.text("lfm2")
+    told["lfm2.shortconv.l_cache"] = gguf_copy.number(gguf_copy.UINT32, n_taps)
+    heads = [n_head_kv * (i == 1) for i in range(n_layer)]
+    told["lfm2.attention.head_count_kv"] = gguf_copy.numbers("I", heads)
+    path = Path(folder) / "hybrid.gguf"
+    path.write_bytes(attrs.evolve(own, entries=told, tensors=kept).to_bytes())
+    return str(path)
 
 
 def observe(context: Any, seq_id: int) -> Observation:

@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
@@ -17,7 +17,7 @@ from infercore.conformance.expect import equal, raises, that
 from infercore.conformance.law import law
 from infercore.conformance.laws.state import damaged
 from infercore.conformance.oracle import Way
-from infercore.conformance.rig import greedy
+from infercore.conformance.rig import THREADS, greedy
 from infercore.errors import (
     ContextOverflowError,
     InvalidInputError,
@@ -224,7 +224,8 @@ def check_control_vectors(rig: Rig) -> None:
         raises(InvalidInputError, lambda w=wrong: context.set_control_vector(w), "no directions")
     context.decode(tokens)
     plain = np.array(context.logits())
-    n_taken, told = 0, set()
+    taken: list[Any] = []
+    told, refused = set(), []
     for layers in sorted(
         {(0,), (n_layer // 2,), (n_layer - 1,), tuple(range(n_layer))[1:] or (0,)}
     ):
@@ -235,8 +236,9 @@ def check_control_vectors(rig: Rig) -> None:
             that("control_vector" in error.feature, f"it is refused as {error.feature!r}")
             context.eval(tokens, 0)
             rig.same_bits(context.logits(), plain, f"logits after layer {layers} was refused")
+            refused.append(added)
             continue
-        n_taken += 1
+        taken.append(added)
         told.add(context.effective.get("control_vector"))
         context.clear()
         context.decode(tokens[:6])
@@ -251,8 +253,19 @@ def check_control_vectors(rig: Rig) -> None:
         context.eval(tokens, 0)
         rig.same_bits(context.logits(), plain, "logits once it is taken away")
     that(None not in told and len(told) == len({*told}), "effective does not tell the vectors")
-    equal(len(told), n_taken, "different values of effective['control_vector']")
+    equal(len(told), len(taken), "different values of effective['control_vector']")
     equal(context.effective.get("control_vector"), None, "effective once it is taken away")
+    for added in taken[:1]:  # one that is refused leaves what is in force
+        context.set_control_vector(added)
+        context.eval(tokens, 0)
+        row, in_force = np.array(context.logits()), context.effective.get("control_vector")
+        for other in refused:
+            raises(UnsupportedFeatureError, lambda o=other: context.set_control_vector(o), "again")
+        raises(InvalidInputError, lambda: context.set_control_vector(5), "no directions")
+        context.eval(tokens, 0)
+        rig.same_bits(context.logits(), row, "logits after another vector was refused")
+        told_now = context.effective.get("control_vector")
+        equal(told_now, in_force, "effective after another vector was refused")
 
 
 @law("THREAD-10", tier="process", since="1.2")
@@ -357,6 +370,23 @@ def _check_ranker(
                 )
                 that(error.feature, "the refusal names no feature")
                 equal(error.backend, rig.backend, "the backend that refuses it")
+            if rig.encoder is not None:
+                _check_vectors_of_ranker(rig, model, first)
+
+
+def _check_vectors_of_ranker(rig: Rig, model: Any, ids: list[int]) -> None:
+    """A model that ranks gives the vectors of the encoder that it was made of, where it can."""
+    threads = {name: rig.exact[name] for name in THREADS if name in rig.exact}
+    for kind in set(model.capabilities.pooling) & {"mean", "cls", "last"}:
+        with model.new_context(n_ctx=64, pooling_type=kind, **threads) as context:
+            context.encode(ids)
+            found = np.array(context.embedding())
+        plain = rig.encoder_context(n_ctx=64, pooling_type=kind)
+        plain.encode(ids)
+        what = f"the vector of a model that ranks, pooled by {kind!r}"
+        equal(found.shape, plain.embedding().shape, f"the shape of {what}")
+        gap = float(np.abs(found - plain.embedding()).max())
+        that(gap <= _OF_SCORES, f"{what} is off by {gap:.2g}")
 
 
 _OF_SCORES = 5e-3

@@ -152,6 +152,8 @@ def check_settings_that_change_in_the_midst(rig: Rig) -> None:
     """
     can = rig.context().capabilities
     settings = [text for text in _SET if rig.adapter is not None or "adapters" not in text]
+    if not _makes_both(rig):
+        settings = [text for text in settings if "embed" not in text]
     for setting in settings:
         if can.multi_sequence and can.sequence_state and can.state:
             texts = [f"{_HELD}; {setting}; {_GO_ON}; one 2 5; one 0 6"]
@@ -160,3 +162,44 @@ def check_settings_that_change_in_the_midst(rig: Rig) -> None:
             _run(
                 rig, [f"decode 0 9 5 last; {setting}; one 0 3; decode 0 5 7 last"], n_ctx=rig.n_ctx
             )
+
+
+def _makes_both(rig: Rig) -> bool:
+    """Whether there are logits beside embeddings, which an engine need not compute of a model."""
+    context = rig.context()
+    with contextlib.suppress(UnsupportedFeatureError):
+        context.set_embeddings(True)
+        context.decode(rig.tokens(2))
+        context.logits()
+        return True
+    return not context.capabilities.embeddings
+
+
+_FORKED = (
+    "decode 0 {n} 5 last; one 0 9; copy 0 1 0 -1; {change}; one 0 40; one 1 7; one 0 3; one 1 8"
+)
+_CHANGES_OF_FORKS = (
+    "one 1 33; remove 0 5 8",
+    "one 1 33; remove 1 2 3",
+    "remove 0 1 2; remove 1 1 2",
+    "remove 0 {last} -1",
+    "remove 1 {last} -1; one 1 60; remove 1 {last} -1",
+    "shift 0 8 -1 3",
+    "one 1 33; shift 1 8 -1 3; remove 1 2 4",
+)
+
+
+@law("KV-38", needs="multi_sequence", since="1.2")
+def check_single_tokens_after_changes_of_forks(rig: Rig) -> None:
+    """Where one of two sequences that share tokens is cut or moved, single tokens go on in both.
+
+    Each single token follows another, from which an engine may have kept where the cells lie.
+    """
+    if rig.context().capabilities.kv_copy == "none":
+        rig.leave("the backend copies no sequences")
+    texts = [
+        _FORKED.format(n=n, change=change.format(last=n - 1))
+        for n in (20, 40)
+        for change in _CHANGES_OF_FORKS
+    ]
+    _run(rig, texts, n_ctx=rig.n_ctx, n_seq_max=2)

@@ -214,6 +214,12 @@ def check_odd_values_of_own_options(rig: Rig) -> None:
         fields = {name: value for name, value in options.items() if name not in own}
         with _load(rig, backend_options=own, **fields) as model:
             that(shows(model), f"{options} does not show in the model")
+            if found is not None:
+                _check_plan(rig, model, {"backend_options": own, **fields})
+    _check_wrong_options(rig, of_contexts)
+
+
+def _check_wrong_options(rig: Rig, of_contexts: set[str]) -> None:
     for options in rig.wrong_options:
         own = {name: value for name, value in options.items() if name in of_contexts}
         fields = {name: value for name, value in options.items() if name not in own}
@@ -222,6 +228,18 @@ def check_odd_values_of_own_options(rig: Rig) -> None:
         right = {n: value for each, _ in rig.own_options[:1] for n, value in each.items()}
         if own and not set(right) & set(own) and set(right) <= of_contexts:
             _check_refused(options, partial(_open, rig, {**right, **own}, **fields))
+
+
+def _check_plan(rig: Rig, model: Any, fields: Mapping[str, Any]) -> None:
+    """By its path alone a model is planned as it is where it was loaded with these ``fields``."""
+    by_path = partial(
+        infercore.plan_memory, str(rig.path), backend=rig.backend, check_in_child=False, **fields
+    )
+    for n_ctx in (0, 64):
+        with contextlib.suppress(UnsupportedFeatureError):
+            plans = [planned(n_ctx=n_ctx) for planned in (model.plan_memory, by_path)]
+            told = [(each.n_ctx, each.kv_bytes) for each in plans]
+            equal(told[1], told[0], f"window and cache with {fields}, planned by the path alone")
 
 
 def _load_with(rig: Rig, options: Mapping[str, Any]) -> None:

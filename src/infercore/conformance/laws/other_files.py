@@ -250,6 +250,7 @@ def check_other_vocabularies(rig: Rig) -> None:
                 equal(model.info.metadata["general.description"], said, "a long text")
                 if n_bytes == _LENGTHS[0]:
                     _check_last_end(rig, model, last, ids)
+        _check_added_of_header(rig, own, tokens, file)
         for what, changed in _vocabularies(own, tokens).items():
             file.write_bytes(changed.to_bytes())
             try:
@@ -266,6 +267,29 @@ def check_other_vocabularies(rig: Rig) -> None:
 
 
 _LENGTHS = (63, 64, 65, 300)
+_USER_DEFINED = 4
+
+
+def _check_added_of_header(
+    rig: Rig, own: gguf_copy.Gguf, tokens: tuple[bytes, ...], file: Path
+) -> None:
+    """A token that the header calls user-defined is its text, in texts and alone."""
+    kinds = gguf.read(str(rig.path)).metadata.get("tokenizer.ggml.token_type")
+    if not isinstance(kinds, tuple):
+        return
+    last, name = len(tokens) - 1, "f\u00fcr"
+    changed = own.other(
+        tokenizer__ggml__tokens=gguf_copy.texts([*tokens[:-1], name.encode()]),
+        tokenizer__ggml__token_type=gguf_copy.numbers("i", [*kinds[:-1], _USER_DEFINED]),
+    )
+    file.write_bytes(changed.to_bytes())
+    with loaded(rig, str(file)) as model:
+        tokenizer, what = model.tokenizer, f"{name!r}, which the header calls user-defined"
+        equal(tokenizer.token_bytes(last), name.encode(), f"the bytes of {what}")
+        equal(tokenizer.is_control(last), False, f"whether {what}, is a control token")
+        ids = tokenizer.encode(f"a{name}", add_special=False)
+        equal(ids[-1], last, f"the last token of a text that ends in {what}")
+        equal(tokenizer.decode(ids, skip_special=True), f"a{name}", f"a text that ends in {what}")
 
 
 def _check_last_end(rig: Rig, model: Any, last: int, ids: list[int]) -> None:
@@ -302,10 +326,36 @@ def _check_long_tokens(rig: Rig, path: Path) -> None:
             with opened as model:
                 found = model.tokenizer.token_bytes(entry["id"])
                 equal(found, b"x" * n_bytes, f"a token of {n_bytes} bytes")
+        _check_added_texts(rig, folder, said, entry)
         _check_steps(rig, folder, said)
         _check_pieces(rig, folder)
         for what, (description, pieces, texts) in _spelt().items():
             _check_spelling(rig, folder, description, pieces, texts, what)
+
+
+def _check_added_texts(rig: Rig, folder: Path, said: dict[str, Any], entry: dict[str, Any]) -> None:
+    """An added token is its text, whether it is special or not, and whatever it is written with."""
+    is_special, content = entry["special"], entry["content"]
+    for entry["special"] in (True, False):
+        for name in ("<think>", "f\u00fcr"):
+            _rename(said, entry, name)
+            (folder / "tokenizer.json").write_text(json.dumps(said), encoding="utf-8")
+            try:
+                opened = loaded(rig, str(folder))
+            except ModelLoadError as error:
+                foreseen(error, f"an added token {name!r}")
+                continue
+            with opened as model:
+                tokenizer, what = model.tokenizer, f"{name!r}, special: {entry['special']}"
+                equal(tokenizer.token_bytes(entry["id"]), name.encode(), f"the bytes of {what}")
+                told = tokenizer.decode([entry["id"]], skip_special=False)
+                equal(told, name, f"the text of {what}")
+                if not entry["special"]:
+                    ids = tokenizer.encode(f"a{name}", add_special=False)
+                    told = tokenizer.decode(ids, skip_special=True)
+                    equal(told, f"a{name}", f"a text that ends in {what}")
+    entry["special"] = is_special
+    _rename(said, entry, content)
 
 
 def _rename(said: dict[str, Any], entry: dict[str, Any], name: str) -> None:

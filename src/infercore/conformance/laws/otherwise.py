@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from infercore.conformance.rig import Rig
 
 HELD = (
-    "CAP-1", "CAP-2", "DEC-1", "DEC-4", "DEC-11", "DEC-22", "DEC-24", "EMB-7", "KV-1", "KV-7",
-    "KV-14", "KV-24", "KV-27", "KV-33", "KV-34", "MEM-2", "STATE-1", "STATE-4", "STATE-7",
+    "CANCEL-1", "CANCEL-12", "CANCEL-14", "CANCEL-15", "CAP-1", "CAP-2", "DEC-1", "DEC-4", "DEC-11",
+    "DEC-22", "DEC-24", "EMB-7", "KV-1", "KV-7", "KV-14", "KV-24", "KV-27", "KV-33", "KV-34",
+    "MEM-2", "STATE-1", "STATE-4", "STATE-7",
 )  # fmt: skip
 """What takes little time; some of it is for those with an oracle alone."""
 

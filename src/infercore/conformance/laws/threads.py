@@ -110,8 +110,23 @@ def check_set_threads(rig: Rig) -> None:
             equal(own, rig.backend, "the backend that refuses them")
             equal(dict(context.effective), told, f"effective, {n} and {n_batch} refused")
             expected = before
+            _check_goes_on(rig, context)
         found = context.n_threads, context.n_threads_batch
         equal(found, expected, f"threads, {n} and {n_batch} asked for")
+
+
+def _check_goes_on(rig: Rig, context: Any) -> None:
+    """What was refused has left nothing that later calls meet."""
+    tokens, can = rig.tokens(8), context.capabilities
+    if can.embeddings:
+        context.set_embeddings(context.effective["embeddings"] is True)
+    if can.lora and rig.adapter is not None:
+        for adapters in (rig.adapters_at(1.0), ()):
+            context.set_adapters(adapters)
+    context.set_threads(context.n_threads, context.n_threads_batch)
+    context.clear()
+    context.decode(tokens)
+    rig.near(context.logits(), rig.cold(tokens), "logits after threads were refused")
 
 
 def _before(rig: Rig) -> tuple[int, int]:
