@@ -493,3 +493,30 @@ def a_refused_control_vector_is_no_longer_told(m: Any) -> None:
         old(self, directions)
 
     around(m, ReferenceContext, "set_control_vector", put)
+
+
+@breaks("KV-39", **real)
+def the_next_position_is_behind_the_last_cell(m: Any) -> None:
+    def next_position(self: Any) -> int:
+        return int(self.positions[-1]) + 1 if len(self.positions) else 0
+
+    m.setattr(cells.Cells, "next_position", property(next_position))
+
+
+@breaks("THREAD-15", **real)
+def other_threads_leave_what_the_first_ones_chose(m: Any) -> None:
+    def init(old: Any, self: Any, matrices: Any, effective: Any) -> None:
+        effective["num_streams"] = 4 // effective["n_threads"]
+        old(self, matrices, effective)
+
+    around(m, Base, "__init__", init)
+
+
+@breaks("KV-14", **real)
+def tokens_cannot_be_moved_under_another_base(m: Any) -> None:
+    def init(old: Any, self: Any, llama: Any, effective: Any) -> None:
+        old(self, llama, effective)
+        if effective["rope_freq_base"] == 5000.0:
+            self.capabilities = attrs.evolve(self.capabilities, kv_shift=False)
+
+    around(m, ReferenceContext, "__init__", init)

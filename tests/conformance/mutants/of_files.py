@@ -13,8 +13,15 @@ import infercore
 from conformance.mutants import around, breaks, result
 from infercore.conformance import Rig, reference
 from infercore.conformance.laws import headers, kinds
+from infercore.engine.model import GuardedModel
 from infercore.errors import InvalidInputError, ModelLoadError
-from infercore.testing import llama, reference_model, reference_settings, reference_tokenizer
+from infercore.testing import (
+    engine_of,
+    llama,
+    reference_model,
+    reference_settings,
+    reference_tokenizer,
+)
 from infercore.testing.reference_context import ReferenceContext
 from infercore.testing.reference_model import Loaded, ReferenceModel
 from infercore.testing.reference_sequences import Sequences
@@ -123,6 +130,28 @@ def with_a_size(m: Any, most: int) -> None:
 @breaks("BAD-19", **real)
 def the_last_of_what_is_allowed_is_refused(m: Any) -> None:
     with_a_size(m, most=3)
+
+
+@breaks("CAP-48", **real)
+def an_own_option_stays_for_later_contexts(m: Any) -> None:
+    sizes: list[int] = []
+
+    def new_context(old: Any, self: Any, config: Any = None, **fields: Any) -> Any:
+        sizes.extend((fields.pop("backend_options", None) or {}).values())
+        context = old(self, config, **fields)
+        engine_of(context).size = sizes[0] if sizes else None
+        return context
+
+    def begin(old: Any, self: Any, name: str, seed: int) -> None:
+        old(self, name, seed)
+        self.own_options = [({"size": 2}, lambda context: engine_of(context).size == 2)]
+
+    around(m, GuardedModel, "new_context", new_context)
+    around(m, Rig, "begin", begin)
+    about = SimpleNamespace(model_options=(), context_options=("size",))
+    record = SimpleNamespace(name="reference", descriptor=about)
+    registry = SimpleNamespace(records=lambda: [record], get=lambda name: about)
+    m.setattr(kinds, "default_registry", lambda: registry)
 
 
 @breaks("CAP-37", **real)

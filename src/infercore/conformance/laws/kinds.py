@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -186,8 +187,7 @@ def check_odd_values_of_own_options(rig: Rig) -> None:
     from 1 to 4" is allowed, these are taken, and integers just beyond are not. Options of the rig
     (`Rig.own_options`, `Rig.wrong_options`) do what it says, or are refused.
     """
-    known = [record.name for record in default_registry().records()]
-    found = default_registry().get(rig.backend) if rig.backend in known else None
+    found = _announced(rig)
     if found is None and rig.backend != "reference":
         rig.leave("the backend is not announced, so users cannot load with it by name")
     with tempfile.TemporaryDirectory() as folder:  # where the option is a folder, it may be made
@@ -217,6 +217,50 @@ def check_odd_values_of_own_options(rig: Rig) -> None:
             if found is not None:
                 _check_plan(rig, model, {"backend_options": own, **fields})
     _check_wrong_options(rig, of_contexts)
+
+
+def _announced(rig: Rig) -> Any:
+    """Return the descriptor of the rig's backend, None where none is announced."""
+    known = [record.name for record in default_registry().records()]
+    return default_registry().get(rig.backend) if rig.backend in known else None
+
+
+@law("CAP-48", since="1.2")
+def check_own_options_beside_others(rig: Rig) -> None:
+    """A context with an option of the engine's own, and one without, are as each is alone.
+
+    Whichever is opened first, with whatever threads (`Rig.own_options`).
+    """
+    found = _announced(rig)
+    of_contexts = set(found.context_options) if found else set()
+    every = [(own, shows) for own, shows in rig.own_options if own and set(own) <= of_contexts]
+    if not every:
+        rig.leave("the rig brings no options of contexts")
+    for (own, shows), n in itertools.product(every, (1, 2)):
+        plain: dict[str, Any] = {}
+        fields = {"n_threads": n, "n_threads_batch": n, "backend_options": own}
+        try:
+            told = [_told(rig, shows, each) for each in (plain, fields)]
+        except UnsupportedFeatureError:
+            continue
+        for order in ((plain, fields), (fields, plain)):
+            with contextlib.ExitStack() as opened:
+                contexts = [opened.enter_context(_of_one(rig, each)) for each in order]
+                of_both = contexts if order[0] is plain else contexts[::-1]
+                found = [(dict(each.effective), shows(each)) for each in of_both]
+                equal(found, told, f"what is told of a context with none, and with {own}")
+
+
+def _told(rig: Rig, shows: Callable[[Any], bool], fields: Mapping[str, Any]) -> tuple[Any, bool]:
+    with _of_one(rig, fields) as context:
+        n = fields.get("n_threads", 1)
+        equal((context.n_threads, context.n_threads_batch), (n, n), f"threads with {fields}")
+        return dict(context.effective), shows(context)
+
+
+def _of_one(rig: Rig, fields: Mapping[str, Any]) -> Any:
+    """Open a context of one thread, or with the ``fields``."""
+    return rig.model.new_context(**{"n_ctx": 32, "n_threads": 1, "n_threads_batch": 1, **fields})
 
 
 def _check_wrong_options(rig: Rig, of_contexts: set[str]) -> None:

@@ -228,6 +228,46 @@ def check_hole_closed_by_a_shift(rig: Rig) -> None:
     equal(context.tokens(), tokens[:2] + tokens[5:] + more, "the tokens held")
 
 
+@law("KV-39", needs="kv_shift", since="1.2")
+def check_parts_moved_past_others(rig: Rig) -> None:
+    """Where the first tokens are moved past the last, the next goes behind the highest position.
+
+    So too where a part is copied in front of what another sequence holds, and after a restore.
+    """
+    tokens, context = rig.tokens(11), rig.context()
+    context.decode(tokens[:10])
+    context.seq_shift(0, 0, 2, 20)
+    _check_ends(context, 0, [*tokens[2:10], *tokens[:2]], (2, 21))
+    saved = context.save_sequence(0) if context.capabilities.sequence_state else None
+    context.decode_one(tokens[10])
+    _check_ends(context, 0, [*tokens[2:10], *tokens[:2], tokens[10]], (2, 22))
+    row = np.array(context.logits())
+    if saved is not None:
+        other = rig.context()
+        other.load_sequence(0, saved)
+        _check_ends(other, 0, [*tokens[2:10], *tokens[:2]], (2, 21))
+        other.decode_one(tokens[10])
+        rig.near(other.logits(), row, "logits behind a restored text whose first part was moved")
+    if context.capabilities.kv_copy != "any":
+        return
+    both = rig.two()
+    both.decode(tokens[:10], seq_id=1)
+    both.seq_remove(1, 0, 6)
+    both.decode(tokens[:10])
+    both.seq_copy(0, 1, 0, 6)
+    _check_ends(both, 1, tokens[:10], (0, 9))
+    both.decode_one(tokens[10], seq_id=1)
+    _check_ends(both, 1, tokens, (0, 10))
+    rig.near(both.logits(), rig.cold(tokens), "logits behind a first part that was copied")
+
+
+def _check_ends(context: Any, seq_id: int, tokens: list[int], ends: tuple[int, int]) -> None:
+    found = context.seq_pos_min(seq_id), context.seq_pos_max(seq_id)
+    equal(found, ends, "first and last position")
+    equal(context.n_past(seq_id), ends[1] + 1, "n_past")
+    equal(context.tokens(seq_id), tokens, "the tokens held, by their positions")
+
+
 _SCALINGS: tuple[dict[str, Any], ...] = (
     {},
     {"rope_freq_base": 5000.0},
@@ -251,6 +291,10 @@ def check_shift_there_and_back(rig: Rig) -> None:
                 raise
             continue
         if fields and not context.capabilities.kv_shift:
+            by_base = "rope_freq_base" in fields and {"kv_shift", "rope_freq_base"} <= {
+                *rig.require
+            }
+            that(not by_base, f"what the rig requires, to move tokens, is lost with {fields}")
             continue
         context.decode(tokens)
         context.seq_shift(0, 0, -1, 4)

@@ -135,6 +135,21 @@ def _before(rig: Rig) -> tuple[int, int]:
         return context.n_threads, context.n_threads_batch
 
 
+@law("THREAD-15", needs="live_threads", since="1.2")
+def check_set_threads_as_opened(rig: Rig) -> None:
+    """What a context tells after its threads were changed, one opened with them tells too."""
+    for n, other in ((1, 2), (2, 1)):
+        context = rig.context(n_threads=n, n_threads_batch=n)
+        try:
+            context.set_threads(other, other)
+        except UnsupportedFeatureError:  # more than the machine has
+            continue
+        opened = rig.context(n_threads=other, n_threads_batch=other)
+        for name, value in opened.effective.items():
+            what = f"effective[{name!r}], {other} threads set in place of {n}"
+            equal(context.effective.get(name), value, what)
+
+
 @law("THREAD-8", needs="live_threads", since="1.1")
 def check_the_engine_s_own_threads(rig: Rig) -> None:
     """The engine itself, seen past the API, has the thread counts that were set."""

@@ -113,6 +113,10 @@ def check_rope_options_are_used(rig: Rig) -> None:
             {**yarn, "yarn_ext_factor": 0.0, "yarn_attn_factor": 1.5},
             Way(rope_scale=0.25, attn_factor=1.5),
         ),
+        (
+            {**yarn, "rope_freq_base": 100.0, "yarn_orig_ctx": 4096},  # the ramp ends at the end
+            Way(rope_base=100.0, rope_scale=0.25, yarn=Yarn(orig_ctx=4096)),
+        ),
         ({**yarn, "yarn_attn_factor": 1.5}, None),
         ({"rope_scaling_type": "none"}, Way()),
     ):
