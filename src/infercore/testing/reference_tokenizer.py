@@ -32,6 +32,7 @@ class ReferenceTokenizer:
                 f"{folder}: a vocabulary of kind {kind!r} is not known here; give one of {_KINDS}",
                 path=folder,
             )
+        self._of_words = kind == "WordPiece"
         steps = [self._vocabulary.get(name) for name in ("decoder", "pre_tokenizer")]
         if kind == "BPE" and "ByteLevel" not in json.dumps(steps):
             raise ModelFormatError(
@@ -92,11 +93,17 @@ class ReferenceTokenizer:
         piece = self._parsing.id_to_token(token)
         if piece is None:  # a place in the matrix that the vocabulary leaves free
             return b""
-        if self._vocabulary["model"]["type"] == "WordPiece":
+        if self._of_words:
             return _word_piece(piece)
         if not self._alphabet.keys() >= set(piece):
             return str(piece).encode()
         return bytes(self._alphabet[character] for character in piece)
+
+    def decode(self, tokens: Sequence[int], *, skip_special: bool) -> str:
+        """Return the text of ``tokens``, in which no space is before the first word."""
+        shown = [t for t in tokens if not (skip_special and self.is_control(t))]
+        text = b"".join(map(self.token_bytes, shown)).decode("utf-8", errors="replace")
+        return text.removeprefix(" ") if self._of_words else text
 
     def is_eog(self, token: int) -> bool:
         """Return whether ``token`` ends a generation."""

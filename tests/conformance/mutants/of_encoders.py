@@ -13,7 +13,7 @@ from infercore.engine.appending import Appending
 from infercore.engine.context import GuardedContext
 from infercore.engine.model import GuardedModel
 from infercore.errors import InvalidInputError, InvalidTokenError, OutputNotAvailableError
-from infercore.testing import engine_of
+from infercore.testing import engine_of, reference_model
 
 
 @breaks("ENC-1")
@@ -142,3 +142,9 @@ def a_vector_is_made_of_nothing(m: Any) -> None:
 
     nothing(m, EncoderContext, "embedding", np.zeros(8, np.float32))
     around(m, GuardedContext, "embedding", embedding)
+
+
+@breaks("ENC-17", base="reference")
+def positions_behind_padding_are_counted_from_the_first(m: Any) -> None:
+    kinds = {**reference_model.KINDS, "roberta": reference_model.KINDS["bert"]}
+    m.setattr(reference_model, "KINDS", kinds)

@@ -18,7 +18,13 @@ from conformance.mutants import around, breaks, nothing, result
 from infercore.conformance import Rig
 from infercore.conformance.reference import announce
 from infercore.errors import ContextOverflowError, InvalidInputError
-from infercore.testing import mirostat, reference_model, reference_settings, truncation
+from infercore.testing import (
+    mirostat,
+    reference_model,
+    reference_settings,
+    reference_tokenizer,
+    truncation,
+)
 from infercore.testing.attention import OnlineSoftmax
 from infercore.testing.kv_formats import KvFormat
 from infercore.testing.reference_context import ReferenceContext
@@ -191,6 +197,27 @@ def added_tokens_that_are_not_special_are_of_the_alphabet(m: Any) -> None:
         return bytes(self._alphabet[character] for character in text)
 
     around(m, ReferenceTokenizer, "token_bytes", token_bytes)
+
+
+@breaks("TOK-22", **real)
+def pieces_of_words_lose_every_mark(m: Any) -> None:
+    def of_word(piece: str) -> bytes:
+        return piece.lstrip("#").encode() if piece[:2] == "##" else b" " + piece.encode()
+
+    m.setattr(reference_tokenizer, "_word_piece", of_word)
+
+
+@breaks("TOK-11", **real)
+def where_a_text_begins_is_kept_in_the_tokenizer(m: Any) -> None:
+    def decode(_: Any, self: Any, tokens: Any, *, skip_special: bool) -> str:
+        self.at_start, pieces = True, []
+        for token in tokens:
+            piece = b"" if skip_special and self.is_control(token) else self.token_bytes(token)
+            pieces.append(piece.removeprefix(b" ") if self.at_start else piece)
+            self.at_start = False
+        return b"".join(pieces).decode("utf-8", errors="replace")
+
+    around(m, ReferenceTokenizer, "decode", decode)
 
 
 @breaks("LIFE-16", **real)

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import infercore
-from infercore.conformance.expect import equal, raises, that
+from infercore.conformance.expect import equal, foreseen, raises, that
 from infercore.conformance.law import law
+from infercore.conformance.laws.settings import copied, write
 from infercore.errors import (
     InvalidInputError,
     InvalidTokenError,
+    ModelLoadError,
     OutputNotAvailableError,
     SessionClosedError,
     UnsupportedFeatureError,
@@ -239,3 +241,34 @@ def check_bad_input_to_an_encoder(rig: Rig) -> None:
     rig.same_bits(np.array(context.embedding()), vector, "the vector afterwards")
     context.close()
     raises(SessionClosedError, lambda: context.encode(_ids(rig)), "encode after close")
+
+
+@law("ENC-17", **{**encoder_law, "since": "1.2"})
+def check_positions_behind_padding(rig: Rig) -> None:
+    """Where an encoder's positions begin behind the id of padding, its window leaves those out.
+
+    So RoBERTa and what is built like it; such a model that cannot be read is refused.
+    """
+    path = Path(rig.encoder or rig.path or "")
+    if not (path / "config.json").is_file():
+        rig.leave("the encoder has no config.json")
+    config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    n_positions = config.get("max_position_embeddings")
+    if config.get("model_type") != "bert" or not isinstance(n_positions, int):
+        rig.leave("the encoder is no BERT whose positions are counted")
+    with copied(path) as copy:
+        for padding in (0, 1, 5, None):
+            said = {**config, "model_type": "roberta", "pad_token_id": padding}
+            write(copy / "config.json", {k: v for k, v in said.items() if v is not None})
+            try:
+                opened = rig.open_at(str(copy))
+            except ModelLoadError as error:
+                foreseen(error, "an encoder as RoBERTa")
+                continue
+            with opened as model:
+                left = n_positions - 1 - (1 if padding is None else padding)
+                limits = range(1, left + 1)  # its tokenizer may allow fewer
+                trained = model.info.n_ctx_train
+                that(trained in limits, f"{trained} tokens, padding {padding}, {n_positions} rows")
+                usual = min(left, rig.encoder_model.info.n_ctx_train)
+                equal(trained, usual, f"n_ctx_train with padding {padding}")

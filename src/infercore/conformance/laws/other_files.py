@@ -329,6 +329,7 @@ def _check_long_tokens(rig: Rig, path: Path) -> None:
         _check_added_texts(rig, folder, said, entry)
         _check_steps(rig, folder, said)
         _check_pieces(rig, folder)
+        _check_unknown(rig, folder)
         for what, (description, pieces, texts) in _spelt().items():
             _check_spelling(rig, folder, description, pieces, texts, what)
 
@@ -430,6 +431,37 @@ def _check_pieces(rig: Rig, folder: Path) -> None:
             equal(told, text, "a text of pieces, encoded and decoded")
 
 
+def _check_unknown(rig: Rig, folder: Path) -> None:
+    """Behind a token for what is not in the vocabulary the next word keeps its space."""
+    spaces = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always"}
+    pieces = ["<unk>", "\u2581", "a", "b", "\u2581a", "\u2581b"]
+    merges = [["\u2581", "a"], ["\u2581", "b"]]
+    for place in (0, len(pieces) - 1):
+        names = [*pieces[1 : place + 1], pieces[0], *pieces[place + 1 :]]
+        model = {
+            "type": "BPE", "unk_token": pieces[0], "vocab": _numbered(names), "merges": merges
+        }  # fmt: skip
+        said = {
+            "version": "1.0",
+            "added_tokens": [{"id": place, "content": pieces[0], **_OF_AN_END}],
+            "pre_tokenizer": {**spaces, "split": True},
+            "decoder": spaces,
+            "model": model,
+        }
+        (folder / "tokenizer.json").write_text(json.dumps(said), encoding="utf-8")
+        try:
+            opened = loaded(rig, str(folder))
+        except ModelLoadError as error:
+            foreseen(error, "a vocabulary with an unknown token")
+            continue
+        with opened as model_of_it:
+            tokenizer = model_of_it.tokenizer
+            ids = tokenizer.encode("a \u2603 b", add_special=False)
+            that(place in ids, f"{ids} has no unknown token, {place}")
+            told = tokenizer.decode(ids, skip_special=False)
+            that(told.endswith(" b") and pieces[0] in told, f"'a \u2603 b' is decoded as {told!r}")
+
+
 def _spelt() -> dict[str, tuple[dict[str, Any], dict[str, bytes], tuple[str, ...]]]:
     """Return vocabularies by what they are: the file, the bytes of pieces, texts made of them."""
     mark = "\u2581"
@@ -463,6 +495,19 @@ def _spelt() -> dict[str, tuple[dict[str, Any], dict[str, bytes], tuple[str, ...
             {"model": {**bare, "vocab": _numbered(["a", "b", "ab", "#a", "\u0120"])}},
             {"a": b"a", "ab": b"ab", "#a": b"#a", "\u0120": "\u0120".encode()},
             ("abba",),
+        ),
+        "pieces of words": (
+            {
+                "model": {
+                    "type": "WordPiece", "unk_token": "[UNK]", "max_input_chars_per_word": 100,
+                    "continuing_subword_prefix": "##",
+                    "vocab": _numbered(["[UNK]", "c", "###", "##a", "#", "##b"]),
+                },
+                "pre_tokenizer": {"type": "WhitespaceSplit"},
+                "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": False},
+            },
+            {"###": b"#", "##a": b"a", "#": b" #", "c": b" c"},
+            ("c#a", "#b c##"),
         ),
         "bytes by characters": (
             {

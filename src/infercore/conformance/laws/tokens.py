@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from infercore.conformance.expect import equal, raises, that
 from infercore.conformance.law import law
@@ -143,15 +144,26 @@ def check_many_threads_encode(rig: Rig) -> None:
     names = b"".join(map(tokenizer.token_bytes, itertools.islice(controls, 3)))
     text += names.decode(errors="replace")
     asked = [
-        {"parse_special": parsed, "add_special": added}
+        partial(tokenizer.encode, text, parse_special=parsed, add_special=added)
         for parsed, added in itertools.product((True, False), repeat=2)
     ]
-    alone = [tokenizer.encode(text, **options) for options in asked]
+    _check_at_once(asked)
+    encoders = [] if rig.encoder is None else [rig.encoder_model.tokenizer]
+    for each in (tokenizer, *encoders):
+        ids = each.encode(rig.passage(6))
+        _check_at_once([partial(each.decode, ids[:n]) for n in (len(ids), 3, len(ids) - 2, 5)])
+
+
+def _check_at_once(asked: list[partial[Any]]) -> None:
+    """Each call returns what it does alone while others are made in other threads."""
+    alone = [call() for call in asked]
 
     def work(first: int) -> None:
         for n in range(first, first + _TIMES):
-            options, expected = asked[n % len(asked)], alone[n % len(asked)]
-            equal(tokenizer.encode(text, **options), expected, f"ids with {options}, in threads")
+            call, expected = asked[n % len(asked)], alone[n % len(asked)]
+            equal(
+                call(), expected, f"{call.func.__name__} in threads: {call.args}, {call.keywords}"
+            )
 
     usual = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
