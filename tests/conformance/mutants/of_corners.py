@@ -520,3 +520,18 @@ def tokens_cannot_be_moved_under_another_base(m: Any) -> None:
             self.capabilities = attrs.evolve(self.capabilities, kv_shift=False)
 
     around(m, ReferenceContext, "__init__", init)
+
+
+@breaks("DEC-34", **real)
+def rows_go_to_the_request_that_ran_last(m: Any) -> None:
+    def decode(old: Any, self: Any, tokens: Any, *, seq_id: int, logits: str) -> None:
+        old(self, tokens, seq_id=seq_id, logits=logits)
+        self.ran = seq_id
+
+    def vectors(old: Any, self: Any, rows: Any, positions: Any, seq_ids: Any, wanted: Any) -> None:
+        its_own = np.asarray(seq_ids) == getattr(self, "ran", seq_ids[0])
+        old(self, np.where(its_own[:, None], rows, 0), positions, seq_ids, wanted)
+        self.ran = seq_ids[-1]
+
+    around(m, ReferenceContext, "decode", decode)
+    around(m, ReferenceContext, "decode_vectors", vectors)

@@ -185,6 +185,42 @@ def check_seeds_at_the_edges(rig: Rig) -> None:
 # -- tokens of two sequences, in several steps -----------------------------------------------------
 
 
+@law("DEC-34", needs="multi_sequence", since="1.2")
+def check_rows_of_numbers_in_sequences(rig: Rig) -> None:
+    """Rows in place of tokens count in their sequence, whichever ran last, as they do alone.
+
+    In calls of their own and beside rows of another sequence; or they are refused.
+    """
+    n_embd, texts = rig.model.info.n_embd, [rig.tokens(5), rig.tokens(8)]
+    numbers = np.random.default_rng(rig.random.randrange(1000))
+    given = [numbers.standard_normal((n, n_embd)).astype(np.float32) for n in (3, 2)]
+    try:
+        alone = [_behind(rig, text, rows) for text, rows in zip(texts, given, strict=True)]
+    except UnsupportedFeatureError:
+        rig.leave("the backend takes no rows in place of tokens")
+    for first in (0, 1):
+        order = (first, 1 - first)
+        context = rig.two()
+        for seq_id in order:
+            context.decode(texts[seq_id], seq_id=seq_id)
+        for seq_id in order:
+            context.decode_spans([(seq_id, given[seq_id], "last")])
+            rig.near(context.logits(), alone[seq_id], f"rows in {seq_id}, {order[1]} begun last")
+        both = rig.two()
+        for seq_id in order:
+            both.decode(texts[seq_id], seq_id=seq_id)
+        both.decode_spans([(seq_id, given[seq_id], "last") for seq_id in order])
+        for i, seq_id in enumerate(order):
+            rig.near(both.logits(i), alone[seq_id], f"rows in {seq_id}, in one call of both")
+
+
+def _behind(rig: Rig, tokens: Sequence[int], rows: Any) -> Any:
+    context = rig.context()
+    context.decode(tokens)
+    context.decode_spans([(0, rows, "last")])
+    return np.array(context.logits())
+
+
 @law("DEC-33", needs="multi_sequence", since="1.2")
 def check_shared_tokens_in_several_steps(rig: Rig) -> None:
     """Rows of a call of many steps are right: of shared tokens, and of those that others follow."""
