@@ -10,7 +10,9 @@ import numpy as np
 
 from conformance.mutants import around, breaks
 from infercore.errors import DecodeAbortedError, UnsupportedFeatureError
-from infercore.testing import cells, reference_base
+from infercore.testing import bert, cells, llama, reference_base
+from infercore.testing.llama import Llama
+from infercore.testing.products import Products
 from infercore.testing.reference_base import Base
 from infercore.testing.reference_context import ReferenceContext
 from infercore.testing.reference_sampler import ReferenceSampler
@@ -535,3 +537,58 @@ def rows_go_to_the_request_that_ran_last(m: Any) -> None:
 
     around(m, ReferenceContext, "decode", decode)
     around(m, ReferenceContext, "decode_vectors", vectors)
+
+
+@breaks("LORA-12", **real)
+def adapters_never_reach_the_output(m: Any) -> None:
+    def logits(old: Any, self: Any, hidden: Any, product: Any) -> Any:
+        return old(self, hidden, Products(product._workers, ()))
+
+    around(m, Llama, "logits", logits)
+
+
+@breaks("ENC-18", base="reference")
+def one_activation_stands_for_each(m: Any) -> None:
+    old = bert._check_plain
+    m.setattr(bert, "_check_plain", lambda config: old({**config, "hidden_act": "gelu_new"}))
+
+
+@breaks("KV-39", **real)
+def cells_are_sorted_by_position_without_their_keys(m: Any) -> None:
+    def moved(old: Any, self: Any, positions: Any) -> Any:
+        found, order = old(self, positions), np.argsort(positions, kind="stable")
+        return attrs.evolve(found, tokens=found.tokens[order], positions=found.positions[order])
+
+    around(m, cells.Cells, "moved", moved)
+
+
+@breaks("CAP-34", **real)
+def a_vector_is_told_without_its_layers(m: Any) -> None:
+    def put(old: Any, self: Any, directions: Any) -> None:
+        old(self, directions)
+        if directions is not None:
+            self._effective["control_vector"] = directions[directions.any(axis=1)].tobytes().hex()
+
+    around(m, ReferenceContext, "set_control_vector", put)
+
+
+@breaks("CAP-40", **real)
+def steps_are_told_larger_than_calls(m: Any) -> None:
+    def init(old: Any, self: Any, matrices: Any, effective: Any) -> None:
+        old(self, matrices, effective)
+        if effective["n_batch"] == 24:
+            self.n_ubatch = 48
+
+    around(m, Base, "__init__", init)
+
+
+@breaks("THREAD-5", **real)
+def room_for_activations_is_shared_by_contexts(m: Any) -> None:
+    rooms: dict[Any, Any] = {}
+
+    def silu(x: Any) -> Any:
+        room = rooms.setdefault(x.shape, np.empty_like(x))
+        np.multiply(x, np.float32(0.5), out=room)
+        return room * (1 + np.tanh(room))
+
+    m.setattr(llama, "_silu", silu)

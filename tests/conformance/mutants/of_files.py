@@ -154,6 +154,15 @@ def an_own_option_stays_for_later_contexts(m: Any) -> None:
     m.setattr(kinds, "default_registry", lambda: registry)
 
 
+@breaks("CAP-28", **real)
+def the_digest_passes_over_the_config(m: Any) -> None:
+    def init(old: Any, self: Any, *args: Any, **fields: Any) -> None:
+        old(self, *args, **fields)
+        self.files = tuple(file for file in self.files if not file.endswith("config.json"))
+
+    around(m, Loaded, "__init__", init)
+
+
 @breaks("CAP-37", **real)
 def one_device_is_announced_twice(m: Any) -> None:
     device = DeviceInfo(name="CPU", kind="cpu", description="a processor")

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import sys
 import time
+from functools import partial
 from importlib import metadata
 from itertools import accumulate
 from pathlib import Path
@@ -218,6 +219,17 @@ def where_a_text_begins_is_kept_in_the_tokenizer(m: Any) -> None:
         return b"".join(pieces).decode("utf-8", errors="replace")
 
     around(m, ReferenceTokenizer, "decode", decode)
+
+
+@breaks("TOK-20", **real)
+def a_template_in_the_config_comes_before_its_file(m: Any) -> None:
+    def template(old: Any, folder: str) -> Any:
+        named = reference_tokenizer.json_object(folder, "tokenizer_config.json")
+        found = named.get("chat_template")
+        return found if isinstance(found, str) else old(folder)
+
+    own = ReferenceTokenizer._template
+    m.setattr(ReferenceTokenizer, "_template", staticmethod(partial(template, own)))
 
 
 @breaks("LIFE-16", **real)

@@ -264,3 +264,107 @@ def check_a_warm_session_with_an_adapter(rig: Rig) -> None:
     session.prefill_suffix(suffix)
     ids = rig.tokenizer.encode(text + suffix)
     rig.follows(ids, greedy(session, 8), "a warm run with an adapter", adapters=[adapter])
+
+
+_RANK = 2
+_HEAD, _TABLE = "output.weight", "token_embd.weight"
+
+
+@law("LORA-12", needs="lora", since="1.2")
+def check_an_adapter_of_the_output(rig: Rig) -> None:
+    """An adapter of the matrix that makes logits counts as if it were merged, or is refused."""
+    path = Path(rig.path) if rig.path is not None else rig.leave("the rig names no path")
+    is_folder = (path / "model.safetensors").is_file() and (path / "config.json").is_file()
+    if not is_folder and not is_gguf(path):
+        rig.leave("the model is neither a folder of weights nor a GGUF file")
+    if rig.adapter is None:
+        rig.leave("the rig has no adapter")
+    info, numbers = rig.model.info, np.random.default_rng(rig.random.randrange(1000))
+    a = numbers.standard_normal((_RANK, info.n_embd)).astype(np.float32) * 0.1
+    b = numbers.standard_normal((info.n_vocab, _RANK)).astype(np.float32)
+    written = _heads_of_folder if is_folder else _heads_of_file
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            plain, merged, adapter = written(path, Path(folder), (a, b), Path(rig.adapter))
+        except KeyError:
+            rig.leave("the model has no table in float32")
+        tokens = rig.tokens(9)
+        with loaded(rig, str(merged)) as model, model.new_context(**rig.fields()) as context:
+            expected = _row(context, tokens)
+        with loaded(rig, str(plain)) as model, model.new_context(**rig.fields()) as context:
+            usual = _row(context, tokens)
+            rig.near(usual, rig.cold(tokens), "logits by a matrix that is a copy of the table")
+            try:
+                found = _row(context, tokens, AdapterSpec(path=str(adapter)))
+            except (UnsupportedFeatureError, ModelLoadError) as error:
+                foreseen(error, "an adapter of the matrix that makes logits")
+                return
+            rig.near(found, expected, "logits with an adapter of the matrix that makes them")
+
+
+Pair = tuple[Any, Any]
+"""The matrices of an adapter, A [rank, n_embd] and B [n_vocab, rank]."""
+
+
+def _heads_of_folder(path: Path, folder: Path, pair: Pair, _: Path) -> tuple[Path, Path, Path]:
+    """Write the model with a head of its own, with the merged head, and the adapter."""
+    data = (path / "model.safetensors").read_bytes()
+    start = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:start])
+    entry = header["model.embed_tokens.weight"]
+    if entry["dtype"] != "F32" or "lm_head.weight" in header:
+        raise KeyError("F32")
+    first, last = entry["data_offsets"]
+    table = np.frombuffer(data[start + first : start + last], np.float32).reshape(entry["shape"])
+    end = len(data) - start
+    header["lm_head.weight"] = {**entry, "data_offsets": [end, end + last - first]}
+    text = json.dumps(header).encode()
+    head = len(text).to_bytes(8, "little") + text + data[start:]
+    for name, matrix in (("plain", table), ("merged", table + pair[1] @ pair[0])):
+        shutil.copytree(path, folder / name)
+        for file in (folder / name).iterdir():
+            file.chmod(0o600)
+        (folder / name / "model.safetensors").write_bytes(head + matrix.tobytes())
+        config = json.loads((folder / name / "config.json").read_text(encoding="utf-8"))
+        told = json.dumps({**config, "tie_word_embeddings": False})
+        (folder / name / "config.json").write_text(told, encoding="utf-8")
+    adapter = folder / "adapter"
+    adapter.mkdir()
+    about = {"peft_type": "LORA", "r": _RANK, "lora_alpha": _RANK, "target_modules": ["lm_head"]}
+    (adapter / "adapter_config.json").write_text(json.dumps(about), encoding="utf-8")
+    names, body = dict[str, Any](), b""
+    for name, matrix in zip(("lora_A", "lora_B"), pair, strict=True):
+        ends = [len(body), len(body) + matrix.nbytes]
+        told_of_it = {"dtype": "F32", "shape": matrix.shape, "data_offsets": ends}
+        names[f"base_model.model.lm_head.{name}.weight"] = told_of_it
+        body += matrix.tobytes()
+    text = json.dumps(names).encode()
+    weights = len(text).to_bytes(8, "little") + text + body
+    (adapter / "adapter_model.safetensors").write_bytes(weights)
+    return folder / "plain", folder / "merged", adapter
+
+
+def _heads_of_file(path: Path, folder: Path, pair: Pair, usual: Path) -> tuple[Path, Path, Path]:
+    """The same of GGUF files; the header is that of the ``usual`` adapter."""
+    own = gguf_copy.read(path)
+    tensors = {tensor.name: (tensor, data) for tensor, data in own.tensors}
+    table, data = tensors[_TABLE]
+    if table.kind != 0 or _HEAD in tensors:
+        raise KeyError("F32")
+    n_embd, n_vocab = table.dims
+    matrix = np.frombuffer(data, np.float32)[: n_embd * n_vocab].reshape(n_vocab, n_embd)
+    for name, head in (("plain", matrix), ("merged", matrix + pair[1] @ pair[0])):
+        added = dataclasses.replace(table, name=_HEAD), head.tobytes()
+        whole = attrs.evolve(own, tensors=[*own.tensors, added])
+        (folder / f"{name}.gguf").write_bytes(whole.to_bytes())
+    of_head = [
+        (
+            dataclasses.replace(table, name=f"{_HEAD}.lora_{name}", dims=part.shape[::-1]),
+            part.tobytes(),
+        )
+        for name, part in zip("ab", pair, strict=True)
+    ]
+    alpha = number(gguf_copy.FLOAT32, float(_RANK))
+    adapter = attrs.evolve(gguf_copy.read(usual).other(adapter__lora__alpha=alpha), tensors=of_head)
+    (folder / "adapter.gguf").write_bytes(adapter.to_bytes())
+    return folder / "plain.gguf", folder / "merged.gguf", folder / "adapter.gguf"

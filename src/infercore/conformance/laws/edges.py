@@ -371,6 +371,10 @@ def check_what_is_asked_is_told(rig: Rig) -> None:
                 equal(told, value, f"effective[{name!r}] with {fields}")
         context.decode(tokens)
         equal(context.n_past(), len(tokens), f"n_past with {fields}")
+    for n_batch, n_ubatch in ((64, 100), (24, 500)):  # a step holds no more than a call
+        with contextlib.suppress(*REFUSED):
+            context = rig.context(n_batch=n_batch, n_ubatch=n_ubatch)
+            that(context.n_ubatch <= context.n_batch, f"steps of {context.n_ubatch} in {n_batch}")
     _check_told_again(rig)
     _check_left_to_the_model(rig)
     _check_types_alone(rig)

@@ -12,7 +12,7 @@ import numpy as np
 import infercore
 from infercore.conformance.expect import equal, foreseen, raises, that
 from infercore.conformance.law import law
-from infercore.conformance.laws.settings import copied, write
+from infercore.conformance.laws.settings import copied, decides, write
 from infercore.errors import (
     InvalidInputError,
     InvalidTokenError,
@@ -272,3 +272,39 @@ def check_positions_behind_padding(rig: Rig) -> None:
                 that(trained in limits, f"{trained} tokens, padding {padding}, {n_positions} rows")
                 usual = min(left, rig.encoder_model.info.n_ctx_train)
                 equal(trained, usual, f"n_ctx_train with padding {padding}")
+
+
+_DECIDES: dict[str, tuple[Any, ...]] = {
+    "hidden_act": ("gelu", "gelu_new", "relu"),
+    "layer_norm_eps": (1e-12, 0.5),
+    "position_embedding_type": ("absolute", "relative_key"),
+}
+
+
+@law("ENC-18", **{**encoder_law, "since": "1.2"})
+def check_config_of_an_encoder(rig: Rig) -> None:
+    """What an encoder's config.json says of activations, norms and positions counts, or is refused.
+
+    Where config.json says what the weights beside it compute: no two values may give one vector.
+    """
+    path = Path(rig.encoder or rig.path or "")
+    if not decides(path):
+        rig.leave("the encoder is no folder whose config.json says what is computed")
+    config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    ids = _ids(rig)
+    with copied(path) as copy:
+        for name, values in _DECIDES.items():
+            found: dict[Any, Any] = {}
+            for value in values:
+                write(copy / "config.json", {**config, name: value})
+                try:
+                    opened = rig.open_at(str(copy))
+                except ModelLoadError as error:
+                    foreseen(error, f"an encoder with {name}={value!r}")
+                    continue
+                with opened as model, model.new_context(pooling_type="mean") as context:
+                    context.encode(ids)
+                    found[value] = np.array(context.embedding())
+            for one, other in itertools.combinations(found, 2):
+                is_same = np.array_equal(found[one], found[other])
+                that(not is_same, f"{name} of {one!r} and of {other!r} give one vector")

@@ -255,6 +255,12 @@ def check_control_vectors(rig: Rig) -> None:
     that(None not in told and len(told) == len({*told}), "effective does not tell the vectors")
     equal(len(told), len(taken), "different values of effective['control_vector']")
     equal(context.effective.get("control_vector"), None, "effective once it is taken away")
+    digests = set()
+    for added in taken:  # the same numbers, each time in another layer
+        context.set_control_vector(dict.fromkeys(added, vector))
+        digests.add(context.effective.get("control_vector"))
+    equal(len(digests), len(taken), "different values of effective, of a vector in other layers")
+    context.set_control_vector(None)
     for added in taken[:1]:  # one that is refused leaves what is in force
         context.set_control_vector(added)
         context.eval(tokens, 0)

@@ -242,6 +242,12 @@ def check_parts_moved_past_others(rig: Rig) -> None:
     context.decode_one(tokens[10])
     _check_ends(context, 0, [*tokens[2:10], *tokens[:2], tokens[10]], (2, 22))
     row = np.array(context.logits())
+    oracle = rig.live_oracle()
+    if oracle is not None:
+        past, _ = oracle.append(oracle.nothing(), tokens[:10])
+        moved = np.where(past.positions < 2, past.positions + 20, past.positions)  # noqa: PLR2004
+        _, hidden = oracle.append(past.at(moved), tokens[10:])
+        rig.near(row, oracle.logits(hidden)[-1], "logits behind a text whose first part was moved")
     if saved is not None:
         other = rig.context()
         other.load_sequence(0, saved)

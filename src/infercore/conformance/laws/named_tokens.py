@@ -224,6 +224,10 @@ def _check_template(rig: Rig, folder: Path) -> None:
     template = folder / "chat_template.jinja"
     if template.is_file():
         text = "{{ messages[0]['content'] }}"
+        own = template.read_text(encoding="utf-8")
+        write(folder / "tokenizer_config.json", {"chat_template": text})
+        with rig.open_at(str(folder)) as model:
+            equal(model.tokenizer.chat_template, own, f"the template, beside {text!r}")
         template.unlink()
         for_tools = {"name": "tool_use", "template": f"{text} with tools"}
         usual = {"name": "default", "template": text}

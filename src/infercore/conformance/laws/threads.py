@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -171,16 +172,25 @@ def check_the_engine_s_own_threads(rig: Rig) -> None:
 
 @law("THREAD-5", tier="process")
 def check_contexts_opened_in_threads(rig: Rig) -> None:
-    """Many threads may open contexts of one model at once."""
-    tokens = rig.tokens(6)
-    expected = rig.cold(tokens)
+    """Many threads may open contexts of one model at once, and compute in them.
 
-    def work(_: int) -> Any:
-        return rig.cold(tokens)
+    Texts of the same length, so that each takes the room that the others take.
+    """
+    texts = [rig.tokens(n) for n in (6, 6, 6, 6, 40, 40, 40, 40)]
+    expected = [rig.cold(text) for text in texts]
 
-    with ThreadPoolExecutor(4) as pool:
-        for row in pool.map(work, range(8)):
-            rig.near(row, expected, "logits of a context opened in a thread")
+    def work(i: int) -> Any:
+        return [rig.cold(texts[i]) for _ in range(4)]
+
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            for i, rows in enumerate(pool.map(work, range(len(texts)))):
+                for row in rows:
+                    rig.near(row, expected[i], "logits of a context opened in a thread")
+    finally:
+        sys.setswitchinterval(usual)
 
 
 @law("THREAD-13", needs="live_threads", since="1.2")
@@ -248,6 +258,7 @@ def check_threads_of_a_limited_process(rig: Rig) -> None:
 
 
 _UNCLOSED = """
+import sys
 import threading
 from infercore import DecodeAbortedError, SessionClosedError, UnsupportedFeatureError
 session = rig.session()

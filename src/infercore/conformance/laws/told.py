@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import shutil
 import tempfile
@@ -331,6 +332,23 @@ def check_a_flipped_bit_is_another_model(rig: Rig) -> None:
                 data = source.save_sequence(0)
                 with other.new_context(**rig.fields()) as context:
                     raises(SnapshotError, lambda: context.load_sequence(0, data), "its state")
+        if Path(path).is_dir():
+            _check_another_config(rig, _copy(path, str(Path(folder) / "again")))
+
+
+def _check_another_config(rig: Rig, where: Path) -> None:
+    """Where config.json says what is computed, another one makes another model."""
+    file = where / "config.json"
+    if not file.is_file() or not any(where.glob("*.safetensors")):
+        return
+    config = json.loads(file.read_text(encoding="utf-8"))
+    file.chmod(0o600)
+    for name in ("rms_norm_eps", "rope_theta"):
+        if isinstance(config.get(name), float):
+            told = {**config, name: config[name] * 1.5}
+            file.write_text(json.dumps(told), encoding="utf-8")
+            with rig.open_at(str(where)) as other:
+                that(other.digest != rig.model.digest, f"another {name}: the same digest")
 
 
 _LONG_AGO = 1e9
