@@ -183,7 +183,8 @@ class FullContext:
         return True
 
     def seq_copy(self, src: int, dst: int, p0: int, p1: int) -> None:
-        self.cells[dst] = self.cells[dst] + [c for c in self.cells[src] if inside(c, p0, p1)]
+        both = self.cells[dst] + [c for c in self.cells[src] if inside(c, p0, p1)]
+        self.cells[dst] = sorted(both, key=lambda cell: cell[0])
 
     def seq_shift(self, seq_id: int, p0: int, p1: int, delta: int) -> None:
         self.move(seq_id, p0, p1, lambda position: position + delta)
