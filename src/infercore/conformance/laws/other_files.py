@@ -135,7 +135,7 @@ def check_rope_that_files_state(rig: Rig) -> None:
     if is_folder and bytes_of(path) > _MAX_BYTES:
         rig.leave(f"the model has more than {_MAX_BYTES >> 20} MiB, too much to copy")
     if rig.model.info.sliding_window or rig.context().effective.get("rope_freq_base") is None:
-        rig.leave("its layers have no rope, or not all the same")
+        rig.leave("effective tells no rope_freq_base, or layers differ in their rope")
     for kind, stated in _STATED.items():
         asked: dict[str, Any] = {"rope_scaling_type": kind, "rope_freq_scale": 1 / _FACTOR}
         if "original_context_length" in stated:

@@ -91,7 +91,7 @@ def check_the_coldest_go_first(rig: Rig) -> None:
     if pool.stats().n_cells > 160:  # noqa: PLR2004
         rig.leave("each session has cells of its own here: none loses them to another")
     if pool.effective["n_parallel"] == 1:
-        rig.leave("this engine has one sequence: only the session used last holds anything")
+        rig.leave("the pool has one sequence: only the session used last holds anything")
     texts = [rig.passage(40) for _ in range(3)]
     sessions = [pool.open_session(namespace=str(i)) for i in range(4)]
     for session, text in zip(sessions, texts, strict=False):

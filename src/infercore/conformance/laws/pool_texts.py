@@ -57,7 +57,7 @@ def _was_crowded(rig: Rig, pool: Any) -> None:
     if pool.stats().n_cells >= 4 * 80:
         rig.leave("each session has cells of its own here: none loses them to another")
     if pool.effective["n_parallel"] == 1:
-        rig.leave("this engine has one sequence: sessions take turns, each to its end")
+        rig.leave("the pool has one sequence: sessions take turns, each to its end")
 
 
 def _rows(rig: Rig, spans: Sequence[tuple[int, Sequence[int], str]]) -> Any:
