@@ -76,6 +76,10 @@ _OWN_OPTIONS: tuple[tuple[dict[str, Any], Callable[[Any], bool]], ...] = (
         {"kv_overrides": {"tokenizer.ggml.add_bos_token": True}},
         lambda m: m.info.metadata["tokenizer.ggml.add_bos_token"].startswith("t"),
     ),
+    (
+        {"kv_overrides": {"tokenizer.ggml.add_sep_token": True}},
+        lambda m: m.info.metadata["tokenizer.ggml.add_sep_token"].startswith("t"),
+    ),
     *(
         ({"kv_overrides": {key: value}}, lambda m, k=key, v=value: m.info.metadata[k] == str(v))
         for key, value in (
@@ -98,7 +102,8 @@ _WRONG_OVERRIDES: tuple[dict[Any, Any], ...] = (
     {"general.name": None}, {"general.name": "n", "no.such.key": 1}, {"": 1}, {5: 1},
     {"no.such.key": 1}, {"tokenizer.ggml.bos_token_id": 2**63},
     {"tokenizer.ggml.bos_token_id": -(2**63) - 1},
-    {"llama.block_count": 2},
+    {"llama.block_count": 2}, {"llama.rope.freq_base": 500.0, "llama.rope.freq": 7.0},
+    {"general.name": "\u00e9" * 100},
 )  # fmt: skip
 _WRONG_OPTIONS = (
     {"use_extra_bufts": 1},

@@ -227,6 +227,7 @@ def check_shared_tokens_in_several_steps(rig: Rig) -> None:
     texts = [rig.tokens(7), rig.tokens(7)]
     for order in ((0, 1), (0, 1, 0, 0, 0, 0, 0), (1, 0, 1, 1, 1, 1, 1), (0, 1, 0, 0, 0, 0, 1, 0)):
         _check_rows_on_the_way(rig, texts, order)
+    _check_full_calls_of_shared_tokens(rig)
     ids = rig.tokens(6)
     entries: list[Any] = [(ids[0], (0, 1), True)]
     entries += [(token, (1,), False) for token in ids[1:-1]]
@@ -237,6 +238,26 @@ def check_shared_tokens_in_several_steps(rig: Rig) -> None:
         return
     rig.near(context.logits(0), rig.cold(ids[:1]), "the row of the token that two share")
     rig.near(context.logits(1), rig.cold(ids), "the row of the last token")
+
+
+def _check_full_calls_of_shared_tokens(rig: Rig) -> None:
+    """Where a token of two sequences is taken, so are as many as a call has room for."""
+    ids = rig.tokens(4)
+    for unified in (True, False):
+        fields = {"kv_unified": unified, "n_batch": 8, "n_ubatch": 8}
+        if _takes(rig, ids[:1], fields):
+            that(_takes(rig, ids, fields), f"4 tokens of two sequences are refused, with {fields}")
+
+
+def _takes(rig: Rig, ids: list[int], fields: dict[str, Any]) -> bool:
+    """Whether tokens that belong to two sequences each are taken; their last row is right."""
+    try:
+        context = rig.two(**fields)
+        context.decode_batch([(token, (0, 1), True) for token in ids])
+    except REFUSED:
+        return False
+    rig.near(context.logits(len(ids) - 1), rig.cold(ids), "the last token of two sequences")
+    return True
 
 
 _N_WANTED = 2

@@ -484,7 +484,10 @@ def _spelt() -> dict[str, tuple[dict[str, Any], dict[str, bytes], tuple[str, ...
                 },
                 "decoder": {
                     "type": "Sequence",
-                    "decoders": [to_space, {"type": "ByteFallback"}, {"type": "Fuse"}],
+                    "decoders": [
+                        to_space, {"type": "ByteFallback"}, {"type": "Fuse"},
+                        {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+                    ],
                 },
             },
             {"<0x41>": b"A", "<0x0A>": b"\n", "<0xFF>": b"\xff", mark: b" ", "ab": b"ab",
@@ -589,7 +592,7 @@ def _vocabularies(own: gguf_copy.Gguf, tokens: tuple[bytes, ...]) -> dict[str, g
         _SPACED: pieces.other(
             tokenizer__ggml__tokens=gguf_copy.texts([*spelt, *spaced, *whole[256:]][: len(tokens)]),
             tokenizer__ggml__token_type=gguf_copy.numbers(
-                "i", [3, 3, *[6] * 254, *[1] * (len(tokens) - 256)]
+                "i", [3, 3, *[6] * 254, *[1] * (len(tokens) - 257), _USER_DEFINED]
             ),
             tokenizer__ggml__scores=gguf_copy.numbers("f", [0.0] * len(tokens)),
         ),
@@ -610,7 +613,9 @@ def _use(rig: Rig, model: Any, ids: list[int], what: str) -> None:
     tokenizer.decode(tokenizer.encode(" " * 40))  # each may be three tokens, of one byte each
     if what == _NO_BYTE:
         equal(tokenizer.token_bytes(tokenizer.n_vocab - 1), b"some text", what)
-    for text in ("a b", " a", "ab  b") if what == _SPACED else ():
+    added = tokenizer.token_bytes(tokenizer.n_vocab - 1).decode(errors="replace")
+    texts = ("a b", " a", "ab  b", f"a{added}b", f"{added}a b")
+    for text in texts if what == _SPACED else ():
         told = tokenizer.decode(tokenizer.encode(text), skip_special=True)
         equal(told, text, f"{what}: a text that was encoded and decoded")
     if what == _SPACED:
