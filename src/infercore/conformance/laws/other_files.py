@@ -67,7 +67,9 @@ def check_a_model_in_parts(rig: Rig) -> None:
                 _refused(rig, files[0], f"with part {i} {what}")
             file.write_bytes(data)
         files[1].unlink()
-        _refused(rig, files[0], "without its second part")
+        error = _refused(rig, files[0], "without its second part")
+        is_named = files[1].name in f"{error} {error.path}"
+        that(is_named, f"the refusal without {files[1].name} does not name it: {error}")
 
 
 def _check_same(rig: Rig, model: Any) -> None:
@@ -153,6 +155,41 @@ def check_rope_that_files_state(rig: Rig) -> None:
                 continue
             with opened as model:
                 _check_rope(rig, model, asked, tokens)
+                _check_moves(rig, model, f"{kind} that a file states")
+    if not is_folder:
+        _check_factor(rig)
+
+
+def _check_factor(rig: Rig) -> None:
+    """Where a file scales the scores of attention by a factor, moves leave that as it is."""
+    name = f"{rig.model.info.architecture}__rope__scaling__attn_factor"
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "scaled"
+        file.write_bytes(_own(rig).other(**{name: number(FLOAT32, 1.5)}).to_bytes())
+        try:
+            opened = loaded(rig, str(file))
+        except ModelLoadError as error:
+            foreseen(error, "a file with a factor of attention")
+            return
+        with opened as model:
+            _check_moves(rig, model, "a factor of attention that a file states")
+
+
+def _check_moves(rig: Rig, model: Any, what: str) -> None:
+    """Tokens that are moved up and back, if they can be, are what they were."""
+    tokens = rig.tokens(20)
+    with model.new_context(**rig.fields()) as one, model.new_context(**rig.fields()) as other:
+        if not one.capabilities.kv_shift:
+            return
+        for context in (one, other):
+            context.decode(tokens[:18])
+        one.seq_shift(0, 0, -1, 4)
+        one.decode_one(tokens[18])
+        one.seq_remove(0, 22, -1)
+        one.seq_shift(0, 0, -1, -4)
+        for context in (one, other):
+            context.decode(tokens[18:])
+        rig.near(one.logits(), np.array(other.logits()), f"moved up and back, with {what}")
 
 
 def _scaled(own: gguf_copy.Gguf, rig: Rig, kind: str, stated: dict[str, bytes]) -> gguf_copy.Gguf:
@@ -209,10 +246,11 @@ def _wrong_parts(part: gguf_copy.Gguf) -> dict[str, bytes]:
     }
 
 
-def _refused(rig: Rig, file: Path, what: str) -> None:
+def _refused(rig: Rig, file: Path, what: str) -> ModelLoadError:
     error = raises(ModelLoadError, lambda: loaded(rig, str(file)).close(), what)
     foreseen(error, what)
     that(str(file.parent) in str(error.path), f"{what}: the path of the error is {error.path!r}")
+    return error
 
 
 @law("TOK-22", since="1.2")
