@@ -241,6 +241,26 @@ def check_a_callback_is_asked_at_each_step(rig: Rig) -> None:
 # -- embeddings ------------------------------------------------------------------------------------
 
 
+def _check_vectors_in_windows_of_their_own(rig: Rig) -> None:
+    """Where sequences share no cells, each entry of a call has its vector, or it is refused."""
+    ids = rig.tokens(5)
+    entries = [(ids[0], (0, 1), True), (ids[1], (0,), True), (ids[2], (1,), True)]
+    with contextlib.suppress(*REFUSED):
+        context = rig.two(embeddings=True, pooling_type="none", kv_unified=False)
+        context.decode_batch(entries)
+        found = np.array(context.embeddings())
+        equal(len(found), len(entries), "vectors of a call, one for each entry")
+        for i, text in enumerate((ids[:1], ids[:2], [ids[0], ids[2]])):
+            alone = rig.context(embeddings=True, pooling_type="none")
+            alone.decode(text)
+            expected = np.array(alone.embeddings())[-1]
+            gap = float(np.abs(found[i] - expected).max() / np.abs(expected).max())
+            that(gap <= _OF_VECTORS, f"the vector of entry {i} is {gap:.3g} of it off")
+
+
+_OF_VECTORS = 1e-2
+
+
 @law("EMB-13", needs="embeddings", since="1.2")
 def check_a_token_of_two_sequences(rig: Rig) -> None:
     """A token that belongs to two sequences counts in the vectors of both.
@@ -260,6 +280,7 @@ def check_a_token_of_two_sequences(rig: Rig) -> None:
             break
     else:
         rig.leave("such tokens have no vectors here")
+    _check_vectors_in_windows_of_their_own(rig)
     by_spans = rig.two(embeddings=True, pooling_type="mean")
     by_spans.decode_spans([(i, [*shared, *text], "last") for i, text in enumerate(own)])
     for i, text in enumerate(own):

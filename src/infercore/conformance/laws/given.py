@@ -35,6 +35,7 @@ _PUT_OFF = (  # where each has cells of its own, engines put copies and moves of
     "decode 1 20 5 last; save 0 1; decode 0 30 60 last; copy 0 1 0 -1; clear; load 0 1; one 1 40",
     "decode 0 20 5 last; copy 0 1 0 -1; save_all 0; clear; load_all 0; one 1 40; one 0 40",
     "decode 1 20 5 last; decode 0 9 70 last; save_all 0; remove 1 0 -1; copy 0 1 0 -1; load_all 0",
+    "decode 1 9 5 last; save_all 0; clear; one 0 6; copy 0 1 0 1; shift 0 0 1 2; clear; load_all 0",
     "decode 0 20 5 last; copy 0 1 0 -1; shift 0 5 -1 7; save 0 0; remove 0 0 -1; load 0 0",
 )
 _NEEDS: dict[str, Callable[[Capabilities], object]] = {
