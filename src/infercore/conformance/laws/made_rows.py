@@ -82,6 +82,7 @@ def check_native_on_rows_that_are_made(rig: Rig) -> None:
             stay = [ids.index(token) for token in left.tolist()]
             equal(sorted(map(ids.index, found)), sorted(stay), f"places {what} that stay")
     _check_mirostat(rig, context, row)
+    _check_mirostat_of_few(rig, context)
     _check_adapting(rig, context, row)
 
 
@@ -158,6 +159,15 @@ def _check_mirostat(rig: Rig, context: Any, row: Any) -> None:
             equal(places[0], places[1], f"places {what} that stay")
         else:
             equal(min(len(found), FEW), min(len(expected), FEW), f"how many tokens {what} stay")
+
+
+def _check_mirostat_of_few(rig: Rig, context: Any) -> None:
+    """Where top_k leaves few, and more surprise is wanted than they have, each of them comes."""
+    asked = {**sampling.PLAIN, "temperature": FLAT, "mirostat": 1, "mirostat_tau": 9.0, "top_k": 4}
+    found = _drawn(rig, context, N_DRAWS, {**asked, "mirostat_eta": 0.0})
+    if found is not None:
+        expected = _portable(rig, context, {**asked, "mirostat_eta": 0.0})
+        equal(found, expected, "tokens that mirostat draws of the four that top_k leaves")
 
 
 def _around(fields: dict[str, Any]) -> tuple[float, ...]:

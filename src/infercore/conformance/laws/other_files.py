@@ -49,8 +49,13 @@ def check_a_model_in_parts(rig: Rig) -> None:
     if (path / "model.safetensors").is_file():
         _check_shards(rig, path)
         return
-    parts = _own(rig).parts(3)
+    own = _own(rig)
+    parts = own.parts(3)
     with tempfile.TemporaryDirectory() as folder:
+        bare = Path(folder) / "bare.gguf"  # which says not what its tensors say
+        bare.write_bytes(own.other(general__file_type=None).to_bytes())
+        with loaded(rig, str(bare)) as model:
+            _check_same(rig, model)
         files = [Path(folder) / f"a-b-{i + 1:05d}-of-00003.gguf" for i in range(3)]
         for file, part in zip(files, parts, strict=True):
             file.write_bytes(part.to_bytes())
@@ -79,6 +84,7 @@ def _check_same(rig: Rig, model: Any) -> None:
     with model.new_context(**rig.fields()) as context:
         context.decode(tokens)
         rig.same_bits(context.logits(), rig.cold(tokens), "logits of a model in parts")
+        equal(context.tolerance, rig.context().tolerance, "the tolerance of a model in parts")
     with contextlib.suppress(UnsupportedFeatureError):
         plans = [m.plan_memory(**rig.fields()) for m in (model, rig.model)]
         equal(plans[0], plans[1], "the plan of a model in parts")
