@@ -115,7 +115,10 @@ class ModelFormatError(ModelLoadError):
 
 
 class OutOfMemoryError(InferCoreError, MemoryError):
-    """Memory ran out; ``attempts`` lists what was tried. State afterwards: unchanged."""
+    """Memory ran out; ``attempts`` lists what was tried.
+
+    State afterwards: unchanged, or partial where a call of several pieces kept some before.
+    """
 
     def __new__(cls, *args: object, **_: object) -> Self:
         """Make one as `Exception` does: MemoryError's own refuses a class with another base."""

@@ -9,16 +9,18 @@ import numpy as np
 import pytest
 
 import infercore as ic
+import pack
 from infercore import api
 from infercore.engine import plugin_checks
 from infercore.errors import (
+    OutOfMemoryError,
     PluginError,
     PluginLoadError,
     SessionFatalError,
     TransientEngineError,
     UnsupportedFeatureError,
 )
-from infercore.testing import Faults, load_toy_model
+from infercore.testing import Faults, load_reference_model, load_toy_model
 from infercore.testing.toy import ToyContext, ToyModel, ToyTokenizer
 
 
@@ -401,6 +403,24 @@ def test_another_signature_names_the_plugin(monkeypatch):
     wrong = pytest.raises(SessionFatalError, match="backend 'mine' raised TypeError")
     with opened(monkeypatch, **changes) as model, model.new_context() as context, wrong:
         context.decode([1])
+
+
+@pytest.mark.parametrize("method", ["decode", "decode_batch"])
+def test_memory_that_runs_out_in_the_midst_leaves_a_part(method):
+    pack.need_pack()
+    faults, tokens = Faults(), [3, 4, 5, 6, 7, 8]
+    fields = {"n_ctx": 64, "n_batch": 4, "n_seq_max": 2}
+    with load_reference_model(faults=faults) as model, model.new_context(**fields) as context:
+        calls = {
+            "decode": lambda: context.decode(tokens),
+            "decode_batch": lambda: context.decode_spans([(0, tokens, "last"), (1, [9], "last")]),
+        }
+        for at, held in ((1, []), (2, tokens[:4])):
+            faults.plan(method, MemoryError("none left"), at=at)
+            with pytest.raises(OutOfMemoryError) as caught:
+                calls[method]()
+            assert caught.value.state_after == ("partial" if held else "unchanged")
+            assert (context.tokens(), context.tokens(1)) == (held, [])
 
 
 def test_a_call_that_failed_and_changed_nothing_does_not_end_the_context():

@@ -16,6 +16,7 @@ from infercore.errors import (
     DecodeAbortedError,
     InvalidPositionError,
     InvalidStateError,
+    OutOfMemoryError,
     TransientEngineError,
 )
 
@@ -132,8 +133,7 @@ class Appending:
                 self._native.judged(pieces.take, made)
         except BaseException as error:
             self._results.forget()
-            if isinstance(error, TransientEngineError) and self._cells.length(seq_id) != before:
-                error.state_after = "partial"
+            _note_kept(error, kept=self._cells.length(seq_id) != before)
             raise
         finally:
             self._abort.end()
@@ -348,6 +348,7 @@ class Appending:
     ) -> None:
         """Run the pieces of a call of several sequences; all lose their rows where it fails."""
         self._results.forget()
+        before = self._cells.n_cells
         started = time.perf_counter()
         self._abort.begin()
         try:
@@ -357,8 +358,12 @@ class Appending:
                 run(start, stop)
         except BaseException as error:  # noqa: BLE001  (raised anew, typed)
             self._cells.recount()
-            settle(error)
-            self._fail(error, lambda: self._cells.n_cells)
+            try:
+                settle(error)
+                self._fail(error, lambda: self._cells.n_cells)
+            except _UNCHANGING as typed:
+                _note_kept(typed, kept=self._cells.n_cells != before)
+                raise
         finally:
             self._abort.end()
         self._counters.count(started, n_tokens)
@@ -460,6 +465,15 @@ class Appending:
                 n_ctx=self._n_ctx,
             )
         raise typed from (error.__cause__ if typed is error else error)
+
+
+_UNCHANGING = (TransientEngineError, OutOfMemoryError)
+"""Errors that leave all as it was, unless pieces of a call were kept before them."""
+
+
+def _note_kept(error: BaseException, *, kept: bool) -> None:
+    if kept and isinstance(error, _UNCHANGING):
+        error.state_after = "partial"
 
 
 @cache
