@@ -405,6 +405,14 @@ def test_another_signature_names_the_plugin(monkeypatch):
         context.decode([1])
 
 
+def test_a_plan_of_less_than_nothing_is_refused():
+    sizes = {"weights_bytes": -1, "kv_bytes": 0, "compute_bytes": 0, "peak_bytes": 0, "n_ctx": 32}
+    plan = ic.MemoryPlan(**sizes)
+    refused = pytest.raises(PluginError, match="plan with weights_bytes=int -1")
+    with load(made(plan_memory=lambda _: plan)) as model, refused:
+        model.plan_memory(n_ctx=32)
+
+
 @pytest.mark.parametrize("method", ["decode", "decode_batch"])
 def test_memory_that_runs_out_in_the_midst_leaves_a_part(method):
     pack.need_pack()

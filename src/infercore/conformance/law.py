@@ -39,7 +39,7 @@ GROUPS = {
 }
 HINTS = {
     "LIFE": "`close` of your model and context, and what they share",
-    "TOK": "your tokenizer: `encode`, `token_bytes`, `is_eog`, `is_control`, `add_bos`",
+    "TOK": "your tokenizer: `encode`, `decode`, `token_bytes`, `is_eog`, `add_bos`, `pair_middle`",
     "DEC": "`decode`, `logits` and `n_past` of your context; then `decode_batch`, `decode_spans`",
     "KV": "`seq_remove`, `seq_copy`, `seq_shift`, `seq_divide`, and the positions that follow",
     "STATE": "`save_state`, `load_state`, `save_sequence`, `load_sequence`, and `runtime`",
@@ -48,7 +48,7 @@ HINTS = {
     "STREAM": "`token_bytes`, `is_eog` and `logits`; the core does the rest",
     "CANCEL": "`abort`, `clear_abort`, `set_abort_callback`, and `n_past` after them",
     "OVER": "`seq_remove` and `seq_shift`; the core does the rest",
-    "BAD": "what your loader and `new_context` raise: typed, naming path or option",
+    "BAD": "what your loader and `new_context` raise, naming path or option; `effective`",
     "SAMP": "`logits`; of your own sampler `new_sampler` and what it returns",
     "CON": "`token_bytes` and `is_eog` of your tokenizer; the core does the rest",
     "EMB": "`embedding`, `embeddings`, `set_embeddings`, `effective['pooling_type']`",

@@ -163,6 +163,11 @@ def check_plan(plan: Any, backend: str) -> MemoryPlan:
     """Return what ``plan_memory`` gave, refused if it is no plan."""
     if not isinstance(plan, MemoryPlan):
         raise wrong(backend, "plan_memory", f"returned {shown(plan)}, not infercore.MemoryPlan")
+    for name in ("weights_bytes", "kv_bytes", "compute_bytes", "peak_bytes"):
+        n_bytes = getattr(plan, name)
+        if not checks.is_integer(n_bytes) or n_bytes < 0:
+            told = f"returned a plan with {name}={shown(n_bytes)}, not a number of bytes"
+            raise wrong(backend, "plan_memory", told)
     return plan
 
 
