@@ -58,7 +58,7 @@ def _names_ends(folder: Path) -> bool:
 def _check_ends_of_folder(rig: Rig, folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     generation = folder / "generation_config.json"
-    ends_of: tuple[Any, ...] = (7, [8, 9])
+    ends_of: tuple[Any, ...] = (7, [8, 9], 0)
     for eos in ends_of:
         write(generation, {"eos_token_id": eos})
         write(folder / "config.json", {**config, "bos_token_id": 6})
@@ -94,7 +94,7 @@ def _check_ends_beside(rig: Rig, folder: Path) -> None:
     own = json.loads(config.read_text(encoding="utf-8"))
     without = {name: value for name, value in own.items() if name != "eos_token_id"}
     write(tokenizer, {})
-    for ends in ([7], [8, 9]):
+    for ends in ([7], [8, 9], [0]):
         write(config, {**without, "bos_token_id": 6})
         write(generation, {"eos_token_id": ends if len(ends) > 1 else ends[0]})
         with rig.open_at(str(folder)) as model:
