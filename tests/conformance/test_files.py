@@ -16,7 +16,7 @@ import infercore
 import pack
 from conformance.mutants.of_files import with_a_size
 from infercore.conformance import LawError, NotApplicable, Rig, find_rig, run_law, select
-from infercore.conformance.laws import headers, kinds, other_files
+from infercore.conformance.laws import headers, kinds, vocabularies
 from infercore.errors import InvalidInputError, OutOfMemoryError
 from infercore.values.info import BackendInfo, DeviceInfo
 from infercore.weight_files import gguf
@@ -221,13 +221,13 @@ def test_a_format_of_which_no_lies_are_known_is_left(tmp_path: Path) -> None:
 def test_a_renamed_token_has_one_name_in_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
     pack.need_pack()
     asked: list[dict[str, Any]] = []
-    opened = other_files.loaded
+    opened = vocabularies.loaded
 
     def loaded(rig: Rig, path: str) -> Any:
         asked.append(json.loads((Path(path) / "tokenizer.json").read_text(encoding="utf-8")))
         return opened(rig, path)
 
-    monkeypatch.setattr(other_files, "loaded", loaded)
+    monkeypatch.setattr(vocabularies, "loaded", loaded)
     assert run_law(select("TOK-22")[0], find_rig("reference")).outcome == "ok"
     named = [said for said in asked if isinstance(said["model"]["vocab"], dict)]
     assert named

@@ -225,8 +225,12 @@ def a_hybrid(folder: str) -> str:
     """
     own, rng = gguf_copy.read(Path(pack_path(MODEL))), np.random.default_rng(7)
     n_layer, n_embd, n_head_kv, n_taps = 4, 128, 2, 3
-    kept = [(t, data) for t, data in own.tensors if "attn_" not in t.name or t.name[4] == "1"]
-    kept = [(t, data) for t, data in kept if t.name != "output_norm.weight"]
+    kept = [
+        (tensor, data)
+        for tensor, data in own.tensors
+        if "attn_" not in tensor.name or tensor.name.startswith("blk.1.")
+        if tensor.name != "output_norm.weight"
+    ]
 
     def add(name: str, *dims: int, data: Any = None) -> None:
         spread = 1 / np.sqrt(dims[0]) if data is None else 0

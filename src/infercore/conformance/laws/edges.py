@@ -241,26 +241,6 @@ def check_a_callback_is_asked_at_each_step(rig: Rig) -> None:
 # -- embeddings ------------------------------------------------------------------------------------
 
 
-def _check_vectors_in_windows_of_their_own(rig: Rig) -> None:
-    """Where sequences share no cells, each entry of a call has its vector, or it is refused."""
-    ids = rig.tokens(5)
-    entries = [(ids[0], (0, 1), True), (ids[1], (0,), True), (ids[2], (1,), True)]
-    with contextlib.suppress(*REFUSED):
-        context = rig.two(embeddings=True, pooling_type="none", kv_unified=False)
-        context.decode_batch(entries)
-        found = np.array(context.embeddings())
-        equal(len(found), len(entries), "vectors of a call, one for each entry")
-        for i, text in enumerate((ids[:1], ids[:2], [ids[0], ids[2]])):
-            alone = rig.context(embeddings=True, pooling_type="none")
-            alone.decode(text)
-            expected = np.array(alone.embeddings())[-1]
-            gap = float(np.abs(found[i] - expected).max() / np.abs(expected).max())
-            that(gap <= _OF_VECTORS, f"the vector of entry {i} is {gap:.3g} of it off")
-
-
-_OF_VECTORS = 1e-2
-
-
 @law("EMB-13", needs="embeddings", since="1.2")
 def check_a_token_of_two_sequences(rig: Rig) -> None:
     """A token that belongs to two sequences counts in the vectors of both.
@@ -298,6 +278,24 @@ def check_a_token_of_two_sequences(rig: Rig) -> None:
             before = np.array(kept)
             other.decode(own[1], seq_id=i)
             rig.same_bits(kept, before, f"a vector that was kept, pooling {kind}")
+
+
+def _check_vectors_in_windows_of_their_own(rig: Rig) -> None:
+    """Where sequences share no cells, each entry of a call has its vector, or it is refused."""
+    ids = rig.tokens(3)
+    try:
+        context = rig.two(embeddings=True, pooling_type="none", kv_unified=False)
+        context.decode_batch([(ids[0], (0, 1), True), (ids[1], (0,), True), (ids[2], (1,), True)])
+    except REFUSED:
+        return
+    found = np.array(context.embeddings())
+    equal(len(found), 3, "vectors of a call, one for each entry")
+    for i, text in enumerate((ids[:1], ids[:2], [ids[0], ids[2]])):
+        alone = rig.context(embeddings=True, pooling_type="none")
+        alone.decode(text)
+        expected = np.array(alone.embeddings())[-1]
+        gap = float(np.abs(found[i] - expected).max() / np.abs(expected).max())
+        that(gap <= 1e-2, f"the vector of entry {i} is {gap:.3g} of it off")  # noqa: PLR2004
 
 
 # -- options ---------------------------------------------------------------------------------------
@@ -395,7 +393,8 @@ def check_what_is_asked_is_told(rig: Rig) -> None:
     for n_batch, n_ubatch in ((64, 100), (24, 500)):  # a step holds no more than a call
         with contextlib.suppress(*REFUSED):
             context = rig.context(n_batch=n_batch, n_ubatch=n_ubatch)
-            that(context.n_ubatch <= context.n_batch, f"steps of {context.n_ubatch} in {n_batch}")
+            what = f"steps of {context.n_ubatch} tokens in calls of {context.n_batch}"
+            that(context.n_ubatch <= context.n_batch, what)
     _check_told_again(rig)
     _check_left_to_the_model(rig)
     _check_types_alone(rig)

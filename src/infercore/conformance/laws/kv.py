@@ -297,10 +297,8 @@ def check_shift_there_and_back(rig: Rig) -> None:
                 raise
             continue
         if fields and not context.capabilities.kv_shift:
-            by_base = "rope_freq_base" in fields and {"kv_shift", "rope_freq_base"} <= {
-                *rig.require
-            }
-            that(not by_base, f"what the rig requires, to move tokens, is lost with {fields}")
+            required = {"kv_shift", *fields} <= {*rig.require}
+            that(not required, f"what the rig requires, to move tokens, is lost with {fields}")
             continue
         context.decode(tokens)
         context.seq_shift(0, 0, -1, 4)

@@ -258,7 +258,6 @@ def check_threads_of_a_limited_process(rig: Rig) -> None:
 
 
 _UNCLOSED = """
-import sys
 import threading
 from infercore import DecodeAbortedError, SessionClosedError, UnsupportedFeatureError
 session = rig.session()
