@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, ClassVar
 
 import attrs
@@ -292,6 +293,46 @@ def test_a_row_of_logits_is_checked(monkeypatch, row):
             list(session.decode(max_tokens=2))
 
 
+@contextlib.contextmanager
+def embedding_context(monkeypatch, pooling, **made):
+    """Open a context that makes embeddings, pooled in this way."""
+    kinds = attrs.evolve(ToyContext.capabilities, embeddings=True, pooling=("none", "mean"))
+    in_force = {"n_threads": 1, "n_threads_batch": 1, "embeddings": True, "pooling_type": pooling}
+    changes = {"capabilities": kinds, "effective": in_force, "set_embeddings": lambda _on: None}
+    with (
+        opened(monkeypatch, **changes, **made) as model,
+        model.new_context(n_ctx=32, embeddings=True, pooling_type=pooling) as context,
+    ):
+        yield context
+
+
+@pytest.mark.parametrize(
+    "found",
+    [None, [0.0] * 8, np.zeros(0, np.float32), np.zeros((2, 2, 8), np.float32), np.zeros(8)],
+)
+def test_a_vector_is_checked(monkeypatch, found):
+    made = {"embedding": lambda _seq_id: found, "embeddings": lambda: found}
+    with embedding_context(monkeypatch, "mean", **made) as context:
+        context.decode([1, 2])
+        with pytest.raises(PluginError, match=r"context\.embedding\(0\) returned"):
+            context.embedding()
+    with embedding_context(monkeypatch, "none", **made) as context:
+        context.decode([1, 2])
+        with pytest.raises(PluginError, match=r"context\.embeddings\(\) returned"):
+            context.embeddings()
+
+
+def test_there_is_a_vector_for_each_token(monkeypatch):
+    made = np.zeros((3, 8), np.float32)
+    vectors = {"embedding": lambda _seq_id: made[0], "embeddings": lambda: made}
+    with embedding_context(monkeypatch, "none", **vectors) as context:
+        context.decode([1, 2, 3])
+        assert context.embeddings().shape == (3, 8)
+        context.decode([4, 5])
+        with pytest.raises(PluginError, match=r"float32\[3, 8\], not float32 \[2, n_embd\]"):
+            context.embeddings()
+
+
 def test_an_abort_without_its_methods_is_a_load_error(monkeypatch):
     kinds = attrs.evolve(ToyContext.capabilities, abort=True)
     wrong = pytest.raises(PluginLoadError, match="abort, clear_abort")
@@ -383,6 +424,18 @@ def test_a_position_that_is_not_true_is_noticed(monkeypatch, lie):
         with pytest.raises(SessionFatalError, match="n_past") as caught:
             context.decode([1, 2, 3])
         assert isinstance(caught.value.cause, PluginError)
+        context.close()
+
+
+def test_a_position_that_is_one_too_large_is_noticed_at_the_next_tokens(monkeypatch):
+    with opened(monkeypatch) as model:
+        context = model.new_context(n_ctx=64)
+        context.decode([1, 2, 3])
+        context.decode_one(4)
+        true = ToyContext.n_past
+        monkeypatch.setattr(Wrong, "n_past", lambda self, seq_id: true(self, seq_id) + 1)
+        with pytest.raises(SessionFatalError, match=r"returned 5 where the sequence ends at 4"):
+            context.decode([5, 6])
         context.close()
 
 

@@ -17,6 +17,7 @@ from infercore.errors import (
     InvalidPositionError,
     InvalidStateError,
     OutOfMemoryError,
+    SessionFatalError,
     TransientEngineError,
 )
 
@@ -152,7 +153,7 @@ class Appending:
             yield start, min(start + self.n_batch, n_tokens)
 
     def _append_piece(self, piece: TokenArray, seq_id: int, logits: str) -> None:
-        before = self._native.position(seq_id)
+        before = self._start(seq_id)
         try:
             self._inner.decode(piece, seq_id=seq_id, logits=logits)
             self._check_end(seq_id, before + len(piece))
@@ -168,8 +169,18 @@ class Appending:
         found = self._native.position(seq_id)
         if found != expected:
             told = f"returned {found} after a decode that ends at {expected}"
-            call, backend = f"n_past({seq_id})", self._native.backend
-            raise self._native.lock.fail(plugin_checks.wrong(backend, call, told))
+            raise self._miscounted(seq_id, told)
+
+    def _start(self, seq_id: int) -> int:
+        """Return the sequence's next position; stop trusting an engine that counts another."""
+        found, held = self._native.position(seq_id), self._cells.next_position(seq_id)
+        if found != held:
+            raise self._miscounted(seq_id, f"returned {found} where the sequence ends at {held}")
+        return found
+
+    def _miscounted(self, seq_id: int, told: str) -> SessionFatalError:
+        call, backend = f"n_past({seq_id})", self._native.backend
+        return self._native.lock.fail(plugin_checks.wrong(backend, call, told))
 
     def settle_one(self, token: int, seq_id: int, held: int, error: BaseException) -> NoReturn:
         """Raise what a step of one token failed with, as ``held`` cells were taken before it."""
@@ -184,7 +195,7 @@ class Appending:
 
     def append_spans(self, spans: Spans) -> None:
         """Append spans of several sequences, in pieces of ``n_batch``."""
-        starts = [self._native.position(seq_id) for seq_id in spans.seq_ids]
+        starts = [*map(self._start, spans.seq_ids)]
         columns = spans.columns(starts)
         n_tokens = len(spans)
         owners, ends = spans.rows()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from infercore.engine.outputs import read_only
+from infercore.engine.plugin_checks import check_vector, check_vectors
 from infercore.errors import InvalidInputError, OutputNotAvailableError
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class Embeddings:
 
     def copy(self) -> FloatArray:
         """Return a copy of those of the last engine call."""
-        return np.array(self._native.judged(self._native.inner.embeddings), dtype=np.float32)
+        return np.array(self._made(n_tokens=None))
 
     def of_sequence(self, seq_id: int) -> FloatArray:
         """Return the pooled embedding of a sequence; see `Context.embedding`."""
@@ -68,7 +69,8 @@ class Embeddings:
             )
         if seq_id not in self._seq_ids:
             raise _none_made("embedding()")
-        return read_only(self._native.judged(self._native.inner.embedding, seq_id))
+        found = self._native.judged(self._native.inner.embedding, seq_id)
+        return read_only(check_vector(found, seq_id, self._native.backend))
 
     def of_tokens(self) -> FloatArray:
         """Return the embedding of each token; see `Context.embeddings`."""
@@ -83,8 +85,13 @@ class Embeddings:
         if not self.n_tokens:
             raise _none_made("embeddings()")
         if self._gathered is not None:
-            return read_only(self._gathered)
-        return read_only(self._native.judged(self._native.inner.embeddings))
+            return read_only(check_vectors(self._gathered, self.n_tokens, self._native.backend))
+        return read_only(self._made(self.n_tokens))
+
+    def _made(self, n_tokens: int | None) -> FloatArray:
+        """Return what the engine made of each of ``n_tokens``; None for however many."""
+        found = self._native.judged(self._native.inner.embeddings)
+        return check_vectors(found, n_tokens, self._native.backend)
 
 
 def _none_made(operation: str) -> OutputNotAvailableError:

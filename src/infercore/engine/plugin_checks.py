@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from infercore.errors import PluginError, PluginLoadError
 from infercore.values import checks
 from infercore.values.info import Capabilities, MemoryPlan, ModelInfo
+
+if TYPE_CHECKING:
+    from infercore.protocols.spi import FloatArray
 
 ALWAYS_EFFECTIVE = ("n_threads", "n_threads_batch")
 _OF_MODEL = ("close",)
@@ -190,5 +193,30 @@ def wrong_row(row: Any, n_vocab: int, backend: str) -> PluginError | None:
     shape, dtype = getattr(row, "shape", None), getattr(row, "dtype", None)
     if shape == (n_vocab,) and str(dtype) == "float32":
         return None
-    told = f"{dtype}{list(shape)}" if shape is not None else shown(row)
-    return wrong(backend, "context.logits(i)", f"returned {told}, not float32 [{n_vocab}]")
+    return wrong(backend, "context.logits(i)", f"returned {_array(row)}, not float32 [{n_vocab}]")
+
+
+def _array(value: Any) -> str:
+    """Return what kind of array ``value`` is; shortened, where it is none."""
+    shape = getattr(value, "shape", None)
+    return shown(value) if shape is None else f"{value.dtype}{list(shape)}"
+
+
+def check_vector(vector: Any, seq_id: int, backend: str) -> FloatArray:
+    """Return the pooled embedding that ``embedding`` gave, refused if it is no float32 [n]."""
+    shape: tuple[int, ...] = getattr(vector, "shape", ())
+    if len(shape) == 1 and shape[0] > 0 and str(getattr(vector, "dtype", None)) == "float32":
+        return cast("FloatArray", vector)
+    told = f"returned {_array(vector)}, not float32 [n_embd]"
+    raise wrong(backend, f"context.embedding({seq_id})", told)
+
+
+def check_vectors(vectors: Any, n_tokens: int | None, backend: str) -> FloatArray:
+    """Return what ``embeddings`` gave, refused if it is not a vector for each of ``n_tokens``."""
+    shape: tuple[int, ...] = getattr(vectors, "shape", ())
+    is_table = len(shape) == 2 and shape[1] > 0  # noqa: PLR2004  (rows and columns)
+    if is_table and n_tokens in (None, shape[0]) and str(vectors.dtype) == "float32":
+        return cast("FloatArray", vectors)
+    wanted = "n_tokens" if n_tokens is None else n_tokens
+    told = f"returned {_array(vectors)}, not float32 [{wanted}, n_embd]"
+    raise wrong(backend, "context.embeddings()", told)
