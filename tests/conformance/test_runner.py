@@ -116,6 +116,11 @@ def test_a_known_failure_has_its_reason_and_must_fail(tmp_path: Path) -> None:
     assert "remove the entry" in str(passed.reason)
 
 
+def test_a_law_itself_can_be_what_is_wrong(tmp_path: Path) -> None:
+    rig = toy_rig(tmp_path / "m.json", known={"DEC-1": "suite: asks for what nobody promised"})
+    assert run_law(law(broken), rig).outcome == "known"
+
+
 @pytest.mark.parametrize("reason", ["", "it rounds", "someone: it rounds"])
 def test_a_known_failure_needs_an_owner(tmp_path: Path, reason: str) -> None:
     with pytest.raises(InvalidInputError):

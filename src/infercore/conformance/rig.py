@@ -33,7 +33,7 @@ N_NOTED = 8
 """Draws of a law that its failure shows."""
 OF_SESSION = ("profile_id", "prompt_format", "add_bos", "overflow")
 """Options of a session, beside the fields of its context."""
-OWNERS = ("backend", "engine", "hardware", "model")
+OWNERS = ("backend", "engine", "hardware", "model", "suite")
 
 
 @attrs.frozen(kw_only=True)
@@ -105,7 +105,8 @@ class Rig:
     golden outputs are then compared with. ``tolerance`` bounds how far logits move in another
     split, with the context fields ``exact``. ``observe(context, seq_id)`` looks into the engine
     past the API. ``known`` maps ids of laws that fail to reasons, each "backend: ...",
-    "engine: ...", "hardware: ..." or "model: ...". ``suite_version`` pins the suite: newer laws
+    "engine: ...", "hardware: ...", "model: ..." or "suite: ..." (a law that asks too much; say
+    where you reported it). ``suite_version`` pins the suite: newer laws
     only report. ``require`` names what must be there: "oracle", "observe", "adapter", "encoder",
     "constraints", "suite" (all of it, in today's version), what laws need ("kv_shift", "state",
     ...), or options and calls that the backend honours ("n_ubatch", "rope_freq_base",

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from infercore.weight_files.lora import Pair
 
 FILES = ("config.json", "model.safetensors", "tokenizer.json")
+_POOLING_JSON = os.path.join("1_Pooling", "config.json")
 _POOLINGS = {
     "mean": "pooling_mode_mean_tokens",
     "cls": "pooling_mode_cls_token",
@@ -141,6 +142,9 @@ class ReferenceEncoder(Loaded):
         super().__init__(path, config, settings, shape)
         self._bert = bert.Bert(shape, self.tensors, path)
         self._pooling = _pooling_of(path)
+        described = os.path.join(path, _POOLING_JSON)
+        if os.path.exists(described):  # other vectors by default are another model
+            self.files = (*self.files, described)
         self.info = self._info(settings, shape, n_head_kv=shape.n_head, has_encoder=True)
 
     def new_context(self, config: ContextConfig) -> EncoderContext:
@@ -183,7 +187,7 @@ def match(path: str) -> float:
 
 def _pooling_of(path: str) -> str:
     """Return the pooling that the directory names, as sentence-transformers writes it."""
-    settings = json_object(path, os.path.join("1_Pooling", "config.json"))
+    settings = json_object(path, _POOLING_JSON)
     named = str(settings.get("pooling_mode"))
     found = [kind for kind, key in _POOLINGS.items() if settings.get(key) or named == _MODES[kind]]
     return found[0] if len(found) == 1 else "none"

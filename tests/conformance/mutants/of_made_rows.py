@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import sys
 import time
@@ -29,7 +30,7 @@ from infercore.testing import (
 from infercore.testing.attention import OnlineSoftmax
 from infercore.testing.kv_formats import KvFormat
 from infercore.testing.reference_context import ReferenceContext
-from infercore.testing.reference_model import ReferenceModel
+from infercore.testing.reference_model import ReferenceEncoder, ReferenceModel
 from infercore.testing.reference_sequences import Sequences
 from infercore.testing.reference_tokenizer import ReferenceTokenizer
 from infercore.testing.truncation import probabilities
@@ -100,6 +101,29 @@ def an_encoder_refuses_without_facts(m: Any) -> None:
 @breaks("CAP-39", **real)
 def the_pooling_of_the_files_is_not_read(m: Any) -> None:
     m.setattr(reference_model, "_pooling_of", lambda path: "mean")
+
+
+@breaks("CAP-39", **real)
+def the_pooling_is_no_part_of_the_digest(m: Any) -> None:
+    m.setattr(ReferenceEncoder, "files", property(own_files, keep_three), raising=False)
+
+
+def own_files(self: Any) -> Any:
+    return self._three
+
+
+def keep_three(self: Any, files: Any) -> None:
+    self._three = files[:3]
+
+
+@breaks("BAD-17", **real)
+def what_is_said_of_pooling_is_thought_to_be_whole(m: Any) -> None:
+    def read(old: Any, folder: str, name: str, default: str = "{}") -> Any:
+        if name == reference_model._POOLING_JSON:
+            return json.loads(reference_tokenizer._read(folder, name, default))
+        return old(folder, name, default)
+
+    around(m, reference_model, "json_object", read)
 
 
 @breaks("STATE-31", **real)

@@ -47,6 +47,13 @@ class ModelFiles:
     outputs: frozenset[str] = frozenset()
 
     @property
+    def of_identity(self) -> tuple[str, ...]:
+        """The files by which the model is known: of an encoder also how vectors are pooled."""
+        described = os.path.join(self.folder, POOLING_JSON)
+        pools = not self.has_cache and os.path.exists(described)
+        return (self.xml, self.bin, self.tokenizer_json, *([described] if pools else []))
+
+    @property
     def has_keys(self) -> bool:
         """Whether it keeps keys and values of each token."""
         return bool(self.keys)

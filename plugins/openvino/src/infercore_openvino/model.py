@@ -180,7 +180,7 @@ class OpenVinoModel:
         self._default_graph = first
         self.info = model_info(found, first.shape)
         self.tokenizer = JsonTokenizer(found, self.info.n_vocab, path)
-        self.files = (found.xml, found.bin, found.tokenizer_json)
+        self.files = found.of_identity
         self.runtime = {"device": device}
         self.capabilities = self._capabilities(first)
 

@@ -175,7 +175,7 @@ def check_bad_options(rig: Rig) -> None:
 _OFFLOADS = ("offload_kqv", "op_offload")
 
 
-@law("BAD-8")
+@law("BAD-8", model="any")
 def check_no_option_is_ignored(rig: Rig) -> None:
     """Every context option is honoured, as effective shows, or refused; none is ignored."""
     for field, values in OPTIONS.items():
@@ -231,7 +231,7 @@ def _opener(rig: Rig) -> Any:
     return rig.open_path
 
 
-@law("BAD-11", tier="process")
+@law("BAD-11", model="any", tier="process")
 def check_damaged_model(rig: Rig) -> None:
     """A model cut in half, or all zeros, raises a typed load error; others can still be loaded."""
     opened = _opener(rig)

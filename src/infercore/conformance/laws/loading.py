@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 import infercore
 from infercore.conformance.expect import equal, foreseen, raises, that
 from infercore.conformance.law import law
@@ -27,7 +29,7 @@ from infercore.testing import load_reference_model, reference_backend
 from infercore.values.config import KV_TYPES, ModelConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from infercore.conformance.rig import Rig
 
@@ -214,16 +216,22 @@ def _refusal(rig: Rig, fields: dict[str, Any], opened: Any) -> None:
         that(error.reason, f"the refusal of {fields} has no reason")
 
 
-@law("BAD-17", since="1.2")
+@law("BAD-17", model="any", since="1.2")
 def check_damaged_files(rig: Rig) -> None:
     """A model with a file missing, cut, empty or of noise raises a typed error, or works.
 
     Never by a mistake of the plugin's own, such as a KeyError; the refusal names the path. Where
     files of weights lack bytes it computes what the whole ones give; no template is passed over.
     """
-    path = Path(_path(rig))
-    tokens = rig.tokens(4)
-    expected, template = rig.cold(tokens), rig.tokenizer.chat_template
+    if not rig.is_encoder:
+        _check_damages(rig, Path(_path(rig)), rig.model, _logits)
+    if rig.is_encoder or rig.encoder is not None:
+        path = Path(_path(rig) if rig.encoder is None else rig.encoder)
+        _check_damages(rig, path, rig.encoder_model, _vector)
+
+
+def _check_damages(rig: Rig, path: Path, whole: Any, computed: Callable[[Rig, Any], Any]) -> None:
+    expected, template = computed(rig, whole), whole.tokenizer.chat_template
     for what, name, content in _damages(path):
         with tempfile.TemporaryDirectory() as folder:
             copy = Path(folder) / path.name
@@ -236,13 +244,13 @@ def check_damaged_files(rig: Rig) -> None:
                 file.unlink(missing_ok=True)
                 file.write_bytes(content)
             try:
-                with rig.open_at(str(copy)) as model, model.new_context(**rig.fields()) as context:
-                    context.decode(tokens)
+                with rig.open_at(str(copy)) as model:
+                    found = computed(rig, model)
                     if what in _LACKING:
-                        rig.near(context.logits(), expected, f"logits with {name} {what}")
+                        rig.near(found, expected, f"what is computed with {name} {what}")
                     elif what == _NO_TEXT:
-                        found = model.tokenizer.chat_template
-                        equal(found, template, f"the template with {name} {what}")
+                        told = model.tokenizer.chat_template
+                        equal(told, template, f"the template with {name} {what}")
                     if model.info.n_ctx_train <= _MOST_TRAINED:
                         with contextlib.suppress(InvalidInputError, UnsupportedFeatureError):
                             trained = rig.opened(model.new_context(n_ctx=0))
@@ -255,6 +263,22 @@ def check_damaged_files(rig: Rig) -> None:
                     that(str(copy) in str(error.path), f"{name} {what}: the path {error.path!r}")
 
 
+def _logits(rig: Rig, model: Any) -> Any:
+    """Return the logits behind a few tokens."""
+    with model.new_context(**rig.fields()) as context:
+        context.decode(_FEW)
+        return np.array(context.logits())
+
+
+def _vector(_: Rig, model: Any) -> Any:
+    """Return an encoder's vector of a few tokens."""
+    with model.new_context(pooling_type="mean") as context:
+        context.encode(_FEW)
+        return np.array(context.embedding())
+
+
+_FEW = (5, 9, 14, 27)
+"""Token ids that each vocabulary has."""
 _MOST_TRAINED = 8192
 """Tokens of a trained window that is opened whole, for each damaged file."""
 _LACKING = ("without its last byte", "without its middle")

@@ -86,7 +86,8 @@ def check_beams_are_the_likeliest(rig: Rig) -> None:
         n_searched += 1
         if n_searched == 2:  # noqa: PLR2004
             return
-    that(n_searched, "no passage has beams that can be told apart; give the rig another story")
+    told = f"no passage has beams that a tolerance of {rig.tolerance:g} tells apart"
+    that(n_searched, f"{told}: lower it, or give the rig another story")
 
 
 @law("STREAM-24", tier="session", since="1.2")

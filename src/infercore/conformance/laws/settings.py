@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import shutil
 import struct
@@ -243,23 +244,31 @@ _POOLINGS = {
 
 
 def _check_pooling(rig: Rig, folder: Path, config: dict[str, Any]) -> None:
-    """The pooling that an encoder's files name is its default; no known one may be refused."""
+    """The pooling that an encoder's files name is its default; no known one may be refused.
+
+    It is part of what the digest stands for, as other vectors are made by default.
+    """
     file = folder / "1_Pooling" / "config.json"
     if not file.is_file():
         return
     write(folder / "config.json", config)
     announced = rig.backend in {backend.name for backend in infercore.backends()}
     opened = partial(loaded, rig) if announced else rig.open_at
+    digests: dict[str, set[str]] = {kind: set() for kind in _POOLINGS}
     for said, kind in _pooling_descriptions():
         write(file, said)
         try:
             with opened(str(folder)) as model, model.new_context() as context:
                 found = context.pooling_type
+                digests.get(kind, set()).add(model.digest)
         except (ModelLoadError, UnsupportedFeatureError) as error:
             that(kind == "none", f"files that say {said} are refused: {error}")
             foreseen(error, f"files that say {said}")
             continue
         equal(found, kind, f"the pooling of files that say {said}")
+    for one, other in itertools.combinations(digests, 2):
+        both = digests[one] & digests[other]
+        that(not both, f"files that ask for the pooling {one!r} and {other!r}: one digest")
 
 
 def _pooling_descriptions() -> Iterator[tuple[dict[str, Any], str]]:

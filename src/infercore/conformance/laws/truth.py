@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 NOT_REPORTED = ("on_oom", "n_ctx_min", "backend_options", "defrag_thold", "adapters")
 
 
-@law("CAP-1")
+@law("CAP-1", model="any")
 def check_kinds_of_a_default_context(rig: Rig) -> None:
     """A model's capabilities are those of a context with the default config."""
     with rig.model.new_context() as context:
         equal(context.capabilities, rig.model.capabilities, "capabilities")
 
 
-@law("CAP-2")
+@law("CAP-2", model="any")
 def check_model_info(rig: Rig) -> None:
     """A model reports its shape as far as it is known, and it agrees with its tokenizer."""
     info = rig.model.info
