@@ -27,7 +27,7 @@ from infercore.sampling.factory import new_portable_sampler
 from infercore.testing import engine_of
 from infercore.testing.toy import N_CTX_TRAIN, N_VOCAB, ToyTokenizer, toy_logits
 from infercore.values import checks
-from infercore.values.config import ContextConfig
+from infercore.values.config import ContextConfig, refuse_unhonoured
 from infercore.values.info import BackendDescriptor, Capabilities, MemoryPlan, ModelInfo
 
 N_EMBD = 8
@@ -328,6 +328,13 @@ ENCODES = Capabilities(
 )
 
 
+OF_ENCODERS: dict[str, Any] = {
+    **dict.fromkeys(("n_ctx", "n_batch", "n_ubatch", "n_seq_max", "n_threads", "n_threads_batch")),
+    "pooling_type": ENCODES.pooling, "attention_type": ("non-causal",), "embeddings": (True,),
+    "kv_unified": None,
+}  # fmt: skip
+
+
 class EncoderContext:
     """The vectors of whole texts: a token's is a hash of the text and of its place in it."""
 
@@ -337,10 +344,7 @@ class EncoderContext:
     def __init__(self, config: ContextConfig) -> None:
         if (config.n_ctx or 0) > N_ENCODED:
             raise checks.refuse("n_ctx", config.n_ctx, f"at most {N_ENCODED}")
-        if config.attention_type == "causal":
-            raise UnsupportedFeatureError(feature="attention_type='causal'", backend="toy")
-        if config.embeddings is False:
-            raise UnsupportedFeatureError(feature="embeddings=False", backend="toy")
+        refuse_unhonoured(config, OF_ENCODERS, backend="toy")
         n_batch = config.n_batch or config.n_ctx or 64
         self.n_batch, self.n_ubatch = n_batch, min(config.n_ubatch or n_batch, n_batch)
         self.effective = {

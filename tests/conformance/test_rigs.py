@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from conformance.full_toy import toy_rig
-from infercore.conformance import check_backend
+from infercore.conformance import check_backend, reference
 from infercore.conformance.render import summary
 from infercore.conformance.rigs import at
 
@@ -26,6 +26,15 @@ def test_an_encoder_keeps_the_laws_about_encoders(tmp_path: Path) -> None:
     assert outcomes["KV-1"] == "n/a"
     assert report.counts["refused"] == 0
     assert report.model["digest"] == report.model["encoder digest"]
+
+
+def test_an_encoder_of_a_known_name_has_an_oracle() -> None:
+    rig = reference.rig()
+    other = at(rig, str(rig.encoder))
+    report = check_backend(other, only=["CAP-2", "ENC-12"])
+    assert report.counts["ok"] == 2
+    assert "oracle: reference" in summary(report)
+    assert at(rig, str(other.path)).encoder_name == other.encoder_name
 
 
 def test_another_model_in_place_of_the_rig_s_own(tmp_path: Path) -> None:

@@ -376,7 +376,9 @@ class Rig:
         return self.oracle or _in_pack(self.model_name)
 
     def oracle_name(self) -> str | None:
-        """Return what logits are compared with: "reference", "golden", or None for nothing."""
+        """Return what logits, or an encoder's vectors, are compared with; None for nothing."""
+        if self.is_encoder:
+            return None if self.encoder_name is None else "reference"
         if self.live_oracle() is not None:
             return "reference"
         return "golden" if self.golden_texts() else None

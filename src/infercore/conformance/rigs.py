@@ -123,7 +123,8 @@ def at(rig: Rig, path: str) -> Rig:
     with rig.open_at(path) as model:
         is_encoder = bool(model.info.has_encoder and not model.capabilities.logits_all)
         if is_encoder:
-            changes: dict[str, Any] = {"is_encoder": True, "encoder": path, "encoder_name": None}
+            name = rig.encoder_name if path == rig.encoder else None
+            changes: dict[str, Any] = {"is_encoder": True, "encoder": path, "encoder_name": name}
         else:
             with model.new_context(**rig.fields(n_ctx=64)) as context:
                 changes = {"tolerance": max(rig.tolerance, context.tolerance)}

@@ -104,6 +104,15 @@ def the_pooling_of_the_files_is_not_read(m: Any) -> None:
 
 
 @breaks("CAP-39", **real)
+def models_with_the_same_tensors_are_llamas(m: Any) -> None:
+    def read(old: Any, config: Any, path: str) -> Any:
+        return old({**config, "model_type": "llama"}, path)
+
+    m.setitem(reference_model.KINDS, "granite", ReferenceModel)
+    around(m, reference_model.llama.Shape, "from_config", read)
+
+
+@breaks("CAP-39", **real)
 def the_pooling_is_no_part_of_the_digest(m: Any) -> None:
     m.setattr(ReferenceEncoder, "files", property(own_files, keep_three), raising=False)
 
