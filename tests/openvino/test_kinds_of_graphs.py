@@ -13,6 +13,7 @@ import infercore as ic
 import openvino as ov
 import pack
 from infercore.weight_files import safetensors
+from infercore_openvino.conformance import a_decoder_that_turns_neighbours
 from openvino import opset13 as op
 
 if TYPE_CHECKING:
@@ -224,34 +225,8 @@ def test_rows_are_refused_where_tokens_look_up_two_tables(ov_path: Path, tmp_pat
             context.decode_spans([(0, rows, "last")])
 
 
-def turning_neighbours(model: Any) -> None:
-    """Let rope turn neighbours in place of halves, as GLM's does."""
-    for layer in range(N_LAYER):
-        for what in ("add/Add", "add/Add_1"):
-            name = f"__module.model.layers.{layer}.self_attn/aten::{what}"
-            (turned,) = (n for n in model.get_ordered_ops() if n.get_friendly_name() == name)
-            users = turned.output(0).get_target_inputs()
-            plain = turned.input_value(0).get_node().input_value(0)
-            n_heads, size = (plain.get_partial_shape()[i].get_length() for i in (1, 3))
-            takers = plain.get_target_inputs()
-            each_second = [
-                op.slice(plain, number([i]), number([2**62]), number([2]), number([3]))
-                for i in (0, 1)
-            ]
-            halves = op.concat(each_second, 3).output(0)
-            for taker in takers:
-                taker.replace_source_output(halves)
-            pairs = op.reshape(turned, number([0, n_heads, -1, 2, size // 2]), True)
-            pairs = op.transpose(pairs, number([0, 1, 2, 4, 3]))
-            back = op.reshape(pairs, number([0, n_heads, -1, size]), True).output(0)
-            for user in users:
-                user.replace_source_output(back)
-
-
-def test_keys_of_which_neighbours_are_turned_are_not_moved(ov_path: Path, tmp_path: Path) -> None:
-    model = load(ov_path)
-    turning_neighbours(model)
-    folder = save(model, ov_path, tmp_path / "model")
+def test_keys_of_which_neighbours_are_turned_are_not_moved(tmp_path: Path) -> None:
+    folder = a_decoder_that_turns_neighbours(str(tmp_path / "model"))
     with ic.load_model(folder, backend="openvino") as other, other.new_context(n_ctx=64) as context:
         assert context.capabilities == other.capabilities
         assert not context.capabilities.kv_shift

@@ -93,6 +93,7 @@ def rig() -> Rig:
     rig.narrow = in_codes
     rig.others = (
         a_decoder_whose_last_layer_has_no_positions,
+        a_decoder_that_turns_neighbours,
         a_decoder_that_sums_up_too,
         a_decoder_that_slides,
         a_decoder_whose_mask_the_engine_does_not_know,
@@ -450,6 +451,34 @@ def a_decoder_whose_last_layer_has_no_positions(model: Any) -> None:
         plain = node.input_value(0).get_node().input_value(0)
         for user in node.output(0).get_target_inputs():
             user.replace_source_output(plain)
+
+
+@_changed(MODEL)
+def a_decoder_that_turns_neighbours(model: Any) -> None:
+    """Let rope turn neighbours in place of halves, as GLM's does."""
+    from openvino import opset13 as op  # noqa: PLC0415  (imports the engine)
+
+    def number(n: Any) -> Any:
+        return op.constant(n, dtype=np.int64)
+
+    rotated = "self_attn/aten::add/Add"
+    for node in model.get_ordered_ops():
+        if not node.get_friendly_name().endswith((rotated, f"{rotated}_1")):
+            continue
+        users = node.output(0).get_target_inputs()
+        plain = node.input_value(0).get_node().input_value(0)
+        n_heads, size = (plain.get_partial_shape()[i].get_length() for i in (1, 3))
+        takers = plain.get_target_inputs()
+        each_second = [
+            op.slice(plain, number([i]), number([2**62]), number([2]), number([3])) for i in (0, 1)
+        ]
+        for taker in takers:
+            taker.replace_source_output(op.concat(each_second, 3).output(0))
+        pairs = op.reshape(node, number([0, n_heads, -1, 2, size // 2]), True)
+        pairs = op.transpose(pairs, number([0, 1, 2, 4, 3]))
+        back = op.reshape(pairs, number([0, n_heads, -1, size]), True).output(0)
+        for user in users:
+            user.replace_source_output(back)
 
 
 @_changed(MODEL)
