@@ -150,7 +150,6 @@ def test_the_toy_that_mutants_are_made_from_keeps_every_law(tmp_path: Path) -> N
         "CAP-48",
         "DEC-34",
         "ENC-17",
-        "ENC-18",
         "LORA-12",
         "ENC-12",
         "TOK-20",

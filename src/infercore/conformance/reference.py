@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from infercore.conformance import safetensors_copy
 from infercore.conformance.options import OPTIONS
 from infercore.conformance.rig import Observation, Rig
 from infercore.registry import default_registry
@@ -79,21 +80,13 @@ def a_llama_of_one_layer(folder: str) -> str:
         "model.norm.weight": (width,),
         **{f"model.layers.0.{name}.weight": shape for name, shape in layer.items()},
     }
-    numbers, header, body = np.random.default_rng(7), dict[str, Any](), b""
+    numbers, tensors = np.random.default_rng(7), {}
     for name, shape in shapes.items():
         weights = numbers.standard_normal(shape) * 0.3 + (1.0 if len(shape) == 1 else 0.0)
-        data = weights.astype("<f4").tobytes()
-        ends = [len(body), len(body) + len(data)]
-        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": ends}
-        body += data
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    for name, content in {
-        "config.json": json.dumps(config).encode(),
-        "model.safetensors": len(text).to_bytes(8, "little") + text + body,
-    }.items():
-        (where / name).unlink()
-        (where / name).write_bytes(content)
+        tensors[name] = safetensors_copy.of(weights)
+    (where / "config.json").unlink()
+    (where / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    safetensors_copy.write(where / "model.safetensors", tensors)
     return folder
 
 

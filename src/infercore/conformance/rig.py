@@ -142,7 +142,8 @@ class Rig:
     ``sliding_window``, if it has such layers), logits are compared with the oracle's. ``ranker``
     writes into such a folder an encoder with a head that scores texts (a file of its own, or all
     that the folder holds), and returns a function of ids and kinds (1 for those of the second text
-    of a pair) to a score, computed apart from the backend. ``n_ctx`` is the window of the laws'
+    of a pair) to a score, computed apart from the backend; its weights are those of ``encoder``, if
+    the rig has one. ``n_ctx`` is the window of the laws'
     contexts, at least 128.
     ``encoder`` is the path of an encoder that ``open_path`` reads,
     ``encoder_name`` its name in the pack. ``is_encoder`` tells that ``open_model`` itself opens an
@@ -283,6 +284,12 @@ class Rig:
         threads = {name: self.exact[name] for name in THREADS if name in self.exact}
         return self.opened(self.encoder_model.new_context(**{**threads, **fields}))
 
+    def encoder_pooling(self) -> str:
+        """Return a way in which the encoder pools; `NotApplicable` where there is none."""
+        declared = self.encoder_model.capabilities.pooling
+        kinds = [kind for kind in ("mean", "cls", "last") if kind in declared]
+        return kinds[0] if kinds else self.leave("the encoder pools in no way")
+
     def two(self, **fields: Any) -> Any:
         """Return a context of two sequences, each with a window of ``n_ctx`` at least."""
         return self.context(**{"n_seq_max": 2, "n_ctx": 2 * self.n_ctx, **fields})
@@ -378,7 +385,8 @@ class Rig:
     def oracle_name(self) -> str | None:
         """Return what logits, or an encoder's vectors, are compared with; None for nothing."""
         if self.is_encoder:
-            return None if self.encoder_name is None else "reference"
+            known = self.encoder_name is not None and _in_pack(self.encoder_name) is not None
+            return "reference" if known else None
         if self.live_oracle() is not None:
             return "reference"
         return "golden" if self.golden_texts() else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 from typing import Any
 
 import attrs
@@ -123,7 +124,9 @@ def at(rig: Rig, path: str) -> Rig:
     with rig.open_at(path) as model:
         is_encoder = bool(model.info.has_encoder and not model.capabilities.logits_all)
         if is_encoder:
-            name = rig.encoder_name if path == rig.encoder else None
+            own = rig.encoder is not None and os.path.exists(rig.encoder)
+            is_own = own and os.path.samefile(path, str(rig.encoder))
+            name = rig.encoder_name if is_own else None
             changes: dict[str, Any] = {"is_encoder": True, "encoder": path, "encoder_name": name}
         else:
             with model.new_context(**rig.fields(n_ctx=64)) as context:

@@ -296,6 +296,19 @@ def what_a_handler_raises_in_a_step_is_lost(m: Any) -> None:
 
 
 @breaks("LIFE-16", **real)
+def a_broken_off_batch_spoils_the_second_sequence(m: Any) -> None:
+    def decode_batch(old: Any, self: Any, *args: Any) -> None:
+        try:
+            old(self, *args)
+        except BaseException:
+            held = self.sequences[1]
+            self.sequences[1] = attrs.evolve(held, k=-held.k)
+            raise
+
+    around(m, ReferenceContext, "decode_batch", decode_batch)
+
+
+@breaks("LIFE-16", **real)
 def signals_are_lost_in_a_step(m: Any) -> None:
     def decode(old: Any, self: Any, *args: Any, **fields: Any) -> Any:
         found = old(self, *args, **fields)

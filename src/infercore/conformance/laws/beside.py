@@ -187,7 +187,7 @@ def check_seeds_at_the_edges(rig: Rig) -> None:
 
 @law("DEC-34", needs="multi_sequence", since="1.2")
 def check_rows_of_numbers_in_sequences(rig: Rig) -> None:
-    """Rows in place of tokens count in their sequence, whichever ran last, as they do alone.
+    """Vectors in place of tokens extend the sequence they are given for, whichever ran last.
 
     In calls of their own and beside rows of another sequence; or they are refused.
     """
@@ -241,7 +241,10 @@ def check_shared_tokens_in_several_steps(rig: Rig) -> None:
 
 
 def _check_full_calls_of_shared_tokens(rig: Rig) -> None:
-    """Where a token of two sequences is taken, so are as many as a call has room for."""
+    """Where one token of two sequences is taken, so are half as many as a call holds.
+
+    Each of them may count for both sequences.
+    """
     ids = rig.tokens(4)
     for unified in (True, False):
         fields = {"kv_unified": unified, "n_batch": 8, "n_ubatch": 8}

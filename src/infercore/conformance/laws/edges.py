@@ -250,6 +250,7 @@ def check_a_token_of_two_sequences(rig: Rig) -> None:
     """
     if not rig.context().capabilities.multi_sequence:
         rig.leave("there is one sequence only")
+    _check_vectors_in_windows_of_their_own(rig)
     shared, own = rig.tokens(4), [rig.tokens(2), rig.tokens(3)]
     entries: list[Any] = [(token, (0, 1), False) for token in shared]
     entries += [(token, (i,), False) for i, text in enumerate(own) for token in text]
@@ -260,7 +261,6 @@ def check_a_token_of_two_sequences(rig: Rig) -> None:
             break
     else:
         rig.leave("such tokens have no vectors here")
-    _check_vectors_in_windows_of_their_own(rig)
     by_spans = rig.two(embeddings=True, pooling_type="mean")
     by_spans.decode_spans([(i, [*shared, *text], "last") for i, text in enumerate(own)])
     for i, text in enumerate(own):

@@ -139,6 +139,53 @@ def _check_signals(rig: Rig) -> None:
                         context.decode(probe)
                         expected = rig.cold([*held, *probe], **_STEPS)
                         rig.near(context.logits(), expected, f"logits after a broken off {name}")
+    _check_signals_of_two(rig)
+
+
+def _check_signals_of_two(rig: Rig) -> None:
+    """The same of calls on two sequences: each holds what it says that it does."""
+    if not rig.context().capabilities.multi_sequence:
+        return
+    befores, more = (rig.tokens(9), rig.tokens(5)), (rig.tokens(34), rig.tokens(26))
+    probe = rig.tokens(1)[0]
+    ends = [len(tokens) - 1 for tokens in more]
+    turns = [(i, s) for i in range(max(map(len, more))) for s in (0, 1) if i <= ends[s]]
+    batch = [(more[s][i], (s,), i == ends[s]) for i, s in turns]
+    spans = [(s, tokens, "last") for s, tokens in enumerate(more)]
+
+    def begun() -> Any:
+        context = rig.two(**_STEPS)
+        for s, tokens in enumerate(befores):
+            context.decode(tokens, seq_id=s)
+        return context
+
+    calls: dict[str, Callable[[Any], object]] = {
+        "decode_batch": lambda context: context.decode_batch(batch),
+        "decode_spans": lambda context: context.decode_spans(spans),
+    }
+    for name, call in calls.items():
+        with contextlib.suppress(UnsupportedFeatureError):
+            context = begun()
+            started = time.perf_counter()
+            call(context)
+            elapsed = time.perf_counter() - started
+            for share in (0.3, 0.6, 0.9):
+                context = begun()
+                if _interrupted(partial(call, context), share * elapsed):
+                    with contextlib.suppress(SessionFatalError):  # it may end the context
+                        _check_each_goes_on(rig, context, befores, more, probe, name)
+
+
+def _check_each_goes_on(
+    rig: Rig, context: Any, befores: Any, more: Any, probe: int, name: str
+) -> None:
+    for s in (0, 1):
+        held, whole = list(context.tokens(s)), [*befores[s], *more[s]]
+        known = len(befores[s]) <= len(held) and held == whole[: len(held)]
+        that(known, f"{name} that a signal broke off left sequence {s} the tokens {held}")
+        context.decode([probe], seq_id=s)
+        expected = rig.cold([*held, probe], **_STEPS)
+        rig.near(context.logits(), expected, f"logits of sequence {s} after a broken off {name}")
 
 
 def _interrupted(call: Callable[[], object], delay: float) -> bool:

@@ -257,7 +257,7 @@ def check_control_vectors(rig: Rig) -> None:
         context.set_control_vector(None)
         context.eval(tokens, 0)
         rig.same_bits(context.logits(), plain, "logits once it is taken away")
-    that(None not in told and len(told) == len({*told}), "effective does not tell the vectors")
+    that(None not in told, "effective['control_vector'] is not set")
     equal(len(told), len(taken), "different values of effective['control_vector']")
     equal(context.effective.get("control_vector"), None, "effective once it is taken away")
     _check_told_vectors(rig, context, vector, taken, refused)
@@ -274,17 +274,20 @@ def _check_told_vectors(
         digests.add(context.effective.get("control_vector"))
     equal(len(digests), len(taken), "different values of effective, of a vector in other layers")
     context.set_control_vector(None)
-    for added in taken[:1]:  # one that is refused leaves what is in force
-        context.set_control_vector(added)
-        context.eval(tokens, 0)
-        row, in_force = np.array(context.logits()), context.effective.get("control_vector")
-        for other in refused:
-            raises(UnsupportedFeatureError, lambda o=other: context.set_control_vector(o), "again")
-        raises(InvalidInputError, lambda: context.set_control_vector(5), "no directions")
-        context.eval(tokens, 0)
-        rig.same_bits(context.logits(), row, "logits after another vector was refused")
-        told_now = context.effective.get("control_vector")
-        equal(told_now, in_force, "effective after another vector was refused")
+    if not taken:
+        return
+    context.set_control_vector(taken[0])
+    context.eval(tokens, 0)
+    row, in_force = np.array(context.logits()), context.effective.get("control_vector")
+    for other in refused:
+        what = "a vector that was refused before"
+        raises(UnsupportedFeatureError, lambda o=other: context.set_control_vector(o), what)
+    what = "directions that are no mapping"
+    raises(InvalidInputError, lambda: context.set_control_vector(5), what)
+    context.eval(tokens, 0)
+    rig.same_bits(context.logits(), row, "logits after another vector was refused")
+    digest_now = context.effective.get("control_vector")
+    equal(digest_now, in_force, "effective after another vector was refused")
 
 
 @law("THREAD-10", tier="process", since="1.2")

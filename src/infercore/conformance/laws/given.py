@@ -192,7 +192,7 @@ _CHANGES_OF_FORKS = (
 
 @law("KV-38", needs="multi_sequence", since="1.2")
 def check_single_tokens_after_changes_of_forks(rig: Rig) -> None:
-    """Where one of two sequences that share tokens is cut or moved, single tokens go on in both.
+    """After one of two sequences that share tokens is cut or moved, both continue token by token.
 
     Each single token follows another, from which an engine may have kept where the cells lie.
     """

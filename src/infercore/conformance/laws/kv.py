@@ -230,7 +230,7 @@ def check_hole_closed_by_a_shift(rig: Rig) -> None:
 
 @law("KV-39", needs="kv_shift", since="1.2")
 def check_parts_moved_past_others(rig: Rig) -> None:
-    """Where the first tokens are moved past the last, the next goes behind the highest position.
+    """After the first tokens are moved past the last, the next token follows the highest position.
 
     So too where a part is copied in front of what another sequence holds, and after a restore.
     """
@@ -254,7 +254,8 @@ def check_parts_moved_past_others(rig: Rig) -> None:
         _check_ends(other, 0, [*tokens[2:10], *tokens[:2]], (2, 21))
         other.decode_one(tokens[10])
         rig.near(other.logits(), row, "logits behind a restored text whose first part was moved")
-    if context.capabilities.kv_copy != "any":
+    can = context.capabilities
+    if can.kv_copy != "any" or can.kv_remove != "any":
         return
     both = rig.two()
     both.decode(tokens[:10], seq_id=1)

@@ -260,7 +260,7 @@ def check_a_row_outlives_its_context(rig: Rig) -> None:
 
 @law("LIFE-18", model="any", since="1.2")
 def check_a_twin_outlives_its_twin(rig: Rig) -> None:
-    """Of two contexts of the same settings one closes, others open: the other context goes on."""
+    """Where one of two contexts with the same settings closes and others open, the other works."""
     if not rig.is_encoder:
         _check_twins(rig.context, partial(_row, rig.tokens(12)), rig.near)
     if rig.is_encoder or rig.encoder is not None:

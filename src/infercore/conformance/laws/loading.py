@@ -17,6 +17,7 @@ from infercore.conformance.expect import equal, foreseen, raises, that
 from infercore.conformance.law import law
 from infercore.conformance.laws.bad_input import OPTIONS
 from infercore.conformance.laws.engines import check_releases
+from infercore.conformance.rig import THREADS
 from infercore.errors import (
     InferCoreError,
     InvalidInputError,
@@ -270,9 +271,10 @@ def _logits(rig: Rig, model: Any) -> Any:
         return np.array(context.logits())
 
 
-def _vector(_: Rig, model: Any) -> Any:
+def _vector(rig: Rig, model: Any) -> Any:
     """Return an encoder's vector of a few tokens."""
-    with model.new_context(pooling_type="mean") as context:
+    threads = {name: rig.exact[name] for name in THREADS if name in rig.exact}
+    with model.new_context(pooling_type=rig.encoder_pooling(), **threads) as context:
         context.encode(_FEW)
         return np.array(context.embedding())
 

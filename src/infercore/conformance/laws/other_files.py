@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from infercore.conformance import gguf_copy
+from infercore.conformance import gguf_copy, safetensors_copy
 from infercore.conformance.expect import equal, foreseen, raises, that
 from infercore.conformance.gguf_copy import FLOAT32, UINT32, number
 from infercore.conformance.law import law
@@ -94,23 +94,12 @@ def _check_shards(rig: Rig, path: Path) -> None:
         folder = Path(scratch) / path.name
         shutil.copytree(path, folder)
         whole = folder / "model.safetensors"
-        data = whole.read_bytes()
-        start = 8 + int.from_bytes(data[:8], "little")
-        tensors = json.loads(data[8:start])
-        tensors.pop("__metadata__", None)
+        tensors = safetensors_copy.read(whole)
         names, weight_map = sorted(tensors), {}
         for i in range(2):
             shard = f"model-{i + 1:05d}-of-00002.safetensors"
-            header, body = dict[str, Any](), b""
-            for name in names[i::2]:
-                first, last = tensors[name]["data_offsets"]
-                ends = [len(body), len(body) + last - first]
-                header[name] = {**tensors[name], "data_offsets": ends}
-                body += data[start + first : start + last]
-                weight_map[name] = shard
-            text = json.dumps(header).encode()
-            (folder / shard).write_bytes(len(text).to_bytes(8, "little") + text + body)
-        whole.chmod(0o600)
+            safetensors_copy.write(folder / shard, {name: tensors[name] for name in names[i::2]})
+            weight_map.update(dict.fromkeys(names[i::2], shard))
         whole.unlink()
         index = {"metadata": {}, "weight_map": weight_map}
         (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")

@@ -166,6 +166,7 @@ _OTHER: dict[str, tuple[dict[str, Any], ...]] = {
     ),
     "bert": (
         {"hidden_act": "relu"},
+        {"hidden_act": "gelu"},
         {"position_embedding_type": "relative_key"},
         {"is_decoder": True},
         {"add_cross_attention": True},
@@ -178,6 +179,7 @@ _OTHER: dict[str, tuple[dict[str, Any], ...]] = {
         {"model_type": "no_such_model"},
     ),
 }
+_OTHER["roberta"] = _OTHER["bert"]
 """Another computation than that of the weights: of one text no vector stays the same."""
 _SAME: dict[str, tuple[str, ...]] = {
     "llama": ("head_dim", "hidden_act", "attention_bias", "mlp_bias", "rope_parameters"),
@@ -210,20 +212,39 @@ def check_the_config_is_computed(rig: Rig) -> None:
         rig.leave("no model of the rig has a config or header that says what is computed")
 
 
+def _check_others(
+    rig: Rig,
+    folder: Path,
+    config: dict[str, Any],
+    plain: Any,
+    others: tuple[dict[str, Any], ...],
+) -> None:
+    """Each of the ``others`` is refused, or gives what neither ``plain`` nor another one is."""
+    computed: list[tuple[dict[str, Any], Any]] = [({}, plain)]
+    for fields in others:
+        if all(name in config and config[name] == fields[name] for name in fields):
+            continue
+        found = _with(rig, folder, {**config, **fields})
+        if found is None:
+            continue
+        for before, result in computed:
+            if not before or before.keys() == fields.keys():
+                same = np.array_equal(found, result)
+                that(not same, f"{fields} in config.json gives what {before or 'its own'} gives")
+        computed.append((fields, found))
+        right = _reference(folder)
+        if right is not None:
+            gap = float(np.abs(found - right).max())
+            that(gap <= rig.tolerance, f"{fields} in config.json: {gap:.3g} off the reference")
+
+
 def _check_config(rig: Rig, path: Path) -> int:
     """Try the other computations of this kind of model; return how many there are."""
     with copied(path) as folder:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         kind, plain = str(config.get("model_type")), _outputs(rig, folder)
         others = _OTHER.get(kind, ()) if plain is not None else ()
-        for fields in others:
-            found = _with(rig, folder, {**config, **fields})
-            same = found is not None and np.array_equal(found, plain)
-            that(not same, f"{fields} in config.json is neither computed nor refused")
-            right = None if found is None else _reference(folder)
-            if right is not None:
-                gap = float(np.abs(found - right).max())
-                that(gap <= rig.tolerance, f"{fields} in config.json: {gap:.3g} off the reference")
+        _check_others(rig, folder, config, plain, others)
         if kind == "llama" and plain is not None:
             _check_small_heads(rig, folder, config)
         for name in _SAME.get(kind, ()) if others else ():
@@ -524,7 +545,8 @@ def _outputs(rig: Rig, folder: Path, **fields: Any) -> Any:
 def _computed(model: Any, fields: dict[str, Any]) -> Any:
     """Return logits or a vector of a few tokens."""
     if model.info.has_encoder:
-        with model.new_context(pooling_type="mean") as context:
+        kinds = [kind for kind in _POOLINGS if kind in model.capabilities.pooling]
+        with model.new_context(pooling_type=kinds[0] if kinds else None) as context:
             context.encode(list(range(5, 25)))
             return np.array(context.embedding())
     with model.new_context(**fields) as context:
@@ -534,5 +556,6 @@ def _computed(model: Any, fields: dict[str, Any]) -> Any:
 
 
 def write(file: Path, fields: dict[str, Any]) -> None:
-    """Write ``fields`` as JSON."""
+    """Write ``fields`` as JSON, in place of what lies there."""
+    file.unlink(missing_ok=True)
     file.write_text(json.dumps(fields), encoding="utf-8")

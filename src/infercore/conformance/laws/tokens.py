@@ -137,19 +137,20 @@ def check_nothing_is_nothing(rig: Rig) -> None:
 
 
 @law("TOK-11")
-def check_many_threads_encode(rig: Rig) -> None:
+def check_a_tokenizer_in_threads(rig: Rig) -> None:
     """Many threads may use a tokenizer at once, and ask it for different things."""
-    tokenizer, text = rig.tokenizer, rig.passage(4)
-    controls = (token for token in range(tokenizer.n_vocab) if tokenizer.is_control(token))
-    names = b"".join(map(tokenizer.token_bytes, itertools.islice(controls, 3)))
-    text += names.decode(errors="replace")
-    asked = [
-        partial(tokenizer.encode, text, parse_special=parsed, add_special=added)
-        for parsed, added in itertools.product((True, False), repeat=2)
-    ]
-    _check_at_once(asked)
     encoders = [] if rig.encoder is None else [rig.encoder_model.tokenizer]
-    for each in (tokenizer, *encoders):
+    for each in (rig.tokenizer, *encoders):
+        controls = (token for token in range(each.n_vocab) if each.is_control(token))
+        names = b"".join(map(each.token_bytes, itertools.islice(controls, 3)))
+        texts = [rig.passage(n) + names.decode(errors="replace") for n in (3, 6)]
+        ways = itertools.product(texts, (True, False), (True, False))
+        _check_at_once(
+            [
+                partial(each.encode, text, parse_special=parsed, add_special=added)
+                for text, parsed, added in ways
+            ]
+        )
         ids = each.encode(rig.passage(6))
         _check_at_once([partial(each.decode, ids[:n]) for n in (len(ids), 3, len(ids) - 2, 5)])
 

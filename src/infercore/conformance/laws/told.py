@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import infercore
-from infercore.conformance.expect import equal, raises, that
+from infercore.conformance.expect import equal, foreseen, raises, that
 from infercore.conformance.law import law
 from infercore.conformance.laws.formats import accepted_types
+from infercore.conformance.laws.settings import decides, write
 from infercore.conformance.oracle import Way, Yarn
 from infercore.errors import (
     BackendUnavailableError,
@@ -115,7 +116,11 @@ def check_rope_options_are_used(rig: Rig) -> None:
             Way(rope_scale=0.25, attn_factor=1.5),
         ),
         (
-            {**yarn, "rope_freq_base": 100.0, "yarn_orig_ctx": 4096},  # the ramp ends at the end
+            {
+                **yarn,
+                "rope_freq_base": 100.0,
+                "yarn_orig_ctx": 4096,
+            },  # the ramp is clipped at the last frequency
             Way(rope_base=100.0, rope_scale=0.25, yarn=Yarn(orig_ctx=4096)),
         ),
         ({**yarn, "yarn_attn_factor": 1.5}, None),
@@ -312,10 +317,13 @@ def check_the_tolerance_holds(rig: Rig) -> None:
 def check_a_flipped_bit_is_another_model(rig: Rig) -> None:
     """A copy with one bit of the weights flipped has another digest; state is not exchanged.
 
-    Where the format has checksums of its own, it may be refused as damaged.
+    Where the format has checksums of its own, it may be refused as damaged. Where config.json says
+    what is computed, another config has another digest, too, or is refused.
     """
     path = _path(rig)
     with tempfile.TemporaryDirectory() as folder:
+        if decides(Path(path)):
+            _check_another_config(rig, _copy(path, str(Path(folder) / "again")))
         where = _copy(path, folder)
         file = _largest(where)
         file.chmod(0o600)
@@ -336,23 +344,26 @@ def check_a_flipped_bit_is_another_model(rig: Rig) -> None:
                 data = source.save_sequence(0)
                 with other.new_context(**rig.fields()) as context:
                     raises(SnapshotError, lambda: context.load_sequence(0, data), "its state")
-        if Path(path).is_dir():
-            _check_another_config(rig, _copy(path, str(Path(folder) / "again")))
 
 
 def _check_another_config(rig: Rig, where: Path) -> None:
-    """Where config.json says what is computed, another one makes another model."""
     file = where / "config.json"
-    if not file.is_file() or not any(where.glob("*.safetensors")):
-        return
     config = json.loads(file.read_text(encoding="utf-8"))
-    file.chmod(0o600)
-    for name in ("rms_norm_eps", "rope_theta"):
-        if isinstance(config.get(name), float):
-            told = {**config, name: config[name] * 1.5}
-            file.write_text(json.dumps(told), encoding="utf-8")
+    rope = config.get("rope_parameters") or {}
+    others = [
+        {name: config[name] * 1.5}
+        for name in ("rms_norm_eps", "rope_theta")
+        if isinstance(config.get(name), float)
+    ]
+    if isinstance(rope.get("rope_theta"), float):
+        others.append({"rope_parameters": {**rope, "rope_theta": rope["rope_theta"] * 1.5}})
+    for fields in others:
+        write(file, {**config, **fields})
+        try:
             with rig.open_at(str(where)) as other:
-                that(other.digest != rig.model.digest, f"another {name}: the same digest")
+                that(other.digest != rig.model.digest, f"config.json with {fields}: one digest")
+        except ModelLoadError as error:
+            foreseen(error, f"config.json with {fields}")
 
 
 _LONG_AGO = 1e9
