@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 
 from conformance.mutants import around, breaks, result
-from infercore.errors import UnsupportedFeatureError
+from infercore.errors import DecodeAbortedError, UnsupportedFeatureError
 from infercore.testing import llama, reference_settings, reference_tokenizer
 from infercore.testing.bert import Bert
 from infercore.testing.reference_base import Base
@@ -61,6 +61,21 @@ def the_callback_is_asked_in_the_first_step(m: Any) -> None:
 
     around(m, ReferenceContext, "decode_batch", decode)
     around(m, ReferenceContext, "_step", step)
+
+
+@breaks("CANCEL-15", **real)
+def vectors_ask_the_callback_before_them_alone(m: Any) -> None:
+    def vectors(old: Any, self: Any, *args: Any) -> None:
+        ask, self._ask = self._ask, None
+        try:
+            if ask is not None and ask():
+                message = "aborted"
+                raise DecodeAbortedError(message, resident_tokens=0)
+            old(self, *args)
+        finally:
+            self._ask = ask
+
+    around(m, ReferenceContext, "decode_vectors", vectors)
 
 
 # -- what is held ----------------------------------------------------------------------------------

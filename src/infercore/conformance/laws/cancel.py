@@ -6,14 +6,23 @@ import itertools
 import threading
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from infercore.conformance.expect import equal, raises, that
 from infercore.conformance.holding import Held, while_held
 from infercore.conformance.law import law
 from infercore.conformance.rig import generated, greedy
-from infercore.errors import DecodeAbortedError, InvalidInputError, OutputNotAvailableError
+from infercore.errors import (
+    DecodeAbortedError,
+    InvalidInputError,
+    OutputNotAvailableError,
+    UnsupportedFeatureError,
+)
 from infercore.testing import engine_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from infercore.conformance.rig import Rig
 
 
@@ -305,3 +314,39 @@ def check_a_callback_is_asked_in_each_step(rig: Rig) -> None:
         both.set_abort_callback(lambda: True)
         batch = [(token, (i % 2,), False) for i, token in enumerate(tokens[:8])]
         raises(DecodeAbortedError, lambda: both.decode_batch(batch), "a batch of two sequences")
+        _check_steps_of_two(rig, tokens)
+
+
+def _check_steps_of_two(rig: Rig, tokens: list[int]) -> None:
+    """So too where the tokens of a call are two sequences', and where they are vectors."""
+    vectors = np.random.default_rng(0).standard_normal((16, rig.model.info.n_embd))
+    rows = vectors.astype(np.float32)
+
+    def batch(n: int) -> list[Any]:
+        return [(token, (i % 2,), False) for i, token in enumerate(tokens[: 2 * n])]
+
+    calls: dict[str, Callable[[Any, int], object]] = {
+        "decode_batch": lambda context, n: context.decode_batch(batch(n)),
+        "decode_spans": lambda context, n: context.decode_spans(
+            [(s, tokens[:n], "last") for s in (0, 1)]
+        ),
+        "decode_spans of vectors": lambda context, n: context.decode_spans(
+            [(s, rows[:n], "last") for s in (0, 1)]
+        ),
+    }
+    for name, call in calls.items():
+        context, asked = rig.two(n_batch=32, n_ubatch=8), itertools.count()
+        context.set_abort_callback(lambda asked=asked: next(asked) < 0)
+        try:
+            call(context, 4)  # one step
+        except UnsupportedFeatureError:
+            continue
+        once = next(asked)
+        context.clear()
+        call(context, 16)
+        more, n_steps = next(asked) - once - 1, 32 // context.n_ubatch
+        least = max(n_steps, once + 1) if n_steps > 1 else 1
+        that(more >= least, f"{name} asked {more} times in {n_steps} steps, {once} times in one")
+        context.clear()
+        context.set_abort_callback(AfterCalls(more - 1))
+        raises(DecodeAbortedError, lambda: call(context, 16), f"{name}, told to stop at the end")  # noqa: B023
