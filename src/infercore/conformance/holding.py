@@ -1,7 +1,9 @@
-"""Holding a call in its middle, so that laws about threads do not depend on timing."""
+"""Holding a call in its middle, and letting threads meet, for laws about threads."""
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -9,7 +11,7 @@ from typing import TYPE_CHECKING
 from infercore.conformance.expect import that
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 PATIENCE_S = 20.0
 """How long anything is waited for."""
@@ -43,3 +45,14 @@ def while_held(held: Held, work: Callable[[], object], then: Callable[[], object
         finally:
             held.go.set()
         running.result(PATIENCE_S)
+
+
+@contextlib.contextmanager
+def switching_often() -> Iterator[None]:
+    """Let Python switch between threads as often as it can, so that they meet."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(usual)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ import numpy as np
 
 from infercore.conformance import children
 from infercore.conformance.expect import equal, raises, that
-from infercore.conformance.holding import Held, while_held
+from infercore.conformance.holding import Held, switching_often, while_held
 from infercore.conformance.law import law
 from infercore.conformance.rig import greedy
 from infercore.errors import InvalidInputError, SessionBusyError, UnsupportedFeatureError
@@ -193,15 +192,10 @@ def check_contexts_opened_in_threads(rig: Rig) -> None:
     def work(i: int) -> Any:
         return [rig.cold(texts[i]) for _ in range(4)]
 
-    usual = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        with ThreadPoolExecutor(4) as pool:
-            for i, rows in enumerate(pool.map(work, range(len(texts)))):
-                for row in rows:
-                    rig.near(row, expected[i], "logits of a context opened in a thread")
-    finally:
-        sys.setswitchinterval(usual)
+    with switching_often(), ThreadPoolExecutor(4) as pool:
+        for i, rows in enumerate(pool.map(work, range(len(texts)))):
+            for row in rows:
+                rig.near(row, expected[i], "logits of a context opened in a thread")
 
 
 @law("THREAD-13", needs="live_threads", since="1.2")

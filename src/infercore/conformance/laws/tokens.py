@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from infercore.conformance.expect import equal, raises, that
+from infercore.conformance.holding import switching_often
 from infercore.conformance.law import law
 from infercore.errors import InvalidInputError, InvalidTokenError
 
@@ -166,13 +166,8 @@ def _check_at_once(asked: list[partial[Any]]) -> None:
                 call(), expected, f"{call.func.__name__} in threads: {call.args}, {call.keywords}"
             )
 
-    usual = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        with ThreadPoolExecutor(len(asked)) as pool:
-            list(pool.map(work, range(len(asked))))
-    finally:
-        sys.setswitchinterval(usual)
+    with switching_often(), ThreadPoolExecutor(len(asked)) as pool:
+        list(pool.map(work, range(len(asked))))
 
 
 @law("TOK-12", needs="chat_template")
