@@ -88,6 +88,17 @@ def a_file_that_is_no_adapter_counts_as_none(m: Any) -> None:
 
 
 @breaks("LORA-6", base="reference")
+def the_list_is_emptied_before_files_are_read(m: Any) -> None:
+    from infercore.testing.reference_base import Base
+
+    def set_adapters(old: Any, self: Any, adapters: Any) -> None:
+        self._adapters = []
+        old(self, adapters)
+
+    around(m, Base, "set_adapters", set_adapters)
+
+
+@breaks("LORA-6", base="reference")
 def a_refused_adapter_has_no_path(m: Any) -> None:
     from infercore.errors import ModelFormatError, ModelLoadError
     from infercore.testing.reference_base import Base

@@ -23,6 +23,11 @@ def ids_come_as_a_tuple(m: Any) -> None:
     result(m, GuardedTokenizer, "encode", tuple)
 
 
+@breaks("TOK-3", base="reference")
+def bytes_that_are_no_text_are_left_out(m: Any) -> None:
+    result(m, ReferenceTokenizer, "decode", lambda text: text.replace("\ufffd", ""))
+
+
 @breaks("TOK-3", "STREAM-2", "SEAM-8")
 def the_last_byte_of_a_character_is_lost(m: Any) -> None:
     def token_bytes(old: Any, self: Any, token: int) -> bytes:

@@ -164,7 +164,8 @@ def check_what_is_no_adapter(rig: Rig) -> None:
     The error of a file has its path.
     """
     tokens, adapter = rig.tokens(7), _adapter(rig)
-    context = rig.context(adapters=[adapter])
+    context, other = rig.context(adapters=[adapter]), _adapter(rig, 0.5)
+    expected = _row(rig.context(), tokens, adapter)
     with tempfile.TemporaryDirectory() as folder:
         text = Path(folder) / "text"
         text.write_text("no adapter")
@@ -175,17 +176,20 @@ def check_what_is_no_adapter(rig: Rig) -> None:
                 continue
             bad = AdapterSpec(path=path)
             for what, call in (
-                ("set", lambda b=bad: context.set_adapters([adapter, b])),
+                ("set alone", lambda b=bad: context.set_adapters([b])),
+                ("set before another", lambda b=bad: context.set_adapters([b, adapter])),
+                ("set behind another", lambda b=bad: context.set_adapters([other, b])),
                 ("opened with", lambda b=bad: rig.context(adapters=[b])),
             ):
                 error = raises(InferCoreError, call, f"{path}, {what}")
                 if isinstance(error, ModelLoadError):
                     that(path in str(error.path), f"{path}: the path is {error.path!r}")
                     foreseen(error, path)
-    equal(tuple(context.effective["adapters"]), (adapter,), "effective adapters")
-    context.decode(tokens)
-    expected = _row(rig.context(), tokens, adapter)
-    rig.same_bits(np.array(context.logits()), expected, "logits after the refusals")
+                equal(tuple(context.effective["adapters"]), (adapter,), f"in force, {path} {what}")
+                context.clear()
+                context.decode(tokens)
+                row = np.array(context.logits())
+                rig.same_bits(row, expected, f"logits after {path} was refused, {what}")
     if is_gguf(Path(adapter.path)):
         _check_lies(rig, adapter.path)
 

@@ -46,11 +46,20 @@ def check_ids_are_in_the_vocabulary(rig: Rig) -> None:
 
 @law("TOK-3")
 def check_text_is_made_of_bytes(rig: Rig) -> None:
-    """The bytes of the tokens, joined, are those of the text."""
+    """The bytes of the tokens, joined, are those of the text.
+
+    Decoded, bytes that are no UTF-8 by themselves become U+FFFD.
+    """
     for text in (rig.passage(20), *rig.texts):
         ids = _plain(rig, text)
         data = b"".join(rig.tokenizer.token_bytes(token) for token in ids)
         equal(data, text.encode(), f"bytes of {text!r}")
+    ids = _plain(rig, "\u00e9\u2603\u65e5\U0001f600")
+    for n in range(1, len(ids)):
+        data = b"".join(map(rig.tokenizer.token_bytes, ids[:n]))
+        is_whole = "\ufffd" not in data.decode(errors="replace")
+        found = rig.tokenizer.decode(ids[:n])
+        that(is_whole == ("\ufffd" not in found), f"{data!r} is decoded as {found!r}")
 
 
 @law("TOK-4")
