@@ -153,8 +153,8 @@ def check_settings_that_change_in_the_midst(rig: Rig) -> None:
     """
     can = rig.context().capabilities
     settings = [text for text in _SET if rig.adapter is not None or "adapters" not in text]
-    if not _makes_both(rig):
-        settings = [text for text in settings if "embed" not in text]
+    if can.embeddings and not _gives_logits_beside_embeddings(rig):
+        settings = [text.replace("embed 1; ", "") for text in settings if text != "embed 1"]
     for setting in settings:
         if can.multi_sequence and can.sequence_state and can.state:
             texts = [f"{_HELD}; {setting}; {_GO_ON}; one 2 5; one 0 6"]
@@ -165,15 +165,16 @@ def check_settings_that_change_in_the_midst(rig: Rig) -> None:
             )
 
 
-def _makes_both(rig: Rig) -> bool:
-    """Whether there are logits beside embeddings, which an engine need not compute of a model."""
+def _gives_logits_beside_embeddings(rig: Rig) -> bool:
+    """Whether an engine computes both of this model at once, which it need not."""
     context = rig.context()
-    with contextlib.suppress(UnsupportedFeatureError):
+    try:
         context.set_embeddings(True)
         context.decode(rig.tokens(2))
         context.logits()
-        return True
-    return not context.capabilities.embeddings
+    except UnsupportedFeatureError:
+        return False
+    return True
 
 
 _FORKED = (

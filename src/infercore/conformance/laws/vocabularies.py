@@ -239,7 +239,7 @@ def _check_pieces(rig: Rig, folder: Path) -> None:
             "type": "Unigram",
             "unk_id": 0,
             "byte_fallback": False,
-            "vocab": [[piece, -0.5 - i] for i, piece in enumerate(_PIECES)],
+            "vocab": [[piece, -0.5 * i] for i, piece in enumerate(_PIECES)],
         },
     }
     (folder / "tokenizer.json").write_text(json.dumps(said), encoding="utf-8")
@@ -254,7 +254,7 @@ def _check_pieces(rig: Rig, folder: Path) -> None:
             equal(tokenizer.token_bytes(i), piece.replace("\u2581", " ").encode(), f"piece {i}")
         scores = [tokenizer.token_score(i) for i in range(len(_PIECES))]
         has_scores = any(score is not None for score in scores)  # a backend need not tell them
-        equal(scores, [-0.5 - i if has_scores else None for i in range(len(_PIECES))], "scores")
+        equal(scores, [-0.5 * i if has_scores else None for i in range(len(_PIECES))], "scores")
         for beyond in (len(_PIECES), tokenizer.n_vocab - 1):
             found = (tokenizer.token_bytes(beyond), tokenizer.token_score(beyond))
             equal(found, (b"", None), f"bytes and score of {beyond}, beyond the pieces")
@@ -407,6 +407,7 @@ _OF_AN_END = {
 }  # fmt: skip
 
 _SOUND, _SPACED = "pieces with each byte", "pieces that begin with a space"
+_SCORES = (0.0, -0.25, -0.5)
 _NO_BYTE = "a last token that is marked as a byte and is none"
 
 
@@ -426,7 +427,9 @@ def _vocabularies(own: gguf_copy.Gguf, tokens: tuple[bytes, ...]) -> dict[str, g
             tokenizer__ggml__token_type=gguf_copy.numbers(
                 "i", [3, 3, *[6] * 254, *[1] * (len(tokens) - 257), _USER_DEFINED]
             ),
-            tokenizer__ggml__scores=gguf_copy.numbers("f", [0.0] * len(tokens)),
+            tokenizer__ggml__scores=gguf_copy.numbers(
+                "f", [_SCORES[i % len(_SCORES)] for i in range(len(tokens))]
+            ),
         ),
         "pieces with all bytes but one": pieces.other(
             tokenizer__ggml__tokens=gguf_copy.texts(one_less)
@@ -445,20 +448,26 @@ def _use(rig: Rig, model: Any, ids: list[int], what: str) -> None:
     tokenizer.decode(tokenizer.encode(" " * 40))  # each may be three tokens, of one byte each
     if what == _NO_BYTE:
         equal(tokenizer.token_bytes(tokenizer.n_vocab - 1), b"some text", what)
-    added = tokenizer.token_bytes(tokenizer.n_vocab - 1).decode(errors="replace")
-    texts = ("a b", " a", "ab  b", f"a{added}b", f"{added}a b")
-    for text in texts if what == _SPACED else ():
-        told = tokenizer.decode(tokenizer.encode(text), skip_special=True)
-        equal(told, text, f"{what}: a text that was encoded and decoded")
     if what == _SPACED:
-        begin, text = tokenizer.bos, tokenizer.encode("ab  b", add_special=False)
-        name = tokenizer.decode([begin], skip_special=False)
-        two = [*text, begin, *text]
-        shown, found = (tokenizer.decode(two, skip_special=skip) for skip in (False, True))
-        equal(found, shown.replace(name, ""), f"{what}: two texts, what parts them left out")
+        _check_spaced(tokenizer)
     with model.new_context(**rig.fields(n_ctx=32)) as context:
         context.decode(ids)
         that(np.isfinite(context.logits()).all(), f"{what}: logits that are no numbers")
+
+
+def _check_spaced(tokenizer: Any) -> None:
+    """A space before a text goes with each text, and none that was in it."""
+    scores = tuple(tokenizer.token_score(token) for token in range(len(_SCORES)))
+    equal(scores, scores if scores == (None,) * len(_SCORES) else _SCORES, f"{_SPACED}: scores")
+    added = tokenizer.token_bytes(tokenizer.n_vocab - 1).decode(errors="replace")
+    for text in ("a b", " a", "ab  b", f"a{added}b", f"{added}a b"):
+        decoded = tokenizer.decode(tokenizer.encode(text), skip_special=True)
+        equal(decoded, text, f"{_SPACED}: a text that was encoded and decoded")
+    begin, text = tokenizer.bos, tokenizer.encode("ab  b", add_special=False)
+    name = tokenizer.decode([begin], skip_special=False)
+    two = [*text, begin, *text]
+    shown, found = (tokenizer.decode(two, skip_special=skip) for skip in (False, True))
+    equal(found, shown.replace(name, ""), f"{_SPACED}: two texts, what parts them left out")
 
 
 def _check_pairs(rig: Rig, own: gguf_copy.Gguf, file: Path) -> None:
