@@ -15,10 +15,12 @@ from infercore.conformance.gguf_copy import FLOAT32, UINT32, number
 from infercore.conformance.law import law
 from infercore.errors import (
     BackendUnavailableError,
+    DecodeAbortedError,
     InvalidStateError,
     ModelLoadError,
     UnsupportedFeatureError,
 )
+from infercore.testing import engine_of
 from infercore.weight_files.gguf import Tensor
 
 if TYPE_CHECKING:
@@ -59,6 +61,12 @@ def _check_texts(rig: Rig, model: Any, context: Any, weights: dict[str, Any]) ->
     _check_needs_a_text(context, start)
     _warm_up(context)
     _check_needs_a_text(context, start)
+    if context.capabilities.abort:
+        engine = engine_of(context)
+        engine.abort()
+        raises(DecodeAbortedError, lambda: context.encode(ids), "a text whose encoding is aborted")
+        engine.clear_abort()
+        _check_needs_a_text(context, start)
     for text in (ids[9:], ids[9:10], ids[12:30]):
         context.encode(text)
         equal(context.n_past(), 0, "tokens of the decoder after a text was encoded")

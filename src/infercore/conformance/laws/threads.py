@@ -184,13 +184,20 @@ def check_the_engine_s_own_threads(rig: Rig) -> None:
 def check_contexts_opened_in_threads(rig: Rig) -> None:
     """Many threads may open contexts of one model at once, and compute in them.
 
-    Texts of the same length, so that each takes the room that the others take.
+    Texts of the same length, so that each takes the room that the others take; every other one with
+    an adapter.
     """
     texts = [rig.tokens(n) for n in (6, 6, 6, 6, 40, 40, 40, 40)]
-    expected = [rig.cold(text) for text in texts]
+    has_one = rig.adapter is not None and rig.context().capabilities.lora
+    adapted = {"adapters": rig.adapters_at(1.0)} if has_one else {}
+
+    def computed(i: int) -> Any:
+        return rig.cold(texts[i], **(adapted if i % 2 else {}))
+
+    expected = [computed(i) for i in range(len(texts))]
 
     def work(i: int) -> Any:
-        return [rig.cold(texts[i]) for _ in range(4)]
+        return [computed(i) for _ in range(4)]
 
     with switching_often(), ThreadPoolExecutor(4) as pool:
         for i, rows in enumerate(pool.map(work, range(len(texts)))):
