@@ -19,7 +19,7 @@ import numpy as np
 from conformance.mutants import around, breaks, nothing, result
 from infercore.conformance import Rig
 from infercore.conformance.reference import announce
-from infercore.errors import ContextOverflowError, InvalidInputError
+from infercore.errors import ContextOverflowError, InvalidInputError, ModelFormatError
 from infercore.testing import (
     mirostat,
     reference_model,
@@ -29,6 +29,7 @@ from infercore.testing import (
 )
 from infercore.testing.attention import OnlineSoftmax
 from infercore.testing.kv_formats import KvFormat
+from infercore.testing.products import Workers
 from infercore.testing.reference_context import ReferenceContext
 from infercore.testing.reference_model import ReferenceEncoder, ReferenceModel
 from infercore.testing.reference_sequences import Sequences
@@ -306,6 +307,25 @@ def a_broken_off_batch_spoils_the_second_sequence(m: Any) -> None:
             raise
 
     around(m, ReferenceContext, "decode_batch", decode_batch)
+
+
+@breaks("THREAD-4", **real)
+def rows_that_no_thread_has_are_left_out(m: Any) -> None:
+    def product(old: Any, self: Any, x: Any, weight: Any) -> Any:
+        found = old(self, x, weight)
+        found[:, len(weight) // self.n_threads * self.n_threads :] = 0
+        return found
+
+    around(m, Workers, "product", product)
+
+
+@breaks("CAP-26", **real)
+def infinite_weights_are_taken(m: Any) -> None:
+    def check(tensors: Any, path: str) -> None:
+        if any(np.isnan(tensor).any() for tensor in tensors.values()):
+            raise ModelFormatError(path, path=path)
+
+    m.setattr(reference_model, "_check_finite", check)
 
 
 @breaks("LIFE-16", **real)

@@ -94,10 +94,15 @@ def check_set_threads(rig: Rig) -> None:
         rig.same_bits(context.logits(), row, "the last row after the change")
         context.set_threads(*_before(rig))
     context.decode(tokens[:4])
-    context.set_threads(1, 1)
-    context.decode(tokens[4:])
+    with contextlib.suppress(UnsupportedFeatureError, InvalidInputError):
+        context.set_threads(3, 3)  # by which few sizes of a matrix can be divided
+    context.decode(tokens[4:7])
+    context.decode_one(tokens[7])
     held = [*tokens[:1], *tokens[:3], *tokens]
-    rig.near(context.logits(), rig.cold(held), "logits after the change")
+    rig.near(context.logits(), rig.cold(held), "logits with three threads")
+    context.set_threads(1, 1)
+    context.decode(tokens)
+    rig.near(context.logits(), rig.cold([*held, *tokens]), "logits after the change")
     many = (os.cpu_count() or 1) + 40
     for n, n_batch in ((1, 2), (2, 1), (many, many)):
         expected, before = (n, n_batch), (context.n_threads, context.n_threads_batch)

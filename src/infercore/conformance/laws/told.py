@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import math
 import os
 import shutil
+import struct
 import tempfile
 import threading
 from pathlib import Path
@@ -15,9 +17,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import infercore
+from infercore.conformance import gguf_copy, safetensors_copy
 from infercore.conformance.expect import equal, foreseen, raises, that
 from infercore.conformance.law import law
 from infercore.conformance.laws.formats import accepted_types
+from infercore.conformance.laws.headers import is_gguf
 from infercore.conformance.laws.settings import decides, write
 from infercore.conformance.oracle import Way, Yarn
 from infercore.errors import (
@@ -226,16 +230,27 @@ def _check_numbers(rig: Rig, where: Path) -> None:
     file = _largest(where)
     file.chmod(0o600)
     whole = file.read_bytes()
-    for at in (len(whole) // 2, len(whole) * 3 // 4, len(whole) - 1024):
+    blocks = {"no numbers": b"\xff" * 1024}  # of any format: its scale is no number
+    if _is_in_single_precision(file):
+        blocks["infinite numbers"] = struct.pack("<f", math.inf) * 256
+    places = [at // 4 * 4 for at in (len(whole) // 2, len(whole) * 3 // 4, len(whole) - 1024)]
+    for (kind, block), at in itertools.product(blocks.items(), places):
         damaged = bytearray(whole)
-        damaged[at : at + 1024] = b"\xff" * 1024  # a block of any format: its scale is no number
+        damaged[at : at + len(block)] = block
         file.write_bytes(damaged)
-        what = f"no numbers {at} bytes into the file"
+        what = f"{kind} {at} bytes into the file"
         error = raises(
             InferCoreError, lambda: _load(rig, {"check_tensors": True}, str(where)).close(), what
         )
         if isinstance(error, ModelLoadError):
             that(str(where) in str(error.path), f"{what}: the path of the error is {error.path!r}")
+
+
+def _is_in_single_precision(file: Path) -> bool:
+    """Whether all weights of the file are known to be float32, in multiples of 4 bytes."""
+    if file.suffix == ".safetensors":
+        return {tensor.kind for tensor in safetensors_copy.read(file).values()} == {"F32"}
+    return is_gguf(file) and {tensor.kind for tensor, _ in gguf_copy.read(file).tensors} == {0}
 
 
 def _check_mapped(rig: Rig, path: str) -> None:
