@@ -6,6 +6,7 @@ narrow cache of ``sliding`` only as far as its window: they show that such model
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -142,7 +143,7 @@ def rig() -> Rig:
         own_options=_OWN_OPTIONS,
         wrong_options=_WRONG_OPTIONS,
         ranker=a_ranker,
-        others=(a_hybrid,),
+        others=(a_hybrid, a_model_of_one_layer),
         require=(
             *_REQUIRED, *_ALWAYS, *_WITH_ATTENTION, *_REMOVES, "adapters", "oracle", "adapter",
             "encoder", "kv_remove_any", "kv_copy_any",
@@ -216,6 +217,16 @@ def a_ranker(folder: str) -> Callable[[Sequence[int], Sequence[int]], float]:
             return float(context.embedding() @ head)
 
     return score
+
+
+def a_model_of_one_layer(folder: str) -> str:
+    """Write the storyteller's first layer alone."""
+    own = gguf_copy.read(Path(pack_path(MODEL)))
+    kept = [each for each in own.tensors if not re.match(r"blk\.[1-9]", each[0].name)]
+    changed = own.other(llama__block_count=gguf_copy.number(gguf_copy.UINT32, 1))
+    path = Path(folder) / "one-layer.gguf"
+    path.write_bytes(attrs.evolve(changed, tensors=kept).to_bytes())
+    return str(path)
 
 
 def a_hybrid(folder: str) -> str:
