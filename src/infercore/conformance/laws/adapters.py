@@ -22,6 +22,7 @@ from infercore.conformance.laws.headers import is_gguf, loaded
 from infercore.conformance.rig import greedy
 from infercore.errors import (
     InferCoreError,
+    InvalidInputError,
     ManifestMismatchError,
     ModelLoadError,
     UnsupportedFeatureError,
@@ -134,13 +135,20 @@ def _keep_half(adapter: Path, which: int) -> bool:
 
 @law("LORA-4", **lora_law)
 def check_the_list_is_replaced(rig: Rig) -> None:
-    """set_adapters replaces the whole list: what was applied before no longer counts."""
+    """set_adapters replaces the whole list: what was applied before no longer counts.
+
+    Nor does it in contexts with other settings that are opened afterwards.
+    """
     tokens, context = rig.tokens(7), rig.context()
+    plain = rig.cold(tokens)
     _row(context, tokens, _adapter(rig))
     found = _row(context, tokens, _adapter(rig, 0.25))
     fresh = _row(rig.context(), tokens, _adapter(rig, 0.25))
     rig.same_bits(found, fresh, "logits at a quarter of the scale, after the whole")
     equal(tuple(context.effective["adapters"]), (_adapter(rig, 0.25),), "effective adapters")
+    for fields in ({"n_threads": 2, "n_threads_batch": 2}, {"embeddings": True}, {"n_seq_max": 2}):
+        with contextlib.suppress(UnsupportedFeatureError, InvalidInputError):
+            rig.near(rig.cold(tokens, **fields), plain, f"logits without adapters, {fields}")
 
 
 @law("LORA-5", **lora_law)

@@ -18,7 +18,7 @@ import attrs
 import infercore
 from infercore.conformance import gguf_copy
 from infercore.conformance.expect import equal, foreseen, raises, that
-from infercore.conformance.gguf_copy import BOOL, UINT32, number
+from infercore.conformance.gguf_copy import BOOL, FLOAT32, UINT32, number
 from infercore.conformance.law import law
 from infercore.errors import (
     InferCoreError,
@@ -497,6 +497,12 @@ def _other_types(path: Path) -> Iterator[tuple[str, bytes]]:
             if value[:4] != said[:4]:
                 changed = attrs.evolve(own, entries={**own.entries, key: value})
                 yield f"with {key} of another type", changed.to_bytes()
+    architecture = gguf.read(str(path)).architecture
+    for factor in (0.0, -1.0, math.nan):
+        entries = {f"{architecture}.rope.scaling.factor": number(FLOAT32, factor)}
+        entries[f"{architecture}.rope.scaling.type"] = gguf_copy.text("linear")
+        scaled = attrs.evolve(own, entries={**own.entries, **entries})
+        yield f"with a factor of rope of {factor}", scaled.to_bytes()
 
 
 def _lies_of_entries(path: Path, header: gguf.Header) -> Iterator[tuple[str, bytes]]:
