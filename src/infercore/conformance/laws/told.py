@@ -120,11 +120,7 @@ def check_rope_options_are_used(rig: Rig) -> None:
             Way(rope_scale=0.25, attn_factor=1.5),
         ),
         (
-            {
-                **yarn,
-                "rope_freq_base": 100.0,
-                "yarn_orig_ctx": 4096,
-            },
+            {**yarn, "rope_freq_base": 100.0, "yarn_orig_ctx": 4096},
             Way(rope_base=100.0, rope_scale=0.25, yarn=Yarn(orig_ctx=4096)),
         ),
         ({**yarn, "yarn_attn_factor": 1.5}, None),
