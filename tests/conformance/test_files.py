@@ -40,10 +40,10 @@ def model(**info: Any) -> Any:
 @pytest.mark.parametrize("still", [{"use_sliding_window": False}, {"layer_types": ["full"]}])
 def test_a_config_is_compared_where_it_has_numbers(tmp_path: Path, still: dict[str, Any]) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**CONFIG, **still}))
-    headers.as_folder(model(), tmp_path)
+    headers.compare_with_config(model(), tmp_path)
     for wrong in ({"n_embd": 65}, {"n_ctx_train": 515}, {"sliding_window": 4096}):
         with pytest.raises(LawError, match=next(iter(wrong))):
-            headers.as_folder(model(**wrong), tmp_path)
+            headers.compare_with_config(model(**wrong), tmp_path)
 
 
 def test_metadata_may_be_text_or_json(tmp_path: Path) -> None:
@@ -51,10 +51,10 @@ def test_metadata_may_be_text_or_json(tmp_path: Path) -> None:
     said = 'a "quoted" ü\\name'
     (tmp_path / "config.json").write_text(json.dumps({**still, "motto": said}))
     for told in (said, json.dumps(said)):
-        headers.as_folder(model(metadata={"motto": told}), tmp_path)
+        headers.compare_with_config(model(metadata={"motto": told}), tmp_path)
     for told in (f'"{said}"', f"{said}'s", said.strip('a "')):
         with pytest.raises(LawError, match="motto"):
-            headers.as_folder(model(metadata={"motto": told}), tmp_path)
+            headers.compare_with_config(model(metadata={"motto": told}), tmp_path)
 
 
 def test_a_header_of_a_part_and_of_layers_that_differ() -> None:
@@ -206,9 +206,9 @@ def test_weights_overrule_a_config_only_in_what_they_hold(
         info = attrs.evolve(own.info, metadata={})  # which tells nothing of the config
         model = SimpleNamespace(info=info, tokenizer=own.tokenizer)
         with pytest.raises(LawError):
-            headers.as_folder(model, folder)
+            headers.compare_with_config(model, folder)
         with nullcontext() if may_be else pytest.raises(LawError, match="sliding_window"):
-            headers.as_folder(model, folder, own.info)
+            headers.compare_with_config(model, folder, own.info)
 
 
 def test_a_format_of_which_no_lies_are_known_is_left(tmp_path: Path) -> None:

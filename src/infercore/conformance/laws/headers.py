@@ -89,7 +89,7 @@ def check_what_the_files_say(rig: Rig) -> None:
         if is_gguf(path):
             _as_header(model, gguf.read(str(path)))
         elif (path / "config.json").is_file():
-            as_folder(model, path)
+            compare_with_config(model, path)
             if bytes_of(path) <= MAX_COPIED:
                 _check_other_configs(rig, path, model.info)
         else:
@@ -127,7 +127,7 @@ def _check_other_configs(rig: Rig, path: Path, own: ModelInfo) -> None:
                 foreseen(error, f"a config with {fields}")
                 continue
             with opened as model:
-                as_folder(model, folder, own)
+                compare_with_config(model, folder, own)
                 if rig.backend != "reference":
                     _check_windows(rig, str(folder), model, fields)
                     if "head_dim" in fields:
@@ -257,7 +257,7 @@ def _compare_sizes(info: Any, header: gguf.Header) -> None:
         equal(info.size_bytes, n_bytes, "size_bytes")
 
 
-def as_folder(model: Any, folder: Path, own: ModelInfo | None = None) -> None:
+def compare_with_config(model: Any, folder: Path, own: ModelInfo | None = None) -> None:
     """Compare with the config; what a graph or weights decide may also be as in ``own``."""
     info, config = model.info, json.loads((folder / "config.json").read_text(encoding="utf-8"))
     heads = config.get("num_attention_heads")

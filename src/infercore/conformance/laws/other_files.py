@@ -67,10 +67,10 @@ def check_a_model_in_parts(rig: Rig) -> None:
                 that(model.digest != digest, f"a flipped bit in part {i}: the same digest")
             for what, wrong in _wrong_parts(part).items():
                 file.write_bytes(wrong)
-                refused(rig, files[0], f"with part {i} {what}")
+                must_be_refused(rig, files[0], f"with part {i} {what}")
             file.write_bytes(data)
         files[1].unlink()
-        error = refused(rig, files[0], "without its second part")
+        error = must_be_refused(rig, files[0], "without its second part")
         is_named = files[1].name in f"{error} {error.path}"
         that(is_named, f"the refusal without {files[1].name} does not name it: {error}")
 
@@ -239,7 +239,7 @@ def _wrong_parts(part: gguf_copy.Gguf) -> dict[str, bytes]:
     }
 
 
-def refused(rig: Rig, file: Path, what: str) -> ModelLoadError:
+def must_be_refused(rig: Rig, file: Path, what: str) -> ModelLoadError:
     """Return the error that a file is refused with, which names its folder."""
     error = raises(ModelLoadError, lambda: loaded(rig, str(file)).close(), what)
     foreseen(error, what)

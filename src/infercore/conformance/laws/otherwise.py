@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import attrs
 
 from infercore.conformance import registry, runner
-from infercore.conformance.expect import that
+from infercore.conformance.expect import LawError, that
 from infercore.conformance.law import law
-from infercore.conformance.laws.headers import as_folder
+from infercore.conformance.laws.headers import compare_with_config
 from infercore.conformance.report import FAIL
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def check_models_built_otherwise(rig: Rig) -> None:
             other = with_model(rig, path, oracle=_oracle(folder, path))
             try:
                 if "CAP-35" not in rig.known and (Path(path) / "config.json").is_file():
-                    as_folder(other.model, Path(path))
+                    _compare_with_config(other.model, path, write.__name__)
                 for each in chosen:
                     seed = rig.random.randrange(1000)
                     found = runner.run_law(each, other, seed=seed)
@@ -51,6 +51,14 @@ def check_models_built_otherwise(rig: Rig) -> None:
                     that(found.outcome != FAIL, what)
             finally:
                 other.close()
+
+
+def _compare_with_config(model: Any, path: str, name: str) -> None:
+    try:
+        compare_with_config(model, Path(path))
+    except LawError as error:
+        message = f"{name}: {error}"
+        raise LawError(message) from error
 
 
 def with_model(rig: Rig, path: str, oracle: str | None = None) -> Rig:

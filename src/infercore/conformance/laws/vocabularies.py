@@ -16,7 +16,7 @@ from infercore.conformance.expect import equal, foreseen, raises, that
 from infercore.conformance.gguf_copy import BOOL, UINT32, number
 from infercore.conformance.law import law
 from infercore.conformance.laws.headers import is_gguf, loaded
-from infercore.conformance.laws.other_files import own_file, refused
+from infercore.conformance.laws.other_files import must_be_refused, own_file
 from infercore.errors import (
     InferCoreError,
     ModelLoadError,
@@ -495,7 +495,7 @@ def _check_no_weights(rig: Rig, own: gguf_copy.Gguf, file: Path) -> None:
         "no vocabulary and no weights": without.other(tokenizer__ggml__tokens=None),
     }.items():
         file.write_bytes(changed.to_bytes())
-        refused(rig, file, what)
+        must_be_refused(rig, file, what)
 
 
 def _check_no_vocabulary(rig: Rig, own: gguf_copy.Gguf, file: Path, ids: list[int]) -> None:
