@@ -35,6 +35,9 @@ CHILD = """
             limit(room)
             try:
                 context.decode(tokens)
+            except ic.SessionFatalError:  # on a busy machine: it may have been wrong, and says so
+                print("ended")
+                sys.exit()
             except ic.OutOfMemoryError as error:
                 assert error.state_after == "unchanged"
                 n_refused += 1
@@ -61,7 +64,8 @@ def test_no_value_is_given_that_may_be_wrong(seed: int) -> None:
         [sys.executable, "-c", textwrap.dedent(CHILD), str(path), str(seed)],
         capture_output=True, text=True, timeout=100, check=False,
     )  # fmt: skip
-    assert (done.returncode, done.stdout.strip()) == (0, "well"), done.stderr[-2000:]
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.strip() in ("well", "ended")
 
 
 @pytest.mark.parametrize(
