@@ -293,6 +293,12 @@ def test_a_row_of_logits_is_checked(monkeypatch, row):
             list(session.decode(max_tokens=2))
 
 
+class Bare:
+    """It has a shape, and says not of what."""
+
+    shape = (2, 8)
+
+
 @contextlib.contextmanager
 def embedding_context(monkeypatch, pooling, **made):
     """Open a context that makes embeddings, pooled in this way."""
@@ -308,7 +314,14 @@ def embedding_context(monkeypatch, pooling, **made):
 
 @pytest.mark.parametrize(
     "found",
-    [None, [0.0] * 8, np.zeros(0, np.float32), np.zeros((2, 2, 8), np.float32), np.zeros(8)],
+    [
+        None,
+        [0.0] * 8,
+        Bare(),
+        np.zeros(0, np.float32),
+        np.zeros((2, 2, 8), np.float32),
+        np.zeros(8),
+    ],
 )
 def test_a_vector_is_checked(monkeypatch, found):
     made = {"embedding": lambda _seq_id: found, "embeddings": lambda: found}

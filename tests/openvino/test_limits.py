@@ -35,7 +35,8 @@ CHILD = """
             limit(room)
             try:
                 context.decode(tokens)
-            except ic.SessionFatalError:  # on a busy machine: it may have been wrong, and says so
+            except ic.SessionFatalError as error:  # it may have been wrong, and says so
+                assert "left OpenVINO no room" in str(error)
                 print("ended")
                 sys.exit()
             except ic.OutOfMemoryError as error:
@@ -57,15 +58,18 @@ CHILD = """
 """
 
 
-@pytest.mark.parametrize("seed", [4, 5])
-def test_no_value_is_given_that_may_be_wrong(seed: int) -> None:
+def test_no_value_is_given_that_may_be_wrong() -> None:
     path = pack.model_path("openvino")
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(CHILD), str(path), str(seed)],
-        capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.strip() in ("well", "ended")
+    outcomes = []
+    for seed in (4, 5, 6):
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(CHILD), str(path), str(seed)],
+            capture_output=True, text=True, timeout=100, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-2000:]
+        outcomes.append(done.stdout.strip())
+    assert set(outcomes) <= {"well", "ended"}
+    assert "well" in outcomes  # on a busy machine some end for good
 
 
 @pytest.mark.parametrize(

@@ -199,13 +199,17 @@ def wrong_row(row: Any, n_vocab: int, backend: str) -> PluginError | None:
 def _array(value: Any) -> str:
     """Return what kind of array ``value`` is; shortened, where it is none."""
     shape = getattr(value, "shape", None)
-    return shown(value) if shape is None else f"{value.dtype}{list(shape)}"
+    return shown(value) if shape is None else f"{_dtype(value)}{list(shape)}"
+
+
+def _dtype(value: Any) -> str:
+    return str(getattr(value, "dtype", None))
 
 
 def check_vector(vector: Any, seq_id: int, backend: str) -> FloatArray:
     """Return the pooled embedding that ``embedding`` gave, refused if it is no float32 [n]."""
     shape: tuple[int, ...] = getattr(vector, "shape", ())
-    if len(shape) == 1 and shape[0] > 0 and str(getattr(vector, "dtype", None)) == "float32":
+    if len(shape) == 1 and shape[0] > 0 and _dtype(vector) == "float32":
         return cast("FloatArray", vector)
     told = f"returned {_array(vector)}, not float32 [n_embd]"
     raise wrong(backend, f"context.embedding({seq_id})", told)
@@ -215,7 +219,7 @@ def check_vectors(vectors: Any, n_tokens: int | None, backend: str) -> FloatArra
     """Return what ``embeddings`` gave, refused if it is not a vector for each of ``n_tokens``."""
     shape: tuple[int, ...] = getattr(vectors, "shape", ())
     is_table = len(shape) == 2 and shape[1] > 0  # noqa: PLR2004  (rows and columns)
-    if is_table and n_tokens in (None, shape[0]) and str(vectors.dtype) == "float32":
+    if is_table and n_tokens in (None, shape[0]) and _dtype(vectors) == "float32":
         return cast("FloatArray", vectors)
     wanted = "n_tokens" if n_tokens is None else n_tokens
     told = f"returned {_array(vectors)}, not float32 [{wanted}, n_embd]"
